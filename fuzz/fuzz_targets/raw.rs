@@ -4,7 +4,7 @@
 use std::sync::Once;
 
 use libfuzzer_sys::fuzz_target;
-use misuse::Tables;
+use misuse::ProviderTables;
 
 fuzz_target!(|bytes: &[u8]| {
     static FABRIC: Once = Once::new();
@@ -16,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
             std::env::set_var("VERBATIM_LINK_LAYER", "roce");
         }
     });
-    let tables = Tables {
+    let tables = ProviderTables {
         symbols: softnic::symbols(),
         later: softnic::later_symbols(),
     };

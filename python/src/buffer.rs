@@ -8,7 +8,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyWeakrefReference};
-use tensor::{DType, Meta, Tensor};
+use tensor::{DType, Tensor, TensorMeta};
 use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::errors::{of_argument, of_system};
@@ -17,9 +17,9 @@ use crate::errors::{of_argument, of_system};
 pub(crate) type PyDType = (u8, u8, u16);
 
 /// What a tensor is.
-pub(crate) fn meta(dtype: PyDType, shape: Vec<u64>) -> PyResult<Meta> {
+pub(crate) fn meta(dtype: PyDType, shape: Vec<u64>) -> PyResult<TensorMeta> {
     let (code, bits, lanes) = dtype;
-    Meta::new(DType { code, bits, lanes }, shape).map_err(of_argument)
+    TensorMeta::new(DType { code, bits, lanes }, shape).map_err(of_argument)
 }
 
 /// A tensor's bytes, by the buffer protocol.
@@ -133,7 +133,7 @@ impl Registration {
         let kept = weak.is_none().then_some(owner);
         let region = (len > 0).then(|| {
             let access = if writable {
-                tensor::Remote::destination_access()
+                tensor::ConnectedPeer::destination_access()
             } else {
                 Access::LOCAL_READ
             };
@@ -157,7 +157,7 @@ impl Registration {
     }
 
     /// A tensor in this memory, which keeps `array` while it is used.
-    pub(crate) fn tensor(&self, meta: Meta, array: Py<PyAny>) -> PyResult<Tensor> {
+    pub(crate) fn tensor(&self, meta: TensorMeta, array: Py<PyAny>) -> PyResult<Tensor> {
         let bytes = meta.bytes();
         let region = lock(&self.region).clone();
         if region.is_none() && !self.is_empty {
@@ -169,7 +169,7 @@ impl Registration {
                 "a tensor of {bytes} bytes in {len} bytes of memory"
             ))
         })?;
-        Ok(tensor.keeping(array))
+        Ok(tensor.with_owner(array))
     }
 }
 

@@ -11,12 +11,14 @@ use tensor::Error;
 pub(crate) fn of_operation(error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
-        Error::Name(_) | Error::Meta(_) | Error::Other { .. } => PyValueError::new_err(text),
-        Error::Missing(_) => PyKeyError::new_err(text),
+        Error::InvalidName(_) | Error::InvalidMetadata(_) | Error::MetadataMismatch { .. } => {
+            PyValueError::new_err(text)
+        }
+        Error::NotFound(_) => PyKeyError::new_err(text),
         Error::Timeout { .. } => PyTimeoutError::new_err(text),
         Error::Cancelled(_) => PyInterruptedError::new_err(text),
-        Error::TooLarge { .. } | Error::PeerMemory(_) => PyMemoryError::new_err(text),
-        Error::Ended { .. } => PyConnectionError::new_err(text),
+        Error::TooLarge { .. } | Error::PeerRegistration(_) => PyMemoryError::new_err(text),
+        Error::Disconnected { .. } => PyConnectionError::new_err(text),
         Error::Verb(_) => PyOSError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }

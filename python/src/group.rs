@@ -30,7 +30,7 @@ fn of_group(error: &Error) -> PyErr {
         Error::PeerGone(_) | Error::Completion { .. } | Error::Rendezvous { .. } => {
             PyConnectionError::new_err(text)
         }
-        Error::Memory(_) | Error::TooLong { .. } => PyValueError::new_err(text),
+        Error::InvalidRange(_) | Error::TooLong { .. } => PyValueError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
 }

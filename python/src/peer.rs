@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use service::NicConfig;
-use tensor::{Config, Name};
+use tensor::{Config, TensorName};
 
 use crate::buffer::{Buffer, PyDType, Registration, meta};
 use crate::errors::{closed, of_argument, of_operation, of_system};
@@ -49,10 +49,10 @@ pub(crate) struct Peer(Closable<tensor::Peer>);
 
 /// A peer that this process is connected to.
 #[pyclass(frozen, module = "verbatim._native")]
-pub(crate) struct Remote(Closable<tensor::Remote>);
+pub(crate) struct Remote(Closable<tensor::ConnectedPeer>);
 
-fn name(key: &str, step: u64) -> PyResult<Name> {
-    Name::new(key, step).map_err(of_argument)
+fn name(key: &str, step: u64) -> PyResult<TensorName> {
+    TensorName::new(key, step).map_err(of_argument)
 }
 
 #[pymethods]
@@ -163,7 +163,7 @@ impl Remote {
     fn begin(
         &self,
         py: Python<'_>,
-        begin: impl FnOnce(&tensor::Remote) -> Result<tensor::Operation, tensor::Error> + Send,
+        begin: impl FnOnce(&tensor::ConnectedPeer) -> Result<tensor::Operation, tensor::Error> + Send,
     ) -> PyResult<tensor::Operation> {
         let remote = self.0.get()?;
         let begun = py.detach(|| begin(&remote));

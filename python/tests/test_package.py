@@ -66,6 +66,10 @@ def test_a_ledger_is_explained(tmp_path):
     assert explanation == ledger.explain("cx3")
     (process,) = explanation.processes
     assert process.posted == 1000 and process.predicted_mops > 0
+    # What ConnectX-3 lacks in published numbers may bound the rate, so there is no range.
+    assert process.low_mops is None
+    (on_cib,) = ledger.explain("cib").processes
+    assert 0 < on_cib.low_mops < on_cib.predicted_mops < on_cib.high_mops
     assert process.kinds[0]["what"].startswith("RC SEND")
     assert "<table>" in explanation._repr_html_() and "<table>" in ledger._repr_html_()
     with pytest.raises(verbatim.CommandError, match="no_such_nic"):

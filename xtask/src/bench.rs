@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::packages;
 use crate::paths::workspace;
 
-/// Arguments of `cargo xtask bench`: those of `verbatim bench peers`.
+/// Arguments of `cargo xtask bench`, which are passed to `verbatim bench peers`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Passed on to `verbatim bench peers`, see its --help

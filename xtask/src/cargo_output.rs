@@ -1,9 +1,9 @@
 //! Counts tests from the output of `cargo test`.
 //!
-//! cargo announces each test program with a `Running` or `Doc-tests` line. libtest prints
-//! `running N tests` and, unless the program dies, `test result: …`. Tests that start themselves as
-//! child processes also print results. Therefore results belong to sections, and a section's result
-//! must account for exactly the tests that the section announced.
+//! cargo announces each test program with a `Running` or `Doc-tests` line. libtest prints `running
+//! N tests` and, unless the program dies, `test result: …`. A test that starts itself as a child
+//! process prints the child's results, too. Results therefore belong to sections, and a section's
+//! result must have exactly the number of tests that the section announced.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -60,13 +60,13 @@ pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
     findings: Findings,
-    /// The output of tests, by test name.
+    /// The lines that each test has printed, by test name.
     outputs: HashMap<String, Vec<String>>,
-    /// The test whose output is being read.
+    /// The name of the test whose output is being read.
     printing: Option<String>,
 }
 
-/// Tests to report, by name.
+/// Tests that the summary must report, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
     /// Tests that failed.
@@ -85,21 +85,22 @@ pub(crate) struct Failure {
     pub(crate) output: Vec<String>,
 }
 
-/// The line that ends a test's output, if no other line does.
+/// The line that ends a test's output if no other line ends it.
 pub(crate) const OUTPUT_ENDS: &str = "----";
 
-/// Returns the line before the output of the test `name`.
+/// Returns the line that precedes the output of the test `name`.
 pub(crate) fn output_begins(name: &str) -> String {
     format!("---- {name} stdout ----")
 }
 
-/// The most lines that are kept of a failed test's output.
+/// The maximum number of lines that are kept of a failed test's output.
 const KEPT: usize = 40;
 
 #[derive(Debug)]
 struct Section {
     name: String,
-    /// True for doctests. Those of one crate run as several programs, whose results add up.
+    /// True for doctests. The doctests of one crate run as several programs, whose results are
+    /// added.
     doctests: bool,
     announced: Option<u64>,
     result: Option<Counts>,
@@ -108,7 +109,7 @@ struct Section {
 }
 
 impl Parser {
-    /// Parses one line, without its line end.
+    /// Parses one line of the output, without its line end.
     pub(crate) fn line(&mut self, line: &str) {
         self.keep(line);
         let text = line.trim_start();

@@ -1,5 +1,5 @@
-//! `cargo xtask dropin`: builds the command line and the libraries for programs, and optionally
-//! installs them.
+//! `cargo xtask dropin`: builds the command line program and the libraries that it loads into programs, and
+//! optionally installs them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +17,11 @@ pub(crate) struct Args {
     install: Option<PathBuf>,
 }
 
-/// The libraries: the file name in cargo's folder, and the SONAME.
-const LIBRARIES: [(&str, &str); 5] = [
+/// The libraries to install: the file name in cargo's build folder, and the SONAME.
+const LIBRARIES: [(&str, &str); 6] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+    ("libverbatim_dropin_umad.so", "libibumad.so.3"),
     ("libverbatim_tap.so", "libverbatim_tap.so"),
     ("libverbatim_view.so", "libverbatim_view.so"),
     ("libverbatim_sockets.so", "libverbatim_sockets.so"),
@@ -39,12 +40,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Builds the command line and the libraries; returns false if the build fails.
+/// Builds the command line program and the libraries; returns false if the build fails.
 pub(crate) fn build() -> Result<bool> {
     build_with("release")
 }
 
-/// Builds with the profile dev or release and installs below `root`; returns false if the build
+/// Builds with the profile dev or release and installs the files below `root`; returns false if the build
 /// fails. A dev build by the tests is reused.
 pub(crate) fn install_built(dev: bool, root: &Path) -> Result<bool> {
     let profile = if dev { "dev" } else { "release" };
@@ -65,6 +66,7 @@ fn build_with(profile: &str) -> Result<bool> {
                 "verbatim",
                 "dropin",
                 "dropin-rdmacm",
+                "dropin-umad",
                 "tap-preload",
                 "view-preload",
                 "sockets-preload",
@@ -77,7 +79,7 @@ fn build_with(profile: &str) -> Result<bool> {
     Ok(status.success())
 }
 
-/// Returns the path of the program that [`build`] builds.
+/// Returns the path of the command line program that [`build`] builds.
 pub(crate) fn program() -> PathBuf {
     built().join("verbatim")
 }
@@ -86,7 +88,7 @@ fn built() -> PathBuf {
     target_dir().join("release")
 }
 
-/// Copies the built files; returns the program's path.
+/// Copies the built files below `root`; returns the program's path there.
 fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib/verbatim"));
     for folder in [&bin, &lib] {
@@ -102,7 +104,7 @@ fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Links `rdma` to the program, in a folder that `verbatim run` puts first into `PATH`.
+/// Makes a link `rdma` to the program, in a folder that `verbatim run` puts first into `PATH`.
 fn link_tool(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let (link, new) = (folder.join("rdma"), folder.join("rdma.new"));
@@ -114,7 +116,7 @@ fn link_tool(folder: &Path) -> std::io::Result<()> {
     std::fs::rename(new, link)
 }
 
-/// Replaces a file atomically, since programs may be using it.
+/// Replaces a file atomically, because running programs may use it.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let new = to.with_extension("new");
     std::fs::copy(from, &new)

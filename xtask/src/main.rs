@@ -4,8 +4,10 @@
 //! `cargo xtask modules` checks the direction of imports. `cargo xtask book` builds the book of
 //! `docs/`, `cargo xtask man` the man pages. `cargo xtask bench` measures the software NIC beside
 //! its peers. `cargo xtask rxe` runs a command in a virtual machine with the kernel's Soft-RoCE.
-//! `cargo xtask conformance` runs programs and suites of other projects. `cargo xtask wheel` builds
-//! the Python wheel, and `cargo xtask python` tests it.
+//! `cargo xtask conformance` runs programs and suites of other projects. `cargo xtask
+//! publish` builds the packages for other projects as a registry would have them, and `cargo xtask
+//! features` checks them with each feature alone. `cargo xtask wheel` builds the Python wheel, and
+//! `cargo xtask python` tests it.
 
 #![forbid(unsafe_code)]
 
@@ -14,10 +16,12 @@ mod book;
 mod cargo_output;
 mod conformance;
 mod dropin;
+mod features;
 mod man;
 mod modules;
 mod packages;
 mod paths;
+mod publish;
 mod rxe;
 mod step_run;
 mod steps;
@@ -57,6 +61,10 @@ enum Chore {
     Dropin(dropin::Args),
     /// RDMA programs and suites of other projects, counted as passed, failed, skipped
     Conformance(conformance::Args),
+    /// Packs the crates for other projects, and builds each from what a registry would have
+    Publish(publish::Args),
+    /// Lints and documents the crates for other projects with each of their features alone
+    Features(features::Args),
     /// Builds the Python wheel: the command, its libraries and the module
     Wheel(wheel::Args),
     /// Builds the Python wheel, installs it in a fresh virtual environment and runs its tests
@@ -74,6 +82,8 @@ fn main() -> ExitCode {
         Chore::Rxe(args) => rxe::run(args),
         Chore::Dropin(args) => dropin::run(&args).map(exit_code),
         Chore::Conformance(args) => conformance::run(&args).map(exit_code),
+        Chore::Publish(args) => publish::run(&args).map(exit_code),
+        Chore::Features(args) => features::run(&args).map(exit_code),
         Chore::Wheel(args) => wheel::run(&args).map(exit_code),
         Chore::Python(args) => wheel::test(&args).map(exit_code),
     };

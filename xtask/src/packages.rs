@@ -1,11 +1,11 @@
-//! System packages that steps need, installed when they are missing.
+//! System packages that steps of `cargo xtask test` need, and their installation.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A Debian package, and how to see that what it brings is there.
+/// A Debian package, and a check that its content is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) name: &'static str,
@@ -110,6 +110,11 @@ pub(crate) const IBVERBS_UTILS: Package = Package {
     why: "its ibv_devinfo says what a device is",
     present: Present::Program("ibv_devinfo"),
 };
+pub(crate) const INFINIBAND_DIAGS: Package = Package {
+    name: "infiniband-diags",
+    why: "a suite of conformance/",
+    present: Present::Program("sminfo"),
+};
 pub(crate) const QPERF: Package = Package {
     name: "qperf",
     why: "a suite of conformance/",
@@ -139,7 +144,7 @@ pub(crate) const OPENMPI_BIN: Package = Package {
 pub(crate) const LIBOPENMPI_DEV: Package = Package {
     name: "libopenmpi-dev",
     why: "programs of conformance/ are compiled with it",
-    // Not `mpicc.openmpi`, which is there without it.
+    // Do not check for `mpicc.openmpi`, which exists without this package.
     present: Present::File("/usr/share/doc/libopenmpi-dev/copyright"),
 };
 pub(crate) const MPICH: Package = Package {
@@ -192,6 +197,16 @@ pub(crate) const PYTHON3_MINIMAL: Package = Package {
     why: "scripts of conformance/ are run by it",
     present: Present::Program("python3"),
 };
+pub(crate) const PYTHON3_NUMPY: Package = Package {
+    name: "python3-numpy",
+    why: "the wheel of NIXL needs it",
+    present: Present::File("/usr/share/doc/python3-numpy"),
+};
+pub(crate) const PYTHON3_PIP: Package = Package {
+    name: "python3-pip",
+    why: "wheels of other projects are installed by it",
+    present: Present::File("/usr/share/doc/python3-pip"),
+};
 pub(crate) const PYTHON3_VENV: Package = Package {
     name: "python3-venv",
     why: "the Python wheel is tested in a virtual environment",
@@ -243,11 +258,12 @@ pub(crate) const LIBRPMA_DEV: Package = Package {
     present: Present::File("/usr/include/librpma.h"),
 };
 
-/// Packages that the data files of `conformance/` may ask for.
+/// Packages that the data files of `conformance/` may name.
 pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     IPROUTE2,
     IBVERBS_PROVIDERS,
     IBVERBS_UTILS,
+    INFINIBAND_DIAGS,
     PERFTEST,
     QPERF,
     RDMACM_UTILS,
@@ -261,6 +277,9 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     LIBMPICH_DEV,
     QEMU,
     PYTHON3_MINIMAL,
+    PYTHON3_NUMPY,
+    PYTHON3_PIP,
+    PYTHON3_TORCH,
     FIO,
     DAPL2_UTILS,
     TGT,
@@ -282,7 +301,7 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     IPERF3,
 ];
 
-/// The package that a data file names.
+/// Returns the package with the name `name`, which a data file contains.
 pub(crate) fn by_name(name: &str) -> Option<Package> {
     FOR_CONFORMANCE
         .iter()
@@ -290,7 +309,7 @@ pub(crate) fn by_name(name: &str) -> Option<Package> {
         .copied()
 }
 
-/// What the tests need.
+/// The packages that the tests need.
 pub(crate) const FOR_TESTS: &[Package] = &[
     GCC,
     LIBC_DEV,
@@ -310,7 +329,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     PYTHON3_TORCH,
 ];
 
-/// What the benchmark needs.
+/// The packages that the benchmark needs.
 pub(crate) const FOR_BENCH: &[Package] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS, IPERF3];
 
 impl Package {
@@ -324,7 +343,7 @@ impl Package {
 
 fn find_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Root's programs are not on every user's path.
+    // The folders of root's programs are not in every user's `PATH`.
     let root = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(root)
@@ -334,8 +353,8 @@ fn find_program(name: &str) -> bool {
 /// Installs those of `packages` that are missing, and returns their names.
 ///
 /// # Errors
-/// When something is missing and cannot be installed: the message names the packages and the
-/// command to run.
+/// Returns an error if a package is missing and cannot be installed. The message names the packages
+/// and the command to run.
 pub(crate) fn ensure<'a>(
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<Vec<&'static str>> {
@@ -376,15 +395,15 @@ pub(crate) fn ensure<'a>(
     Ok(names)
 }
 
-/// Brings apt's lists of packages up to date.
+/// Updates apt's lists of packages.
 ///
 /// # Errors
-/// When this user may not, or the archive cannot be reached.
+/// Returns an error if this user lacks the permission, or the archive cannot be reached.
 pub(crate) fn update_lists() -> Result<()> {
     apt_get(as_root()?, &["update", "-q"])
 }
 
-/// The words before a command that needs root.
+/// Returns the words that precede a command that needs root.
 fn as_root() -> Result<&'static [&'static str]> {
     if is_root()? {
         Ok(&[])
@@ -416,7 +435,7 @@ fn apt_get(sudo: &[&str], args: &[&str]) -> Result<()> {
     let status = Command::new(words[0])
         .args(&words[1..])
         .stdin(Stdio::null())
-        // Standard output belongs to results.
+        // Standard output is reserved for results.
         .stdout(std::io::stderr())
         .status()
         .with_context(|| format!("cannot start {}", words.join(" ")))?;

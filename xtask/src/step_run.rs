@@ -1,4 +1,5 @@
-//! Runs one step: starts its command, prints its output, and counts its tests.
+//! Runs one step of `cargo xtask test`: starts its command, prints its output, and counts its
+//! tests.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -42,7 +43,7 @@ impl Printing {
 /// Runs `step`.
 ///
 /// # Errors
-/// The command cannot be started.
+/// Returns an error if the command cannot be started.
 pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     let mut command = command(step)?;
     let shown = shown(step);
@@ -84,7 +85,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     })
 }
 
-/// Returns the counts of a finished command, and a note.
+/// Returns the test counts of a finished command, and a note for the summary.
 fn judge(
     kind: Kind,
     success: bool,
@@ -144,11 +145,11 @@ fn command(step: &Step) -> Result<Command> {
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_TERM_PROGRESS_WHEN", "never");
     if step.kind == Kind::Tests {
-        // Tests then do not build the libraries that they load.
+        // The programs are built, so tests must not build the libraries that they load.
         command.env("VERBATIM_BUILT", "1");
     }
     if std::env::var_os("CI").is_some() && std::env::var_os("CARGO_INCREMENTAL").is_none() {
-        // CI builds everything only once.
+        // CI builds each crate only once, so incremental compilation has no use.
         command.env("CARGO_INCREMENTAL", "0");
     }
     for (name, value) in step.env {

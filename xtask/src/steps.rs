@@ -3,52 +3,53 @@
 /// The criterion by which a step passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The exit status; the step counts as one check.
+    /// The step passes if its command exits with status 0; the step counts as one check.
     Lint,
-    /// The tests that ran; the step fails without any test.
+    /// The step passes if its tests pass; a step that runs no test fails.
     Tests,
 }
 
-/// The phase and group in which a step runs.
+/// The group of steps with which a step runs, and the time at which the group runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Before all others and sequentially: steps that use every processor, or that build what
-    /// others need.
+    /// The step runs before all other groups, one step at a time. Such steps use every processor,
+    /// or build programs that other steps need.
     First,
-    /// After those, in order and beside the other lanes: programs on this machine.
+    /// The step runs on this machine after the first group, one step at a time, beside the other
+    /// groups.
     Here,
-    /// Steps in the virtual machine, which keeps one processor busy.
+    /// The step runs in the virtual machine, which keeps one processor busy.
     Machine,
-    /// Steps that build in their own folder.
+    /// The step builds in its own folder.
     Apart,
 }
 
 impl Lane {
-    /// The lanes that run beside each other.
+    /// The groups of steps that run at the same time.
     pub(crate) const BESIDE: [Lane; 3] = [Lane::Here, Lane::Machine, Lane::Apart];
 }
 
 /// A command of `cargo xtask test` or `cargo xtask check`.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The name for `--only`.
+    /// The name of the step for `--only`.
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) kind: Kind,
     pub(crate) lane: Lane,
-    /// Arguments of cargo; `{target}` is the build folder.
+    /// Arguments of cargo; `{target}` stands for the build folder.
     pub(crate) args: &'static [&'static str],
-    /// Environment variables; values of `…FLAGS` are appended to the caller's.
+    /// Environment variables of the step; a value of `…FLAGS` is appended to the caller's value.
     pub(crate) env: &'static [(&'static str, &'static str)],
-    /// True if the programs run in the virtual machine with the kernel's Soft-RoCE.
+    /// True if the step's programs run in the virtual machine with the kernel's Soft-RoCE.
     pub(crate) rxe: bool,
     /// A separate build folder below `target/`, for flags that would rebuild everything else.
     pub(crate) target: Option<&'static str>,
 }
 
-/// The step that builds what all test steps run. Cargo chooses the features of a dependency for the
-/// selected packages. Therefore each test step selects the workspace; selecting one package would
-/// rebuild half of it.
+/// The step that builds the programs of all test steps. Cargo chooses the features of a dependency
+/// for the selected packages. Each test step therefore selects the workspace: selecting one package
+/// would rebuild half of the workspace.
 pub(crate) const BUILD: &str = "build";
 
 /// Every step of `cargo xtask test`, in the order of its table.
@@ -163,10 +164,22 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the packages of the crates for other projects, each built from what a registry would have",
         kind: Kind::Lint,
         lane: Lane::Apart,
-        args: &["publish", "--workspace", "--dry-run", "--allow-dirty"],
+        args: &["xtask", "publish"],
         env: &[],
         rxe: false,
-        target: Some("publish"),
+        // The command builds the packages in a folder of its own.
+        target: None,
+    },
+    Step {
+        name: "features",
+        what: "lints and documentation of the crates for other projects, with each feature alone",
+        kind: Kind::Lint,
+        lane: Lane::Apart,
+        args: &["xtask", "features"],
+        env: &[],
+        rxe: false,
+        // The command builds in a folder of its own.
+        target: None,
     },
     Step {
         name: "loom",
@@ -174,7 +187,7 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         lane: Lane::Apart,
         args: &["test", "-p", "verbatim-shm", "--release", "--lib", "loom"],
-        // The step builds everything for itself, with settings for fast builds.
+        // The step builds all its programs itself, with settings for fast builds.
         env: &[
             ("RUSTFLAGS", "--cfg loom"),
             ("CARGO_PROFILE_RELEASE_LTO", "off"),
@@ -243,7 +256,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "programs and suites of other projects on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
-        // The command boots the machine itself.
+        // The command itself boots the virtual machine.
         args: &["xtask", "conformance", "--on", "rxe", "--check"],
         env: &[],
         rxe: false,
@@ -254,7 +267,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the drop-in and the state machines of RC to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
-        // The command boots the machines itself.
+        // The command itself boots the virtual machines.
         args: &[
             "xtask",
             "conformance",
@@ -341,11 +354,14 @@ mod tests {
         assert!(build < beside);
         let first = |step: &Step| step.lane == Lane::First;
         assert!(STEPS.is_sorted_by_key(|step| !first(step)));
-        // cargo locks its build folder, so lanes with a common folder would wait for each other.
+        // cargo locks its build folder, so lanes with a common folder would wait for each other. A
+        // chore chooses its folder itself.
         for step in STEPS {
-            assert_eq!(
-                step.lane == Lane::Apart,
-                step.target.is_some(),
+            let is_chore = step.args[0] == "xtask";
+            let is_apart = step.lane == Lane::Apart;
+            assert!(is_apart || step.target.is_none(), "{}", step.name);
+            assert!(
+                !is_apart || step.target.is_some() || is_chore,
                 "{}",
                 step.name
             );

@@ -18,7 +18,7 @@ pub(crate) struct Outcome {
     #[serde(flatten)]
     pub(crate) counts: Counts,
     pub(crate) elapsed_s: f64,
-    /// The reason of a failure, if the tests' output lacks it, or other remarks.
+    /// The reason of a failure, if the output of the tests lacks it, or another remark.
     pub(crate) note: Option<String>,
     /// The failed tests, with their output.
     pub(crate) failures: Vec<Failure>,

@@ -29,7 +29,7 @@ fn step_names() -> Vec<&'static str> {
     std::iter::once(PACKAGES).chain(steps).collect()
 }
 
-/// The name of the step that installs packages, before all others.
+/// The name of the step that installs packages, which runs before all other steps.
 const PACKAGES: &str = "packages";
 
 /// Arguments of `cargo xtask check`.
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let runs_tests = |step: &Step| step.kind == Kind::Tests && wanted(step.name);
     let needs_packages = STEPS.iter().any(runs_tests);
-    // Steps with their own build folder do not need the common build.
+    // Steps with their own build folder do not need the build step.
     let needs_build = |step: &Step| runs_tests(step) && step.lane != Lane::Apart;
     let needs_build = STEPS.iter().any(needs_build);
     let steps = STEPS.iter();
@@ -81,8 +81,8 @@ fn run_all(packages: Option<Vec<&Package>>, steps: &[&Step], json: bool) -> Resu
     summary::conclude(&outcomes, begin.elapsed(), json)
 }
 
-/// Runs `steps`: those of [`Lane::First`] sequentially, then the other lanes beside each other.
-/// Returns the outcomes in the order of the steps.
+/// Runs `steps`: first the steps of [`Lane::First`] one at a time, then all other lanes at the same
+/// time. Returns the outcomes in the order of the steps.
 fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outcome>> {
     let of_lane = |lane: Lane| {
         let steps = steps.iter().filter(move |step| step.lane == lane);

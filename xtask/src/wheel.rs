@@ -47,7 +47,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     let environment = Environment::at("build")?;
     let out = target_dir().join("python/wheels");
     let wheel = build(&environment, true, &out)?;
-    // An earlier installation must not affect the test.
+    // Use a new environment: an earlier installation must not affect the test.
     let fresh = Environment::fresh("test", &environment)?;
     fresh.pip(&["install", "-q", "--no-index", "--no-deps"], &[&wheel])?;
     println!("     Running python/tests ({})", wheel.display());
@@ -56,7 +56,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
         .args(["-m", "pytest", "-p", "no:cacheprovider", "-q", "-rf"])
         .args(&args.pytest)
         .current_dir(workspace().join("python"))
-        // The environment's script `verbatim` comes first.
+        // The environment's folder of programs comes first, so that its `verbatim` is found.
         .env("PATH", fresh.path()?);
     let counts = pytest(&mut command)?;
     Ok(counts.failed == 0 && counts.passed > 0)
@@ -118,7 +118,7 @@ fn summary(line: &str) -> Option<Counts> {
     (counts.total() > 0).then_some(counts)
 }
 
-/// Builds the command, its libraries and the wheel; returns the wheel's path.
+/// Builds the command line program, its libraries and the wheel; returns the wheel's path.
 fn build(environment: &Environment, dev: bool, out: &Path) -> Result<PathBuf> {
     let installed = workspace().join("python/package/verbatim/_installed");
     if installed.exists() {
@@ -163,11 +163,12 @@ fn remove_wheels(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A virtual environment of Python, in this folder.
+/// A virtual environment of Python, in the folder that the field names.
 struct Environment(PathBuf);
 
 impl Environment {
-    /// Returns the environment of this name with the packages of [`PYPI`], created once.
+    /// Returns the virtual environment with the name `name`, which has the packages of [`PYPI`]. It
+    /// is created once.
     fn at(name: &str) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         let marker = environment.0.join("complete");
@@ -181,7 +182,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Creates a new environment, which also finds the packages of `base`.
+    /// Creates a new virtual environment, which also finds the packages of `base`.
     fn fresh(name: &str, base: &Self) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         if environment.0.exists() {
@@ -189,7 +190,7 @@ impl Environment {
         }
         environment.make()?;
         let (own, of_base) = (environment.packages()?, base.packages()?);
-        // A .pth file names folders that are searched after the environment's own.
+        // A .pth file names folders that Python searches after the environment's own packages.
         let path = of_base
             .to_str()
             .context("the build folder's name is not UTF-8")?;
@@ -208,7 +209,7 @@ impl Environment {
         succeed(Command::new(python).args(["-m", "venv"]).arg(&self.0))
     }
 
-    /// Returns the folder of the environment's packages.
+    /// Returns the folder with the packages of the virtual environment.
     fn packages(&self) -> Result<PathBuf> {
         let lib = self.0.join("lib");
         let folders =
@@ -230,7 +231,7 @@ impl Environment {
         Command::new(self.program(name))
     }
 
-    /// Returns the search path of programs, with the environment's own first.
+    /// Returns the search path of programs, in which the environment's own folder comes first.
     fn path(&self) -> Result<std::ffi::OsString> {
         let before = std::env::var_os("PATH").unwrap_or_default();
         let own = std::iter::once(self.0.join("bin"));

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::link::{Exe, Link};
-use bench::peers::lmdb::{Lmdb, Rate, Setup};
-use bench::pin::{Cores, pinned};
+use bench::link::{WorkerCommand, WorkerLink};
+use bench::peers::lmdb::{LmdbParameters, LmdbPeer, LmdbRate};
+use bench::pin::{CorePair, pinned};
 
 /// Entries that each scan reads.
 const ENTRIES: u32 = 100;
@@ -15,7 +15,7 @@ const ENTRIES: u32 = 100;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "worker") {
-        return bench::worker::serve(&mut Link::stdio(), None);
+        return bench::worker::serve(&mut WorkerLink::stdio(), None);
     }
     let number = |at: usize, default: u64| match arguments.get(at) {
         Some(text) => text
@@ -24,20 +24,20 @@ fn main() -> Result<()> {
         None => Ok(default),
     };
     let (keys, seconds) = (number(0, 1_000_000)?, number(1, 2)?);
-    let worker = Exe {
+    let worker = WorkerCommand {
         path: std::env::current_exe()?,
         args: vec!["worker".to_owned()],
         envs: Vec::new(),
     };
-    let cores = Cores::first_two()?;
-    let mut link = Link::spawn(&worker, cores.responder)?;
+    let cores = CorePair::first_two()?;
+    let mut link = WorkerLink::spawn(&worker, cores.responder)?;
     pinned(cores.requester, || {
         measure(&mut link, keys, Duration::from_secs(seconds))
     })
 }
 
-fn measure(link: &mut Link, keys: u64, duration: Duration) -> Result<()> {
-    let say = |what: &str, rate: &Rate| {
+fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
+    let say = |what: &str, rate: &LmdbRate| {
         println!(
             "{what:<10} {:>9.3} M/s  ({} operations, all checked, {:.2} s)",
             rate.per_s() / 1e6,
@@ -45,13 +45,13 @@ fn measure(link: &mut Link, keys: u64, duration: Duration) -> Result<()> {
             rate.seconds
         );
     };
-    let setup = Setup {
+    let setup = LmdbParameters {
         keys,
         value: service::random::mix,
         window: 64,
         seed: 1,
     };
-    let mut lmdb = Lmdb::start(link, setup)?;
+    let mut lmdb = LmdbPeer::start(link, setup)?;
     say("load", &lmdb.load()?);
     say("lookups", &lmdb.lookups(duration)?);
     let scans = lmdb.scans(ENTRIES, duration)?;

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::pin::{Cores, pin};
+use crate::pin::{CorePair, pin};
 use crate::stats::median;
 
 /// A word on a pair of cache lines of its own: processors prefetch lines in pairs.
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct PaddedWord(AtomicU32);
 
 /// Longest one-way bounce that is called near, in nanoseconds. On virtual machines with EPYC and
 /// Xeon processors, cores that share a cache took 20 to 70 ns. Other cores took 100 ns and more.
@@ -25,7 +25,7 @@ pub const NEAR_NS: f64 = 80.0;
 ///
 /// # Errors
 /// As [`bounce_ns`].
-pub fn quick_bounce_ns(cores: Cores) -> Result<f64> {
+pub fn quick_bounce_ns(cores: CorePair) -> Result<f64> {
     let bounces: Vec<_> = (0..5)
         .map(|_| bounce_ns(cores, 4_000))
         .collect::<Result<_>>()?;
@@ -37,8 +37,8 @@ pub fn quick_bounce_ns(cores: Cores) -> Result<f64> {
 ///
 /// # Errors
 /// When a thread cannot be pinned.
-pub fn bounce_ns(cores: Cores, rounds: u32) -> Result<f64> {
-    let line = Line(AtomicU32::new(0));
+pub fn bounce_ns(cores: CorePair, rounds: u32) -> Result<f64> {
+    let line = PaddedWord(AtomicU32::new(0));
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<()> {
             let pinned = pin(cores.responder);
@@ -81,9 +81,9 @@ mod tests {
 
     #[test]
     fn a_bounce_takes_time() {
-        let ns = bounce_ns(Cores::first_two().unwrap(), 2_000).unwrap();
+        let ns = bounce_ns(CorePair::first_two().unwrap(), 2_000).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
-        let ns = quick_bounce_ns(Cores::first_two().unwrap()).unwrap();
+        let ns = quick_bounce_ns(CorePair::first_two().unwrap()).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
     }
 }

@@ -12,16 +12,16 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::bounce::quick_bounce_ns;
-use crate::goal::{Distance, Limit, Row};
+use crate::goal::{BareRingLimit, CoreDistance, Row};
 use crate::micro::one_core;
-use crate::micro::task::Task;
+use crate::micro::task::MeasurementTask;
 use crate::peers::bare_phases;
 use crate::pin::pinned;
 use crate::rows::{self, limit, verbs};
-use crate::setup::Bench;
+use crate::setup::BenchSetup;
 use crate::stats::median;
 
-pub use crate::phases::{Measured, Phases};
+pub use crate::phases::{PhaseCosts, PhaseMeasurement};
 
 /// Duration of the measurement on one core, in milliseconds.
 const ONE_CORE_MS: u64 = 40;
@@ -60,7 +60,7 @@ pub struct Breakdown {
     /// Implementation that sent the messages.
     pub side: Side,
     /// Phases measured on one core.
-    pub one_core: Measured,
+    pub one_core: PhaseMeasurement,
     /// Cache lines that a message moves, by the model.
     pub lines: f64,
     /// Times between near cores; `None` if no round had near cores.
@@ -70,18 +70,23 @@ pub struct Breakdown {
 }
 
 /// One round of one side of a row.
-struct Round {
-    one_core: Measured,
+struct RowSideRound {
+    one_core: PhaseMeasurement,
     two_cores_ns: f64,
     bounce_ns: [f64; 2],
 }
 
 /// Measures the rows of the settings, which must SEND as fast as possible. Calls `on_row` before
-/// each row.
+/// each row. Once `should_end` returns true, the run ends after the current row, and returns the
+/// rows measured so far.
 ///
 /// # Errors
 /// When a row is not a row of SENDs, or a measurement fails.
-pub fn run(bench: &Bench, mut on_row: impl FnMut(Row)) -> Result<Vec<Breakdown>> {
+pub fn run(
+    bench: &BenchSetup,
+    mut on_row: impl FnMut(Row),
+    should_end: impl Fn() -> bool,
+) -> Result<Vec<Breakdown>> {
     let rows = &bench.settings.rows;
     if let Some(row) = rows.iter().find(|row| row.sends().is_none()) {
         bail!(
@@ -89,28 +94,38 @@ pub fn run(bench: &Bench, mut on_row: impl FnMut(Row)) -> Result<Vec<Breakdown>>
             row.name()
         );
     }
-    let mut taken: Vec<[Vec<Round>; 2]> = rows.iter().map(|_| Default::default()).collect();
-    for _ in 0..bench.settings.rounds {
+    let mut taken: Vec<[Vec<RowSideRound>; 2]> = rows.iter().map(|_| Default::default()).collect();
+    'rounds: for _ in 0..bench.settings.rounds {
         for (row, taken) in rows.iter().zip(&mut taken) {
-            on_row(*row);
-            for (side, taken) in [Side::Ours, Side::Limit].into_iter().zip(taken) {
-                taken.push(round(bench, *row, side)?);
+            if should_end() {
+                break 'rounds;
             }
+            on_row(*row);
+            let both = [Side::Ours, Side::Limit].map(|side| round(bench, *row, side));
+            let [ours, limit] = match both {
+                [Ok(ours), Ok(limit)] => [ours, limit],
+                _ if should_end() => break 'rounds,
+                [ours, limit] => [ours?, limit?],
+            };
+            taken[0].push(ours);
+            taken[1].push(limit);
         }
     }
-    let results = rows.iter().zip(&taken).flat_map(|(row, taken)| {
+    let measured = rows.iter().zip(&taken);
+    let measured = measured.filter(|(_, [ours, _])| !ours.is_empty() || !should_end());
+    let results = measured.flat_map(|(row, taken)| {
         let sides = [Side::Ours, Side::Limit].into_iter().zip(taken);
         sides.map(|(side, rounds)| summary(*row, side, rounds))
     });
     results.collect()
 }
 
-fn round(bench: &Bench, row: Row, side: Side) -> Result<Round> {
+fn round(bench: &BenchSetup, row: Row, side: Side) -> Result<RowSideRound> {
     let limit = row.limit().context("a row of SENDs has a limit")?;
     let duration_ms = (ONE_CORE_MS / bench.settings.shrink.max(1)).max(1);
     let one_core = pinned(bench.cores.requester, || {
         match (side, verbs::task(bench, row)?) {
-            (Side::Ours, Task::Stream(mut stream)) => {
+            (Side::Ours, MeasurementTask::Stream(mut stream)) => {
                 stream.duration_ms = duration_ms;
                 one_core::measure(&bench.nic, &stream)
             }
@@ -122,7 +137,7 @@ fn round(bench: &Bench, row: Row, side: Side) -> Result<Round> {
         Side::Ours => rows::measure(bench, row)?,
         Side::Limit => limit::measure(bench, limit)?,
     };
-    Ok(Round {
+    Ok(RowSideRound {
         one_core,
         two_cores_ns: 1e3 / rate.value,
         bounce_ns: [before, quick_bounce_ns(bench.cores)?],
@@ -130,43 +145,45 @@ fn round(bench: &Bench, row: Row, side: Side) -> Result<Round> {
 }
 
 /// Cache lines that a message moves, by the model.
-fn lines(limit: Limit) -> f64 {
+fn cache_lines(limit: BareRingLimit) -> f64 {
     let record_bytes = if limit.has_payload { 32.0 } else { 16.0 };
     record_bytes / LINE_BYTES + 1.0 / 16.0
 }
 
-fn summary(row: Row, side: Side, rounds: &[Round]) -> Result<Breakdown> {
-    let of = |figure: &dyn Fn(&Round) -> f64| {
+fn summary(row: Row, side: Side, rounds: &[RowSideRound]) -> Result<Breakdown> {
+    let of = |figure: &dyn Fn(&RowSideRound) -> f64| {
         median(&rounds.iter().map(figure).collect::<Vec<_>>()).context("there was no round")
     };
-    let phases = |of_round: fn(&Measured) -> Option<Phases>| -> Result<Option<Phases>> {
-        if rounds
-            .iter()
-            .any(|round| of_round(&round.one_core).is_none())
-        {
-            return Ok(None);
-        }
-        let phase = |phase: fn(Phases) -> f64| {
-            of(&|round| of_round(&round.one_core).map_or(f64::NAN, phase))
+    let phases =
+        |of_round: fn(&PhaseMeasurement) -> Option<PhaseCosts>| -> Result<Option<PhaseCosts>> {
+            if rounds
+                .iter()
+                .any(|round| of_round(&round.one_core).is_none())
+            {
+                return Ok(None);
+            }
+            let phase = |phase: fn(PhaseCosts) -> f64| {
+                of(&|round| of_round(&round.one_core).map_or(f64::NAN, phase))
+            };
+            Ok(Some(PhaseCosts {
+                post: phase(|p| p.post)?,
+                poll: phase(|p| p.poll)?,
+                receive: phase(|p| p.receive)?,
+                post_recv: phase(|p| p.post_recv)?,
+            }))
         };
-        Ok(Some(Phases {
-            post: phase(|p| p.post)?,
-            poll: phase(|p| p.poll)?,
-            receive: phase(|p| p.receive)?,
-            post_recv: phase(|p| p.post_recv)?,
-        }))
-    };
-    let one_core = Measured {
+    let one_core = PhaseMeasurement {
         ns: phases(|m| Some(m.ns))?.context("times are always there")?,
         instructions: phases(|m| m.instructions)?,
         cycles: phases(|m| m.cycles)?,
         verified_ops: rounds.iter().map(|round| round.one_core.verified_ops).sum(),
     };
-    let lines = lines(row.limit().context("a row of SENDs has a limit")?);
+    let lines = cache_lines(row.limit().context("a row of SENDs has a limit")?);
     let busier = one_core.ns.sender().max(one_core.ns.receiver());
-    let at = |distance: Distance| {
-        let is_there =
-            |round: &&Round| round.bounce_ns.map(Distance::of_bounce_ns) == [distance; 2];
+    let at = |distance: CoreDistance| {
+        let is_there = |round: &&RowSideRound| {
+            round.bounce_ns.map(CoreDistance::of_bounce_ns) == [distance; 2]
+        };
         let there: Vec<_> = rounds.iter().filter(is_there).collect();
         let ns = median(&there.iter().map(|r| r.two_cores_ns).collect::<Vec<_>>())?;
         let bounces: Vec<_> = there.iter().flat_map(|r| r.bounce_ns).collect();
@@ -181,8 +198,8 @@ fn summary(row: Row, side: Side, rounds: &[Round]) -> Result<Breakdown> {
         row,
         side,
         lines,
-        near: at(Distance::Near),
-        far: at(Distance::Far),
+        near: at(CoreDistance::Near),
+        far: at(CoreDistance::Far),
         one_core,
     })
 }
@@ -191,15 +208,15 @@ fn summary(row: Row, side: Side, rounds: &[Round]) -> Result<Breakdown> {
 mod tests {
     use super::*;
 
-    fn round(post: f64, receive: f64, two_cores_ns: f64, bounce_ns: [f64; 2]) -> Round {
-        let ns = Phases {
+    fn round(post: f64, receive: f64, two_cores_ns: f64, bounce_ns: [f64; 2]) -> RowSideRound {
+        let ns = PhaseCosts {
             post,
             poll: 1.0,
             receive,
             post_recv: 2.0,
         };
-        Round {
-            one_core: Measured {
+        RowSideRound {
+            one_core: PhaseMeasurement {
                 ns,
                 instructions: None,
                 cycles: Some(ns),

@@ -48,7 +48,7 @@ impl Collective {
 
 /// Parameters of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct CollectiveParameters {
     /// Collective that runs.
     pub collective: Collective,
     /// Number of ranks, 2 or more.
@@ -65,7 +65,7 @@ pub struct Setup {
 
 /// Result of a measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Outcome {
+pub struct CollectiveResult {
     /// Time of one collective on the slowest rank, in ns.
     pub time_ns: f64,
     /// Bytes of the buffer divided by that time, in 10^9 bytes per second.
@@ -78,14 +78,17 @@ pub struct Outcome {
 
 /// Measurement of one rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
-    took: Duration,
+pub(crate) struct RankMeasurement {
+    duration: Duration,
     verified: bool,
 }
 
 /// Combines the measurements of all ranks into the outcome.
-pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
-    let slowest = ranks.iter().map(|rank| rank.took).max();
+pub(crate) fn outcome(
+    setup: &CollectiveParameters,
+    ranks: &[RankMeasurement],
+) -> Result<CollectiveResult> {
+    let slowest = ranks.iter().map(|rank| rank.duration).max();
     let slowest = slowest.context("there are no ranks")?;
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (time_ns, bytes) = (
@@ -93,7 +96,7 @@ pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
         setup.bytes as f64,
     );
     let algorithm_gb_s = bytes / time_ns.max(1.0);
-    Ok(Outcome {
+    Ok(CollectiveResult {
         time_ns,
         algorithm_gb_s,
         bus_gb_s: algorithm_gb_s * setup.collective.bus_factor(setup.ranks),
@@ -102,24 +105,31 @@ pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
 }
 
 /// Runs one rank: a checked run, the measured runs, and another checked run.
-pub(crate) fn rank(ring: &mut Ring, pd: &ProtectionDomain, setup: &Setup) -> Result<Measured> {
+pub(crate) fn rank(
+    ring: &mut Ring,
+    pd: &ProtectionDomain,
+    setup: &CollectiveParameters,
+) -> Result<RankMeasurement> {
     let len = setup.bytes.max(4);
     let (buffer, other) = (pd.alloc(len, Access::ALL)?, pd.alloc(len, Access::ALL)?);
-    let mut verified = checked(ring, &buffer, &other, setup)?;
+    let mut verified = run_checked(ring, &buffer, &other, setup)?;
     let begun = verbs::time::now();
     for _ in 0..setup.iterations {
         run_once(ring, &buffer, &other, setup)?;
     }
     let took = verbs::time::now() - begun;
-    verified &= checked(ring, &buffer, &other, setup)?;
-    Ok(Measured { took, verified })
+    verified &= run_checked(ring, &buffer, &other, setup)?;
+    Ok(RankMeasurement {
+        duration: took,
+        verified,
+    })
 }
 
 fn run_once(
     ring: &mut Ring,
     buffer: &MemoryRegion,
     other: &MemoryRegion,
-    setup: &Setup,
+    setup: &CollectiveParameters,
 ) -> Result<(), collective::Error> {
     let count = setup.bytes / 4;
     let (data, op) = (DataType::F32, Reduction::Sum);
@@ -140,11 +150,11 @@ fn element(rank: usize, at: usize) -> f32 {
 }
 
 /// Fills the buffers, runs the collective once, and returns true if the result is right.
-fn checked(
+fn run_checked(
     ring: &mut Ring,
     buffer: &MemoryRegion,
     other: &MemoryRegion,
-    setup: &Setup,
+    setup: &CollectiveParameters,
 ) -> Result<bool> {
     let (rank, ranks) = (ring.rank(), ring.ranks());
     let count = setup.bytes / 4;
@@ -185,7 +195,11 @@ fn checked(
 ///
 /// # Errors
 /// When a verb or a rank fails.
-pub fn run(context: &Context, config: &Config, setup: &Setup) -> Result<Outcome> {
+pub fn run(
+    context: &Context,
+    config: &Config,
+    setup: &CollectiveParameters,
+) -> Result<CollectiveResult> {
     if setup.ranks < 2 {
         bail!("a ring has 2 ranks or more");
     }

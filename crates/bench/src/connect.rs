@@ -3,17 +3,20 @@
 use anyhow::{Context as _, Result, bail};
 use verbs::{Connected, PreparedQp, QpEndpoint, QueuePair};
 
-use crate::link::Link;
+use crate::link::WorkerLink;
 
 /// Connects `qp` to the other side's queue pair: both sides send their endpoint, then both receive.
-pub(crate) fn connect<T: Connected>(link: &mut Link, qp: PreparedQp<T>) -> Result<QueuePair<T>> {
+pub(crate) fn connect<T: Connected>(
+    link: &mut WorkerLink,
+    qp: PreparedQp<T>,
+) -> Result<QueuePair<T>> {
     let connected = connect_all(link, vec![qp])?.pop();
     connected.context("one queue pair was connected")
 }
 
 /// Connects each queue pair of `qps` to the other side's queue pair with the same index.
 pub(crate) fn connect_all<T: Connected>(
-    link: &mut Link,
+    link: &mut WorkerLink,
     qps: Vec<PreparedQp<T>>,
 ) -> Result<Vec<QueuePair<T>>> {
     let own: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
@@ -27,7 +30,7 @@ pub(crate) fn connect_all<T: Connected>(
 
 /// Sends the endpoints of this side's queue pairs and returns those of the other side, which has
 /// equally many.
-pub(crate) fn exchange(link: &mut Link, own: &[QpEndpoint]) -> Result<Vec<QpEndpoint>> {
+pub(crate) fn exchange(link: &mut WorkerLink, own: &[QpEndpoint]) -> Result<Vec<QpEndpoint>> {
     link.send(&own)?;
     let peers: Vec<QpEndpoint> = link.recv()?;
     if peers.len() != own.len() {

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounce::NEAR_NS;
 use crate::micro::verb::Verb;
-use crate::peers::bare::Exchange;
+use crate::peers::bare::BareMessageExchange;
 
 mod limit;
 mod peer;
 mod text;
 
-pub use limit::{Limit, Sends};
-pub use peer::Peer;
+pub use limit::{BareRingLimit, SendStream};
+pub use peer::PeerSystem;
 pub(crate) use peer::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES};
 
 /// One row of the benchmark.
@@ -154,7 +154,7 @@ impl Unit {
 
 /// Goal of a row: a ratio, or a figure in the row's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Goal {
+pub struct RowGoal {
     /// Worst figure that is acceptable.
     pub at_least: f64,
     /// Figure to aim for.
@@ -164,21 +164,21 @@ pub struct Goal {
 /// Distance of two cores, judged by their bounce time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Distance {
+pub enum CoreDistance {
     /// The cores share a cache.
     Near,
     /// The cores share no cache.
     Far,
 }
 
-impl Distance {
+impl CoreDistance {
     /// Returns the distance for a one-way bounce time of a cache line.
     #[must_use]
-    pub fn of_bounce_ns(ns: f64) -> Distance {
+    pub fn of_bounce_ns(ns: f64) -> CoreDistance {
         if ns <= NEAR_NS {
-            Distance::Near
+            CoreDistance::Near
         } else {
-            Distance::Far
+            CoreDistance::Far
         }
     }
 }
@@ -294,7 +294,7 @@ impl Row {
 
     /// Returns the row's SENDs, if the row SENDs as fast as possible.
     #[must_use]
-    pub fn sends(self) -> Option<Sends> {
+    pub fn sends(self) -> Option<SendStream> {
         let (verb, payload_bytes, list) = match self {
             Row::UdSend => (Verb::UdSend, 0, 16),
             Row::RcSend0 => (Verb::RcSend, 0, 16),
@@ -310,7 +310,7 @@ impl Row {
             Row::UcSendSingle => (Verb::UcSend, 8, 1),
             _ => return None,
         };
-        Some(Sends {
+        Some(SendStream {
             verb,
             payload_bytes,
             list,
@@ -319,30 +319,30 @@ impl Row {
 
     /// Returns the bare-ring limit on these cores, if the row exchanges only messages.
     #[must_use]
-    pub fn limit(self) -> Option<Limit> {
-        let bare = |exchange, list| Limit {
+    pub fn limit(self) -> Option<BareRingLimit> {
+        let bare = |exchange, list| BareRingLimit {
             exchange,
             has_payload: true,
             list,
         };
         match self {
-            Row::RcLatency => Some(bare(Exchange::PingPong, 1)),
-            Row::Rpc => Some(bare(Exchange::Rpc, 16)),
-            row => row.sends().map(Sends::limit),
+            Row::RcLatency => Some(bare(BareMessageExchange::PingPong, 1)),
+            Row::Rpc => Some(bare(BareMessageExchange::Rpc, 16)),
+            row => row.sends().map(SendStream::limit),
         }
     }
 
     /// Returns the goal for the row's share of its limit.
     #[must_use]
-    pub fn limit_goal(self) -> Option<Goal> {
+    pub fn limit_goal(self) -> Option<RowGoal> {
         let limit = self.limit()?;
         let (at_least, aim_for) = match (limit.exchange, limit.list) {
-            (Exchange::PingPong, _) => (1.3, 1.1),
-            (Exchange::Rpc, _) => (0.4, 0.4),
-            (Exchange::Stream, 1) => (0.4, 0.6),
-            (Exchange::Stream, _) => (0.5, 0.75),
+            (BareMessageExchange::PingPong, _) => (1.3, 1.1),
+            (BareMessageExchange::Rpc, _) => (0.4, 0.4),
+            (BareMessageExchange::Stream, 1) => (0.4, 0.6),
+            (BareMessageExchange::Stream, _) => (0.5, 0.75),
         };
-        Some(Goal { at_least, aim_for })
+        Some(RowGoal { at_least, aim_for })
     }
 
     /// Returns the unit of the row's figures.
@@ -384,27 +384,27 @@ impl Row {
     /// Returns the peer that is measured beside the row, or `None` if an absolute goal is set
     /// instead.
     #[must_use]
-    pub fn peer(self) -> Option<Peer> {
+    pub fn peer(self) -> Option<PeerSystem> {
         if self.sends().is_some() {
-            return Some(Peer::UcxAmBw);
+            return Some(PeerSystem::UcxAmBw);
         }
         match self {
-            Row::IbSendBw | Row::IbSendBwUd => Some(Peer::UcxAmBw),
-            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Some(Peer::UcxAmLat),
-            Row::RcWrite | Row::RcWriteSingle | Row::UcpPut => Some(Peer::UcpPutBw),
-            Row::UctPut => Some(Peer::UctPutBw),
-            Row::FetchAdd => Some(Peer::UcxFadd),
-            Row::WriteMapped => Some(Peer::Memcpy),
-            Row::WritePrivate => Some(Peer::ProcessVmWritev),
-            Row::Sequencer => Some(Peer::RedisIncr),
-            Row::SequencerLead => Some(Peer::OtherDesigns),
-            Row::IbWriteBw => Some(Peer::ProcessVmWritev64Kib),
-            Row::WireSend => Some(Peer::UdpOfSends),
-            Row::WireWrite => Some(Peer::UdpOfWrites),
-            Row::WireTcp => Some(Peer::Iperf3),
-            Row::WireUdp => Some(Peer::UdpBulk),
-            Row::WireLatency => Some(Peer::UdpPingPong),
-            Row::WireLoss => Some(Peer::NoFaults),
+            Row::IbSendBw | Row::IbSendBwUd => Some(PeerSystem::UcxAmBw),
+            Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Some(PeerSystem::UcxAmLat),
+            Row::RcWrite | Row::RcWriteSingle | Row::UcpPut => Some(PeerSystem::UcpPutBw),
+            Row::UctPut => Some(PeerSystem::UctPutBw),
+            Row::FetchAdd => Some(PeerSystem::UcxFadd),
+            Row::WriteMapped => Some(PeerSystem::Memcpy),
+            Row::WritePrivate => Some(PeerSystem::ProcessVmWritev),
+            Row::Sequencer => Some(PeerSystem::RedisIncr),
+            Row::SequencerLead => Some(PeerSystem::OtherDesigns),
+            Row::IbWriteBw => Some(PeerSystem::ProcessVmWritev64Kib),
+            Row::WireSend => Some(PeerSystem::UdpOfSends),
+            Row::WireWrite => Some(PeerSystem::UdpOfWrites),
+            Row::WireTcp => Some(PeerSystem::Iperf3),
+            Row::WireUdp => Some(PeerSystem::UdpBulk),
+            Row::WireLatency => Some(PeerSystem::UdpPingPong),
+            Row::WireLoss => Some(PeerSystem::NoFaults),
             _ => None,
         }
     }
@@ -412,7 +412,7 @@ impl Row {
     /// Returns the goal of the row: a ratio to the peer, or a figure in the row's own unit. `None`
     /// if only the share of the limit counts.
     #[must_use]
-    pub fn goal(self, distance: Distance) -> Option<Goal> {
+    pub fn goal(self, distance: CoreDistance) -> Option<RowGoal> {
         if let Some(sends) = self.sends() {
             return Some(sends_goal(sends, distance));
         }
@@ -425,8 +425,8 @@ impl Row {
             (Row::SequencerLead, _) => (1.0, 1.0),
             (Row::IdleCpu, _) => (0.0, 0.0),
             (Row::IdleMemory, _) => (64.0, 64.0),
-            (Row::IbSendBw | Row::IbSendBwUd, Distance::Near) => (1.0, 2.0),
-            (Row::IbSendBw | Row::IbSendBwUd, Distance::Far) => (1.0, 4.0),
+            (Row::IbSendBw | Row::IbSendBwUd, CoreDistance::Near) => (1.0, 2.0),
+            (Row::IbSendBw | Row::IbSendBwUd, CoreDistance::Far) => (1.0, 4.0),
             (Row::IbSendLat | Row::IbWriteLat, _) => (1.0, 0.7),
             (Row::IbWriteStart, _) => (50.0, 20.0),
             (Row::UctPut | Row::UcpPut, _) => (0.3, 0.6),
@@ -438,7 +438,7 @@ impl Row {
             // Rows of SENDs were handled above.
             _ => (2.0, 2.0),
         };
-        Some(Goal { at_least, aim_for })
+        Some(RowGoal { at_least, aim_for })
     }
 
     /// Returns true if `figure` (a ratio, or a value if the row has no peer) reaches `wanted`.
@@ -454,15 +454,15 @@ impl Row {
 
 /// Returns the goal of a row of SENDs compared with UCX's active messages, which are posted one by
 /// one.
-fn sends_goal(sends: Sends, distance: Distance) -> Goal {
+fn sends_goal(sends: SendStream, distance: CoreDistance) -> RowGoal {
     let (at_least, aim_for) = match (sends.list, sends.verb, distance) {
         (1, _, _) => (1.0, 2.0),
-        (_, Verb::UdSend, Distance::Near) => (3.0, 6.0),
-        (_, Verb::UdSend, Distance::Far) => (3.0, 12.0),
-        (_, _, Distance::Near) => (2.0, 5.0),
-        (_, _, Distance::Far) => (4.0, 7.0),
+        (_, Verb::UdSend, CoreDistance::Near) => (3.0, 6.0),
+        (_, Verb::UdSend, CoreDistance::Far) => (3.0, 12.0),
+        (_, _, CoreDistance::Near) => (2.0, 5.0),
+        (_, _, CoreDistance::Far) => (4.0, 7.0),
     };
-    Goal { at_least, aim_for }
+    RowGoal { at_least, aim_for }
 }
 
 impl std::str::FromStr for Row {
@@ -495,7 +495,7 @@ mod tests {
     #[test]
     fn a_goal_is_harder_than_the_least() {
         for row in Row::all() {
-            for distance in [Distance::Near, Distance::Far] {
+            for distance in [CoreDistance::Near, CoreDistance::Far] {
                 let goals = [row.goal(distance), row.limit_goal()];
                 for goal in goals.into_iter().flatten() {
                     assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());
@@ -522,7 +522,7 @@ mod tests {
         assert!(!Row::RcLatency.reaches(1.1, 1.0));
         assert!(!Row::UdSend.reaches(2.9, 3.0));
         assert!(Row::WireLatency.reaches(1.4, 1.5));
-        assert_eq!(Distance::of_bounce_ns(30.0), Distance::Near);
-        assert_eq!(Distance::of_bounce_ns(170.0), Distance::Far);
+        assert_eq!(CoreDistance::of_bounce_ns(30.0), CoreDistance::Near);
+        assert_eq!(CoreDistance::of_bounce_ns(170.0), CoreDistance::Far);
     }
 }

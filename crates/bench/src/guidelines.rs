@@ -9,20 +9,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use nicmodel::op_profile::{OperationProfile, Thread};
-use nicmodel::{Profile, Receive};
+use nicmodel::{PayloadDestination, Profile};
 use verbs::{
     Access, CompletionQueue, Connected, Inline, MemoryRegion, Postlist, ProtectionDomain, Provider,
     QueuePair, Rc, RecvList, RemoteMemory, Transport as Service, Uc, Ud, UdDestination, WcBuffer,
 };
 
-use crate::link::Exe;
-use crate::micro::{Direction, Outcome, Parameters, Runner, Stream, Task, Verb};
+use crate::link::WorkerCommand;
+use crate::micro::{
+    MeasuredRole, MeasurementTask, MicroParameters, TaskResult, Verb, VerbStream, WorkerPool,
+};
 use crate::nic::NicChoice;
-use crate::pin::Cores;
+use crate::pin::CorePair;
 use crate::simulated;
 
 /// A guideline's two programs.
-pub struct Programs {
+pub struct GuidelinePrograms {
     /// Name of the guideline in `nicmodel::guidelines`.
     pub guideline: &'static str,
     /// Profile of the NIC to which the guideline applies.
@@ -36,52 +38,52 @@ pub struct Programs {
     threads: u32,
     /// Machines that these threads send to or READ from.
     peers: u32,
-    program: Program,
+    program: ProgramKind,
 }
 
 /// Kind of program.
-enum Program {
+enum ProgramKind {
     /// A stream of one verb. If `in_bytes` is true, its work is counted in bytes instead of
     /// operations.
     Stream {
-        of: fn(bool) -> (Verb, Parameters),
+        parameters: fn(bool) -> (Verb, MicroParameters),
         in_bytes: bool,
-        receive: fn(bool) -> Receive,
+        receive: fn(bool) -> PayloadDestination,
     },
     /// Rounds of a function on the software NIC, and the equivalent on a simulated NIC.
     Rounds {
-        run: fn(&Testbed, bool, u64) -> Result<()>,
-        simulated: Simulated,
+        run: fn(&ProgramResources, bool, u64) -> Result<()>,
+        simulated: SimulatedRounds,
     },
 }
 
 /// Equivalent of a program of rounds on a simulated NIC.
-enum Simulated {
+enum SimulatedRounds {
     /// Computes the rate, in 10^6 per second.
-    Rate(fn(&Profile, bool) -> Result<f64>),
+    ComputedRate(fn(&Profile, bool) -> Result<f64>),
     /// No equivalent exists, for this reason.
-    No(&'static str),
+    Unavailable(&'static str),
 }
 
 /// Virtual duration of a stream, in ms.
 const VIRTUAL_MS: u64 = 3;
 
-const fn stream(of: fn(bool) -> (Verb, Parameters)) -> Program {
-    Program::Stream {
-        of,
+const fn stream(of: fn(bool) -> (Verb, MicroParameters)) -> ProgramKind {
+    ProgramKind::Stream {
+        parameters: of,
         in_bytes: false,
-        receive: |_| Receive::Regular,
+        receive: |_| PayloadDestination::Regular,
     }
 }
 
 /// Returns `kept` if `keeps` is true, and `broken` otherwise.
-fn pick<T>(keeps: bool, kept: T, broken: T) -> T {
+fn choose<T>(keeps: bool, kept: T, broken: T) -> T {
     if keeps { kept } else { broken }
 }
 
 /// The programs of all guidelines.
-pub const ALL: [Programs; 13] = [
-    Programs {
+pub const ALL: [GuidelinePrograms; 13] = [
+    GuidelinePrograms {
         guideline: "doorbell-batching",
         nic: "cib",
         breaks: "SENDs of 60 bytes one by one",
@@ -89,16 +91,16 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 payload_bytes: Some(60),
-                batch: Some(pick(keeps, 16, 1)),
+                batch: Some(choose(keeps, 16, 1)),
                 queue_pairs: Some(6),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "wqe-shrinking",
         nic: "cib",
         breaks: "SENDs of 61 bytes, whose WQE is a byte over two cache lines",
@@ -106,16 +108,16 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                payload_bytes: Some(pick(keeps, 60, 61)),
+            let parameters = MicroParameters {
+                payload_bytes: Some(choose(keeps, 60, 61)),
                 batch: Some(1),
                 queue_pairs: Some(6),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "inlining",
         nic: "cib",
         breaks: "SENDs of 16 bytes from registered memory, in lists",
@@ -123,16 +125,16 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 payload_bytes: Some(16),
                 inline: Some(keeps),
                 queue_pairs: Some(6),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "unsignaled",
         nic: "cib",
         breaks: "a core that signals every WRITE",
@@ -140,15 +142,15 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                signal_every: Some(pick(keeps, 64, 1)),
+            let parameters = MicroParameters {
+                signal_every: Some(choose(keeps, 64, 1)),
                 queue_pairs: Some(10),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::RcWrite, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "header-only",
         nic: "cib",
         breaks: "SENDs of 4 bytes, all to one machine",
@@ -156,36 +158,42 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 1,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                payload_bytes: Some(pick(keeps, 0, 4)),
+            let parameters = MicroParameters {
+                payload_bytes: Some(choose(keeps, 0, 4)),
                 queue_pairs: Some(6),
                 processes: Some(1),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "inline-recv",
         nic: "cx3",
         breaks: "RECVs take 32 bytes into a buffer",
         keeps: "RECVs take them in the completion (the NIC's doing: the same program on the software NIC)",
         threads: 8,
         peers: 8,
-        program: Program::Stream {
-            of: |_| {
-                let parameters = Parameters {
+        program: ProgramKind::Stream {
+            parameters: |_| {
+                let parameters = MicroParameters {
                     payload_bytes: Some(32),
-                    direction: Direction::Inbound,
-                    ..Parameters::default()
+                    direction: MeasuredRole::Inbound,
+                    ..MicroParameters::default()
                 };
                 (Verb::UdSend, parameters)
             },
             in_bytes: false,
-            receive: |keeps| pick(keeps, Receive::Inline, Receive::Regular),
+            receive: |keeps| {
+                choose(
+                    keeps,
+                    PayloadDestination::Inline,
+                    PayloadDestination::Regular,
+                )
+            },
         },
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "multi-queue",
         nic: "cib",
         breaks: "a core's lists of 16 WRITEs on one queue pair",
@@ -193,14 +201,14 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                queue_pairs: Some(pick(keeps, 10, 1)),
-                ..Parameters::default()
+            let parameters = MicroParameters {
+                queue_pairs: Some(choose(keeps, 10, 1)),
+                ..MicroParameters::default()
             };
             (Verb::RcWrite, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "atomic-locks",
         nic: "cib",
         breaks: "fetch-and-adds on one word of each of 8 pages",
@@ -208,25 +216,25 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 1,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                addresses: Some(pick(keeps, 512, 8)),
-                spacing_bytes: Some(pick(keeps, 8, 4096)),
+            let parameters = MicroParameters {
+                addresses: Some(choose(keeps, 512, 8)),
+                spacing_bytes: Some(choose(keeps, 8, 4096)),
                 window: Some(64),
                 queue_pairs: Some(2),
                 processes: Some(1),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             (Verb::Atomics, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "cpu-bypass",
         nic: "cib",
         breaks: "numbers by fetch-and-add",
         keeps: "numbers by a request (UC WRITE) and a response (UD SEND)",
         threads: 14,
         peers: 1,
-        program: Program::Rounds {
+        program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
                     return testbed.requests(16, rounds);
@@ -236,37 +244,37 @@ pub const ALL: [Programs; 13] = [
                     list.atomic_fetch_and_add(into, to, 1)
                 })
             },
-            simulated: Simulated::Rate(|profile, keeps| {
-                use simulated::sequencer::{Setup, run};
-                let design = pick(keeps, sequencer::Design::Rpc, sequencer::Design::Atomics);
+            simulated: SimulatedRounds::ComputedRate(|profile, keeps| {
+                use simulated::sequencer::{SequencerParameters, run};
+                let design = choose(keeps, sequencer::Design::Rpc, sequencer::Design::Atomics);
                 let cores = usize::try_from(profile.host.cores.value)?;
-                Ok(run(profile, &Setup::paper(design, cores))?.rate_mops)
+                Ok(run(profile, &SequencerParameters::paper(design, cores))?.rate_mops)
             }),
         },
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "read-size",
         nic: "cib",
         breaks: "memory by READs of 24 bytes, in lists",
         keeps: "the same by half as many READs of 48 bytes a list",
         threads: 14,
         peers: 1,
-        program: Program::Stream {
-            of: |keeps| {
-                let parameters = Parameters {
-                    payload_bytes: Some(pick(keeps, 48, 24)),
-                    batch: Some(pick(keeps, 8, 16)),
+        program: ProgramKind::Stream {
+            parameters: |keeps| {
+                let parameters = MicroParameters {
+                    payload_bytes: Some(choose(keeps, 48, 24)),
+                    batch: Some(choose(keeps, 8, 16)),
                     queue_pairs: Some(2),
                     processes: Some(1),
-                    ..Parameters::default()
+                    ..MicroParameters::default()
                 };
                 (Verb::RcRead, parameters)
             },
             in_bytes: true,
-            receive: |_| Receive::Regular,
+            receive: |_| PayloadDestination::Regular,
         },
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "read-window",
         nic: "cib",
         breaks: "1024 READs outstanding on each core",
@@ -274,70 +282,72 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let parameters = Parameters {
-                window: Some(pick(keeps, 256, 1024)),
-                ..Parameters::default()
+            let parameters = MicroParameters {
+                window: Some(choose(keeps, 256, 1024)),
+                ..MicroParameters::default()
             };
             (Verb::RcRead, parameters)
         }),
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "connected-qps",
         nic: "cib",
         breaks: "450 connected queue pairs, a SEND on each",
         keeps: "450 SENDs on one UD queue pair",
         threads: 1,
         peers: 1,
-        program: Program::Rounds {
+        program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
                     testbed.datagrams(15, 30 * rounds, |list, to| {
                         list.send(Inline(&[7; 16]), to);
                     })
                 } else {
-                    testbed.many(450, rounds)
+                    testbed.run_rounds(450, rounds)
                 }
             },
-            simulated: Simulated::No("has room for the state of any number of queue pairs"),
+            simulated: SimulatedRounds::Unavailable(
+                "has room for the state of any number of queue pairs",
+            ),
         },
     },
-    Programs {
+    GuidelinePrograms {
         guideline: "huge-pages",
         nic: "cib",
         breaks: "128 MiB registered in pages of 4 KiB",
         keeps: "8 MiB registered: no more than it uses",
         threads: 1,
         peers: 1,
-        program: Program::Rounds {
+        program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
-                let bytes = pick(keeps, 8 << 20, 128 << 20);
+                let bytes = choose(keeps, 8 << 20, 128 << 20);
                 let _pool = testbed.pd.alloc(bytes, Access::LOCAL_WRITE)?;
                 testbed.one_sided(16, 16, 16, rounds, |list, to, _| {
                     list.rdma_write(Inline(&[7; 16]), to)
                 })
             },
-            simulated: Simulated::No("translates no addresses"),
+            simulated: SimulatedRounds::Unavailable("translates no addresses"),
         },
     },
 ];
 
 /// Returns the programs of a guideline.
 #[must_use]
-pub fn by_name(guideline: &str) -> Option<&'static Programs> {
+pub fn by_name(guideline: &str) -> Option<&'static GuidelinePrograms> {
     ALL.iter().find(|programs| programs.guideline == guideline)
 }
 
-impl Programs {
+impl GuidelinePrograms {
     /// Runs one of the two programs on the software NIC and returns its work per second. A program
     /// of rounds runs `rounds` rounds; a stream runs 1 ms per 100 rounds. `worker` starts the other
     /// process of a stream.
     ///
     /// # Errors
     /// The device cannot run the program, or a completion failed or did not arrive.
-    pub fn run(&self, keeps: bool, rounds: u64, worker: Exe) -> Result<f64> {
+    pub fn run(&self, keeps: bool, rounds: u64, worker: WorkerCommand) -> Result<f64> {
         match &self.program {
-            Program::Rounds { run, .. } => {
-                let testbed = Testbed::new()?;
+            ProgramKind::Rounds { run, .. } => {
+                let testbed = ProgramResources::new()?;
                 // Warm up: touch connections and memory before the timed run.
                 run(&testbed, keeps, 1)?;
                 let begun = Instant::now();
@@ -346,11 +356,11 @@ impl Programs {
                 let rounds = rounds as f64;
                 Ok(rounds / begun.elapsed().as_secs_f64().max(1e-9))
             }
-            Program::Stream { .. } => {
+            ProgramKind::Stream { .. } => {
                 let task = self.task(keeps, (rounds / 100).max(1), 1, 1)?;
-                let mut runner = Runner::new(Cores::first_two()?, worker);
+                let mut runner = WorkerPool::new(CorePair::first_two()?, worker);
                 let outcome = runner.measure(&NicChoice::first_of("softnic"), &task)?;
-                self.work(&task, &outcome)
+                self.work_per_second(&task, &outcome)
             }
         }
     }
@@ -362,15 +372,17 @@ impl Programs {
     /// When the profile lacks what a simulation needs, or a verb fails.
     pub fn simulate(&self, keeps: bool, profile: &Profile) -> Result<Result<f64, &'static str>> {
         match &self.program {
-            Program::Rounds { simulated, .. } => match simulated {
-                Simulated::Rate(rate) => rate(profile, keeps).map(|rate| Ok(rate * 1e6)),
-                Simulated::No(why) => Ok(Err(why)),
+            ProgramKind::Rounds { simulated, .. } => match simulated {
+                SimulatedRounds::ComputedRate(rate) => {
+                    rate(profile, keeps).map(|rate| Ok(rate * 1e6))
+                }
+                SimulatedRounds::Unavailable(why) => Ok(Err(why)),
             },
-            Program::Stream { receive, .. } => {
+            ProgramKind::Stream { receive, .. } => {
                 let (threads, peers) = (self.threads as usize, self.peers as usize);
                 let task = self.task(keeps, VIRTUAL_MS, threads, peers)?;
                 let outcome = simulated::micro::run_receiving(profile, &task, receive(keeps))?.0;
-                self.work(&task, &outcome).map(Ok)
+                self.work_per_second(&task, &outcome).map(Ok)
             }
         }
     }
@@ -380,10 +392,15 @@ impl Programs {
     #[must_use]
     pub fn on_nic(&self, keeps: bool, counted: &[OperationProfile]) -> Option<OperationProfile> {
         let (inbound, receive) = match &self.program {
-            Program::Stream { of, receive, .. } => {
-                (of(keeps).1.direction == Direction::Inbound, receive(keeps))
-            }
-            Program::Rounds { .. } => (false, Receive::Regular),
+            ProgramKind::Stream {
+                parameters: of,
+                receive,
+                ..
+            } => (
+                of(keeps).1.direction == MeasuredRole::Inbound,
+                receive(keeps),
+            ),
+            ProgramKind::Rounds { .. } => (false, PayloadDestination::Regular),
         };
         let received = |process: &&OperationProfile| {
             let all = process.queue_pairs.iter().flat_map(|qp| &qp.received);
@@ -413,22 +430,32 @@ impl Programs {
         Some(all)
     }
 
-    fn task(&self, keeps: bool, ms: u64, threads: usize, processes: usize) -> Result<Task> {
-        let Program::Stream { of, .. } = &self.program else {
+    fn task(
+        &self,
+        keeps: bool,
+        ms: u64,
+        threads: usize,
+        processes: usize,
+    ) -> Result<MeasurementTask> {
+        let ProgramKind::Stream { parameters: of, .. } = &self.program else {
             bail!("{} is no stream", self.guideline);
         };
         let (verb, mut parameters) = of(keeps);
         parameters.threads = Some(threads);
         parameters.processes = Some(processes);
-        Ok(Task::Stream(Stream::new(verb, &parameters, ms)?))
+        Ok(MeasurementTask::Stream(VerbStream::new(
+            verb,
+            &parameters,
+            ms,
+        )?))
     }
 
     /// Returns the work per second, in operations or in bytes.
-    fn work(&self, task: &Task, outcome: &Outcome) -> Result<f64> {
-        let Outcome::Rate(rate) = outcome else {
+    fn work_per_second(&self, task: &MeasurementTask, outcome: &TaskResult) -> Result<f64> {
+        let TaskResult::Rate(rate) = outcome else {
             bail!("a stream has a rate");
         };
-        let in_bytes = matches!(self.program, Program::Stream { in_bytes: true, .. });
+        let in_bytes = matches!(self.program, ProgramKind::Stream { in_bytes: true, .. });
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let each = if in_bytes {
             task.payload_bytes() as f64
@@ -445,13 +472,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const REGION_BYTES: usize = 64 << 10;
 
 /// Resources that every program uses: a device, memory, and a completion queue.
-struct Testbed {
+struct ProgramResources {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     region: MemoryRegion,
 }
 
-impl Testbed {
+impl ProgramResources {
     fn new() -> Result<Self> {
         let context = Provider::softnic().device(None)?.open()?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(4096)?);
@@ -613,7 +640,7 @@ impl Testbed {
     }
 
     /// Runs rounds of one SEND on each of `queue_pairs` connected queue pairs.
-    fn many(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
+    fn run_rounds(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
         let mut pairs = Vec::new();
         for _ in 0..queue_pairs {
             let (a, b) = self.connected::<Rc>()?;
@@ -650,12 +677,12 @@ mod tests {
             if let (Ok(broken), Ok(kept)) = (work(false), work(true)) {
                 // The NIC serves other READs while it fetches the WQEs that its cache missed, so
                 // the rates may be equal.
-                let least = pick(guideline.name == "read-window", 0.99, 1.15);
+                let least = choose(guideline.name == "read-window", 0.99, 1.15);
                 assert!(kept > least * broken, "{}: {broken} {kept}", guideline.name);
             }
-            if let Program::Rounds { run, .. } = &programs.program {
+            if let ProgramKind::Rounds { run, .. } = &programs.program {
                 for keeps in [false, true] {
-                    let testbed = Testbed::new().expect("a device");
+                    let testbed = ProgramResources::new().expect("a device");
                     let ran = run(&testbed, keeps, 3);
                     assert!(ran.is_ok(), "{} {keeps}: {ran:?}", guideline.name);
                 }

@@ -2,67 +2,67 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::crowd::MemberOrder;
-use crate::depth::DepthOrder;
+use crate::crowd::MemberJob;
+use crate::depth::DepthJob;
 use crate::events::kinds::Transport;
-use crate::link::Exe;
-use crate::micro::task::Task;
+use crate::link::WorkerCommand;
+use crate::micro::task::MeasurementTask;
 use crate::nic::NicChoice;
-use crate::peers::bare::Bare;
-use crate::peers::copy::Copies;
-use crate::peers::datagrams::Datagrams;
-use crate::peers::lmdb::order::Serve;
-use crate::pin::Cores;
-use crate::probe::question::Probe;
+use crate::peers::bare::BareExchange;
+use crate::peers::copy::CopyParameters;
+use crate::peers::datagrams::DatagramParameters;
+use crate::peers::lmdb::order::LmdbServeJob;
+use crate::pin::CorePair;
+use crate::probe::question::WriteProbe;
 
 /// A job.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
     /// Run the other end of one verb's measurement.
-    Micro(MicroOrder),
+    Micro(MicroJob),
     /// Run the other end of many queue pairs.
-    Connections(ConnectionsOrder),
+    Connections(ConnectionsJob),
     /// Run the target of probed WRITEs.
-    Probe(ProbeOrder),
+    Probe(ProbeJob),
     /// Answer requests, and sleep between them.
-    Events(EventsOrder),
+    Events(EventsJob),
     /// Run one member of a crowd.
-    Crowd(MemberOrder),
+    Crowd(MemberJob),
     /// Run the server of requests at a given depth.
-    Depth(DepthOrder),
+    Depth(DepthJob),
     /// Run the target of copies without a NIC.
-    HostCopy(Copies),
+    HostCopy(CopyParameters),
     /// Run the other end of messages through bare rings.
-    Bare(Bare),
+    Bare(BareExchange),
     /// Run the other end of datagrams without a NIC.
-    Datagrams(Datagrams),
+    Datagrams(DatagramParameters),
     /// Run the server of an ordered store without a NIC.
-    Lmdb(Serve),
+    Lmdb(LmdbServeJob),
     /// Drive a measurement whose other end is a process that this worker starts.
-    Drive(DriveOrder),
+    Drive(DriveJob),
     /// End the worker.
     Stop,
 }
 
 /// A measurement in a process with another environment than the benchmark's driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DriveOrder {
-    pub(crate) cores: Cores,
+pub struct DriveJob {
+    pub(crate) cores: CorePair,
     /// Program that runs at the other end.
-    pub(crate) far: Exe,
+    pub(crate) worker_exe: WorkerCommand,
     /// NIC of both processes.
     pub(crate) nic: NicChoice,
     #[serde(rename = "what")]
-    pub(crate) driven: Driven,
+    pub(crate) measurement: DrivenMeasurement,
 }
 
 /// Measurement to drive.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Driven {
+pub(crate) enum DrivenMeasurement {
     /// Measurement of one verb.
-    Task(Task),
+    Task(MeasurementTask),
     /// Measurement of the CPU time of an idle process at the other end.
     IdleCpu {
         /// Connected queue pairs of the idle process.
@@ -72,10 +72,10 @@ pub(crate) enum Driven {
 
 /// One process's part of a measurement of one verb.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct MicroOrder {
+pub struct MicroJob {
     /// NIC of the worker.
     pub(crate) nic: NicChoice,
-    pub(crate) task: Task,
+    pub(crate) task: MeasurementTask,
     /// Number of the worker's threads, one per lane.
     pub(crate) lanes: usize,
     /// Cores for the lanes' threads, used in turn. A worker on another host chooses its own cores.
@@ -84,7 +84,7 @@ pub struct MicroOrder {
 
 /// Queue pairs that are connected all at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ConnectionsOrder {
+pub struct ConnectionsJob {
     /// NIC of the worker.
     pub(crate) nic: NicChoice,
     pub(crate) queue_pairs: usize,
@@ -94,15 +94,15 @@ pub struct ConnectionsOrder {
 
 /// A probe of WRITEs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ProbeOrder {
+pub struct ProbeJob {
     /// NIC of the target.
     pub(crate) nic: NicChoice,
-    pub(crate) probe: Probe,
+    pub(crate) probe: WriteProbe,
 }
 
 /// Round trips between processes that sleep; the worker answers every request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct EventsOrder {
+pub struct EventsJob {
     /// NIC of the worker, used only by [`Transport::Verbs`].
     pub(crate) nic: NicChoice,
     pub(crate) transport: Transport,

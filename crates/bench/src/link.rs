@@ -9,6 +9,7 @@ mod lanes;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,14 +24,14 @@ use crate::pin::spawn_on;
 
 use consequential_error::ConsequentialError;
 pub(crate) use consequential_error::root_cause;
-pub(crate) use gate::Gate;
+pub(crate) use gate::CancellableBarrier;
 
 /// First character of a line that holds the reason why its sender has failed.
-const FAILED: char = '!';
+const FAILURE_MARK: char = '!';
 
 /// Command that starts the other process: this program again, in the worker's role.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Exe {
+pub struct WorkerCommand {
     /// Path of the program.
     pub path: PathBuf,
     /// Arguments that make the program call [`crate::worker::serve`].
@@ -39,10 +40,13 @@ pub struct Exe {
     pub envs: Vec<(String, String)>,
 }
 
-impl Exe {
+impl WorkerCommand {
     /// Returns the same command with further environment variables.
     #[must_use]
-    pub(crate) fn with_envs<'a>(&self, envs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Exe {
+    pub(crate) fn with_envs<'a>(
+        &self,
+        envs: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> WorkerCommand {
         let mut exe = self.clone();
         let owned = envs
             .into_iter()
@@ -53,17 +57,17 @@ impl Exe {
 }
 
 /// One end of the connection between driver and worker.
-pub struct Link {
+pub struct WorkerLink {
     reader: Box<dyn BufRead + Send>,
     writer: Box<dyn Write + Send>,
     /// The worker process, at the driver's end.
     child: Option<KillOnDrop>,
     /// Gate at which the threads of this side wait for each other whenever this end meets the other
     /// end.
-    gate: Option<Arc<Gate>>,
+    gate: Option<Arc<CancellableBarrier>>,
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for WorkerLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link")
             .field("child", &self.child)
@@ -71,14 +75,14 @@ impl std::fmt::Debug for Link {
     }
 }
 
-impl Link {
+impl WorkerLink {
     /// Returns the worker's end, over standard input and output. From this call on, the process is
     /// killed when its parent ends, even if the parent is killed.
     #[must_use]
-    pub fn stdio() -> Link {
+    pub fn stdio() -> WorkerLink {
         // On a kernel without this signal, a closed pipe ends the worker at its next receive.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
-        Link {
+        WorkerLink {
             reader: Box::new(BufReader::new(std::io::stdin())),
             writer: Box::new(std::io::stdout()),
             child: None,
@@ -90,10 +94,10 @@ impl Link {
     ///
     /// # Errors
     /// When the system has no free file descriptor.
-    pub fn tcp(stream: TcpStream) -> Result<Link> {
+    pub fn tcp(stream: TcpStream) -> Result<WorkerLink> {
         // Lines are short, and each is awaited: disable Nagle's algorithm.
         stream.set_nodelay(true)?;
-        Ok(Link {
+        Ok(WorkerLink {
             reader: Box::new(BufReader::new(stream.try_clone()?)),
             writer: Box::new(stream),
             child: None,
@@ -101,22 +105,25 @@ impl Link {
         })
     }
 
-    /// Starts a worker on `core`. Dropping the link kills the worker.
+    /// Starts a worker on `core`. Dropping the link kills the worker. The worker has a process
+    /// group of its own: a SIGINT of the terminal does not reach it, so that the driver can
+    /// complete the current measurement.
     ///
     /// # Errors
     /// When the program cannot be started.
-    pub fn spawn(exe: &Exe, core: usize) -> Result<Link> {
+    pub fn spawn(exe: &WorkerCommand, core: usize) -> Result<WorkerLink> {
         let mut child = KillOnDrop(spawn_on(
             core,
             Command::new(&exe.path)
                 .args(&exe.args)
                 .envs(exe.envs.iter().map(|(name, value)| (name, value)))
+                .process_group(0)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
         )?);
         let reader = child.0.stdout.take().context("the worker has no output")?;
         let writer = child.0.stdin.take().context("the worker has no input")?;
-        Ok(Link {
+        Ok(WorkerLink {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: Some(child),
@@ -128,10 +135,10 @@ impl Link {
     ///
     /// # Errors
     /// When the system cannot create a pipe.
-    pub fn pair() -> Result<(Link, Link)> {
+    pub fn pair() -> Result<(WorkerLink, WorkerLink)> {
         let (left_reader, right_writer) = std::io::pipe()?;
         let (right_reader, left_writer) = std::io::pipe()?;
-        let end = |reader, writer| Link {
+        let end = |reader, writer| WorkerLink {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: None,
@@ -146,11 +153,11 @@ impl Link {
     /// Makes two connected ends for two threads of a simulated cluster, which share a thread of
     /// this process. Waiting for the other end lets virtual time pass.
     #[must_use]
-    pub fn simulated_pair() -> (Link, Link) {
-        let (there, back) = (Pipe::default(), Pipe::default());
-        let end = |reader: &Pipe, writer: &Pipe| Link {
+    pub fn simulated_pair() -> (WorkerLink, WorkerLink) {
+        let (there, back) = (SimulatedPipe::default(), SimulatedPipe::default());
+        let end = |reader: &SimulatedPipe, writer: &SimulatedPipe| WorkerLink {
             reader: Box::new(BufReader::new(reader.clone())),
-            writer: Box::new(Closing(writer.clone())),
+            writer: Box::new(PipeWriter(writer.clone())),
             child: None,
             gate: None,
         };
@@ -183,7 +190,7 @@ impl Link {
     pub fn fail(&mut self, error: &anyhow::Error) {
         if let Ok(reason) = serde_json::to_string(&format!("{error:#}")) {
             // One write, because a lane takes each write for a line.
-            let line = format!("{FAILED}{reason}\n");
+            let line = format!("{FAILURE_MARK}{reason}\n");
             let _ = self.writer.write_all(line.as_bytes());
             let _ = self.writer.flush();
         }
@@ -206,7 +213,7 @@ impl Link {
     }
 
     /// Sets the gate at which this end waits in [`barrier`](Self::barrier).
-    pub(crate) fn set_gate(&mut self, gate: &Arc<Gate>) {
+    pub(crate) fn set_gate(&mut self, gate: &Arc<CancellableBarrier>) {
         self.gate = Some(Arc::clone(gate));
     }
 
@@ -238,7 +245,7 @@ impl Link {
         if read == 0 {
             return Ok(None);
         }
-        if let Some(reason) = line.strip_prefix(FAILED) {
+        if let Some(reason) = line.strip_prefix(FAILURE_MARK) {
             let reason = serde_json::from_str(reason).unwrap_or_else(|_| reason.to_owned());
             return Err(ConsequentialError(format!(
                 "the other end of the benchmark failed: {reason}"
@@ -253,12 +260,12 @@ impl Link {
 
 /// Bytes from one simulated thread to another, and whether the writer has closed.
 #[derive(Clone, Default)]
-struct Pipe(Arc<Mutex<(VecDeque<u8>, bool)>>);
+struct SimulatedPipe(Arc<Mutex<(VecDeque<u8>, bool)>>);
 
 /// The writing end of a pipe; dropping it ends the stream.
-struct Closing(Pipe);
+struct PipeWriter(SimulatedPipe);
 
-impl Read for Pipe {
+impl Read for SimulatedPipe {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let mut waiter = verbs::Waiter::new();
         loop {
@@ -272,7 +279,7 @@ impl Read for Pipe {
     }
 }
 
-impl Write for Closing {
+impl Write for PipeWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let mut shared = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.0.write(bytes)
@@ -283,7 +290,7 @@ impl Write for Closing {
     }
 }
 
-impl Drop for Closing {
+impl Drop for PipeWriter {
     fn drop(&mut self) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
     }
@@ -295,7 +302,7 @@ mod tests {
 
     #[test]
     fn values_cross_and_a_closed_end_is_an_error() {
-        let (mut left, mut right) = Link::pair().unwrap();
+        let (mut left, mut right) = WorkerLink::pair().unwrap();
         left.send(&vec![1, 2, 3]).unwrap();
         assert_eq!(right.recv::<Vec<u32>>().unwrap(), [1, 2, 3]);
         right.send(&"text").unwrap();

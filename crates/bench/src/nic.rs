@@ -45,46 +45,46 @@ impl NicChoice {
 /// Page size of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pages {
+pub enum MemoryPages {
     /// Pages of 4 KiB.
     Small,
     /// Pages of 2 MiB, which an administrator has to reserve.
     Huge,
 }
 
-impl Pages {
+impl MemoryPages {
     /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Pages::Small => "small",
-            Pages::Huge => "huge",
+            MemoryPages::Small => "small",
+            MemoryPages::Huge => "huge",
         }
     }
 }
 
 /// An open device and a protection domain in it.
-pub(crate) struct Nic {
+pub(crate) struct OpenNic {
     pub(crate) context: Context,
     pub(crate) pd: ProtectionDomain,
     port_num: u8,
     gid_index: Option<u8>,
 }
 
-impl Nic {
-    pub(crate) fn open(choice: &NicChoice) -> Result<Nic> {
+impl OpenNic {
+    pub(crate) fn open(choice: &NicChoice) -> Result<OpenNic> {
         let provider = Provider::by_name(&choice.provider)?;
         let context = provider.device(choice.device.as_deref())?.open()?;
-        Ok(Nic {
+        Ok(OpenNic {
             port_num: choice.port_num,
             gid_index: choice.gid_index,
-            ..Nic::on(&context)?
+            ..OpenNic::open_on(&context)?
         })
     }
 
     /// Allocates a protection domain on an open device, for its first port.
-    pub(crate) fn on(context: &Context) -> Result<Nic> {
-        Ok(Nic {
+    pub(crate) fn open_on(context: &Context) -> Result<OpenNic> {
+        Ok(OpenNic {
             pd: context.alloc_pd()?,
             context: context.clone(),
             port_num: 1,
@@ -110,12 +110,12 @@ impl Nic {
         &self,
         bytes: usize,
         access: Access,
-        pages: Option<Pages>,
+        pages: Option<MemoryPages>,
     ) -> Result<MemoryRegion> {
         Ok(match pages {
             None => self.pd.alloc(bytes, access)?,
-            Some(Pages::Small) => self.pd.alloc_in(bytes, access, PageSize::Small)?,
-            Some(Pages::Huge) => {
+            Some(MemoryPages::Small) => self.pd.alloc_in(bytes, access, PageSize::Small)?,
+            Some(MemoryPages::Huge) => {
                 let memory = self.pd.alloc_in(bytes, access, PageSize::Huge);
                 memory.with_context(|| no_huge_pages(bytes))?
             }

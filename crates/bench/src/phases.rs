@@ -28,7 +28,7 @@ pub(crate) trait OneCore {
 
 /// A figure per message for each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Phases {
+pub struct PhaseCosts {
     /// Filling WRs and posting them.
     pub post: f64,
     /// Polling for completions of SENDs.
@@ -39,11 +39,11 @@ pub struct Phases {
     pub post_recv: f64,
 }
 
-impl Phases {
-    fn of(sums: [u64; 4], messages: u64) -> Phases {
+impl PhaseCosts {
+    fn of(sums: [u64; 4], messages: u64) -> PhaseCosts {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let [post, receive, post_recv, poll] = sums.map(|sum| sum as f64 / messages.max(1) as f64);
-        Phases {
+        PhaseCosts {
             post,
             poll,
             receive,
@@ -66,13 +66,13 @@ impl Phases {
 
 /// Result of a measurement on one core.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct PhaseMeasurement {
     /// Nanoseconds per message.
-    pub ns: Phases,
+    pub ns: PhaseCosts,
     /// Instructions per message; `None` if the processor's counters cannot be read.
-    pub instructions: Option<Phases>,
+    pub instructions: Option<PhaseCosts>,
     /// Cycles per message; `None` if the processor's counters cannot be read.
-    pub cycles: Option<Phases>,
+    pub cycles: Option<PhaseCosts>,
     /// Messages that were checked.
     pub verified_ops: u64,
 }
@@ -81,18 +81,18 @@ pub struct Measured {
 ///
 /// # Errors
 /// When a verb fails, no message arrives, or a message is wrong.
-pub(crate) fn measure(ends: &mut dyn OneCore, duration_ms: u64) -> Result<Measured> {
+pub(crate) fn measure(ends: &mut dyn OneCore, duration_ms: u64) -> Result<PhaseMeasurement> {
     // Warm up the caches.
     phases(ends, duration_ms / 10, now_ns)?;
     let ns = phases(ends, duration_ms, now_ns)?;
-    let mut count = |event| -> Result<Option<Phases>> {
+    let mut count = |event| -> Result<Option<PhaseCosts>> {
         let Some(mut counter) = counter(event) else {
             return Ok(None);
         };
         // If reading an open counter fails, its phases are 0.
         phases(ends, duration_ms / 2, || counter.read().unwrap_or(0)).map(Some)
     };
-    Ok(Measured {
+    Ok(PhaseMeasurement {
         ns,
         instructions: count(Hardware::INSTRUCTIONS)?,
         cycles: count(Hardware::CPU_CYCLES)?,
@@ -113,7 +113,7 @@ fn phases(
     ends: &mut dyn OneCore,
     duration_ms: u64,
     mut read: impl FnMut() -> u64,
-) -> Result<Phases> {
+) -> Result<PhaseCosts> {
     let window = ends.window();
     let until_ns = now_ns() + duration_ms * 1_000_000;
     let mut sums = [0; 4];
@@ -127,11 +127,11 @@ fn phases(
         };
         ends.post()?;
         lap(0);
-        until(window, || ends.receive(), "messages on one core")?;
+        repeat_until(window, || ends.receive(), "messages on one core")?;
         lap(1);
         ends.post_recv()?;
         lap(2);
-        until(window, || ends.poll(), "completions on one core")?;
+        repeat_until(window, || ends.poll(), "completions on one core")?;
         lap(3);
         messages += window;
         if now_ns() >= until_ns {
@@ -142,10 +142,10 @@ fn phases(
         ends.verified()? >= messages,
         "messages were lost on one core"
     );
-    Ok(Phases::of(sums, messages))
+    Ok(PhaseCosts::of(sums, messages))
 }
 
-fn until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Result<()> {
+fn repeat_until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Result<()> {
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut done = 0;
     while done < count {
@@ -160,7 +160,7 @@ fn until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Resul
 }
 
 /// Returns `verified`, or the error of ends that noticed a wrong message.
-pub(crate) fn right(wrong: Option<&str>, verified: u64) -> Result<u64> {
+pub(crate) fn verified_or_fault(wrong: Option<&str>, verified: u64) -> Result<u64> {
     match wrong {
         None => Ok(verified),
         Some(wrong) => Err(anyhow::anyhow!("{wrong}")).context("on one core"),
@@ -173,12 +173,12 @@ mod tests {
 
     /// Ends that only count calls; the test supplies the readings of the clock.
     #[derive(Default)]
-    struct Ticks {
+    struct CountingEnds {
         calls: u64,
         loses: bool,
     }
 
-    impl OneCore for Ticks {
+    impl OneCore for CountingEnds {
         fn window(&self) -> u64 {
             4
         }
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn phases_are_kept_apart_per_message() {
         let mut times = [0u64, 4, 12, 16, 32].into_iter();
-        let measured = phases(&mut Ticks::default(), 0, || times.next().unwrap()).unwrap();
-        let want = Phases {
+        let measured = phases(&mut CountingEnds::default(), 0, || times.next().unwrap()).unwrap();
+        let want = PhaseCosts {
             post: 1.0,
             receive: 2.0,
             post_recv: 1.0,
@@ -212,9 +212,9 @@ mod tests {
         };
         assert_eq!(measured, want);
         assert_eq!((want.sender(), want.receiver()), (5.0, 3.0));
-        let mut loses = Ticks {
+        let mut loses = CountingEnds {
             loses: true,
-            ..Ticks::default()
+            ..CountingEnds::default()
         };
         assert!(measure(&mut loses, 0).is_err());
     }

@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 /// The two cores of a benchmark: one for each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cores {
+pub struct CorePair {
     /// Core of the requester, which posts and measures.
     pub requester: usize,
     /// Core of the responder.
     pub responder: usize,
 }
 
-impl Cores {
+impl CorePair {
     /// Returns the first two cores that this process may use.
     ///
     /// # Errors
     /// When the process may use only one core: two processes that take turns would measure the
     /// scheduler.
-    pub fn first_two() -> Result<Cores> {
+    pub fn first_two() -> Result<CorePair> {
         let allowed = allowed()?;
         match allowed[..] {
-            [requester, responder, ..] => Ok(Cores {
+            [requester, responder, ..] => Ok(CorePair {
                 requester,
                 responder,
             }),
@@ -41,7 +41,7 @@ impl Cores {
     ///
     /// # Errors
     /// When the system does not report the usable cores.
-    pub fn shared_out(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
+    pub fn thread_cores(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
         let (mut one, mut other) = (vec![self.requester], vec![self.responder]);
         if threads > 1 {
             let chosen = [self.requester, self.responder];
@@ -64,7 +64,7 @@ impl Cores {
     /// # Errors
     /// When the system does not report the usable cores.
     pub fn all(&self, threads: usize) -> Result<Vec<usize>> {
-        let (mut one, other) = self.shared_out(threads)?;
+        let (mut one, other) = self.thread_cores(threads)?;
         if threads > 1 {
             one.extend(other);
         }
@@ -75,7 +75,7 @@ impl Cores {
     ///
     /// # Errors
     /// When the cores are equal or one of them may not be used. The message lists the usable cores.
-    pub fn chosen(requester: usize, responder: usize) -> Result<Cores> {
+    pub fn from_numbers(requester: usize, responder: usize) -> Result<CorePair> {
         if requester == responder {
             bail!("the two processes need two different cores, not core {requester} twice");
         }
@@ -85,7 +85,7 @@ impl Cores {
                 bail!("core {core} may not be used here; choose two of {allowed:?}");
             }
         }
-        Ok(Cores {
+        Ok(CorePair {
             requester,
             responder,
         })
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn impossible_cores_are_refused_with_the_possible_ones() {
-        let twice = Cores::chosen(0, 0).unwrap_err().to_string();
+        let twice = CorePair::from_numbers(0, 0).unwrap_err().to_string();
         assert!(twice.contains("two different cores"), "{twice}");
-        let absent = Cores::chosen(0, 100_000).unwrap_err().to_string();
+        let absent = CorePair::from_numbers(0, 100_000).unwrap_err().to_string();
         assert!(absent.contains("choose two of"), "{absent}");
     }
 }

@@ -9,11 +9,11 @@ pub(crate) const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Time of one poll of unchanged memory on a simulated core, in nanoseconds, as in
 /// [`verbs::Waiter`].
-const LOOK: u64 = 20;
+const SIMULATED_POLL_NS: u64 = 20;
 
 /// A timeout that does not read the clock at each poll.
 pub(crate) struct PollTimeout {
-    empty: u32,
+    empty_polls: u32,
     since_ns: Option<u64>,
     limit_ns: u64,
     pauses: bool,
@@ -22,7 +22,7 @@ pub(crate) struct PollTimeout {
 impl PollTimeout {
     pub(crate) fn new(limit_ns: u64) -> PollTimeout {
         PollTimeout {
-            empty: 0,
+            empty_polls: 0,
             since_ns: None,
             limit_ns,
             pauses: true,
@@ -42,7 +42,7 @@ impl PollTimeout {
     /// Restarts the timeout after an event.
     #[inline]
     pub(crate) fn reset(&mut self) {
-        self.empty = 0;
+        self.empty_polls = 0;
         self.since_ns = None;
     }
 
@@ -50,12 +50,12 @@ impl PollTimeout {
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
         if simnic::is_simulated() {
-            simnic::idle(LOOK, None);
+            simnic::idle(SIMULATED_POLL_NS, None);
         } else if self.pauses {
             std::hint::spin_loop();
         }
-        self.empty = self.empty.wrapping_add(1);
-        if !self.empty.is_multiple_of(4096) {
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if !self.empty_polls.is_multiple_of(4096) {
             return false;
         }
         let now = now_ns();

@@ -4,11 +4,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::pin::Cores;
+use crate::pin::CorePair;
 
 /// The circumstances of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record<S = crate::setup::Settings> {
+pub struct RunCircumstances<S = crate::setup::Settings> {
     /// Seconds since 1970.
     pub started_unix_s: u64,
     /// Commit that the program was built from, with `-dirty` if files were changed.
@@ -26,7 +26,7 @@ pub struct Record<S = crate::setup::Settings> {
     /// Load average over the minute before; 0 means an idle machine.
     pub load_before: f64,
     /// Cores of the two processes.
-    pub cores: Cores,
+    pub cores: CorePair,
     /// Provider of the verbs, which determines the kind of the figures.
     pub provider: String,
     /// Device name.
@@ -37,11 +37,16 @@ pub struct Record<S = crate::setup::Settings> {
     pub command: Vec<String>,
 }
 
-impl<S> Record<S> {
+impl<S> RunCircumstances<S> {
     /// Creates a record and reads the machine's properties from the system.
     #[must_use]
-    pub fn new(cores: Cores, provider: String, device: String, settings: S) -> Record<S> {
-        Record {
+    pub fn new(
+        cores: CorePair,
+        provider: String,
+        device: String,
+        settings: S,
+    ) -> RunCircumstances<S> {
+        RunCircumstances {
             started_unix_s: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
@@ -66,21 +71,21 @@ impl<S> Record<S> {
 }
 
 /// Properties of the first CPU in `/proc/cpuinfo`.
-pub(crate) struct Cpu {
+pub(crate) struct CpuProperties {
     /// Model, as the kernel names it.
     pub(crate) model: String,
     /// Clock in GHz, if the kernel reports it.
     pub(crate) clock_ghz: Option<f64>,
 }
 
-pub(crate) fn cpu() -> Cpu {
+pub(crate) fn cpu() -> CpuProperties {
     let info = read("/proc/cpuinfo");
     let of = |key: &str| {
         let mut lines = info.lines();
         let value = lines.find_map(|line| Some(line.strip_prefix(key)?.split_once(':')?.1));
         value.map(|value| value.trim().to_owned())
     };
-    Cpu {
+    CpuProperties {
         model: of("model name").unwrap_or_else(|| "unknown".to_owned()),
         clock_ghz: of("cpu MHz").and_then(|mhz| Some(mhz.parse::<f64>().ok()? / 1e3)),
     }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::link::{Exe, Link};
+use crate::link::{WorkerCommand, WorkerLink};
 
 /// Version of the protocol; every change of the workers' jobs increments it.
 pub const PROTOCOL: u32 = 2;
@@ -97,7 +97,7 @@ fn differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>
 
 /// Listening side of a measurement.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct ListeningPeer {
     /// Host and port of the listening side.
     pub address: String,
     /// Description of the measurement on this side.
@@ -106,16 +106,16 @@ pub struct Peer {
     pub processes: usize,
 }
 
-impl Peer {
+impl ListeningPeer {
     /// Connects to all processes of the listening side.
     ///
     /// # Errors
     /// When no program listens, another program listens, or the descriptions of the measurement
     /// differ.
-    pub fn connect(&self) -> Result<Vec<Link>> {
+    pub fn connect(&self) -> Result<Vec<WorkerLink>> {
         let own = Hello::new(self.processes, &self.task_description);
-        let link = |_| -> Result<Link> {
-            let mut link = Link::tcp(reach(&self.address)?)?;
+        let link = |_| -> Result<WorkerLink> {
+            let mut link = WorkerLink::tcp(reach(&self.address)?)?;
             link.send(&own)?;
             let peer: Hello = link
                 .recv()
@@ -165,7 +165,7 @@ fn reach(address: &str) -> Result<TcpStream> {
 pub fn listen(
     address: &str,
     task_description: &Value,
-    worker: &Exe,
+    worker: &WorkerCommand,
     on_listening: impl FnOnce(SocketAddr) -> Result<()>,
 ) -> Result<()> {
     let listener = TcpListener::bind(address)
@@ -194,10 +194,10 @@ pub fn listen(
 fn accept_connection(
     stream: TcpStream,
     task_description: &Value,
-    worker: &Exe,
+    worker: &WorkerCommand,
 ) -> Result<(usize, Child)> {
     stream.set_read_timeout(Some(TIMEOUT))?;
-    let mut link = Link::tcp(stream.try_clone()?)?;
+    let mut link = WorkerLink::tcp(stream.try_clone()?)?;
     let peer: Hello = link.recv().context("it says nothing of ours")?;
     let own = Hello::new(peer.connections, task_description);
     // Send the own description before the check, so that the other side can report the differences
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_fails_and_a_stranger_are_errors() {
-        let worker = |program: &str| Exe {
+        let worker = |program: &str| WorkerCommand {
             path: program.into(),
             args: Vec::new(),
             envs: Vec::new(),
@@ -271,7 +271,7 @@ mod tests {
             })
         };
         let connects = |address: SocketAddr| {
-            let peer = Peer {
+            let peer = ListeningPeer {
                 address: address.to_string(),
                 task_description: json!("the same"),
                 processes: 2,

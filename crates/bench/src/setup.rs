@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::goal::Row;
-use crate::link::Exe;
+use crate::link::WorkerCommand;
 use crate::nic::NicChoice;
-use crate::pin::Cores;
+use crate::pin::CorePair;
 
 /// Extent of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,18 +20,18 @@ pub struct Settings {
 
 /// A run's settings, cores, worker program and NIC.
 #[derive(Clone, Debug)]
-pub struct Bench {
+pub struct BenchSetup {
     /// Extent of the run.
     pub settings: Settings,
     /// Cores of the two processes.
-    pub cores: Cores,
+    pub cores: CorePair,
     /// Program that starts a worker.
-    pub worker: Exe,
+    pub worker: WorkerCommand,
     /// NIC of this project's side.
     pub nic: NicChoice,
 }
 
-impl Bench {
+impl BenchSetup {
     /// Returns `count` divided by the `shrink` setting, at least 64.
     #[must_use]
     pub fn scaled(&self, count: u64) -> u64 {
@@ -41,7 +41,7 @@ impl Bench {
 
 /// A figure of a row, with the operations counted for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct RowFigure {
     /// Figure in the unit of the row.
     pub value: f64,
     /// Operations that the receiving end checked.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Median and spread of a few samples of one quantity, all in that quantity's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct MedianAndSpread {
     /// Middle sample, or the mean of the two middle samples.
     pub median: f64,
     /// Smallest sample.
@@ -15,13 +15,13 @@ pub struct Spread {
     pub mad: f64,
 }
 
-impl Spread {
+impl MedianAndSpread {
     /// Summarises `samples`. Returns `None` if there are no samples or a sample is NaN.
     #[must_use]
-    pub fn of(samples: &[f64]) -> Option<Spread> {
+    pub fn of(samples: &[f64]) -> Option<MedianAndSpread> {
         let median = median(samples)?;
         let distances: Vec<f64> = samples.iter().map(|x| (x - median).abs()).collect();
-        Some(Spread {
+        Some(MedianAndSpread {
             median,
             min: samples.iter().copied().fold(f64::INFINITY, f64::min),
             max: samples.iter().copied().fold(f64::NEG_INFINITY, f64::max),
@@ -64,12 +64,12 @@ mod tests {
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[1.0, f64::NAN]), None);
-        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(MedianAndSpread::of(&[]), None);
     }
 
     #[test]
     fn ranges_that_touch_overlap() {
-        let of = |samples: &[f64]| Spread::of(samples).unwrap();
+        let of = |samples: &[f64]| MedianAndSpread::of(samples).unwrap();
         let (low, high) = (of(&[1.0, 2.0]), of(&[2.0, 3.0]));
         assert!(low.overlaps(&high) && high.overlaps(&low) && low.overlaps(&of(&[1.5])));
         assert!(!low.overlaps(&of(&[2.5, 3.0])) && !high.overlaps(&of(&[1.0, 1.9])));
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn spread_of_known_samples() {
-        let spread = Spread::of(&[10.0, 12.0, 11.0, 50.0, 9.0]).unwrap();
+        let spread = MedianAndSpread::of(&[10.0, 12.0, 11.0, 50.0, 9.0]).unwrap();
         assert_eq!(spread.median, 11.0);
         assert_eq!((spread.min, spread.max), (9.0, 50.0));
         assert_eq!(spread.mad, 1.0);
@@ -86,7 +86,7 @@ mod tests {
     proptest! {
         #[test]
         fn median_splits_the_samples(samples in prop::collection::vec(-1e9..1e9f64, 1..40)) {
-            let spread = Spread::of(&samples).unwrap();
+            let spread = MedianAndSpread::of(&samples).unwrap();
             let below = samples.iter().filter(|x| **x <= spread.median).count();
             let above = samples.iter().filter(|x| **x >= spread.median).count();
             prop_assert!(2 * below >= samples.len() && 2 * above >= samples.len());

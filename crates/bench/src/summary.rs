@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::goal::{Distance, Goal, Row, Unit};
-use crate::setup::Measured;
-use crate::stats::Spread;
+use crate::goal::{CoreDistance, Row, RowGoal, Unit};
+use crate::setup::RowFigure;
+use crate::stats::MedianAndSpread;
 
 /// Side of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum RowSide {
     /// This project's implementation.
     Ours,
     /// The peer.
@@ -18,27 +18,27 @@ pub enum Side {
     Limit,
 }
 
-impl Side {
+impl RowSide {
     /// Returns the side's name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Side::Ours => "ours",
-            Side::Peer => "peer",
-            Side::Limit => "limit",
+            RowSide::Ours => "ours",
+            RowSide::Peer => "peer",
+            RowSide::Limit => "limit",
         }
     }
 }
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct RowSample {
     /// Round, counted from 0.
     pub round: u32,
     /// Row that was measured; for a peer or a limit that several rows share, the first of them.
     pub row: Row,
     /// Side that was measured.
-    pub side: Side,
+    pub side: RowSide,
     /// Figure in the unit of the row.
     pub value: f64,
     /// Unit of the row.
@@ -51,11 +51,11 @@ pub struct Sample {
     pub bounce_ns: [f64; 2],
 }
 
-impl Sample {
+impl RowSample {
     /// Returns the distance of the cores, or `None` if they moved during the measurement.
     #[must_use]
-    pub fn distance(&self) -> Option<Distance> {
-        let [before, after] = self.bounce_ns.map(Distance::of_bounce_ns);
+    pub fn distance(&self) -> Option<CoreDistance> {
+        let [before, after] = self.bounce_ns.map(CoreDistance::of_bounce_ns);
         (before == after).then_some(before)
     }
 }
@@ -63,7 +63,7 @@ impl Sample {
 /// Progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-pub enum Event {
+pub enum RunEvent {
     /// The bounce of a cache line between the two cores was measured.
     Bounce {
         /// Round, counted from 0.
@@ -78,28 +78,28 @@ pub enum Event {
         /// Row that is measured.
         row: Row,
         /// Side that is measured.
-        side: Side,
+        side: RowSide,
     },
     /// A measurement has succeeded.
-    Sample(Sample),
+    Sample(RowSample),
 }
 
 /// Comparison of a median with its goal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct GoalVerdict {
     /// The goal.
-    pub goal: Goal,
+    pub goal: RowGoal,
     /// True if the median reaches the goal's minimum.
     pub at_least_reached: bool,
     /// True if the median reaches the goal's aim.
     pub aim_reached: bool,
 }
 
-impl Verdict {
-    fn of(row: Row, goal: Option<Goal>, judged: Option<Spread>) -> Option<Verdict> {
+impl GoalVerdict {
+    fn of(row: Row, goal: Option<RowGoal>, judged: Option<MedianAndSpread>) -> Option<GoalVerdict> {
         let (goal, judged) = (goal?, judged?);
         let reached = |wanted| row.reaches(judged.median, wanted);
-        Some(Verdict {
+        Some(GoalVerdict {
             goal,
             at_least_reached: reached(goal.at_least),
             aim_reached: reached(goal.aim_for),
@@ -109,25 +109,25 @@ impl Verdict {
 
 /// A row's figures of the rounds with one distance of the cores.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct RowFigures {
     /// This project's figure.
-    pub ours: Option<Spread>,
+    pub ours: Option<MedianAndSpread>,
     /// The peer's figure.
-    pub peer: Option<Spread>,
+    pub peer: Option<MedianAndSpread>,
     /// This project's figure divided by the peer's figure of the same round.
-    pub ratio: Option<Spread>,
+    pub ratio: Option<MedianAndSpread>,
     /// Verdict on the ratio, or on this project's figure if the row has no peer; `None` without
     /// such a figure.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<GoalVerdict>,
     /// The limit's figure.
-    pub limit: Option<Spread>,
+    pub limit: Option<MedianAndSpread>,
     /// This project's figure divided by the limit's figure of the same round.
-    pub share: Option<Spread>,
+    pub share: Option<MedianAndSpread>,
     /// Verdict on the share of the limit.
-    pub limit_verdict: Option<Verdict>,
+    pub limit_verdict: Option<GoalVerdict>,
 }
 
-impl Figures {
+impl RowFigures {
     /// Returns true if every verdict reaches its minimum.
     #[must_use]
     pub fn reached(&self) -> bool {
@@ -151,9 +151,9 @@ pub struct RowResult {
     /// Name of the limit.
     pub limit_name: Option<String>,
     /// Figures with near cores; `None` if no measurement of this project's side had near cores.
-    pub near: Option<Figures>,
+    pub near: Option<RowFigures>,
     /// Figures with far cores; `None` if no measurement of this project's side had far cores.
-    pub far: Option<Figures>,
+    pub far: Option<RowFigures>,
     /// Measurements of this project's side during which the cores moved; `near` and `far` exclude
     /// them.
     pub moved: u32,
@@ -167,14 +167,14 @@ pub struct RowResult {
 
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// One-way bounce time in nanoseconds, measured at the start of every round.
-    pub bounce_ns: Spread,
+    pub bounce_ns: MedianAndSpread,
     /// Results of the rows, in the order of the settings.
     pub rows: Vec<RowResult>,
 }
 
-impl Summary {
+impl RunSummary {
     /// Returns true if every row reached its minimum.
     #[must_use]
     pub fn reached(&self) -> bool {
@@ -182,15 +182,15 @@ impl Summary {
     }
 }
 
-impl Sample {
+impl RowSample {
     pub(crate) fn new(
-        measured: Measured,
+        measured: RowFigure,
         round: u32,
         row: Row,
-        side: Side,
+        side: RowSide,
         bounce_ns: [f64; 2],
-    ) -> Sample {
-        Sample {
+    ) -> RowSample {
+        RowSample {
             round,
             row,
             side,
@@ -205,54 +205,61 @@ impl Sample {
 
 /// All samples and errors.
 #[derive(Default)]
-pub(crate) struct Samples {
-    pub(crate) samples: Vec<Sample>,
-    errors: Vec<(Row, Side, String)>,
+pub(crate) struct RunSamples {
+    pub(crate) samples: Vec<RowSample>,
+    errors: Vec<(Row, RowSide, String)>,
 }
 
 /// Returns true if a measurement of `side` for row `of` also counts for `row`.
-fn is_of(of: Row, side: Side, row: Row) -> bool {
+fn is_of(of: Row, side: RowSide, row: Row) -> bool {
     match side {
-        Side::Ours => of == row,
-        Side::Peer => row.peer().is_some() && of.peer() == row.peer(),
-        Side::Limit => row.limit().is_some() && of.limit() == row.limit(),
+        RowSide::Ours => of == row,
+        RowSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
+        RowSide::Limit => row.limit().is_some() && of.limit() == row.limit(),
     }
 }
 
-impl Samples {
-    pub(crate) fn note(&mut self, row: Row, side: Side, round: u32, err: &anyhow::Error) {
+impl RunSamples {
+    pub(crate) fn record_error(
+        &mut self,
+        row: Row,
+        side: RowSide,
+        round: u32,
+        err: &anyhow::Error,
+    ) {
         let text = format!("round {round}, {}: {err:#}", side.name());
         self.errors.push((row, side, text));
     }
 
-    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: Spread) -> Summary {
-        Summary {
+    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: MedianAndSpread) -> RunSummary {
+        RunSummary {
             bounce_ns,
             rows: rows.iter().map(|row| self.result(*row)).collect(),
         }
     }
 
-    fn samples_of(&self, row: Row, side: Side) -> impl Iterator<Item = &Sample> {
-        let is_of = move |s: &&Sample| s.side == side && is_of(s.row, side, row);
+    fn samples_of(&self, row: Row, side: RowSide) -> impl Iterator<Item = &RowSample> {
+        let is_of = move |s: &&RowSample| s.side == side && is_of(s.row, side, row);
         self.samples.iter().filter(is_of)
     }
 
-    fn figures(&self, row: Row, distance: Distance) -> Option<Figures> {
-        let of = |side| -> Vec<&Sample> {
-            let there = |s: &&Sample| s.distance() == Some(distance);
+    fn figures(&self, row: Row, distance: CoreDistance) -> Option<RowFigures> {
+        let of = |side| -> Vec<&RowSample> {
+            let there = |s: &&RowSample| s.distance() == Some(distance);
             self.samples_of(row, side).filter(there).collect()
         };
-        let ours = of(Side::Ours);
-        let values =
-            |samples: &[&Sample]| Spread::of(&samples.iter().map(|s| s.value).collect::<Vec<_>>());
-        let over = |others: &[&Sample]| {
+        let ours = of(RowSide::Ours);
+        let values = |samples: &[&RowSample]| {
+            MedianAndSpread::of(&samples.iter().map(|s| s.value).collect::<Vec<_>>())
+        };
+        let over = |others: &[&RowSample]| {
             let ratios = ours.iter().filter_map(|ours| {
                 let other = others.iter().find(|other| other.round == ours.round)?;
                 Some(ours.value / other.value)
             });
-            Spread::of(&ratios.collect::<Vec<_>>())
+            MedianAndSpread::of(&ratios.collect::<Vec<_>>())
         };
-        let (peers, limits) = (of(Side::Peer), of(Side::Limit));
+        let (peers, limits) = (of(RowSide::Peer), of(RowSide::Limit));
         let ours_spread = Some(values(&ours)?);
         let (ratio, share) = (over(&peers), over(&limits));
         let judged = if row.peer().is_some() {
@@ -260,27 +267,27 @@ impl Samples {
         } else {
             ours_spread
         };
-        Some(Figures {
+        Some(RowFigures {
             ours: ours_spread,
             peer: values(&peers),
             ratio,
-            verdict: Verdict::of(row, row.goal(distance), judged),
+            verdict: GoalVerdict::of(row, row.goal(distance), judged),
             limit: values(&limits),
             share,
-            limit_verdict: Verdict::of(row, row.limit_goal(), share),
+            limit_verdict: GoalVerdict::of(row, row.limit_goal(), share),
         })
     }
 
     fn result(&self, row: Row) -> RowResult {
-        let near = self.figures(row, Distance::Near);
-        let far = self.figures(row, Distance::Far);
+        let near = self.figures(row, CoreDistance::Near);
+        let far = self.figures(row, CoreDistance::Far);
         let mut both = near.iter().chain(&far).peekable();
         let errors = self.errors.iter();
         let errors: Vec<_> = errors
             .filter(|(of, side, _)| is_of(*of, *side, row))
             .map(|(.., text)| text.clone())
             .collect();
-        let ours = || self.samples_of(row, Side::Ours);
+        let ours = || self.samples_of(row, RowSide::Ours);
         let moved = ours().filter(|s| s.distance().is_none()).count();
         RowResult {
             row,
@@ -293,7 +300,7 @@ impl Samples {
             moved: u32::try_from(moved).unwrap_or(u32::MAX),
             at_least_reached: errors.is_empty()
                 && both.peek().is_some()
-                && both.all(Figures::reached),
+                && both.all(RowFigures::reached),
             lost_ops: ours().map(|s| s.lost_ops).sum(),
             errors,
         }
@@ -308,16 +315,16 @@ mod tests {
     const FAR: [f64; 2] = [170.0, 180.0];
     const MOVED: [f64; 2] = [30.0, 170.0];
 
-    fn samples_with(samples: &[(u32, Row, Side, f64, [f64; 2])]) -> Samples {
-        let of = |&(round, row, side, value, bounce_ns): &(u32, Row, Side, f64, [f64; 2])| {
-            let measured = Measured {
+    fn samples_with(samples: &[(u32, Row, RowSide, f64, [f64; 2])]) -> RunSamples {
+        let of = |&(round, row, side, value, bounce_ns): &(u32, Row, RowSide, f64, [f64; 2])| {
+            let measured = RowFigure {
                 value,
                 verified_ops: 1,
                 lost_ops: 0,
             };
-            Sample::new(measured, round, row, side, bounce_ns)
+            RowSample::new(measured, round, row, side, bounce_ns)
         };
-        Samples {
+        RunSamples {
             samples: samples.iter().map(of).collect(),
             errors: vec![],
         }
@@ -328,8 +335,12 @@ mod tests {
         let samples = (0..)
             .zip(of_rounds)
             .flat_map(|(round, &(ours, peer, limit, at))| {
-                [(Side::Ours, ours), (Side::Peer, peer), (Side::Limit, limit)]
-                    .map(|(side, value)| (round, Row::UdSend, side, value, at))
+                [
+                    (RowSide::Ours, ours),
+                    (RowSide::Peer, peer),
+                    (RowSide::Limit, limit),
+                ]
+                .map(|(side, value)| (round, Row::UdSend, side, value, at))
             });
         samples_with(&samples.collect::<Vec<_>>()).result(Row::UdSend)
     }
@@ -363,8 +374,8 @@ mod tests {
         assert!(!result.at_least_reached);
         // Figures of different distances are not compared.
         let samples = [
-            (0, Row::UdSend, Side::Ours, 80.0, NEAR),
-            (0, Row::UdSend, Side::Peer, 2.0, FAR),
+            (0, Row::UdSend, RowSide::Ours, 80.0, NEAR),
+            (0, Row::UdSend, RowSide::Peer, 2.0, FAR),
         ];
         let near = samples_with(&samples).result(Row::UdSend).near.unwrap();
         assert!(near.ratio.is_none() && near.verdict.is_none());
@@ -373,10 +384,10 @@ mod tests {
     #[test]
     fn rows_share_peers_and_limits() {
         let samples = samples_with(&[
-            (0, Row::RcSend, Side::Ours, 80.0, NEAR),
-            (0, Row::UdSend, Side::Peer, 20.0, NEAR),
-            (0, Row::UdSend8, Side::Limit, 100.0, NEAR),
-            (0, Row::UdSend, Side::Limit, 200.0, NEAR),
+            (0, Row::RcSend, RowSide::Ours, 80.0, NEAR),
+            (0, Row::UdSend, RowSide::Peer, 20.0, NEAR),
+            (0, Row::UdSend8, RowSide::Limit, 100.0, NEAR),
+            (0, Row::UdSend, RowSide::Limit, 200.0, NEAR),
         ]);
         let near = samples.result(Row::RcSend).near.unwrap();
         assert_eq!(near.ratio.unwrap().median, 4.0);
@@ -385,28 +396,28 @@ mod tests {
 
     #[test]
     fn a_limit_is_judged_by_our_own_figure() {
-        let of = |value| samples_with(&[(0, Row::Connect, Side::Ours, value, FAR)]);
+        let of = |value| samples_with(&[(0, Row::Connect, RowSide::Ours, value, FAR)]);
         assert!(of(1.5).result(Row::Connect).at_least_reached);
         assert!(!of(9.5).result(Row::Connect).at_least_reached);
     }
 
     #[test]
     fn a_row_with_an_error_or_without_a_figure_reaches_nothing() {
-        let mut samples = samples_with(&[(0, Row::Connect, Side::Ours, 1.5, NEAR)]);
+        let mut samples = samples_with(&[(0, Row::Connect, RowSide::Ours, 1.5, NEAR)]);
         assert!(!samples.result(Row::RcSend).at_least_reached);
-        samples.note(Row::Connect, Side::Ours, 1, &anyhow::anyhow!("no"));
+        samples.record_error(Row::Connect, RowSide::Ours, 1, &anyhow::anyhow!("no"));
         let result = samples.result(Row::Connect);
         assert_eq!(result.errors, ["round 1, ours: no"]);
         assert!(!result.at_least_reached);
         // A failed peer is an error of all rows that have it.
-        samples.note(Row::UdSend, Side::Peer, 0, &anyhow::anyhow!("none"));
+        samples.record_error(Row::UdSend, RowSide::Peer, 0, &anyhow::anyhow!("none"));
         assert_eq!(samples.result(Row::RcSend).errors.len(), 1);
         assert_eq!(samples.result(Row::Connect).errors.len(), 1);
     }
 
     #[test]
     fn events_are_lines_of_type_and_data() {
-        let bounce = Event::Bounce {
+        let bounce = RunEvent::Bounce {
             round: 0,
             bounce_ns: 31.5,
         };
@@ -414,11 +425,11 @@ mod tests {
             serde_json::to_string(&bounce).unwrap(),
             r#"{"type":"bounce","data":{"round":0,"bounce_ns":31.5}}"#
         );
-        let sample = samples_with(&[(2, Row::Connect, Side::Ours, 1.5, NEAR)])
+        let sample = samples_with(&[(2, Row::Connect, RowSide::Ours, 1.5, NEAR)])
             .samples
             .remove(0);
         assert_eq!(
-            serde_json::to_string(&Event::Sample(sample)).unwrap(),
+            serde_json::to_string(&RunEvent::Sample(sample)).unwrap(),
             r#"{"type":"sample","data":{"round":2,"row":"connect","side":"ours","value":1.5,"unit":"s","verified_ops":1,"lost_ops":0,"bounce_ns":[30.0,31.0]}}"#
         );
     }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 /// Resources that a process has used up to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct ResourceUsage {
     /// CPU time of all its threads, in nanoseconds.
     pub cpu_ns: u64,
     /// Memory in RAM, shared or not.
@@ -13,12 +13,12 @@ pub struct Usage {
     pub sleeps: u64,
 }
 
-impl Usage {
+impl ResourceUsage {
     /// Reads the usage of process `pid`.
     ///
     /// # Errors
     /// When the process is gone, or the kernel does not report the usage.
-    pub fn of(pid: u32) -> Result<Usage> {
+    pub fn of(pid: u32) -> Result<ResourceUsage> {
         let (mut cpu_ns, mut sleeps) = (0, 0);
         let tasks = format!("/proc/{pid}/task");
         for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
@@ -35,7 +35,7 @@ impl Usage {
         let status = format!("/proc/{pid}/status");
         let text =
             std::fs::read_to_string(&status).with_context(|| format!("cannot read {status}"))?;
-        Ok(Usage {
+        Ok(ResourceUsage {
             cpu_ns,
             resident_bytes: resident_of(&text).with_context(|| format!("{status}: no VmRSS"))?,
             sleeps,
@@ -76,11 +76,11 @@ mod tests {
 
     #[test]
     fn this_process_uses_something_and_no_process_nothing() {
-        let before = Usage::of(std::process::id()).unwrap();
+        let before = ResourceUsage::of(std::process::id()).unwrap();
         assert!(before.resident_bytes > 0);
-        while Usage::of(std::process::id()).unwrap().cpu_ns == before.cpu_ns {
+        while ResourceUsage::of(std::process::id()).unwrap().cpu_ns == before.cpu_ns {
             std::hint::black_box((0..100_000u64).sum::<u64>());
         }
-        assert!(Usage::of(u32::MAX).is_err());
+        assert!(ResourceUsage::of(u32::MAX).is_err());
     }
 }

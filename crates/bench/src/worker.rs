@@ -6,7 +6,7 @@ use crate::crowd;
 use crate::depth;
 use crate::events;
 pub use crate::job::Job;
-use crate::link::Link;
+use crate::link::WorkerLink;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
 use crate::peers::{bare_pair, hostcopy, lmdb, udp};
@@ -19,7 +19,7 @@ use crate::rows::{connections, wire};
 ///
 /// # Errors
 /// When a job fails; the driver is told why.
-pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
+pub fn serve(link: &mut WorkerLink, nic: Option<&NicChoice>) -> Result<()> {
     while let Some(job) = link.recv_or_end()? {
         let done = match job {
             Job::Connections(order) => connections::work(link, &order),

@@ -1,6 +1,6 @@
 //! Calibrating a simulated NIC gives back the numbers that it was simulated with.
 
-use bench::calibrate::{Simulated, calibrate};
+use bench::calibrate::{SimulatedMachine, calibrate};
 use nicmodel::Profile;
 use nicmodel::profile::builtin;
 
@@ -41,7 +41,7 @@ fn connect_ib_is_found_again_from_its_rates() {
     let cib = nic("cib");
     // Calibrate with another NIC's profile: Connect-IB's own profile would hide wrong assumptions.
     let calibration =
-        calibrate(&mut Simulated(cib), nic("cx3"), |_| ()).expect("it can be measured");
+        calibrate(&mut SimulatedMachine(cib), nic("cx3"), || false).expect("it can be measured");
     let got = &calibration.profile;
     compare(
         got,
@@ -100,7 +100,7 @@ fn connect_ib_is_found_again_from_its_rates() {
 fn a_nic_with_one_lock_and_no_units_is_found_again() {
     let cx3 = nic("cx3");
     let calibration =
-        calibrate(&mut Simulated(cx3), nic("cib"), |_| ()).expect("it can be measured");
+        calibrate(&mut SimulatedMachine(cx3), nic("cib"), || false).expect("it can be measured");
     let got = &calibration.profile;
     assert_eq!(value(got, "atomics.lock_bits"), 0.0);
     compare(

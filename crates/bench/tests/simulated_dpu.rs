@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use bench::micro::{Outcome, Parameters, PingPong, Task, Verb};
+use bench::micro::{MeasurementTask, MicroParameters, PingPong, TaskResult, Verb};
 use bench::simulated::micro::run_towards;
-use bench::simulated::sequencer::{self as simulated, Setup};
-use nicmodel::profile::{Place, Profile, builtin};
+use bench::simulated::sequencer::{self as simulated, SequencerParameters};
+use nicmodel::profile::{CorePlace, Profile, builtin};
 use sequencer::Design;
 
 fn bf2() -> &'static Profile {
     builtin("bf2").expect("built in")
 }
 
-fn sequence(design: Design, place: Place) -> simulated::Outcome {
-    let setup = Setup {
+fn sequence(design: Design, place: CorePlace) -> simulated::SequencerResult {
+    let setup = SequencerParameters {
         place: Some(place),
         clients: 24,
         time: Duration::from_micros(200),
-        ..Setup::paper(design, 8)
+        ..SequencerParameters::paper(design, 8)
     };
     let outcome = simulated::run(bf2(), &setup).expect("it runs");
     assert!(
@@ -35,7 +35,8 @@ fn sequence(design: Design, place: Place) -> simulated::Outcome {
 #[test]
 fn every_design_runs_on_both_places() {
     for design in Design::ALL {
-        let [host, dpu] = [Place::Host, Place::Dpu].map(|place| sequence(design, place).rate_mops);
+        let [host, dpu] =
+            [CorePlace::Host, CorePlace::Dpu].map(|place| sequence(design, place).rate_mops);
         if design == Design::Atomics {
             assert!(
                 dpu > 1.4 * host,
@@ -53,7 +54,7 @@ fn every_design_runs_on_both_places() {
 #[test]
 fn the_same_seed_gives_the_same_output_on_a_dpu() {
     let json = || {
-        let outcome = sequence(Design::Rpc, Place::Dpu);
+        let outcome = sequence(Design::Rpc, CorePlace::Dpu);
         serde_json::to_string(&outcome).expect("serializes")
     };
     assert_eq!(json(), json());
@@ -61,9 +62,9 @@ fn the_same_seed_gives_the_same_output_on_a_dpu() {
 
 #[test]
 fn a_place_that_is_not_there_is_refused() {
-    let setup = |cores| Setup {
-        place: Some(Place::Dpu),
-        ..Setup::paper(Design::Rpc, cores)
+    let setup = |cores| SequencerParameters {
+        place: Some(CorePlace::Dpu),
+        ..SequencerParameters::paper(Design::Rpc, cores)
     };
     let cib = builtin("cib").expect("built in");
     let error = simulated::run(cib, &setup(1))
@@ -82,18 +83,18 @@ fn a_place_that_is_not_there_is_refused() {
     );
 }
 
-fn latency_ns(verb: Verb, payload: usize, inline: bool, place: Place) -> f64 {
-    let parameters = Parameters {
+fn latency_ns(verb: Verb, payload: usize, inline: bool, place: CorePlace) -> f64 {
+    let parameters = MicroParameters {
         payload_bytes: Some(payload),
         inline: inline
             .then_some(true)
             .or((verb == Verb::RcSend).then_some(false)),
-        ..Parameters::default()
+        ..MicroParameters::default()
     };
     let ping = PingPong::new(verb, &parameters, 1).expect("parameters that fit");
-    match run_towards(bf2(), &Task::PingPong(ping), place).expect("it runs") {
-        Outcome::Latency(latency) => latency.latency_ns_p50,
-        Outcome::Rate(_) => panic!("a ping-pong has a latency"),
+    match run_towards(bf2(), &MeasurementTask::PingPong(ping), place).expect("it runs") {
+        TaskResult::Latency(latency) => latency.latency_ns_p50,
+        TaskResult::Rate(_) => panic!("a ping-pong has a latency"),
     }
 }
 
@@ -103,7 +104,10 @@ fn latency_ns(verb: Verb, payload: usize, inline: bool, place: Place) -> f64 {
 fn the_dpu_is_nearer() {
     let saved = |verb, payload, inline| {
         let at = |place| latency_ns(verb, payload, inline, place);
-        (at(Place::Host) - at(Place::Dpu), at(Place::Host))
+        (
+            at(CorePlace::Host) - at(CorePlace::Dpu),
+            at(CorePlace::Host),
+        )
     };
     let (fetched, _) = saved(Verb::RcSend, 32, false);
     let (inlined, _) = saved(Verb::RcSend, 32, true);

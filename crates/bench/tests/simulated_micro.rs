@@ -2,7 +2,9 @@
 //! published rates and the model's predictions. Virtual time is deterministic, so figures can be
 //! compared.
 
-use bench::micro::{Direction, Outcome, Parameters, Rate, Stream, Task, Verb};
+use bench::micro::{
+    MeasuredRole, MeasurementTask, MicroParameters, StreamRate, TaskResult, Verb, VerbStream,
+};
 use bench::simulated::micro::{run, run_counted};
 use nicmodel::Profile;
 use nicmodel::profile::builtin;
@@ -12,28 +14,28 @@ fn nic(name: &str) -> &'static Profile {
     builtin(name).expect("built in")
 }
 
-fn measure(nic: &Profile, stream: Stream) -> Rate {
-    match run(nic, &Task::Stream(stream)).expect("it runs") {
-        Outcome::Rate(rate) => rate,
-        Outcome::Latency(_) => panic!("a stream has a rate"),
+fn measure(nic: &Profile, stream: VerbStream) -> StreamRate {
+    match run(nic, &MeasurementTask::Stream(stream)).expect("it runs") {
+        TaskResult::Rate(rate) => rate,
+        TaskResult::Latency(_) => panic!("a stream has a rate"),
     }
 }
 
 /// Parameters that use all cores of the machine, with enough queue pairs for all units of its NIC.
-fn busy(nic: &Profile, direction: Direction) -> Parameters {
-    Parameters {
+fn busy(nic: &Profile, direction: MeasuredRole) -> MicroParameters {
+    MicroParameters {
         direction,
         threads: Some(nic.host.cores.value as usize),
         queue_pairs: Some(4),
-        ..Parameters::default()
+        ..MicroParameters::default()
     }
 }
 
-fn rate(nic: &Profile, verb: Verb, parameters: &Parameters) -> f64 {
+fn rate(nic: &Profile, verb: Verb, parameters: &MicroParameters) -> f64 {
     // The duration is long compared with the time that all outstanding operations take.
     measure(
         nic,
-        Stream::new(verb, parameters, 3).expect("parameters that fit"),
+        VerbStream::new(verb, parameters, 3).expect("parameters that fit"),
     )
     .rate_mops
 }
@@ -50,19 +52,19 @@ fn printed(id: &str) -> f64 {
 #[test]
 fn the_peaks_of_both_directions_are_those_published() {
     let cib = nic("cib");
-    let of = |verb, direction, change: fn(Parameters) -> Parameters| {
+    let of = |verb, direction, change: fn(MicroParameters) -> MicroParameters| {
         rate(cib, verb, &change(busy(cib, direction)))
     };
-    let header_only = |parameters| Parameters {
+    let header_only = |parameters| MicroParameters {
         payload_bytes: Some(0),
         ..parameters
     };
-    let on_one_queue_pair = |parameters| Parameters {
+    let on_one_queue_pair = |parameters| MicroParameters {
         batch: Some(1),
         queue_pairs: Some(1),
         ..parameters
     };
-    let (outbound, inbound) = (Direction::Outbound, Direction::Inbound);
+    let (outbound, inbound) = (MeasuredRole::Outbound, MeasuredRole::Inbound);
     near(
         of(Verb::UdSend, outbound, header_only),
         printed("ud_send_batched_ho_peak"),
@@ -93,7 +95,7 @@ fn the_peaks_of_both_directions_are_those_published() {
         printed("out_read"),
         0.03,
     );
-    let two_lines = |parameters| Parameters {
+    let two_lines = |parameters| MicroParameters {
         payload_bytes: Some(32),
         batch: Some(1),
         ..parameters
@@ -111,10 +113,10 @@ fn the_peaks_of_both_directions_are_those_published() {
 fn atomics_depend_on_how_many_locks_their_counters_use() {
     let cib = nic("cib");
     let of = |addresses, spacing_bytes| {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             addresses: Some(addresses),
             spacing_bytes: Some(spacing_bytes),
-            ..busy(cib, Direction::Inbound)
+            ..busy(cib, MeasuredRole::Inbound)
         };
         rate(cib, Verb::Atomics, &parameters)
     };
@@ -134,9 +136,9 @@ fn atomics_depend_on_how_many_locks_their_counters_use() {
 fn connectx3_has_one_lock_for_all() {
     let cx3 = nic("cx3");
     for addresses in [1, 4096] {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             addresses: Some(addresses),
-            ..busy(cx3, Direction::Inbound)
+            ..busy(cx3, MeasuredRole::Inbound)
         };
         near(
             rate(cx3, Verb::Atomics, &parameters),
@@ -151,12 +153,12 @@ fn connectx3_has_one_lock_for_all() {
 fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
     let cib = nic("cib");
     let of = |queue_pairs| {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             queue_pairs: Some(queue_pairs),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         // WRITEs need no receiving core.
-        let stream = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
+        let stream = VerbStream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
         let model = stream.bounds(cib).expect("it can").predicted_mops;
         let got = measure(cib, stream).rate_mops;
         near(got, model.expect("a bound"), 0.06);
@@ -175,26 +177,27 @@ fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
 fn counted_reads_are_those_expected_and_the_misses() {
     let cib = nic("cib");
     for (verb, direction, payload, batch) in [
-        (Verb::UcWrite, Direction::Outbound, 8, 16),
-        (Verb::UcWrite, Direction::Outbound, 8, 1),
-        (Verb::RcWrite, Direction::Outbound, 1000, 1),
-        (Verb::RcRead, Direction::Inbound, 100, 4),
-        (Verb::Atomics, Direction::Inbound, 8, 4),
+        (Verb::UcWrite, MeasuredRole::Outbound, 8, 16),
+        (Verb::UcWrite, MeasuredRole::Outbound, 8, 1),
+        (Verb::RcWrite, MeasuredRole::Outbound, 1000, 1),
+        (Verb::RcRead, MeasuredRole::Inbound, 100, 4),
+        (Verb::Atomics, MeasuredRole::Inbound, 8, 4),
     ] {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             direction,
             payload_bytes: Some(payload),
             batch: Some(batch),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let stream = Stream::new(verb, &parameters, 1).expect("parameters that fit");
+        let stream = VerbStream::new(verb, &parameters, 1).expect("parameters that fit");
         let expected = stream.footprint(cib).expect("it can");
         let expected = match direction {
-            Direction::Outbound => expected.requester.lines_read(),
-            Direction::Inbound => expected.responder.lines_read(),
+            MeasuredRole::Outbound => expected.requester.lines_read(),
+            MeasuredRole::Inbound => expected.responder.lines_read(),
         };
-        let (outcome, counters) = run_counted(cib, &Task::Stream(stream)).expect("it runs");
-        let Outcome::Rate(rate) = outcome else {
+        let (outcome, counters) =
+            run_counted(cib, &MeasurementTask::Stream(stream)).expect("it runs");
+        let TaskResult::Rate(rate) = outcome else {
             panic!("a stream has a rate");
         };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -209,12 +212,12 @@ fn counted_reads_are_those_expected_and_the_misses() {
 
 #[test]
 fn what_a_simulated_nic_cannot_show_is_refused() {
-    let parameters = Parameters {
-        pages: Some(bench::micro::Pages::Huge),
-        ..Parameters::default()
+    let parameters = MicroParameters {
+        pages: Some(bench::micro::MemoryPages::Huge),
+        ..MicroParameters::default()
     };
-    let stream = Stream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
-    let refused = run(nic("cib"), &Task::Stream(stream)).expect_err("refused");
+    let stream = VerbStream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
+    let refused = run(nic("cib"), &MeasurementTask::Stream(stream)).expect_err("refused");
     assert!(
         refused.to_string().contains("translates no addresses"),
         "{refused}"

@@ -3,22 +3,22 @@
 
 use std::time::Duration;
 
-use bench::simulated::sequencer::{Outcome, Setup, run};
+use bench::simulated::sequencer::{SequencerParameters, SequencerResult, run};
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::published;
 use sequencer::Design;
 
-fn simulate(setup: &Setup) -> Outcome {
+fn simulate(setup: &SequencerParameters) -> SequencerResult {
     let outcome = run(builtin("cib").expect("built in"), setup).expect("it runs");
     assert!(outcome.verified, "{}", outcome.verdict);
     outcome
 }
 
-fn short(design: Design, cores: usize) -> Setup {
-    Setup {
+fn short(design: Design, cores: usize) -> SequencerParameters {
+    SequencerParameters {
         clients: 12,
         time: Duration::from_micros(50),
-        ..Setup::paper(design, cores)
+        ..SequencerParameters::paper(design, cores)
     }
 }
 
@@ -59,9 +59,9 @@ fn the_ladder_of_the_paper() {
         (Design::SpecS0, 10, "seq_t3_spec_s0", 0.1),
     ];
     for (design, cores, id, limit) in cases {
-        let setup = Setup {
+        let setup = SequencerParameters {
             time: Duration::from_micros(500),
-            ..Setup::paper(design, cores)
+            ..SequencerParameters::paper(design, cores)
         };
         let ours = simulate(&setup).rate_mops;
         let printed = published::get(id).expect("published").value;
@@ -86,14 +86,14 @@ fn steps_of_the_ladder() {
 }
 
 /// Simulates as many machines as clients, each with one outstanding request.
-fn many_machines(machines: usize) -> Outcome {
-    simulate(&Setup {
+fn many_machines(machines: usize) -> SequencerResult {
+    simulate(&SequencerParameters {
         clients: machines,
         machines: Some(machines),
         window: 1,
         postlist: 1,
         time: Duration::from_micros(200),
-        ..Setup::paper(Design::SpecS0, 10)
+        ..SequencerParameters::paper(Design::SpecS0, 10)
     })
 }
 

@@ -7,11 +7,11 @@
 //! next observation corrects it. The rate that a server could serve changes with its keys (caches) and with its load
 //! (batch sizes).
 //!
-//! - *Hysteresis*: a server whose share of the requests is off by less than [`Law::hysteresis`], relative to its
+//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::hysteresis`], relative to its
 //!   target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`Law::max_share`] of the giver's requests. A server takes at most
+//! - *Bounds*: a step moves at most [`ControlLaw::max_share`] of the giver's requests. A server takes at most
 //!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
@@ -46,7 +46,7 @@ impl ServerLoad {
 
 /// Parameters of the control law.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Law {
+pub struct ControlLaw {
     /// Smallest deviation of a server's share of requests from its target, relative to the target, that triggers a
     /// move; 0 to 1. The loss against the best throughput is smaller than this.
     pub hysteresis: f64,
@@ -58,7 +58,7 @@ pub struct Law {
     pub min_sample: usize,
 }
 
-impl Default for Law {
+impl Default for ControlLaw {
     fn default() -> Self {
         Self {
             hysteresis: 0.03,
@@ -71,7 +71,7 @@ impl Default for Law {
 
 /// A range to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Move {
+pub struct RangeMove {
     /// The server that has the range.
     pub giver: u16,
     /// The server that takes the range.
@@ -84,7 +84,7 @@ pub struct Move {
 
 /// A server's load between two observations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
-pub struct Observed {
+pub struct ObservedLoad {
     /// Requests per second.
     pub rate: f64,
     /// The fraction of time that the server was busy, 0 to 1.
@@ -96,15 +96,15 @@ pub struct Observed {
 /// Decides which ranges to move between servers whose ranges are in the order of their numbers.
 #[derive(Debug)]
 pub struct Balancer {
-    law: Law,
+    law: ControlLaw,
     /// First keys of all ranges except the first.
     splits: Vec<u64>,
     last: Vec<Option<ServerLoad>>,
-    observed: Vec<Observed>,
+    observed: Vec<ObservedLoad>,
     /// The capacities assumed before anything was observed.
     assumed_capacities: Vec<f64>,
     /// True for a server whose capacity was observed.
-    known: Vec<bool>,
+    is_observed: Vec<bool>,
 }
 
 /// Below this utilisation a server's capacity cannot be estimated from its load.
@@ -113,16 +113,16 @@ const MIN_UTILISATION: f64 = 0.005;
 impl Balancer {
     /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
     /// server, until measured; only their ratios matter. Missing capacities are 1.
-    pub fn new(law: Law, splits: Vec<u64>, capacities: &[f64]) -> Self {
+    pub fn new(law: ControlLaw, splits: Vec<u64>, capacities: &[f64]) -> Self {
         let servers = splits.len() + 1;
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
         Self {
             law,
             splits,
             last: vec![None; servers],
-            observed: vec![Observed::default(); servers],
+            observed: vec![ObservedLoad::default(); servers],
             assumed_capacities: (0..servers).map(capacity).collect(),
-            known: vec![false; servers],
+            is_observed: vec![false; servers],
         }
     }
 
@@ -132,13 +132,13 @@ impl Balancer {
     }
 
     /// Returns the servers' loads between the last two observations.
-    pub fn observed(&self) -> &[Observed] {
+    pub fn observed(&self) -> &[ObservedLoad] {
         &self.observed
     }
 
     /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
     /// [`splits`](Self::splits) then returns the splits after the move.
-    pub fn observe(&mut self, loads: &[ServerLoad]) -> Option<Move> {
+    pub fn observe(&mut self, loads: &[ServerLoad]) -> Option<RangeMove> {
         if loads.len() != self.last.len() {
             return None;
         }
@@ -146,7 +146,7 @@ impl Balancer {
         for (i, load) in loads.iter().enumerate() {
             match self.last[i].replace(load.clone()) {
                 Some(before) if load.now_ns > before.now_ns => {
-                    self.known[i] |= update_observed(&mut self.observed[i], &before, load);
+                    self.is_observed[i] |= update_observed(&mut self.observed[i], &before, load);
                 }
                 _ => is_first = true,
             }
@@ -156,23 +156,23 @@ impl Balancer {
         if is_first || loads.iter().any(|load| load.taking > 0) {
             return None;
         }
-        let pairs = (0..self.splits.len()).map(|left| (left, self.shift(left)));
+        let pairs = (0..self.splits.len()).map(|left| (left, self.share_to_move(left)));
         let relative = |(_, (shift, least)): &(usize, (f64, f64))| shift.abs() / least;
         let worst = pairs.max_by(|a, b| relative(a).total_cmp(&relative(b)))?;
         if relative(&worst).is_nan() || relative(&worst) < self.law.hysteresis {
             return None;
         }
         let (left, (shift, _)) = worst;
-        self.plan(left, shift, loads)
+        self.plan_move(left, shift, loads)
     }
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
     fn estimate_unobserved(&mut self) {
-        let known = (0..self.observed.len()).filter(|i| self.known[*i]);
+        let known = (0..self.observed.len()).filter(|i| self.is_observed[*i]);
         let scales = known.map(|i| self.observed[i].capacity / self.assumed_capacities[i]);
         let scale = scales.fold(0.0, f64::max);
         for i in 0..self.observed.len() {
-            if !self.known[i] && scale > 0.0 {
+            if !self.is_observed[i] && scale > 0.0 {
                 self.observed[i].capacity = self.assumed_capacities[i] * scale;
             }
         }
@@ -180,7 +180,7 @@ impl Balancer {
 
     /// Returns the share of two neighbours' requests that should move from the left to the right one (negative: from
     /// right to left), and the target share of the smaller neighbour.
-    fn shift(&self, left: usize) -> (f64, f64) {
+    fn share_to_move(&self, left: usize) -> (f64, f64) {
         let (a, b) = (self.observed[left], self.observed[left + 1]);
         let (rate, capacity) = (a.rate + b.rate, a.capacity + b.capacity);
         if rate <= 0.0 || capacity <= 0.0 {
@@ -190,7 +190,7 @@ impl Balancer {
         (right - b.rate / rate, right.min(1.0 - right).max(1e-3))
     }
 
-    fn plan(&mut self, left: usize, shift: f64, loads: &[ServerLoad]) -> Option<Move> {
+    fn plan_move(&mut self, left: usize, shift: f64, loads: &[ServerLoad]) -> Option<RangeMove> {
         let (a, b) = (self.observed[left], self.observed[left + 1]);
         let rate = a.rate + b.rate;
         let (giver, taker) = if shift > 0.0 {
@@ -227,7 +227,7 @@ impl Balancer {
             return None;
         }
         self.splits[left] = if taker > giver { from } else { end? };
-        Some(Move {
+        Some(RangeMove {
             giver: u16::try_from(giver).ok()?,
             taker: u16::try_from(taker).ok()?,
             from,
@@ -238,7 +238,7 @@ impl Balancer {
 
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn update_observed(seen: &mut Observed, before: &ServerLoad, after: &ServerLoad) -> bool {
+fn update_observed(seen: &mut ObservedLoad, before: &ServerLoad, after: &ServerLoad) -> bool {
     let ns = (after.now_ns - before.now_ns) as f64;
     let requests = after.requests.saturating_sub(before.requests) as f64;
     let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64;
@@ -253,7 +253,7 @@ fn update_observed(seen: &mut Observed, before: &ServerLoad, after: &ServerLoad)
 
 #[cfg(test)]
 mod tests {
-    use service::workload::{Chooser, Popularity};
+    use service::workload::{KeyGenerator, Popularity};
 
     use super::*;
 
@@ -261,7 +261,7 @@ mod tests {
     struct World {
         capacities: [f64; 2],
         split: u64,
-        chooser: Chooser,
+        chooser: KeyGenerator,
         loads: [ServerLoad; 2],
     }
 
@@ -272,7 +272,7 @@ mod tests {
             Self {
                 capacities,
                 split: KEYS / 2,
-                chooser: Chooser::new(KEYS, popularity, 3),
+                chooser: KeyGenerator::new(KEYS, popularity, 3),
                 loads: Default::default(),
             }
         }
@@ -320,7 +320,7 @@ mod tests {
     /// Returns the number of steps until the rate is above 95 % of the best.
     fn steps_to_balance(world: &mut World) -> u32 {
         let best: f64 = world.capacities.iter().sum();
-        let mut balancer = Balancer::new(Law::default(), vec![world.split], &[1.0, 1.0]);
+        let mut balancer = Balancer::new(ControlLaw::default(), vec![world.split], &[1.0, 1.0]);
         for step in 0..40 {
             let rate = world.pass();
             if rate > 0.95 * best {
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn what_is_balanced_stays() {
         let mut world = World::new([1e6, 1e6], Popularity::Uniform);
-        let mut balancer = Balancer::new(Law::default(), vec![world.split], &[1.0, 1.0]);
+        let mut balancer = Balancer::new(ControlLaw::default(), vec![world.split], &[1.0, 1.0]);
         for _ in 0..20 {
             world.pass();
             assert_eq!(balancer.observe(&world.loads.clone()), None);

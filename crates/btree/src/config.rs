@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use service::config::in_range;
-use service::{NicConfig, Unsupported};
+use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
 use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
@@ -16,7 +16,7 @@ service::designs! {
     /// How a client reaches the tree.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
-    pub enum Access {
+    pub enum AccessDesign {
         /// The server walks the tree: one RPC per request.
         Rpc: "rpc", "the server walks: UC WRITE in, UD SEND out, walks of a batch interleaved",
             [rpc::herd::NEEDS];
@@ -152,11 +152,11 @@ impl service::ServerConfig for ServerConfig {
         in_range("max_window", self.max_window, 1..=MAX_WINDOW)
     }
 
-    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+    fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         if self.remote_writes {
-            Access::Read.check(device)?;
+            AccessDesign::Read.check(device)?;
         }
-        Access::Rpc.check(device)
+        AccessDesign::Rpc.check(device)
     }
 
     fn listen(&self) -> &str {
@@ -181,7 +181,7 @@ pub struct ClientConfig {
     /// The NIC.
     pub nic: NicConfig,
     /// How the client reaches the tree.
-    pub access: Access,
+    pub access: AccessDesign,
     /// Inner nodes that the cache of a walking client keeps. With 0, each lookup READs one node per level.
     pub cache_nodes: usize,
     /// Largest number of outstanding requests, 1 to [`MAX_WINDOW`].
@@ -199,7 +199,7 @@ impl Default for ClientConfig {
         Self {
             server: String::new(),
             nic: NicConfig::default(),
-            access: Access::Rpc,
+            access: AccessDesign::Rpc,
             cache_nodes: 1 << 14,
             window: 64,
             batch: 16,

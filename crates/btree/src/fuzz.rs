@@ -1,6 +1,6 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
-use crate::node::{META, MIN_NODE_BYTES, Next, Node, Words, capacity};
+use crate::node::{META, MIN_NODE_BYTES, NextStep, Node, NodeWords, capacity};
 use crate::wire::{Answer, ENTRY, Op, routing_key};
 
 /// Words of a node of the smallest size.
@@ -63,25 +63,25 @@ fn walk(key: u64, bytes: &[u8]) {
         };
         check_searches(node, key);
         match node.next(key, tree, level) {
-            Next::Child(child) => {
+            NextStep::Child(child) => {
                 assert!(level > 0, "a leaf has no children");
                 (number, level) = (child, level - 1);
             }
-            Next::Sibling(right) => number = right,
-            Next::Here => {
+            NextStep::Sibling(right) => number = right,
+            NextStep::Leaf => {
                 assert!(level == 0 && !node.is_dead());
                 // A SCAN that continues at the node's end makes progress.
-                assert!(node.end().is_none_or(|end| end > key));
+                assert!(node.key_upper_bound().is_none_or(|end| end > key));
                 return;
             }
-            Next::Lost => return,
+            NextStep::Restart => return,
         }
     }
 }
 
 /// Checks that searches stay within their node.
 fn check_searches(node: Node<'_, [u64]>, key: u64) {
-    let count = node.count();
+    let count = node.entry_count();
     assert!(count <= capacity(NODE_WORDS));
     assert!(node.rank(key) <= count);
     match node.find(key) {

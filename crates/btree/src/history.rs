@@ -2,7 +2,7 @@
 //!
 //! The tree of a check has *stable* keys ([`stable_keys`] of them, numbered as by [`load::key_of`]), which a server
 //! loads and no client changes. Between them are *judged* keys in groups. Each group has a hot key, on which clients
-//! always compete, and [`FILLERS`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
+//! always compete, and [`FILLER_COUNT`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
 //! leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is recorded as one
 //! read of each judged key of its range, because each leaf is read atomically. The order and the stable keys of a SCAN
 //! are checked when its answer arrives.
@@ -11,21 +11,21 @@ use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lincheck::{Action, Condition, Outcome};
+use lincheck::{OperationOutcome, RegisterAction, WriteCondition};
 use service::ConnectError;
-use service::history::{Recorder, ScanFault};
+use service::history::{HistoryRecorder, ScanFault};
 use service::random::Random;
 
-use crate::Requests;
+use crate::ExecuteRequests;
 use crate::client::{Answer, ClientError, Completion};
 use crate::load::{self, STRIDE};
-use crate::tree::When;
+use crate::tree::PutCondition;
 use crate::wire::Op;
 
 /// Fillers around a hot key.
-pub const FILLERS: u64 = 16;
+pub const FILLER_COUNT: u64 = 16;
 /// Judged keys in a group.
-const GROUP_KEYS: u64 = 1 + FILLERS;
+const GROUP_KEYS: u64 = 1 + FILLER_COUNT;
 /// Stable keys per group; the judged keys lie between two of them.
 const STABLE_PER_GROUP: u64 = 8;
 /// Distance between the first keys of two groups.
@@ -39,7 +39,7 @@ const NO_LIMIT: u32 = u16::MAX as u32;
 
 /// The parameters of a recording client.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct RecordingParameters {
     /// The number of the tree.
     pub tree: u8,
     /// Number of hot keys: few, so that clients compete.
@@ -73,10 +73,10 @@ fn number_of(key: u64) -> Option<u64> {
 ///
 /// # Errors
 /// If the server cannot be reached any more, or the file cannot be written.
-pub fn ask(
-    requests: &mut impl Requests,
-    plan: &Plan,
-    recorder: &mut Recorder,
+pub fn run_client(
+    requests: &mut impl ExecuteRequests,
+    plan: &RecordingParameters,
+    recorder: &mut HistoryRecorder,
     mut stop: impl FnMut() -> bool,
 ) -> Result<(), ClientError> {
     let mut requester = Requester {
@@ -119,31 +119,31 @@ fn write_error(e: &io::Error) -> ClientError {
 
 /// A SCAN that is outstanding.
 #[derive(Debug)]
-struct Scan {
+struct OutstandingScan {
     from: u64,
     end: Option<u64>,
     limit: u32,
     /// The history number of the SCAN itself, for faults of the answer as a whole.
     number: u64,
     /// Judged keys of the range, with the history numbers of their reads.
-    reads: Vec<(u64, u64)>,
+    point_reads: Vec<(u64, u64)>,
 }
 
 /// An outstanding request.
 #[derive(Debug)]
-enum Asked {
+enum OutstandingRequest {
     /// A request for one judged key, with its history number.
     Point(u64),
-    Scan(Scan),
+    Scan(OutstandingScan),
 }
 
 struct Requester<'p> {
-    plan: &'p Plan,
-    recorder: &'p mut Recorder,
+    plan: &'p RecordingParameters,
+    recorder: &'p mut HistoryRecorder,
     random: Random,
     writes: u64,
     token: u64,
-    outstanding_requests: HashMap<u64, Asked>,
+    outstanding_requests: HashMap<u64, OutstandingRequest>,
 }
 
 impl Requester<'_> {
@@ -158,7 +158,7 @@ impl Requester<'_> {
             }
             _ => {
                 let group = self.random.below(self.plan.keys.max(1));
-                let filler = 1 + self.random.below(FILLERS);
+                let filler = 1 + self.random.below(FILLER_COUNT);
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wave = since.unwrap_or_default().as_millis() / FILLER_PHASE.as_millis();
                 let what = match (dice, wave % 2) {
@@ -177,28 +177,28 @@ impl Requester<'_> {
     }
 
     /// Chooses a request for one judged key: `what` is 1 to 21, and half of the values are lookups.
-    fn point(&mut self, number: u64, what: u64) -> io::Result<(Op, Asked)> {
+    fn point(&mut self, number: u64, what: u64) -> io::Result<(Op, OutstandingRequest)> {
         let key = key_of(number);
         self.writes += 1;
         // No two values of a history are equal, so each identifies its write.
         let value = (self.recorder.client() + 1) << 32 | self.writes & 0xffff_ffff;
         let write = |when, condition| {
-            let action = Action::Write { value, condition };
+            let action = RegisterAction::Write { value, condition };
             (Op::Put { key, value, when }, action)
         };
         let (op, action) = match what {
-            ..12 => (Op::Get { key }, Action::Read),
-            12..16 => write(When::Always, Condition::Always),
-            16..18 => write(When::Absent, Condition::Absent),
-            18..20 => write(When::Present, Condition::Present),
-            _ => (Op::Delete { key }, Action::Remove { version: None }),
+            ..12 => (Op::Get { key }, RegisterAction::Read),
+            12..16 => write(PutCondition::Always, WriteCondition::Always),
+            16..18 => write(PutCondition::Absent, WriteCondition::Absent),
+            18..20 => write(PutCondition::Present, WriteCondition::Present),
+            _ => (Op::Delete { key }, RegisterAction::Remove { version: None }),
         };
-        let number = self.recorder.call(number, action)?;
-        Ok((op, Asked::Point(number)))
+        let number = self.recorder.record_call(number, action)?;
+        Ok((op, OutstandingRequest::Point(number)))
     }
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
-    fn scan(&mut self) -> io::Result<(Op, Asked)> {
+    fn scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
         let all = self.plan.keys.max(1) * GROUP_DISTANCE;
         let from = self.random.below(all);
         let width = 1 + self.random.below(3 * GROUP_DISTANCE);
@@ -210,21 +210,27 @@ impl Requester<'_> {
         };
         // Forty entries span at most six groups, because each group has its stable keys.
         let until = end.unwrap_or(from + 6 * GROUP_DISTANCE).min(all);
-        let number = self.recorder.call(0, Action::Scan)?;
+        let number = self.recorder.record_call(0, RegisterAction::Scan)?;
         let mut reads = Vec::new();
         let numbers =
             from / GROUP_DISTANCE * GROUP_KEYS..until.div_ceil(GROUP_DISTANCE) * GROUP_KEYS;
         for judged in numbers.filter(|&judged| (from..until).contains(&key_of(judged))) {
-            reads.push((key_of(judged), self.recorder.call(judged, Action::Scan)?));
+            reads.push((
+                key_of(judged),
+                self.recorder.record_call(judged, RegisterAction::Scan)?,
+            ));
         }
-        let scan = Scan {
+        let scan = OutstandingScan {
             from,
             end,
             limit,
             number,
-            reads,
+            point_reads: reads,
         };
-        Ok((Op::Scan { from, end, limit }, Asked::Scan(scan)))
+        Ok((
+            Op::Scan { from, end, limit },
+            OutstandingRequest::Scan(scan),
+        ))
     }
 
     /// Records an answer.
@@ -234,31 +240,33 @@ impl Requester<'_> {
         match (asked, done.answer) {
             // The outcome is unknown, so nothing is recorded.
             (_, Answer::Lost) => Ok(()),
-            (Asked::Point(number), Answer::Full) => self.recorder.full(number),
-            (Asked::Point(number), Answer::Value(value)) => {
-                let outcome = value.map_or(Outcome::Absent, |value| Outcome::Found { value });
-                self.recorder.answered(number, outcome)
+            (OutstandingRequest::Point(number), Answer::Full) => self.recorder.record_full(number),
+            (OutstandingRequest::Point(number), Answer::Value(value)) => {
+                let outcome = value.map_or(OperationOutcome::Absent, |value| {
+                    OperationOutcome::Found { value }
+                });
+                self.recorder.record_answer(number, outcome)
             }
-            (Asked::Point(number), Answer::Changed { found }) => {
-                let outcome = Outcome::Changed { found };
-                self.recorder.answered(number, outcome)
+            (OutstandingRequest::Point(number), Answer::Changed { found }) => {
+                let outcome = OperationOutcome::Changed { found };
+                self.recorder.record_answer(number, outcome)
             }
-            (Asked::Scan(scan), Answer::Entries { entries, next }) => {
+            (OutstandingRequest::Scan(scan), Answer::Entries { entries, next }) => {
                 if let Err((fault, key)) = scan.check(entries, next, stable_keys(self.plan.keys)) {
-                    return self.recorder.wrong_scan(scan.number, fault, key);
+                    return self.recorder.record_wrong_scan(scan.number, fault, key);
                 }
-                let reads = &scan.reads;
+                let reads = &scan.point_reads;
                 let covered = reads
                     .iter()
                     .filter(|(key, _)| next.is_none_or(|n| *key < n));
                 for &(key, number) in covered {
                     let outcome = match entries.binary_search_by_key(&key, |entry| entry.0) {
-                        Ok(place) => Outcome::Found {
+                        Ok(place) => OperationOutcome::Found {
                             value: entries[place].1,
                         },
-                        Err(_) => Outcome::Absent,
+                        Err(_) => OperationOutcome::Absent,
                     };
-                    self.recorder.answered(number, outcome)?;
+                    self.recorder.record_answer(number, outcome)?;
                 }
                 Ok(())
             }
@@ -269,7 +277,7 @@ impl Requester<'_> {
     }
 }
 
-impl Scan {
+impl OutstandingScan {
     /// Checks the order, the range and the stable keys of an answer. The recorded history covers the judged keys.
     fn check(
         &self,
@@ -321,10 +329,10 @@ impl Scan {
 mod tests {
     use std::collections::BTreeSet;
 
-    use service::history::History;
+    use service::history::KeyHistories;
 
     use super::*;
-    use crate::{ClientConfig, Pipeline, Server, ServerConfig, ServerStats};
+    use crate::{ClientConfig, PipelinedClient, Server, ServerConfig, ServerStats};
 
     #[test]
     fn judged_keys_have_numbers_and_are_no_stable_ones() {
@@ -340,12 +348,12 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_scan_is_found() {
-        let scan = |end, limit| Scan {
+        let scan = |end, limit| OutstandingScan {
             from: load::key_of(2) + 1,
             end,
             limit,
             number: 0,
-            reads: Vec::new(),
+            point_reads: Vec::new(),
         };
         let stable = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
         let hot = (key_of(0), 77);
@@ -410,31 +418,31 @@ mod tests {
             window: 8,
             ..ClientConfig::default()
         };
-        let mut pipeline = Pipeline::connect(config).expect("connects");
+        let mut pipeline = PipelinedClient::connect(config).expect("connects");
         let folder = tempfile::tempdir().expect("a folder");
-        let mut recorder = Recorder::create(folder.path(), 1).expect("a file");
-        let plan = Plan {
+        let mut recorder = HistoryRecorder::create(folder.path(), 1).expect("a file");
+        let plan = RecordingParameters {
             tree: 0,
             keys: 2,
             seed: 1,
         };
         let mut polls = 0u32;
         let mut until = |enough: &dyn Fn(&ServerStats) -> bool| {
-            ask(&mut pipeline, &plan, &mut recorder, || {
+            run_client(&mut pipeline, &plan, &mut recorder, || {
                 polls += 1;
                 polls.is_multiple_of(256) && enough(&server.stats())
             })
             .expect("goes on");
         };
         until(&|stats| stats.tree.splits > 2 && stats.tree.merges > 2 && stats.scans > 20);
-        let verdict = History::read(folder.path()).expect("read").judge();
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
         assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP_KEYS, 0));
         // A stable key is removed behind the client's back.
         store.remove(0, load::key_of(1)).expect("it is not locked");
         let before = server.stats().scans;
         until(&|stats| stats.scans > before + 500);
-        let verdict = History::read(folder.path()).expect("read").judge();
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         let missing = "misses 0x100, which was there all the time";
         assert!(
             verdict.violations.iter().any(|v| v.contains(missing)),

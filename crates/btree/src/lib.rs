@@ -1,14 +1,14 @@
 //! A remote B+tree over the verbs.
 //!
 //! A [`Server`] keeps trees in registered memory ([`tree`]). [`Client`]s find the server by TCP ([`rendezvous`]) and
-//! reach its trees by verbs. [`Access`] selects the walker: the server walks a tree for each request, or the client
+//! reach its trees by verbs. [`AccessDesign`] selects the walker: the server walks a tree for each request, or the client
 //! READs nodes and walks itself.
 //!
 //! The layers, from below:
 //! - `node` is the layout of a node, and [`tree`] the trees at the server.
 //! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
-//! - [`touch`] charges the cost of walks to simulated cores.
-//! - `server` has the workers that execute requests; `client` has the [`Pipeline`] and the layers below it.
+//! - [`walk_cost`] charges the cost of walks to simulated cores.
+//! - `server` has the workers that execute requests; `client` has the [`PipelinedClient`] and the layers below it.
 //! - [`load`] generates requests and checks every answer; [`history`] records requests to few keys for a
 //!   linearizability checker.
 
@@ -25,20 +25,23 @@ mod node;
 pub mod rendezvous;
 mod report;
 mod server;
-pub mod touch;
 pub mod tree;
+pub mod walk_cost;
 mod wire;
 
 pub use client::{
-    Answer, Client, ClientError, ClientStats, Completion, Controller, Pipeline, Requests, Router,
+    Answer, Client, ClientError, ClientStats, Completion, ExecuteRequests, LoadBalancer,
+    PipelinedClient, Router,
 };
-pub use config::{Access, ClientConfig, MAX_WINDOW, ServerConfig};
+pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
-pub use server::{Btree, Mover, ServerRuntime};
-pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
-pub use tree::{MovedRange, Owner, When};
-pub use wire::{Op, Step};
+pub use server::{Btree, RangeMover, ServerRuntime};
+pub use service::{
+    ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
+};
+pub use tree::{MovedRange, PutCondition, RangeOwner};
+pub use wire::{HandoverStep, Op};
 
 /// A running server. Dropping the server stops it.
 pub type Server = service::Server<Btree>;
@@ -47,4 +50,4 @@ pub type LocalServer = service::LocalServer<Btree>;
 /// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Btree>;
 /// Connects clients to a [`LocalServer`].
-pub type Connector = service::Connector<rendezvous::Rendezvous>;
+pub type LocalConnector = service::LocalConnector<rendezvous::Rendezvous>;

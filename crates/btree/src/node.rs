@@ -50,7 +50,7 @@ pub(crate) const LAST: u64 = 1 << 17;
 /// Flag: the keys of this leaf are being handed over to another server. They can be read but not changed.
 pub(crate) const FROZEN: u64 = 1 << 18;
 /// Flag: the keys of this leaf belong to another server. The leaf has one entry: its low fence and the
-/// [`Owner`](crate::Owner) of the keys.
+/// [`RangeOwner`](crate::RangeOwner) of the keys.
 pub(crate) const MOVED: u64 = 1 << 19;
 
 /// The smallest node in bytes.
@@ -70,14 +70,14 @@ pub(crate) fn meta(level: u16, flags: u64, count: usize) -> u64 {
 }
 
 /// The words of a node: shared memory at the server, a private copy at a client.
-pub(crate) trait Words {
+pub(crate) trait NodeWords {
     /// Returns the number of words.
     fn len(&self) -> usize;
     /// Returns the word at `index`, or 0 if `index` is out of bounds.
     fn word(&self, index: usize) -> u64;
 }
 
-impl Words for [AtomicU64] {
+impl NodeWords for [AtomicU64] {
     #[inline]
     fn len(&self) -> usize {
         <[AtomicU64]>::len(self)
@@ -89,7 +89,7 @@ impl Words for [AtomicU64] {
     }
 }
 
-impl Words for [u64] {
+impl NodeWords for [u64] {
     #[inline]
     fn len(&self) -> usize {
         <[u64]>::len(self)
@@ -103,15 +103,15 @@ impl Words for [u64] {
 
 /// The next step of a walk for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// The key belongs into the subtree of this child, one level below.
     Child(u64),
     /// The key belongs to the right sibling: the node was split.
     Sibling(u64),
     /// The key belongs into this node, which is a leaf.
-    Here,
+    Leaf,
     /// The node is dead, has another tree or level, or has only larger keys. The walk restarts at the root.
-    Lost,
+    Restart,
 }
 
 /// A view of a node's words that is valid for any contents.
@@ -125,7 +125,7 @@ impl<W: ?Sized> Clone for Node<'_, W> {
 
 impl<W: ?Sized> Copy for Node<'_, W> {}
 
-impl<W: Words + ?Sized> Node<'_, W> {
+impl<W: NodeWords + ?Sized> Node<'_, W> {
     #[inline]
     pub(crate) fn capacity(self) -> usize {
         capacity(self.0.len())
@@ -133,7 +133,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
 
     /// Returns the number of entries, at most the capacity.
     #[inline]
-    pub(crate) fn count(self) -> usize {
+    pub(crate) fn entry_count(self) -> usize {
         ((self.0.word(META) & 0xffff) as usize).min(self.capacity())
     }
 
@@ -181,14 +181,14 @@ impl<W: Words + ?Sized> Node<'_, W> {
 
     /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
-    pub(crate) fn end(self) -> Option<u64> {
+    pub(crate) fn key_upper_bound(self) -> Option<u64> {
         (!self.is_last()).then(|| self.0.word(HIGH))
     }
 
     /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
     pub(crate) fn rank(self, key: u64) -> usize {
-        let (mut from, mut left) = (0, self.count());
+        let (mut from, mut left) = (0, self.entry_count());
         // The search has no branches on keys: a mispredicted branch costs more than the load.
         while left > 0 {
             let half = left / 2;
@@ -211,43 +211,45 @@ impl<W: Words + ?Sized> Node<'_, W> {
 
     /// Returns the next step of the walk for a key from this node, which is expected to have this tree and level.
     #[inline]
-    pub(crate) fn next(self, key: u64, tree: u64, level: u16) -> Next {
+    pub(crate) fn next(self, key: u64, tree: u64, level: u16) -> NextStep {
         let header = self.0;
         if self.is_dead()
             || self.level() != level
             || header.word(TREE) != tree
             || key < header.word(LOW)
         {
-            return Next::Lost;
+            return NextStep::Restart;
         }
         if !self.is_last() && key >= header.word(HIGH) {
             return match header.word(SIBLING) {
-                0 => Next::Lost,
-                sibling => Next::Sibling(sibling),
+                0 => NextStep::Restart,
+                sibling => NextStep::Sibling(sibling),
             };
         }
         if level == 0 {
-            return Next::Here;
+            return NextStep::Leaf;
         }
         match self.rank(key) {
-            0 => Next::Lost,
-            rank => Next::Child(self.value(rank - 1)),
+            0 => NextStep::Restart,
+            rank => NextStep::Child(self.value(rank - 1)),
         }
     }
 
     /// Returns the checksum of the words in use.
-    pub(crate) fn sum(self) -> u64 {
-        let (count, capacity) = (self.count(), self.capacity());
+    pub(crate) fn checksum_of_words(self) -> u64 {
+        let (count, capacity) = (self.entry_count(), self.capacity());
         let header = [VERSION, META, LOW, HIGH, SIBLING, TREE];
         let keys = HEADER..HEADER + count;
         let values = HEADER + capacity..HEADER + capacity + count;
         let all = header.into_iter().chain(keys).chain(values);
-        all.fold(0, |sum: u64, i| sum.wrapping_add(term(i, self.0.word(i))))
+        all.fold(0, |sum: u64, i| {
+            sum.wrapping_add(checksum_term(i, self.0.word(i)))
+        })
     }
 
     /// Returns true if all words in use are of one version.
     pub(crate) fn has_valid_checksum(self) -> bool {
-        self.sum() == self.0.word(CHECKSUM)
+        self.checksum_of_words() == self.0.word(CHECKSUM)
     }
 }
 
@@ -255,7 +257,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
 /// two terms, so an update of a value does not read the other words.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
-pub(crate) fn term(index: usize, word: u64) -> u64 {
+pub(crate) fn checksum_term(index: usize, word: u64) -> u64 {
     // The fold of a full product depends on all bits of both factors and is linear in neither.
     let place = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let product =
@@ -279,7 +281,7 @@ mod tests {
         node[META] = meta(0, 0, entries.len());
         node[HIGH] = 1000;
         node[SIBLING] = 9;
-        node[CHECKSUM] = Node(&node[..]).sum();
+        node[CHECKSUM] = Node(&node[..]).checksum_of_words();
         node
     }
 
@@ -287,10 +289,10 @@ mod tests {
     fn a_walk_goes_where_fences_say() {
         let words = leaf(&[(10, 1), (20, 2)], 32);
         let node = Node(&words[..]);
-        assert_eq!(node.next(10, 0, 0), Next::Here);
-        assert_eq!(node.next(1000, 0, 0), Next::Sibling(9));
-        assert_eq!(node.next(10, 1, 0), Next::Lost, "another tree");
-        assert_eq!(node.next(10, 0, 1), Next::Lost, "another level");
+        assert_eq!(node.next(10, 0, 0), NextStep::Leaf);
+        assert_eq!(node.next(1000, 0, 0), NextStep::Sibling(9));
+        assert_eq!(node.next(10, 1, 0), NextStep::Restart, "another tree");
+        assert_eq!(node.next(10, 0, 1), NextStep::Restart, "another level");
         assert_eq!(
             (node.find(10), node.find(15), node.find(5)),
             (Ok(0), Err(1), Err(0))
@@ -298,8 +300,8 @@ mod tests {
         let mut inner = leaf(&[(0, 7), (50, 8)], 32);
         inner[META] = meta(1, LAST, 2);
         let node = Node(&inner[..]);
-        assert_eq!(node.next(49, 0, 1), Next::Child(7));
-        assert_eq!(node.next(u64::MAX, 0, 1), Next::Child(8));
+        assert_eq!(node.next(49, 0, 1), NextStep::Child(7));
+        assert_eq!(node.next(u64::MAX, 0, 1), NextStep::Child(8));
     }
 
     proptest! {
@@ -327,29 +329,29 @@ mod tests {
             }
             let mut new = leaf(&entries(&keys), 64);
             new[VERSION] = 1;
-            new[CHECKSUM] = Node(&new[..]).sum();
+            new[CHECKSUM] = Node(&new[..]).checksum_of_words();
             prop_assert!(Node(&old[..]).has_valid_checksum() && Node(&new[..]).has_valid_checksum());
             let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
             // Words that are not in use do not count.
             let used = |words: &[u64]| {
                 let node = Node(words);
                 let mut used: Vec<u64> = (1..HEADER).map(|i| words[i]).collect();
-                used.extend((0..node.count()).flat_map(|i| [node.key(i), node.value(i)]));
+                used.extend((0..node.entry_count()).flat_map(|i| [node.key(i), node.value(i)]));
                 used
             };
             let is_one = used(&mixed) == used(&old) || used(&mixed) == used(&new);
             prop_assert_eq!(Node(&mixed[..]).has_valid_checksum(), is_one);
             old.fill(u64::MAX);
-            prop_assert!(Node(&old[..]).count() <= capacity(64), "garbage is bounded");
+            prop_assert!(Node(&old[..]).entry_count() <= capacity(64), "garbage is bounded");
         }
 
         #[test]
         fn an_update_changes_the_sum_by_the_difference_of_terms(value in any::<u64>(), at in 0usize..3) {
             let mut words = leaf(&[(1, 10), (2, 20), (3, 30)], 32);
             let place = HEADER + capacity(32) + at;
-            let sum = words[CHECKSUM].wrapping_sub(term(place, words[place])).wrapping_add(term(place, value));
+            let sum = words[CHECKSUM].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
             words[place] = value;
-            prop_assert_eq!(Node(&words[..]).sum(), sum);
+            prop_assert_eq!(Node(&words[..]).checksum_of_words(), sum);
         }
     }
 }

@@ -69,7 +69,7 @@ pub struct Welcome {
     /// The longest message that the server sends, in bytes.
     pub max_answer: usize,
     /// The layout of request slots.
-    pub layout: rpc::herd::Layout,
+    pub layout: rpc::herd::RequestRegionLayout,
     /// True if clients may READ nodes.
     pub reads: bool,
     /// True if clients may lock and WRITE leaves.
@@ -119,7 +119,7 @@ pub struct LaneAccepted {
     /// This client's request slots.
     pub slots: RemoteMemory,
     /// The layout of the request slots.
-    pub layout: rpc::herd::Layout,
+    pub layout: rpc::herd::RequestRegionLayout,
 }
 
 /// The nodes that a client READs.
@@ -130,12 +130,12 @@ pub struct RemoteNodes {
     /// The memory with the header and all nodes.
     pub nodes: RemoteMemory,
     /// The parameters for changing leaves, if the client may change them.
-    pub writes: Option<Writes>,
+    pub writes: Option<LeafWriteParameters>,
 }
 
 /// The parameters for a client that changes leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Writes {
+pub struct LeafWriteParameters {
     /// The client's owner number in lock words.
     pub owner: u32,
     /// Milliseconds that the client may hold a lock while others wait for it.

@@ -17,7 +17,7 @@
 //! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `MORE`)
 //! and the owner of the range. The answer to CEDE has the version of the handover in bits 63..16.
 
-use crate::tree::{MovedRange, Owner, When};
+use crate::tree::{MovedRange, PutCondition, RangeOwner};
 
 /// Bytes of the longest request.
 pub(crate) const REQUEST: usize = 24;
@@ -85,7 +85,7 @@ pub enum Op {
         /// The value.
         value: u64,
         /// The condition for setting the value.
-        when: When,
+        when: PutCondition,
     },
     /// Removes a key.
     Delete {
@@ -104,7 +104,7 @@ pub enum Op {
     /// Executes one step of a handover of a range of keys between servers.
     Handover {
         /// The step.
-        step: Step,
+        step: HandoverStep,
         /// The first key.
         from: u64,
         /// The upper bound of the range, exclusive, if any.
@@ -116,7 +116,7 @@ pub enum Op {
 
 /// A step of a handover: see [`crate::tree`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum HandoverStep {
     /// Makes the range read-only at its owner.
     Freeze,
     /// Allows changes of the range again.
@@ -162,9 +162,9 @@ impl Op {
             Self::Get { .. } => (GET, None),
             Self::Put { value, when, .. } => {
                 let op = match when {
-                    When::Always => PUT,
-                    When::Absent => INSERT,
-                    When::Present => UPDATE,
+                    PutCondition::Always => PUT,
+                    PutCondition::Absent => INSERT,
+                    PutCondition::Present => UPDATE,
                 };
                 (op, Some(value))
             }
@@ -172,10 +172,10 @@ impl Op {
             Self::Scan { end, .. } => (if end.is_some() { SCAN_TO } else { SCAN }, end),
             Self::Handover { step, end, .. } => {
                 let op = match step {
-                    Step::Freeze => FREEZE,
-                    Step::Thaw => THAW,
-                    Step::Cede { .. } => CEDE,
-                    Step::Take { .. } => TAKE,
+                    HandoverStep::Freeze => FREEZE,
+                    HandoverStep::Thaw => THAW,
+                    HandoverStep::Cede { .. } => CEDE,
+                    HandoverStep::Take { .. } => TAKE,
                 };
                 (op, end)
             }
@@ -186,7 +186,7 @@ impl Op {
         let small = match *self {
             Self::Scan { limit, .. } => u16::try_from(limit).unwrap_or(u16::MAX),
             Self::Handover {
-                step: Step::Cede { to: server } | Step::Take { giver: server },
+                step: HandoverStep::Cede { to: server } | HandoverStep::Take { giver: server },
                 ..
             } => server,
             _ => 0,
@@ -217,9 +217,9 @@ impl Op {
         let put = |when| last.map(|value| Self::Put { key, value, when });
         let op = match op {
             GET => Self::Get { key },
-            PUT => put(When::Always)?,
-            INSERT => put(When::Absent)?,
-            UPDATE => put(When::Present)?,
+            PUT => put(PutCondition::Always)?,
+            INSERT => put(PutCondition::Absent)?,
+            UPDATE => put(PutCondition::Present)?,
             DELETE => Self::Delete { key },
             SCAN => Self::Scan {
                 from: key,
@@ -231,10 +231,10 @@ impl Op {
                 end: Some(last?),
                 limit,
             },
-            FREEZE => handover(Step::Freeze),
-            THAW => handover(Step::Thaw),
-            CEDE => handover(Step::Cede { to: small }),
-            TAKE => handover(Step::Take { giver: small }),
+            FREEZE => handover(HandoverStep::Freeze),
+            THAW => handover(HandoverStep::Thaw),
+            CEDE => handover(HandoverStep::Cede { to: small }),
+            TAKE => handover(HandoverStep::Take { giver: small }),
             LOAD => Self::Load,
             _ => return None,
         };
@@ -334,7 +334,7 @@ impl<'a> Answer<'a> {
         MovedRange {
             from: self.number,
             end: self.more.then(|| number(0)),
-            owner: Owner::of(number(8)),
+            owner: RangeOwner::of(number(8)),
         }
     }
 
@@ -356,7 +356,11 @@ mod tests {
     use super::*;
 
     fn ops() -> impl Strategy<Value = Op> {
-        let when = prop_oneof![Just(When::Always), Just(When::Absent), Just(When::Present)];
+        let when = prop_oneof![
+            Just(PutCondition::Always),
+            Just(PutCondition::Absent),
+            Just(PutCondition::Present)
+        ];
         prop_oneof![
             any::<u64>().prop_map(|key| Op::Get { key }),
             (any::<u64>(), any::<u64>(), when).prop_map(|(key, value, when)| Op::Put {
@@ -370,10 +374,10 @@ mod tests {
             (0u8..4, any::<u16>(), any::<u64>(), any::<Option<u64>>()).prop_map(
                 |(step, server, from, end)| {
                     let step = match step {
-                        0 => Step::Freeze,
-                        1 => Step::Thaw,
-                        2 => Step::Cede { to: server },
-                        _ => Step::Take { giver: server },
+                        0 => HandoverStep::Freeze,
+                        1 => HandoverStep::Thaw,
+                        2 => HandoverStep::Cede { to: server },
+                        _ => HandoverStep::Take { giver: server },
                     };
                     Op::Handover { step, from, end }
                 }
@@ -392,7 +396,7 @@ mod tests {
 
         #[test]
         fn who_has_keys_is_told(from: u64, end: Option<u64>, server: u16, version in 0u64..1 << 48) {
-            let moved = MovedRange { from, end, owner: Owner { server, version } };
+            let moved = MovedRange { from, end, owner: RangeOwner { server, version } };
             let bytes = encode_moved(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);

@@ -2,8 +2,11 @@
 
 use std::thread;
 
-use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
-use btree::{Access, Client, ClientConfig, ClientError, Pipeline, Server, ServerConfig, When};
+use btree::load::{self, LoadEnd, Popularity, Workload, key_of, value_of};
+use btree::{
+    AccessDesign, Client, ClientConfig, ClientError, PipelinedClient, PutCondition, Server,
+    ServerConfig,
+};
 
 fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
     server_with(keys, node_bytes, workers, false)
@@ -27,7 +30,7 @@ fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool
     server
 }
 
-fn config(server: &Server, access: Access) -> ClientConfig {
+fn config(server: &Server, access: AccessDesign) -> ClientConfig {
     ClientConfig {
         server: server.address().to_string(),
         access,
@@ -42,7 +45,7 @@ fn every_access_design_says_what_is_there() {
 }
 
 fn all_say_what_is_there(server: &Server) {
-    for access in Access::ALL {
+    for access in AccessDesign::ALL {
         let mut client = Client::connect(config(server, access)).expect("connects");
         for i in [0, 1, 777, 4999] {
             let value = client.get(0, key_of(i)).expect("answered");
@@ -100,7 +103,12 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
     let changes = std::sync::atomic::AtomicU64::new(0);
     let counted = &changes;
     thread::scope(|scope| {
-        for (seed, access) in (1..).zip([Access::Rpc, Access::Read, Access::Auto, Access::Read]) {
+        for (seed, access) in (1..).zip([
+            AccessDesign::Rpc,
+            AccessDesign::Read,
+            AccessDesign::Auto,
+            AccessDesign::Read,
+        ]) {
             scope.spawn(move || {
                 let config = ClientConfig {
                     // One client has no cache, the others a cache that is too small for all inner nodes.
@@ -108,7 +116,7 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
                     window: 16,
                     ..config(server, access)
                 };
-                let mut pipeline = Pipeline::connect(config).expect("connects");
+                let mut pipeline = PipelinedClient::connect(config).expect("connects");
                 let workload = Workload {
                     keys: 300,
                     popularity: Popularity::Zipf(0.5),
@@ -121,7 +129,7 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
                     read_updates: 0.05,
                     ..Workload::default()
                 };
-                let until = Until::Count(20_000);
+                let until = LoadEnd::Count(20_000);
                 let report = load::run(&mut pipeline, &workload, until, seed).expect("goes on");
                 assert!(report.is_right(), "{access}: {report:?}");
                 assert!(
@@ -144,7 +152,7 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
 #[test]
 fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back() {
     let server = server(2000, 256, 1);
-    let mut reader = Client::connect(config(&server, Access::Read)).expect("connects");
+    let mut reader = Client::connect(config(&server, AccessDesign::Read)).expect("connects");
     let check = |reader: &mut Client, n: u64| {
         for i in (0..2000).step_by(17) {
             let key = key_of(i) + n;
@@ -156,7 +164,9 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
     let store = server.service().store();
     for n in 1..7 {
         for i in 0..2000 {
-            store.put(0, key_of(i) + n, n, When::Absent).expect("room");
+            store
+                .put(0, key_of(i) + n, n, PutCondition::Absent)
+                .expect("room");
         }
         check(&mut reader, n);
     }
@@ -170,7 +180,7 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
     // All other keys are removed as well: nodes that the reader has cached are reused for another tree.
     for i in 0..2000 {
         store.remove(0, key_of(i)).expect("not locked");
-        store.put(1, i, i, When::Absent).expect("room");
+        store.put(1, i, i, PutCondition::Absent).expect("room");
     }
     for i in (0..2000).step_by(17) {
         assert_eq!(reader.get(0, key_of(i)).expect("answered"), None);
@@ -188,7 +198,7 @@ fn a_full_store_says_so_and_a_server_that_comes_back_is_found() {
         ..ServerConfig::default()
     };
     let server = Server::start(small.clone()).expect("starts");
-    let mut client = Client::connect(config(&server, Access::Rpc)).expect("connects");
+    let mut client = Client::connect(config(&server, AccessDesign::Rpc)).expect("connects");
     let full = (0..100_000).find_map(|key| client.put(0, key, key).err());
     assert!(matches!(full, Some(ClientError::Full)), "{full:?}");
     let address = server.address();

@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
-use btree::{Access, Answer, ClientConfig, Op, Pipeline, Router, Server, ServerConfig, Step, When};
+use btree::load::{self, LoadEnd, Popularity, Workload, key_of, value_of};
+use btree::{
+    AccessDesign, Answer, ClientConfig, HandoverStep, Op, PipelinedClient, PutCondition, Router,
+    Server, ServerConfig,
+};
 
 /// Returns two addresses that are free at the moment.
 fn addresses() -> [String; 2] {
@@ -30,7 +33,7 @@ fn server(addresses: &[String; 2], server_number: u16, keys: u64, split: u64) ->
     server
 }
 
-fn router(addresses: &[String; 2], access: Access) -> Router {
+fn router(addresses: &[String; 2], access: AccessDesign) -> Router {
     let pipelines = addresses.iter().map(|server| {
         let config = ClientConfig {
             server: server.clone(),
@@ -38,13 +41,13 @@ fn router(addresses: &[String; 2], access: Access) -> Router {
             window: 32,
             ..ClientConfig::default()
         };
-        Pipeline::connect(config).expect("connects")
+        PipelinedClient::connect(config).expect("connects")
     });
     Router::new(pipelines.collect())
 }
 
 /// Sends a request and waits for the answer.
-fn ask(pipeline: &mut Pipeline, op: Op) -> String {
+fn ask(pipeline: &mut PipelinedClient, op: Op) -> String {
     pipeline.refresh();
     assert!(pipeline.submit(0, &op, 0).expect("connected"));
     let mut said = String::new();
@@ -56,14 +59,14 @@ fn ask(pipeline: &mut Pipeline, op: Op) -> String {
     said
 }
 
-fn take(pipeline: &mut Pipeline, giver: u16, from: u64, end: Option<u64>) {
-    let step = Step::Take { giver };
+fn take(pipeline: &mut PipelinedClient, giver: u16, from: u64, end: Option<u64>) {
+    let step = HandoverStep::Take { giver };
     let said = ask(pipeline, Op::Handover { step, from, end });
     assert_eq!(said, "Ceded { version: 0 }");
 }
 
 /// Returns the number of ranges that a server is taking.
-fn taking(pipeline: &mut Pipeline) -> u64 {
+fn taking(pipeline: &mut PipelinedClient) -> u64 {
     pipeline.refresh();
     assert!(pipeline.submit(0, &Op::Load, 0).expect("connected"));
     let mut taking = None;
@@ -89,7 +92,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
     thread::scope(|scope| {
         let (addresses, stop) = (&addresses, &stop);
         let clients: Vec<_> = (1..)
-            .zip([Access::Rpc, Access::Read])
+            .zip([AccessDesign::Rpc, AccessDesign::Read])
             .map(|(seed, access)| {
                 scope.spawn(move || {
                     let mut router = router(addresses, access);
@@ -106,7 +109,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
                     };
                     let mut rounds = 0;
                     while rounds < 2 || !stop.load(Ordering::Relaxed) {
-                        let until = Until::Count(5_000);
+                        let until = LoadEnd::Count(5_000);
                         let seed = seed + 10 * rounds;
                         let report =
                             load::run(&mut router, &workload, until, seed).expect("goes on");
@@ -118,7 +121,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
                 })
             })
             .collect();
-        let mut control = router(addresses, Access::Rpc);
+        let mut control = router(addresses, AccessDesign::Rpc);
         for round in 0..12u64 {
             // The boundary moves from the middle to a quarter of the keys, and back.
             let from = key_of(KEYS / 4 + (round - round % 2) * 7);
@@ -156,19 +159,22 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
             server: addresses[0].clone(),
             ..ClientConfig::default()
         };
-        Pipeline::connect(config).expect("connects")
+        PipelinedClient::connect(config).expect("connects")
     };
     let (from, end) = (key_of(100), Some(key_of(200)));
     let handover = |step| Op::Handover { step, from, end };
     let mut taker = connect();
     assert_eq!(
-        ask(&mut taker, handover(Step::Freeze)),
+        ask(&mut taker, handover(HandoverStep::Freeze)),
         "Ceded { version: 0 }"
     );
     let mut other = connect();
     // Another client can neither freeze nor cede the range.
-    assert_eq!(ask(&mut other, handover(Step::Freeze)), "Refused");
-    assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
+    assert_eq!(ask(&mut other, handover(HandoverStep::Freeze)), "Refused");
+    assert_eq!(
+        ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
+        "Refused"
+    );
     let get = Op::Get { key: key_of(150) };
     let value = format!("Value(Some({}))", value_of(key_of(150), 0));
     assert_eq!(ask(&mut other, get), value, "it is read all the time");
@@ -176,11 +182,14 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
     let put = Op::Put {
         key: key_of(150),
         value: 1,
-        when: When::Always,
+        when: PutCondition::Always,
     };
     assert_eq!(ask(&mut other, put), "Changed { found: true }");
     // A late taker is refused: its copy may be outdated.
-    assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
+    assert_eq!(
+        ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
+        "Refused"
+    );
     drop(giver);
 }
 
@@ -194,7 +203,7 @@ fn a_giver_that_goes_away_leaves_what_was_copied() {
         server: addresses[1].clone(),
         ..ClientConfig::default()
     };
-    let mut control = Pipeline::connect(config).expect("connects");
+    let mut control = PipelinedClient::connect(config).expect("connects");
     take(&mut control, 0, key_of(KEYS / 2), Some(key_of(KEYS)));
     while taker.stats().taken_entries == 0 {
         thread::sleep(Duration::from_micros(50));

@@ -55,7 +55,7 @@ pub trait Ret {
 }
 
 /// Types that C passes or gets without a conversion.
-macro_rules! as_it_is {
+macro_rules! identity_types {
     ($($type:ty),+) => {$(
         impl Arg for $type {
             type C = Self;
@@ -74,7 +74,7 @@ macro_rules! as_it_is {
     )+};
 }
 
-as_it_is!((), u8, u16, u32, u64, usize, isize, c_int, i64);
+identity_types!((), u8, u16, u32, u64, usize, isize, c_int, i64);
 
 /// A handle, or an address that the function only passes on.
 impl<T> Arg for *mut T {
@@ -320,7 +320,7 @@ impl From<std::io::Error> for Errno {
 impl Errno {
     /// It says nothing of what was asked for, only that there are no more descriptors or no more memory.
     #[must_use]
-    pub fn is_shortage(self) -> bool {
+    pub fn is_resource_shortage(self) -> bool {
         matches!(self.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
     }
 }

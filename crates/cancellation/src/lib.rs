@@ -21,9 +21,9 @@ use rustix::thread::{Timespec, nanosleep};
 /// Cancellation of the calling thread is held off while this lives.
 #[must_use]
 pub struct HoldOff {
-    before: c_int,
+    previous_state: c_int,
     /// The state is the thread's.
-    of_thread: PhantomData<*const ()>,
+    not_send: PhantomData<*const ()>,
 }
 
 impl HoldOff {
@@ -32,8 +32,8 @@ impl HoldOff {
     #[allow(clippy::new_without_default, reason = "it has an effect")]
     pub fn new() -> Self {
         Self {
-            before: set_state(PTHREAD_CANCEL_DISABLE),
-            of_thread: PhantomData,
+            previous_state: set_state(PTHREAD_CANCEL_DISABLE),
+            not_send: PhantomData,
         }
     }
 }
@@ -41,7 +41,7 @@ impl HoldOff {
 impl Drop for HoldOff {
     #[inline]
     fn drop(&mut self) {
-        set_state(self.before);
+        set_state(self.previous_state);
     }
 }
 
@@ -63,32 +63,32 @@ fn set_state(state: c_int) -> c_int {
 
 /// The function that waits when there is no event.
 #[derive(Clone, Copy)]
-enum Waits {
+enum WaitMode {
     /// Whoever looks for it.
-    Looking,
+    Callee,
     /// [`take_or_wait`], on a descriptor that it has not been told yet.
-    Outside,
+    Wrapper,
     /// [`take_or_wait`], on this one.
-    On(c_int),
+    WrapperOn(c_int),
 }
 
 thread_local! {
-    static WAITS: Cell<Waits> = const { Cell::new(Waits::Looking) };
+    static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::Callee) };
 }
 
 /// Whether a function that would wait for an event on `fd` returns `EAGAIN` instead, because the calling thread is in
 /// [`take_or_wait`], which waits for it.
 #[must_use]
-pub fn waits_outside(fd: c_int) -> bool {
-    let outside = !matches!(WAITS.get(), Waits::Looking);
+pub fn is_wait_deferred(fd: c_int) -> bool {
+    let outside = !matches!(WAIT_MODE.get(), WaitMode::Callee);
     if outside {
-        WAITS.set(Waits::On(fd));
+        WAIT_MODE.set(WaitMode::WrapperOn(fd));
     }
     outside
 }
 
 /// Takes an event by `take`, which returns -1 with errno where it fails; waits where `take` has left it
-/// ([`waits_outside`]).
+/// ([`is_wait_deferred`]).
 ///
 /// Nothing lies between the look and the wait: another thread may destroy meanwhile what `take` looked at.
 ///
@@ -100,10 +100,12 @@ pub fn waits_outside(fd: c_int) -> bool {
 #[allow(unsafe_code)]
 pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int {
     loop {
-        WAITS.set(Waits::Outside);
+        WAIT_MODE.set(WaitMode::Wrapper);
         let taken = take();
-        let waits = WAITS.replace(Waits::Looking);
-        let Waits::On(fd) = waits else { return taken };
+        let waits = WAIT_MODE.replace(WaitMode::Callee);
+        let WaitMode::WrapperOn(fd) = waits else {
+            return taken;
+        };
         if taken == 0 || errno() != libc::EAGAIN {
             return taken;
         }
@@ -162,10 +164,13 @@ mod tests {
     fn holding_off_nests() {
         let outer = HoldOff::new();
         let inner = HoldOff::new();
-        assert_eq!((outer.before, inner.before), (0, PTHREAD_CANCEL_DISABLE));
+        assert_eq!(
+            (outer.previous_state, inner.previous_state),
+            (0, PTHREAD_CANCEL_DISABLE)
+        );
         drop(inner);
         drop(outer);
-        assert_eq!(HoldOff::new().before, 0);
+        assert_eq!(HoldOff::new().previous_state, 0);
     }
 
     /// As the C library's functions fail.
@@ -185,7 +190,7 @@ mod tests {
         assert_eq!(of(|| fail(libc::EINVAL)), (-1, libc::EINVAL));
         // Nobody said that it would wait: the descriptor does not block.
         assert_eq!(of(|| fail(libc::EAGAIN)), (-1, libc::EAGAIN));
-        assert!(!waits_outside(0));
+        assert!(!is_wait_deferred(0));
     }
 
     #[test]
@@ -197,7 +202,7 @@ mod tests {
             if looks.get() == 2 {
                 return 0;
             }
-            assert!(waits_outside(reader.as_raw_fd()));
+            assert!(is_wait_deferred(reader.as_raw_fd()));
             (&writer).write_all(b"x").unwrap();
             fail(libc::EAGAIN)
         };

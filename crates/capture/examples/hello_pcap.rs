@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use capture::{Capture, Datagram};
-use roce::icrc::{self, Addresses, Frame};
-use roce::opcode::{Operation, Position, Transport};
-use roce::packet::{Aeth, Bth, Extended, Packet, Syndrome};
+use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::opcode::{MessagePosition, PacketOperation, Transport};
+use roce::packet::{Aeth, Bth, ExtendedHeaders, Packet, Syndrome};
 use roce::psn::Psn;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let packet = Packet {
         bth: Bth {
             transport: Transport::Rc,
-            operation: Operation::Acknowledge,
-            position: Position::Only,
+            operation: PacketOperation::Acknowledge,
+            position: MessagePosition::Only,
             solicited: false,
             pkey: 0xffff,
             fecn: false,
@@ -27,17 +27,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ack_request: false,
             psn: Psn::new(1),
         },
-        extended: Extended {
+        extended: ExtendedHeaders {
             aeth: Some(Aeth {
                 syndrome: Syndrome::Ack(31),
                 msn: 1,
             }),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         },
         payload: &[],
     };
-    let frame = Frame {
-        addresses: Addresses::new([127, 0, 0, 2].into(), [127, 0, 0, 3].into())
+    let frame = IcrcFields {
+        addresses: FrameAddresses::new([127, 0, 0, 2].into(), [127, 0, 0, 3].into())
             .ok_or("of two families")?,
         src_port: 49152,
         dst_port: roce::UDP_PORT,

@@ -23,7 +23,7 @@ const RECORD_HEADER: usize = 16;
 const HEADROOM: usize = 14 + 40 + 8;
 /// The time that a process waits for its turn. A busy machine delays the current holder of the turn
 /// for less than this.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason why a capture cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -41,33 +41,33 @@ pub enum OpenError {
         "{}: not a capture of Ethernet frames with time stamps in nanoseconds; name another file, or remove this one",
         path.display()
     )]
-    Foreign {
+    NotACapture {
         /// The file.
         path: PathBuf,
     },
 }
 
-/// A pcap file that is open for writing, also by other processes.
+/// A pcap file to which several processes append, one at a time.
 #[derive(Debug)]
 pub struct Capture {
     file: File,
     /// The turn among the threads of this process, since file locks do not exclude threads that
     /// share an open file.
     threads: Mutex<()>,
-    /// True once a process has kept its turn for longer than [`PATIENCE`], for example because it
+    /// True once a process has kept its turn for longer than [`LOCK_TIMEOUT`], for example because it
     /// was stopped.
     is_stuck: AtomicBool,
 }
 
 /// The exclusive right to write, until this value is dropped.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct WriteLock<'a> {
     /// The file, if locked.
     locked: Option<&'a File>,
     _threads: MutexGuard<'a, ()>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for WriteLock<'_> {
     fn drop(&mut self) {
         if let Some(file) = self.locked {
             // Only locking can fail, not unlocking.
@@ -78,11 +78,11 @@ impl Drop for Turn<'_> {
 
 /// Packets to be written by one system call.
 #[derive(Debug, Default)]
-pub struct Records {
+pub struct CapturedPackets {
     bytes: Vec<u8>,
 }
 
-impl Records {
+impl CapturedPackets {
     /// Returns true if no packets were added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -125,9 +125,9 @@ impl Capture {
         let write = || {
             let (file, temporary) = new_file(path)?;
             keep_or_remove(&temporary, || fs::rename(&temporary, path))?;
-            Ok(Self::of(file))
+            Ok(Self::from_file(file))
         };
-        write().map_err(|source| at(path, source))
+        write().map_err(|source| open_error(path, source))
     }
 
     /// Opens an existing file for appending, or creates the file.
@@ -137,30 +137,32 @@ impl Capture {
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         loop {
             match OpenOptions::new().read(true).append(true).open(path) {
-                Ok(file) => return Self::continued(file, path),
+                Ok(file) => return Self::from_existing(file, path),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(source) => return Err(at(path, source)),
+                Err(source) => return Err(open_error(path, source)),
             }
-            match linked(path) {
-                Ok(file) => return Ok(Self::of(file)),
+            match create_linked(path) {
+                Ok(file) => return Ok(Self::from_file(file)),
                 // Another process has created the file first.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(at(path, source)),
+                Err(source) => return Err(open_error(path, source)),
             }
         }
     }
 
     /// Checks the header of an existing file.
-    fn continued(mut file: File, path: &Path) -> Result<Self, OpenError> {
+    fn from_existing(mut file: File, path: &Path) -> Result<Self, OpenError> {
         let mut header = [0; HEADER.len()];
         match file.read_exact(&mut header) {
-            Ok(()) if header == HEADER => Ok(Self::of(file)),
-            Err(source) if source.kind() != ErrorKind::UnexpectedEof => Err(at(path, source)),
-            _ => Err(OpenError::Foreign { path: path.into() }),
+            Ok(()) if header == HEADER => Ok(Self::from_file(file)),
+            Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
+                Err(open_error(path, source))
+            }
+            _ => Err(OpenError::NotACapture { path: path.into() }),
         }
     }
 
-    fn of(file: File) -> Self {
+    fn from_file(file: File) -> Self {
         Self {
             file,
             threads: Mutex::default(),
@@ -174,7 +176,7 @@ impl Capture {
     /// process that does the same. If a process keeps its turn for longer than a second because it
     /// was stopped, the others continue without turns. The same holds if the file system has no
     /// locks.
-    pub fn turn(&self) -> Turn<'_> {
+    pub fn lock_for_writing(&self) -> WriteLock<'_> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let is_locked = loop {
@@ -185,7 +187,7 @@ impl Capture {
                 }
                 Err(_) => {}
             }
-            if self.is_stuck.load(Ordering::Relaxed) || began.elapsed() > PATIENCE {
+            if self.is_stuck.load(Ordering::Relaxed) || began.elapsed() > LOCK_TIMEOUT {
                 self.is_stuck.store(true, Ordering::Relaxed);
                 break false;
             }
@@ -194,7 +196,7 @@ impl Capture {
         if is_locked {
             self.is_stuck.store(false, Ordering::Relaxed);
         }
-        Turn {
+        WriteLock {
             locked: is_locked.then_some(&self.file),
             _threads: threads,
         }
@@ -205,7 +207,7 @@ impl Capture {
     /// # Errors
     /// The datagram has no frame (`InvalidInput`), or as [`Capture::append`].
     pub fn write(&self, time: SystemTime, datagram: &Datagram<'_>) -> io::Result<()> {
-        let mut records = Records::default();
+        let mut records = CapturedPackets::default();
         records
             .push(time, datagram)
             .map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
@@ -217,7 +219,7 @@ impl Capture {
     /// # Errors
     /// The file cannot be written. If only a part could be written (`WriteZero`), e.g. because the disk is full, the file
     /// is of no use from there on.
-    pub fn append(&self, records: &Records) -> io::Result<()> {
+    pub fn append(&self, records: &CapturedPackets) -> io::Result<()> {
         // Use one system call: with O_APPEND, records of several processes do not mix.
         let written = loop {
             match (&self.file).write(&records.bytes) {
@@ -233,7 +235,7 @@ impl Capture {
     }
 }
 
-fn at(path: &Path, source: io::Error) -> OpenError {
+fn open_error(path: &Path, source: io::Error) -> OpenError {
     OpenError::Io {
         path: path.into(),
         source,
@@ -261,7 +263,7 @@ fn new_file(path: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 /// Creates a file at `path`, header included, unless the path already exists.
-fn linked(path: &Path) -> io::Result<File> {
+fn create_linked(path: &Path) -> io::Result<File> {
     let (file, temporary) = new_file(path)?;
     keep_or_remove(&temporary, || fs::hard_link(&temporary, path))?;
     fs::remove_file(&temporary)?;

@@ -1,11 +1,11 @@
 //! Writes packets of RoCEv2 into a pcap file.
 //!
 //! The file has the classic format of pcap with time stamps in nanoseconds and Ethernet frames. Several processes write
-//! one file: records are written by one `write(2)` with `O_APPEND`, and a [`Turn`] gives them an order.
+//! one file: records are written by one `write(2)` with `O_APPEND`, and a [`WriteLock`] gives them an order.
 #![forbid(unsafe_code)]
 
 mod file;
 mod frame;
 
-pub use file::{Capture, OpenError, Records, Turn};
+pub use file::{Capture, CapturedPackets, OpenError, WriteLock};
 pub use frame::{Datagram, FrameError};

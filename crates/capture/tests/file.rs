@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use capture::{Capture, Datagram, OpenError, Records};
+use capture::{Capture, CapturedPackets, Datagram, OpenError};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
 const MAGIC: [u8; 4] = [0x4d, 0x3c, 0xb2, 0xa1];
@@ -195,7 +195,7 @@ fn a_file_is_continued_or_replaced_and_a_foreign_one_left_alone() {
     ] {
         fs::write(&path, content).expect("a file");
         let error = Capture::open(&path).expect_err("it is foreign");
-        assert!(matches!(error, OpenError::Foreign { .. }), "{error}");
+        assert!(matches!(error, OpenError::NotACapture { .. }), "{error}");
         assert_eq!(fs::read(&path).expect("it is there"), content);
     }
     let nowhere = folder.path().join("missing/a.pcap");
@@ -207,7 +207,7 @@ fn records_are_written_together_without_those_that_have_no_frame() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("batch.pcap");
     let capture = Capture::open(&path).expect("it is made");
-    let mut batch = Records::default();
+    let mut batch = CapturedPackets::default();
     assert!(batch.is_empty());
     for (dst, is_right) in [
         ("192.0.2.2:2", true),
@@ -235,9 +235,9 @@ fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
     };
     let (first, second) = (open(), open());
     thread::scope(|scope| {
-        let turn = first.turn();
+        let turn = first.lock_for_writing();
         scope.spawn(|| {
-            let _turn = second.turn();
+            let _turn = second.lock_for_writing();
             write(&second, b"2");
         });
         // Long enough for the other thread to write, if it did not wait for its turn.
@@ -250,9 +250,9 @@ fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
     assert_eq!(written, b"12");
 
     // The others continue without a process that keeps its turn.
-    let kept = first.turn();
-    (0..3).for_each(|_| drop(second.turn()));
+    let kept = first.lock_for_writing();
+    (0..3).for_each(|_| drop(second.lock_for_writing()));
     drop(kept);
-    drop(second.turn());
-    drop(first.turn());
+    drop(second.lock_for_writing());
+    drop(first.lock_for_writing());
 }

@@ -7,18 +7,23 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use capture::{Capture, Datagram};
-use roce::cm::{Data, Dreq, Message, Mra, Notice, Path as CmPath, PortSpace, Rej, Rep, Req};
-use roce::cm::{IpHeader, Service, SidrRep, SidrReq, Subject, reason, sidr_status};
-use roce::icrc::{self, Addresses, Frame};
+use roce::cm::{
+    BoundedData, CmMessage, ConnectionPath as CmPath, Dreq, Mra, PortSpace, Rej, Rep, Req,
+    RtuOrDrep,
+};
+use roce::cm::{
+    IpHeader, ReferredMessage, SidrRep, SidrReq, TransportService, reason, sidr_status,
+};
+use roce::icrc::{self, FrameAddresses, IcrcFields};
 use roce::mad::{GSI_QKEY, GSI_QPN};
 use roce::opcode::Opcode;
-use roce::packet::{Aeth, AtomicEth, Bth, Deth, Extended, Feth, Packet, Reth, Syndrome};
+use roce::packet::{Aeth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Packet, Reth, Syndrome};
 use roce::psn::Psn;
 
 /// A capture into which packets are written.
 struct Wire {
     capture: Capture,
-    addresses: Addresses,
+    addresses: FrameAddresses,
     identification: u16,
 }
 
@@ -27,13 +32,13 @@ impl Wire {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         Self {
             capture: Capture::open(path).expect("it is opened"),
-            addresses: Addresses::new(ip(src), ip(dst)).expect("of one family"),
+            addresses: FrameAddresses::new(ip(src), ip(dst)).expect("of one family"),
             identification: 0,
         }
     }
 
     fn send(&mut self, packet: &Packet<'_>) {
-        let frame = Frame {
+        let frame = IcrcFields {
             addresses: self.addresses,
             src_port: 0xc123,
             dst_port: roce::UDP_PORT,
@@ -90,9 +95,9 @@ const COMPLAINTS: [&str; 2] = ["_ws.malformed", "_ws.expert.message"];
 
 /// Returns a packet with all extended headers; `emit` writes only those of its opcode.
 fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
-    use roce::opcode::{Operation as O, TailKind};
-    let imm = (opcode.tail == TailKind::Imm).then_some([1, 2, 3, 4]);
-    let ieth = (opcode.tail == TailKind::Invalidate).then_some(0x5566_7788);
+    use roce::opcode::{LastPacketFieldKind, PacketOperation as O};
+    let imm = (opcode.tail == LastPacketFieldKind::Imm).then_some([1, 2, 3, 4]);
+    let ieth = (opcode.tail == LastPacketFieldKind::Invalidate).then_some(0x5566_7788);
     let has_payload = matches!(opcode.operation, O::Send | O::Write | O::ReadResponse);
     Packet {
         bth: Bth {
@@ -107,7 +112,7 @@ fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
             ack_request: false,
             psn: Psn::new(number),
         },
-        extended: Extended {
+        extended: ExtendedHeaders {
             deth: Some(Deth {
                 qkey: 0x1111_1111,
                 src_qpn: 0x22,
@@ -183,7 +188,7 @@ fn tshark_reads_packets_of_each_opcode() {
 }
 
 /// Sends a message as a datagram from QP1 to QP1.
-fn send_message(wire: &mut Wire, number: u32, message: &Message) {
+fn send_message(wire: &mut Wire, number: u32, message: &CmMessage) {
     let mad = message.emit(0x1122);
     let mut datagram = packet(Opcode::from_byte(0x64).expect("UD SEND"), number, &mad);
     datagram.bth.dest_qpn = GSI_QPN;
@@ -194,7 +199,7 @@ fn send_message(wire: &mut Wire, number: u32, message: &Message) {
     wire.send(&datagram);
 }
 
-fn req(addresses: Addresses) -> Req {
+fn req(addresses: FrameAddresses) -> Req {
     let header = IpHeader {
         addresses,
         src_port: 43_210,
@@ -208,7 +213,7 @@ fn req(addresses: Addresses) -> Req {
         responder_resources: 16,
         initiator_depth: 8,
         remote_cm_response_timeout: 20,
-        service: Service::Rc,
+        service: TransportService::Rc,
         flow_control: true,
         starting_psn: Psn::new(0x0012_3456),
         local_cm_response_timeout: 21,
@@ -228,7 +233,7 @@ fn req(addresses: Addresses) -> Req {
             ..CmPath::default()
         },
         alternate: None,
-        private_data: Data::new(&header.emit()).expect("it fits"),
+        private_data: BoundedData::new(&header.emit()).expect("it fits"),
     }
 }
 
@@ -247,56 +252,56 @@ fn rep() -> Rep {
         rnr_retry_count: 7,
         srq: true,
         local_ca_guid: 0x0807_0605_0403_0201,
-        private_data: Data::default(),
+        private_data: BoundedData::default(),
     }
 }
 
 /// Messages other than REQ and REP.
-fn short_messages() -> [Message; 7] {
+fn short_messages() -> [CmMessage; 7] {
     let (local_comm_id, remote_comm_id) = (0x5566_7788, 0x1122_3344);
-    let notice = Notice {
+    let notice = RtuOrDrep {
         local_comm_id,
         remote_comm_id,
-        private_data: Data::default(),
+        private_data: BoundedData::default(),
     };
     [
-        Message::Mra(Mra {
+        CmMessage::Mra(Mra {
             local_comm_id,
             remote_comm_id,
-            received: Subject::Req,
+            received: ReferredMessage::Req,
             service_timeout: 24,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         }),
-        Message::Rej(Rej {
+        CmMessage::Rej(Rej {
             local_comm_id,
             remote_comm_id,
-            rejected: Subject::Rep,
+            rejected: ReferredMessage::Rep,
             reason: reason::CONSUMER_DEFINED,
-            info: Data::new(&[1; 9]).expect("it fits"),
-            private_data: Data::default(),
+            info: BoundedData::new(&[1; 9]).expect("it fits"),
+            private_data: BoundedData::default(),
         }),
-        Message::Rtu(notice),
-        Message::Dreq(Dreq {
+        CmMessage::Rtu(notice),
+        CmMessage::Dreq(Dreq {
             local_comm_id,
             remote_comm_id,
             remote_qpn: 0x0012_abcd,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         }),
-        Message::Drep(notice),
-        Message::SidrReq(SidrReq {
+        CmMessage::Drep(notice),
+        CmMessage::SidrReq(SidrReq {
             request_id: 9,
             pkey: 0xffff,
             service_id: PortSpace::Udp.service_id(7471),
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         }),
-        Message::SidrRep(SidrRep {
+        CmMessage::SidrRep(SidrRep {
             request_id: 9,
             status: sidr_status::VALID,
             qpn: 0x12,
             service_id: PortSpace::Udp.service_id(7471),
             qkey: 0x0123_4567,
-            info: Data::default(),
-            private_data: Data::default(),
+            info: BoundedData::default(),
+            private_data: BoundedData::default(),
         }),
     ]
 }
@@ -306,7 +311,7 @@ fn tshark_reads_messages_of_communication_management() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cm.pcap");
     let mut wire = Wire::new(&path, "192.0.2.1", "192.0.2.2");
-    let mut messages = vec![Message::Req(req(wire.addresses)), Message::Rep(rep())];
+    let mut messages = vec![CmMessage::Req(req(wire.addresses)), CmMessage::Rep(rep())];
     messages.extend(short_messages());
     for (number, message) in (0..).zip(&messages) {
         send_message(&mut wire, number, message);

@@ -47,7 +47,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
             "end",
             LABELS - GAP,
             base,
-            &fit(&bar.label, LABELS - GAP),
+            &truncate(&bar.label, LABELS - GAP),
         );
         let mut left = LABELS;
         for (length, class) in &bar.pieces {
@@ -66,7 +66,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
             "start",
             left + GAP,
             base,
-            &fit(&bar.value, VALUES - GAP),
+            &truncate(&bar.value, VALUES - GAP),
         );
     }
     svg.push_str("</svg></div>");
@@ -83,7 +83,7 @@ fn piece(svg: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
 }
 
 /// Shortens a text to the available width.
-fn fit(text: &str, room: f64) -> String {
+fn truncate(text: &str, room: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

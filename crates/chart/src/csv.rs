@@ -8,7 +8,7 @@ use crate::data::Chart;
 pub(crate) fn csv(chart: &Chart) -> String {
     let mut text = "series,kind,x,y,min,max\n".to_owned();
     for series in &chart.series {
-        let name = field(&series.name);
+        let name = escape_field(&series.name);
         for point in &series.points {
             let range = point
                 .range
@@ -23,7 +23,10 @@ pub(crate) fn csv(chart: &Chart) -> String {
         }
     }
     for (name, y) in &chart.levels {
-        line(&mut text, format_args!("{},level,,{y},,", field(name)));
+        line(
+            &mut text,
+            format_args!("{},level,,{y},,", escape_field(name)),
+        );
     }
     text
 }
@@ -33,7 +36,7 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
 }
 
 /// Returns the text as a CSV field, in quotes if it contains a comma, a quote or a line end.
-fn field(text: &str) -> String {
+fn escape_field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {

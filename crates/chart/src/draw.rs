@@ -5,7 +5,7 @@ use std::fmt::{Arguments, Write};
 use crate::data::{Chart, Series};
 use crate::legend::{self, level_dash, whisker};
 use crate::scale::AxisMapping;
-use crate::style::{self, DIM, GRID, INK, PAGE, dash, fill, marker, stroke};
+use crate::style::{self, DIM, GRID, INK, PAGE, area_attributes, dash, marker, stroke};
 use crate::{note, text};
 
 /// Width of the picture, edges of the plot, and height of the plot, in units of the picture.
@@ -15,16 +15,16 @@ const RIGHT: f64 = 736.0;
 const PLOT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
 /// Height of a line of text, and maximum number of its letters.
-const TITLE: (f64, usize) = (21.0, 82);
-const SMALL: (f64, usize) = (16.0, 116);
+const TITLE_LINE: (f64, usize) = (21.0, 82);
+const SMALL_LINE: (f64, usize) = (16.0, 116);
 
 /// A picture under construction, which grows downwards.
-struct Picture {
+struct SvgPicture {
     body: String,
     y: f64,
 }
 
-impl Picture {
+impl SvgPicture {
     fn add(&mut self, text: Arguments<'_>) {
         self.body.write_fmt(text).expect("a String takes all");
     }
@@ -50,12 +50,12 @@ impl Picture {
 /// Draws a chart.
 pub(crate) fn svg(chart: &Chart) -> String {
     let chart = &finite(chart);
-    let mut picture = Picture {
+    let mut picture = SvgPicture {
         body: String::new(),
         y: 10.0,
     };
-    picture.paragraph(&chart.title, TITLE, true);
-    picture.paragraph(&chart.caption, SMALL, false);
+    picture.paragraph(&chart.title, TITLE_LINE, true);
+    picture.paragraph(&chart.caption, SMALL_LINE, false);
     let (top, bottom) = (picture.y + 14.0, picture.y + 14.0 + PLOT);
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let published = || chart.series.iter().flat_map(|series| &series.published);
@@ -96,16 +96,16 @@ pub(crate) fn svg(chart: &Chart) -> String {
     );
     picture.y = legend_top + height + 4.0;
     for words in note::coincidences(&chart.series, &chart.x, &y) {
-        picture.paragraph(&words, SMALL, false);
+        picture.paragraph(&words, SMALL_LINE, false);
     }
     if y.is_log() {
-        picture.paragraph("The y axis is logarithmic.", SMALL, false);
+        picture.paragraph("The y axis is logarithmic.", SMALL_LINE, false);
     }
-    framed(chart, &picture)
+    to_svg(chart, &picture)
 }
 
 /// Wraps the picture into its SVG element, with title and description.
-fn framed(chart: &Chart, picture: &Picture) -> String {
+fn to_svg(chart: &Chart, picture: &SvgPicture) -> String {
     let height = picture.y + 10.0;
     format!(
         "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height:.0}\" \
@@ -172,14 +172,14 @@ fn finite(chart: &Chart) -> Chart {
 
 /// Draws the grid, the ticks and the labels of both axes.
 fn axes(
-    picture: &mut Picture,
+    picture: &mut SvgPicture,
     chart: &Chart,
     (x, y): (&AxisMapping, &AxisMapping),
     sampled: &[f64],
     (top, bottom): (f64, f64),
 ) {
-    for tick in y.rounded() {
-        let at = tick.place;
+    for tick in y.ticks_at_round_numbers() {
+        let at = tick.position;
         picture.add(format_args!(
             r#"<path class="grid" stroke="{GRID}" d="M{LEFT} {at:.1}H{RIGHT}"/>"#
         ));
@@ -193,8 +193,8 @@ fn axes(
     picture.add(format_args!(
         r#"<path class="axis" stroke="{DIM}" fill="none" d="M{LEFT} {bottom:.1}H{RIGHT}"/>"#
     ));
-    for tick in x.measured(sampled) {
-        let at = tick.place;
+    for tick in x.ticks_at_values(sampled) {
+        let at = tick.position;
         picture.add(format_args!(
             r#"<path class="axis" stroke="{DIM}" d="M{at:.1} {bottom:.1}v5"/>"#
         ));
@@ -219,7 +219,12 @@ fn axes(
 }
 
 /// Draws a series: line, whiskers, markers, published points.
-fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&AxisMapping, &AxisMapping)) {
+fn curve(
+    picture: &mut SvgPicture,
+    at: usize,
+    series: &Series,
+    (x, y): (&AxisMapping, &AxisMapping),
+) {
     let mut line = String::new();
     for (index, point) in series.points.iter().enumerate() {
         let move_or_line = if index == 0 { 'M' } else { 'L' };
@@ -253,7 +258,10 @@ fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&AxisMappin
             .map(|p| marker(at, x.at(p.x), y.at(p.y)));
         let marks: String = marks.collect();
         if !marks.is_empty() {
-            picture.add(format_args!(r#"<path {} d="{marks}"/>"#, fill(at)));
+            picture.add(format_args!(
+                r#"<path {} d="{marks}"/>"#,
+                area_attributes(at)
+            ));
         }
     }
     for &(px, py) in &series.published {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::data::Chart;
-use crate::style::{self, dash, fill, marker, stroke};
+use crate::style::{self, area_attributes, dash, marker, stroke};
 use crate::text;
 
 /// Height of a row of the legend, and width of a sample with its gap.
@@ -13,42 +13,42 @@ const SAMPLE: f64 = 44.0;
 const SHORT: usize = 44;
 
 /// An entry of the legend: its text, and the kind of its sample.
-struct Entry {
+struct LegendEntry {
     name: String,
-    sample: Sample,
+    sample: LegendSample,
 }
 
-enum Sample {
+enum LegendSample {
     Line { series: usize, markers: bool },
     Level(usize),
     Published,
     Whisker,
 }
 
-fn entries(chart: &Chart) -> Vec<Entry> {
-    let mut all: Vec<Entry> = Vec::new();
+fn entries(chart: &Chart) -> Vec<LegendEntry> {
+    let mut all: Vec<LegendEntry> = Vec::new();
     for (series, of) in chart.series.iter().enumerate() {
-        let sample = Sample::Line {
+        let sample = LegendSample::Line {
             series,
             markers: !of.is_function,
         };
         let name = of.name.clone();
-        all.push(Entry { name, sample });
+        all.push(LegendEntry { name, sample });
     }
     for (at, (name, _)) in chart.levels.iter().enumerate() {
-        let (name, sample) = (name.clone(), Sample::Level(at));
-        all.push(Entry { name, sample });
+        let (name, sample) = (name.clone(), LegendSample::Level(at));
+        all.push(LegendEntry { name, sample });
     }
     if chart.series.iter().any(|of| !of.published.is_empty()) {
         let name = "published, in its series’ colour".to_owned();
-        let sample = Sample::Published;
-        all.push(Entry { name, sample });
+        let sample = LegendSample::Published;
+        all.push(LegendEntry { name, sample });
     }
     let ranged = |of: &crate::data::Series| of.points.iter().any(|point| point.range.is_some());
     if chart.series.iter().any(ranged) {
         let name = "least to most of the rounds; the marker is the median".to_owned();
-        let sample = Sample::Whisker;
-        all.push(Entry { name, sample });
+        let sample = LegendSample::Whisker;
+        all.push(LegendEntry { name, sample });
     }
     all
 }
@@ -82,11 +82,11 @@ pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: 
     bottom - top
 }
 
-fn sample(svg: &mut String, sample: &Sample, x: f64, y: f64) {
+fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
     let right = x + SAMPLE - 8.0;
     let middle = (x + right) / 2.0;
     let drawn = match sample {
-        Sample::Line { series, markers } => {
+        LegendSample::Line { series, markers } => {
             let line = format!(
                 r#"<path {}{} fill="none" stroke-width="2" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
                 stroke(*series),
@@ -94,21 +94,21 @@ fn sample(svg: &mut String, sample: &Sample, x: f64, y: f64) {
             );
             let mark = format!(
                 r#"<path {} d="{}"/>"#,
-                fill(*series),
+                area_attributes(*series),
                 marker(*series, middle, y)
             );
             if *markers { line + &mark } else { line }
         }
-        Sample::Level(at) => format!(
+        LegendSample::Level(at) => format!(
             r#"<path class="axis" stroke="{}" stroke-width="1.5"{} fill="none" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
             style::DIM,
             level_dash(*at)
         ),
-        Sample::Published => format!(
+        LegendSample::Published => format!(
             r#"<circle class="axis" stroke="{}" stroke-width="2" fill="none" cx="{middle:.1}" cy="{y:.1}" r="6"/>"#,
             style::DIM
         ),
-        Sample::Whisker => format!(
+        LegendSample::Whisker => format!(
             r#"<path class="axis" stroke="{}" fill="none" d="{}"/>"#,
             style::DIM,
             whisker(middle, y - 7.0, y + 7.0)

@@ -5,7 +5,7 @@ use crate::scale::AxisMapping;
 use crate::text;
 
 /// Distance in pixels within which two points look the same.
-const SAME: f64 = 2.0;
+const COINCIDENCE_PX: f64 = 2.0;
 
 /// Returns a sentence for each pair of series of which two or more consecutive points coincide.
 pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<String> {
@@ -40,7 +40,7 @@ fn runs(lower: &Series, upper: &Series, y: &AxisMapping) -> Vec<(f64, f64)> {
         let Some(other) = upper.points.iter().find(|other| other.x == point.x) else {
             continue;
         };
-        let same = (y.at(point.y) - y.at(other.y)).abs() < SAME;
+        let same = (y.at(point.y) - y.at(other.y)).abs() < COINCIDENCE_PX;
         run = match (same, run) {
             (true, Some((from, _, count))) => Some((from, point.x, count + 1)),
             (true, None) => Some((point.x, point.x, 1)),

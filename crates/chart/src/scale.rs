@@ -4,7 +4,7 @@ use crate::data::{Axis, NumberFormat, Scale};
 use crate::text;
 
 /// Maximum number of values that all get a tick; with more values, ticks are at round numbers.
-const MEASURED: usize = 24;
+const MAX_VALUE_TICKS: usize = 24;
 /// Width of a letter of a tick label, in pixels.
 const LETTER: f64 = 7.0;
 
@@ -21,8 +21,8 @@ pub(crate) struct AxisMapping {
 
 /// A mark on an axis.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Tick {
-    pub(crate) place: f64,
+pub(crate) struct AxisTick {
+    pub(crate) position: f64,
     /// The label; `None` if there is no room for it.
     pub(crate) label: Option<String>,
 }
@@ -100,11 +100,11 @@ impl AxisMapping {
     }
 
     /// Returns ticks at the measured values, labelled from the first on if there is room.
-    pub(crate) fn measured(&self, values: &[f64]) -> Vec<Tick> {
+    pub(crate) fn ticks_at_values(&self, values: &[f64]) -> Vec<AxisTick> {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
         values.dedup();
-        if values.len() > MEASURED || self.is_outcome {
+        if values.len() > MAX_VALUE_TICKS || self.is_outcome {
             values = self.round();
         }
         let mut free = f64::NEG_INFINITY;
@@ -116,8 +116,8 @@ impl AxisMapping {
             if fits {
                 free = place + half + LETTER;
             }
-            Tick {
-                place,
+            AxisTick {
+                position: place,
                 label: fits.then_some(label),
             }
         };
@@ -125,9 +125,9 @@ impl AxisMapping {
     }
 
     /// Returns ticks at round numbers.
-    pub(crate) fn rounded(&self) -> Vec<Tick> {
-        let tick = |value| Tick {
-            place: self.at(value),
+    pub(crate) fn ticks_at_round_numbers(&self) -> Vec<AxisTick> {
+        let tick = |value| AxisTick {
+            position: self.at(value),
             label: Some(text::number(value, self.format)),
         };
         self.round().into_iter().map(tick).collect()
@@ -188,7 +188,7 @@ fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    fn labels(ticks: &[Tick]) -> Vec<&str> {
+    fn labels(ticks: &[AxisTick]) -> Vec<&str> {
         ticks.iter().filter_map(|t| t.label.as_deref()).collect()
     }
 
@@ -197,7 +197,7 @@ mod tests {
         let values = [1.0, 2.0, 4.0, 8.0, 16.0];
         let mapping = AxisMapping::x(&Axis::log("n"), &values, 0.0, 600.0);
         assert_eq!(
-            labels(&mapping.measured(&values)),
+            labels(&mapping.ticks_at_values(&values)),
             ["1", "2", "4", "8", "16"]
         );
         assert_eq!(mapping.at(4.0), 300.0);
@@ -207,7 +207,7 @@ mod tests {
     fn labels_without_room_are_left_out_and_their_marks_stay() {
         let values = [1.0, 2.0, 3.0, 1000.0];
         let mapping = AxisMapping::x(&Axis::linear("n"), &values, 0.0, 600.0);
-        let ticks = mapping.measured(&values);
+        let ticks = mapping.ticks_at_values(&values);
         assert_eq!(labels(&ticks), ["1", "1000"]);
         assert_eq!(ticks.len(), 4);
     }
@@ -236,7 +236,7 @@ mod tests {
                 for value in values {
                     assert!(x.at(*value).is_finite() && y.at(*value).is_finite());
                 }
-                assert!(y.rounded().len() <= 20);
+                assert!(y.ticks_at_round_numbers().len() <= 20);
             }
         }
     }

@@ -65,7 +65,7 @@ pub(crate) fn stroke(series: usize) -> String {
 }
 
 /// Returns the attributes of a series' filled area.
-pub(crate) fn fill(series: usize) -> String {
+pub(crate) fn area_attributes(series: usize) -> String {
     let index = color_index(series);
     format!(r#"class="f{index}" fill="{}""#, LIGHT[index])
 }

@@ -1,15 +1,15 @@
 //! How connections are made, and how deep their queues are.
 
-use crate::wire::MAX_REQUESTS;
+use crate::memory_layout::MAX_REQUESTS;
 
 /// Queue pairs of a connection, at most.
 pub(crate) const MAX_LANES: usize = 16;
 /// Send WRs of a sender's queue pair: 32 groups of 8, a WRITE each and one for the sizes.
 pub(crate) const SEND_DEPTH: usize = 32 * 9 + 32;
 /// Send WRs of a receiver's queue pair: a WRITE for each group under way, and those whose end was not reported yet.
-pub(crate) const CLEAR_DEPTH: usize = MAX_REQUESTS + 2 * CLEAR_SIGNALED;
+pub(crate) const CTS_SEND_DEPTH: usize = MAX_REQUESTS + 2 * CTS_SIGNAL_INTERVAL;
 /// One clear-to-send WRITE in so many is signaled.
-pub(crate) const CLEAR_SIGNALED: usize = 32;
+pub(crate) const CTS_SIGNAL_INTERVAL: usize = 32;
 /// RECVs are posted so many at a time.
 pub(crate) const RECV_BATCH: usize = 32;
 /// RECVs that wait at a lane: never fewer than groups under way.

@@ -7,10 +7,10 @@ use verbs::{
 };
 
 use crate::comm::{Lane, Receiver, Sender};
-use crate::config::{CLEAR_DEPTH, Config, MAX_LANES, RECV_BATCH, RECV_DEPTH, SEND_DEPTH};
+use crate::config::{CTS_SEND_DEPTH, Config, MAX_LANES, RECV_BATCH, RECV_DEPTH, SEND_DEPTH};
 use crate::error::Error;
-use crate::watch::{Watch, Watched};
-use crate::wire::{RECORD_BYTES, SLOT_BYTES, SLOTS};
+use crate::memory_layout::{FIFO_SLOT_BYTES, FIFO_SLOTS, RECORD_BYTES};
+use crate::peer_watch::{PeerMonitor, PeerWatch};
 
 /// The version with which a `Hello` of this protocol begins.
 const VERSION: u32 = 1;
@@ -75,13 +75,13 @@ impl Hello {
 
 /// What both ends have.
 #[derive(Debug)]
-struct End {
+struct UnconnectedEnd {
     cq: CompletionQueue,
     qps: Vec<PreparedQp<Rc>>,
     memory: MemoryRegion,
 }
 
-impl End {
+impl UnconnectedEnd {
     fn new(
         pd: &ProtectionDomain,
         config: &Config,
@@ -132,7 +132,7 @@ impl End {
 /// A sender that is not connected yet.
 #[derive(Debug)]
 pub struct PreparedSender {
-    end: End,
+    end: UnconnectedEnd,
     pd: ProtectionDomain,
 }
 
@@ -143,9 +143,9 @@ impl PreparedSender {
     /// A verb failed.
     pub fn new(pd: &ProtectionDomain, config: &Config) -> Result<Self, Error> {
         let lanes = config.lanes.clamp(1, MAX_LANES);
-        let bytes = SLOTS * SLOT_BYTES;
+        let bytes = FIFO_SLOTS * FIFO_SLOT_BYTES;
         Ok(Self {
-            end: End::new(pd, config, lanes, (SEND_DEPTH, 1), bytes)?,
+            end: UnconnectedEnd::new(pd, config, lanes, (SEND_DEPTH, 1), bytes)?,
             pd: pd.clone(),
         })
     }
@@ -159,12 +159,12 @@ impl PreparedSender {
     ///
     /// # Errors
     /// The peer is not one of this protocol, or a verb failed.
-    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn Watch>>) -> Result<Sender, Error> {
+    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn PeerWatch>>) -> Result<Sender, Error> {
         let Self { end, pd } = self;
-        peer.check(end.qps.len(), SLOTS * RECORD_BYTES)?;
-        let lanes = End::connect(end.qps, peer, crate::wire::MAX_PARTS + 1)?;
-        let sizes = pd.alloc(SLOTS * RECORD_BYTES, Access::LOCAL_WRITE)?;
-        let watched = Watched::new(watch);
+        peer.check(end.qps.len(), FIFO_SLOTS * RECORD_BYTES)?;
+        let lanes = UnconnectedEnd::connect(end.qps, peer, crate::memory_layout::MAX_PARTS + 1)?;
+        let sizes = pd.alloc(FIFO_SLOTS * RECORD_BYTES, Access::LOCAL_WRITE)?;
+        let watched = PeerMonitor::new(watch);
         Ok(Sender::new(
             lanes,
             end.cq,
@@ -178,7 +178,7 @@ impl PreparedSender {
 /// A receiver that is not connected yet.
 #[derive(Debug)]
 pub struct PreparedReceiver {
-    end: End,
+    end: UnconnectedEnd,
     pd: ProtectionDomain,
     recvs: RecvList,
     config: Config,
@@ -191,8 +191,8 @@ impl PreparedReceiver {
     /// A verb failed.
     pub fn new(pd: &ProtectionDomain, config: &Config, lanes: usize) -> Result<Self, Error> {
         let lanes = lanes.min(config.lanes).clamp(1, MAX_LANES);
-        let bytes = SLOTS * RECORD_BYTES;
-        let end = End::new(pd, config, lanes, (CLEAR_DEPTH, RECV_DEPTH), bytes)?;
+        let bytes = FIFO_SLOTS * RECORD_BYTES;
+        let end = UnconnectedEnd::new(pd, config, lanes, (CTS_SEND_DEPTH, RECV_DEPTH), bytes)?;
         let mut recvs = end.qps[0].recv_list(RECV_BATCH);
         for _ in 0..RECV_BATCH {
             recvs.recv(HeaderOnly, 0);
@@ -224,16 +224,20 @@ impl PreparedReceiver {
     ///
     /// # Errors
     /// The peer is not one of this protocol, or a verb failed.
-    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn Watch>>) -> Result<Receiver, Error> {
+    pub fn connect(
+        self,
+        peer: &Hello,
+        watch: Option<Box<dyn PeerWatch>>,
+    ) -> Result<Receiver, Error> {
         let Self {
             end,
             pd,
             recvs,
             config,
         } = self;
-        peer.check(MAX_LANES, SLOTS * SLOT_BYTES)?;
-        let lanes = End::connect(end.qps, peer, 1)?;
-        let staging = pd.alloc(SLOTS * SLOT_BYTES, Access::LOCAL_WRITE)?;
+        peer.check(MAX_LANES, FIFO_SLOTS * FIFO_SLOT_BYTES)?;
+        let lanes = UnconnectedEnd::connect(end.qps, peer, 1)?;
+        let staging = pd.alloc(FIFO_SLOTS * FIFO_SLOT_BYTES, Access::LOCAL_WRITE)?;
         Ok(Receiver::new(
             lanes,
             end.cq,
@@ -241,7 +245,7 @@ impl PreparedReceiver {
             peer.memory,
             recvs,
             (pd, config),
-            Watched::new(watch),
+            PeerMonitor::new(watch),
         ))
     }
 }
@@ -250,7 +254,7 @@ impl PreparedReceiver {
 ///
 /// # Errors
 /// A verb failed.
-pub fn pair(
+pub fn connected_pair(
     from: &ProtectionDomain,
     to: &ProtectionDomain,
     config: &Config,

@@ -2,7 +2,7 @@
 
 use verbs::WcStatus;
 
-/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest), [`Parts`](Self::Parts) and [`Memory`](Self::Memory)
+/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest), [`InvalidPartCount`](Self::InvalidPartCount) and [`InvalidRange`](Self::InvalidRange)
 /// are errors of the communicator: it fails from then on.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -40,12 +40,12 @@ pub enum Error {
         tag: u32,
     },
     /// The rendezvous failed.
-    #[error("rendezvous with {peer}: {what}")]
+    #[error("rendezvous with {peer}: {reason}")]
     Rendezvous {
         /// The peer's address.
         peer: String,
         /// What happened.
-        what: String,
+        reason: String,
     },
     /// A request that was tested to its end, or never made here.
     #[error(
@@ -54,10 +54,10 @@ pub enum Error {
     UnknownRequest,
     /// A group of no receive, or of too many.
     #[error("{0} receives in a group: there may be 1 to 8")]
-    Parts(usize),
+    InvalidPartCount(usize),
     /// A part of a memory region that is not there.
     #[error("{0}")]
-    Memory(String),
+    InvalidRange(String),
     /// Nothing came in time.
     #[error("{what} did not come to its end within {ms} ms")]
     Timeout {
@@ -67,6 +67,8 @@ pub enum Error {
         ms: u128,
     },
 }
+
+verbs::from_verb_errors!(Error);
 
 impl From<verbs::VerbError> for Error {
     fn from(e: verbs::VerbError) -> Self {
@@ -82,6 +84,6 @@ impl From<verbs::PostError> for Error {
 
 impl From<verbs::RangeError> for Error {
     fn from(e: verbs::RangeError) -> Self {
-        Self::Memory(e.to_string())
+        Self::InvalidRange(e.to_string())
     }
 }

@@ -5,21 +5,21 @@
 //! WRITE_WITH_IMM. So there is no copy, no unexpected message, and no receive that is too small. NCCL's own InfiniBand
 //! transport works this way; `libnccl-net-verbatim.so` puts this crate behind NCCL's plugin interface.
 //!
-//! - [`Sending`], [`Receiving`]: the protocol as state machines, without verbs.
+//! - [`SendQueue`], [`ReceiveQueue`]: the protocol as state machines, without verbs.
 //! - [`Sender`], [`Receiver`]: the two ends over reliable queue pairs. Every call returns at once: `None` means try again.
 //! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
-//! - [`Listener`], [`Connecting`]: the exchange by TCP, without blocking and without threads.
+//! - [`Listener`], [`PendingConnect`]: the exchange by TCP, without blocking and without threads.
 //! - [`Ring`]: all-reduce, all-gather, reduce-scatter, broadcast over a ring of ranks.
 //! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them; [`Messages`]: their
 //!   sends and receives.
 //!
 //! ```
 //! use std::time::Duration;
-//! use collective::{Config, Request, pair};
+//! use collective::{Config, Request, connected_pair};
 //! use verbs::{Access, poll_until};
 //!
 //! let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
-//! let (mut sender, mut receiver) = pair(&pd, &pd, &Config::default())?; // usually in two processes
+//! let (mut sender, mut receiver) = connected_pair(&pd, &pd, &Config::default())?; // usually in two processes
 //! let (from, to) = (pd.alloc(4096, Access::ALL)?, pd.alloc(4096, Access::ALL)?);
 //! from.write_at(0, b"tensor")?;
 //!
@@ -39,25 +39,27 @@ mod comm;
 mod config;
 mod end;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod group;
-mod pool;
+mod memory_layout;
+mod peer_watch;
 mod progress;
 mod receiving;
 mod rendezvous;
+mod request_pool;
 mod ring;
 mod sending;
-mod watch;
-mod wire;
 
 pub use comm::{Receiver, Sender};
 pub use config::Config;
-pub use end::{Hello, PreparedReceiver, PreparedSender, pair};
+pub use end::{Hello, PreparedReceiver, PreparedSender, connected_pair};
 pub use error::Error;
 pub use group::{Group, Messages, Payload, PreparedGroup};
-pub use pool::Request;
-pub use receiving::{Arrival, Receiving, Sizes};
-pub use rendezvous::{Connecting, Handle, Listener};
+pub use memory_layout::{ClearToSend, MAX_PARTS, MAX_REQUESTS};
+pub use peer_watch::PeerWatch;
+pub use receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
+pub use rendezvous::{ListenHandle, Listener, PendingConnect};
+pub use request_pool::Request;
 pub use ring::{DataType, Reduction, Ring, ring_of, slice_bytes};
-pub use sending::{Claim, Group as SendGroup, Part, Sending};
-pub use watch::Watch;
-pub use wire::{ClearToSend, MAX_PARTS, MAX_REQUESTS};
+pub use sending::{MatchedGroup as SendGroup, MatchedSend, SendMatch, SendQueue};

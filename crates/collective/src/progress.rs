@@ -7,11 +7,11 @@ use verbs::Waiter;
 use crate::error::Error;
 
 /// How a step of a collective went.
-pub(crate) enum Step {
+pub(crate) enum StepResult {
     /// Something moved: there may be more to do at once.
-    Moved,
+    Progress,
     /// Nothing can be done until a peer does something.
-    Stuck,
+    Blocked,
     /// The collective is over.
     Done,
 }
@@ -20,19 +20,19 @@ pub(crate) enum Step {
 ///
 /// # Errors
 /// Those of a step; [`Error::Timeout`].
-pub(crate) fn drive(
+pub(crate) fn run_to_completion(
     timeout: Duration,
-    mut step: impl FnMut() -> Result<Step, Error>,
+    mut step: impl FnMut() -> Result<StepResult, Error>,
 ) -> Result<(), Error> {
     let (mut waiter, begun) = (Waiter::new(), verbs::time::now());
     loop {
         match step()? {
-            Step::Done => return Ok(()),
-            Step::Moved => {
+            StepResult::Done => return Ok(()),
+            StepResult::Progress => {
                 waiter.reset();
                 continue;
             }
-            Step::Stuck => waiter.idle(),
+            StepResult::Blocked => waiter.idle(),
         }
         // The clock is only read once waiting takes time anyhow.
         if !waiter.is_spinning() && verbs::time::now() - begun > timeout {

@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::pool::{Pool, Request};
-use crate::wire::MAX_PARTS;
+use crate::memory_layout::MAX_PARTS;
+use crate::request_pool::{Request, RequestPool};
 
 /// The bytes that came for each receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ReceivedSizes {
     sizes: [u32; MAX_PARTS],
     count: usize,
 }
 
-impl Sizes {
+impl ReceivedSizes {
     /// One size a receive, in their order.
     ///
     /// # Panics
@@ -34,20 +34,20 @@ impl Sizes {
 }
 
 #[derive(Debug)]
-struct State {
-    room: Sizes,
-    came: Option<Sizes>,
+struct ReceivingState {
+    room: ReceivedSizes,
+    received: Option<ReceivedSizes>,
 }
 
 /// The meaning of an immediate that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ImmediateResult {
     /// Other lanes still carry bytes of the group.
     Partial,
     /// The group of one receive is there.
     Complete,
     /// The group of several receives is there; their sizes are in its completion record.
-    Record {
+    CompleteWithSizes {
         /// The number of the group, from 0.
         group: u64,
         /// Its receives.
@@ -57,17 +57,17 @@ pub enum Arrival {
 
 /// Receives of one connection.
 #[derive(Debug)]
-pub struct Receiving {
+pub struct ReceiveQueue {
     /// Groups whose immediate each lane has brought: lanes keep the order of groups.
-    came: Vec<u64>,
-    pool: Pool<State>,
-    waiting: VecDeque<Waiting>,
+    groups_received: Vec<u64>,
+    pool: RequestPool<ReceivingState>,
+    posted_groups: VecDeque<PostedGroup>,
     /// The number of the first group that waits.
-    first_waiting: u64,
+    first_posted: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PostedGroup {
     request: Request,
     parts: usize,
     lanes_left: usize,
@@ -75,14 +75,14 @@ struct Waiting {
     size: Option<u32>,
 }
 
-impl Receiving {
+impl ReceiveQueue {
     /// A receiver over so many queue pairs.
     pub fn new(lanes: usize) -> Self {
         Self {
-            came: vec![0; lanes],
-            pool: Pool::new(),
-            waiting: VecDeque::new(),
-            first_waiting: 0,
+            groups_received: vec![0; lanes],
+            pool: RequestPool::new(),
+            posted_groups: VecDeque::new(),
+            first_posted: 0,
         }
     }
 
@@ -90,25 +90,28 @@ impl Receiving {
     /// another request.
     ///
     /// # Errors
-    /// [`Error::Parts`].
+    /// [`Error::InvalidPartCount`].
     pub fn post(&mut self, room: &[u32]) -> Result<Option<(Request, u64)>, Error> {
         let parts = room.len();
         if !(1..=MAX_PARTS).contains(&parts) {
-            return Err(Error::Parts(parts));
+            return Err(Error::InvalidPartCount(parts));
         }
-        let room = Sizes::new(room);
-        let Some(request) = self.pool.take(State { room, came: None }) else {
+        let room = ReceivedSizes::new(room);
+        let Some(request) = self.pool.allocate(ReceivingState {
+            room,
+            received: None,
+        }) else {
             return Ok(None);
         };
-        self.waiting.push_back(Waiting {
+        self.posted_groups.push_back(PostedGroup {
             request,
             parts,
-            lanes_left: self.came.len(),
+            lanes_left: self.groups_received.len(),
             size: None,
         });
         Ok(Some((
             request,
-            self.first_waiting + self.waiting.len() as u64 - 1,
+            self.first_posted + self.posted_groups.len() as u64 - 1,
         )))
     }
 
@@ -116,14 +119,14 @@ impl Receiving {
     ///
     /// # Errors
     /// No group waits for it, lanes contradict each other, or more came than was posted.
-    pub fn arrived(&mut self, lane: usize, imm: u32) -> Result<Arrival, Error> {
-        let group = self.came[lane];
-        let at = usize::try_from(group - self.first_waiting).ok();
-        let Some(waiting) = at.and_then(|at| self.waiting.get_mut(at)) else {
+    pub fn handle_immediate(&mut self, lane: usize, imm: u32) -> Result<ImmediateResult, Error> {
+        let group = self.groups_received[lane];
+        let at = usize::try_from(group - self.first_posted).ok();
+        let Some(waiting) = at.and_then(|at| self.posted_groups.get_mut(at)) else {
             let what = format!("lane {lane} carried group {group}, which was not posted");
             return Err(Error::Protocol(what));
         };
-        self.came[lane] += 1;
+        self.groups_received[lane] += 1;
         waiting.lanes_left -= 1;
         let expected = waiting.size.get_or_insert(imm);
         if *expected != imm {
@@ -131,23 +134,23 @@ impl Receiving {
             return Err(Error::Protocol(what));
         }
         if waiting.lanes_left > 0 {
-            return Ok(Arrival::Partial);
+            return Ok(ImmediateResult::Partial);
         }
         let parts = waiting.parts;
         if parts > 1 {
-            return Ok(Arrival::Record { group, parts });
+            return Ok(ImmediateResult::CompleteWithSizes { group, parts });
         }
-        self.complete(group, Sizes::new(&[imm]))?;
-        Ok(Arrival::Complete)
+        self.complete(group, ReceivedSizes::new(&[imm]))?;
+        Ok(ImmediateResult::Complete)
     }
 
     /// A group is there, and so much came for each receive.
     ///
     /// # Errors
     /// More came than was posted.
-    pub fn complete(&mut self, group: u64, came: Sizes) -> Result<(), Error> {
-        let at = usize::try_from(group.wrapping_sub(self.first_waiting)).ok();
-        let Some(waiting) = at.and_then(|at| self.waiting.get(at)) else {
+    pub fn complete(&mut self, group: u64, came: ReceivedSizes) -> Result<(), Error> {
+        let at = usize::try_from(group.wrapping_sub(self.first_posted)).ok();
+        let Some(waiting) = at.and_then(|at| self.posted_groups.get(at)) else {
             return Err(Error::Protocol(format!("group {group} does not wait")));
         };
         let state = self.pool.get(waiting.request)?;
@@ -157,10 +160,14 @@ impl Receiving {
             let what = format!("group {group} has {came:?} bytes where {room:?} were posted");
             return Err(Error::Protocol(what));
         }
-        state.came = Some(came);
-        while self.waiting.front().is_some_and(|w| w.lanes_left == 0) {
-            self.waiting.pop_front();
-            self.first_waiting += 1;
+        state.received = Some(came);
+        while self
+            .posted_groups
+            .front()
+            .is_some_and(|w| w.lanes_left == 0)
+        {
+            self.posted_groups.pop_front();
+            self.first_posted += 1;
         }
         Ok(())
     }
@@ -169,31 +176,31 @@ impl Receiving {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<Sizes>, Error> {
-        let came = self.pool.get(request)?.came;
+    pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
+        let came = self.pool.get(request)?.received;
         if came.is_some() {
-            self.pool.put_back(request);
+            self.pool.free(request);
         }
         Ok(came)
     }
 
-    /// Takes a request that completes by [`done`](Self::done): a flush.
-    pub(crate) fn take(&mut self) -> Option<Request> {
-        let state = State {
-            room: Sizes::new(&[]),
-            came: None,
+    /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
+    pub(crate) fn start_flush(&mut self) -> Option<Request> {
+        let state = ReceivingState {
+            room: ReceivedSizes::new(&[]),
+            received: None,
         };
-        self.pool.take(state)
+        self.pool.allocate(state)
     }
 
     /// Such a request is done.
-    pub(crate) fn done(&mut self, request: Request) -> Result<(), Error> {
-        self.pool.get(request)?.came = Some(Sizes::new(&[]));
+    pub(crate) fn complete_flush(&mut self, request: Request) -> Result<(), Error> {
+        self.pool.get(request)?.received = Some(ReceivedSizes::new(&[]));
         Ok(())
     }
 
     /// Whether no group waits for bytes.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
+        self.posted_groups.is_empty()
     }
 }

@@ -24,14 +24,14 @@ const MAX_PENDING: usize = 64;
 
 /// Where a receiver listens: what it gives to the sender by any means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handle {
+pub struct ListenHandle {
     /// The listener's address.
     pub addr: SocketAddr,
     /// Strangers at the port do not know it.
     token: u64,
 }
 
-impl Handle {
+impl ListenHandle {
     /// Bytes of a handle.
     pub const BYTES: usize = 34;
 
@@ -65,14 +65,14 @@ impl Handle {
 
 /// Messages over a socket that does not block: each is its length in four bytes, and JSON.
 #[derive(Debug)]
-struct Messages {
+struct SocketMessages {
     stream: TcpStream,
     peer: SocketAddr,
     out: Vec<u8>,
     into: Vec<u8>,
 }
 
-impl Messages {
+impl SocketMessages {
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
         // Latency of the set-up only.
         let _ = stream.set_nodelay(true);
@@ -87,11 +87,11 @@ impl Messages {
     fn error(&self, what: impl ToString) -> Error {
         Error::Rendezvous {
             peer: self.peer.to_string(),
-            what: what.to_string(),
+            reason: what.to_string(),
         }
     }
 
-    fn say(&mut self, hello: &Hello) -> Result<(), Error> {
+    fn send_hello(&mut self, hello: &Hello) -> Result<(), Error> {
         let json = serde_json::to_vec(hello).map_err(|e| self.error(e))?;
         let len = u32::try_from(json.len()).map_err(|e| self.error(e))?;
         self.out.extend_from_slice(&len.to_le_bytes());
@@ -105,7 +105,7 @@ impl Messages {
             match self.stream.write(&self.out) {
                 Ok(0) => return Err(self.error("it closed the connection")),
                 Ok(count) => drop(self.out.drain(..count)),
-                Err(e) if is_patience(&e) => return Ok(false),
+                Err(e) if is_retryable(&e) => return Ok(false),
                 Err(e) => return Err(self.error(e)),
             }
         }
@@ -113,14 +113,14 @@ impl Messages {
     }
 
     /// Reads until so many bytes are there; whether they are.
-    fn fill(&mut self, bytes: usize) -> Result<bool, Error> {
+    fn read_until(&mut self, bytes: usize) -> Result<bool, Error> {
         let mut buffer = [0; 1024];
         while self.into.len() < bytes {
             let most = (bytes - self.into.len()).min(buffer.len());
             match self.stream.read(&mut buffer[..most]) {
                 Ok(0) => return Err(self.error("it closed the connection")),
                 Ok(count) => self.into.extend_from_slice(&buffer[..count]),
-                Err(e) if is_patience(&e) => return Ok(false),
+                Err(e) if is_retryable(&e) => return Ok(false),
                 Err(e) => return Err(self.error(e)),
             }
         }
@@ -128,8 +128,8 @@ impl Messages {
     }
 
     /// The peer's hello, once it is there.
-    fn hear(&mut self) -> Result<Option<Hello>, Error> {
-        if !self.fill(4)? {
+    fn receive_hello(&mut self) -> Result<Option<Hello>, Error> {
+        if !self.read_until(4)? {
             return Ok(None);
         }
         let len = self.into.first_chunk::<4>().copied().unwrap_or_default();
@@ -137,7 +137,7 @@ impl Messages {
         if len > MAX_MESSAGE {
             return Err(self.error(format!("it sends a message of {len} bytes")));
         }
-        if !self.fill(4 + len)? {
+        if !self.read_until(4 + len)? {
             return Ok(None);
         }
         let hello = serde_json::from_slice(&self.into[4..]).map_err(|e| self.error(e))?;
@@ -147,14 +147,14 @@ impl Messages {
 }
 
 /// Whether it only has to be tried again.
-fn is_patience(e: &std::io::Error) -> bool {
+fn is_retryable(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// A sender that connects. Dropping it gives up.
 #[derive(Debug)]
-pub struct Connecting {
-    messages: Messages,
+pub struct PendingConnect {
+    messages: SocketMessages,
     stage: ConnectStage,
 }
 
@@ -165,19 +165,23 @@ enum ConnectStage {
     Done,
 }
 
-impl Connecting {
+impl PendingConnect {
     /// Begins to connect to a listener.
     ///
     /// # Errors
     /// A verb failed, or there is no way to the address.
-    pub fn new(pd: &ProtectionDomain, config: &Config, handle: &Handle) -> Result<Self, Error> {
+    pub fn new(
+        pd: &ProtectionDomain,
+        config: &Config,
+        handle: &ListenHandle,
+    ) -> Result<Self, Error> {
         let sender = PreparedSender::new(pd, config)?;
         let stream = connect(handle.addr).map_err(|e| Error::Rendezvous {
             peer: handle.addr.to_string(),
-            what: e.to_string(),
+            reason: e.to_string(),
         })?;
-        let mut messages = Messages::new(stream, handle.addr);
-        messages.say(&sender.hello(handle.token))?;
+        let mut messages = SocketMessages::new(stream, handle.addr);
+        messages.send_hello(&sender.hello(handle.token))?;
         Ok(Self {
             messages,
             stage: ConnectStage::Hello(sender),
@@ -193,7 +197,7 @@ impl Connecting {
             return Ok(None);
         }
         if let ConnectStage::Hello(_) = self.stage {
-            let Some(peer) = self.messages.hear()? else {
+            let Some(peer) = self.messages.receive_hello()? else {
                 return Ok(None);
             };
             let stage = std::mem::replace(&mut self.stage, ConnectStage::Done);
@@ -241,15 +245,15 @@ fn connect(addr: SocketAddr) -> std::io::Result<TcpStream> {
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
-    handle: Handle,
+    handle: ListenHandle,
     pd: ProtectionDomain,
     config: Config,
-    pending: Vec<Accepting>,
+    pending: Vec<PendingAccept>,
 }
 
 #[derive(Debug)]
-struct Accepting {
-    messages: Messages,
+struct PendingAccept {
+    messages: SocketMessages,
     stage: AcceptStage,
 }
 
@@ -267,7 +271,7 @@ impl Listener {
     pub fn new(pd: &ProtectionDomain, config: &Config, addr: SocketAddr) -> Result<Self, Error> {
         let no = |what: String| Error::Rendezvous {
             peer: format!("senders at {addr}"),
-            what,
+            reason: what,
         };
         let listener = TcpListener::bind(addr).map_err(|e| no(e.to_string()))?;
         let ready = listener.set_nonblocking(true);
@@ -276,7 +280,7 @@ impl Listener {
         let token = getrandom::u64().map_err(|e| no(e.to_string()))?;
         Ok(Self {
             listener,
-            handle: Handle { addr, token },
+            handle: ListenHandle { addr, token },
             pd: pd.clone(),
             config: *config,
             pending: Vec::new(),
@@ -284,7 +288,7 @@ impl Listener {
     }
 
     /// The handle that the sender needs to connect.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> ListenHandle {
         self.handle
     }
 
@@ -294,7 +298,7 @@ impl Listener {
     /// # Errors
     /// A sender that knew the handle failed, or a verb did. The listener can still be used.
     pub fn poll(&mut self) -> Result<Option<Receiver>, Error> {
-        self.take_new();
+        self.accept_pending();
         let mut at = 0;
         while at < self.pending.len() {
             let next = self.pending[at].poll(&self.pd, &self.config, self.handle.token);
@@ -304,8 +308,8 @@ impl Listener {
                     drop(self.pending.remove(at));
                     return Ok(Some(receiver));
                 }
-                Err(Refused::Stranger) => drop(self.pending.remove(at)),
-                Err(Refused::Sender(error)) => {
+                Err(AcceptFailure::UnknownPeer) => drop(self.pending.remove(at)),
+                Err(AcceptFailure::Sender(error)) => {
                     drop(self.pending.remove(at));
                     return Err(error);
                 }
@@ -315,7 +319,7 @@ impl Listener {
     }
 
     /// Takes connections that have come. An error is one of the connection that failed, and so nobody's here.
-    fn take_new(&mut self) {
+    fn accept_pending(&mut self) {
         while let Ok((stream, peer)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_err() {
                 continue;
@@ -323,8 +327,8 @@ impl Listener {
             if self.pending.len() == MAX_PENDING {
                 drop(self.pending.remove(0));
             }
-            self.pending.push(Accepting {
-                messages: Messages::new(stream, peer),
+            self.pending.push(PendingAccept {
+                messages: SocketMessages::new(stream, peer),
                 stage: AcceptStage::Hello,
             });
         }
@@ -332,32 +336,35 @@ impl Listener {
 }
 
 /// Why there is no receiver for a connection.
-enum Refused {
+enum AcceptFailure {
     /// It never said that it knows the handle.
-    Stranger,
+    UnknownPeer,
     /// It did.
     Sender(Error),
 }
 
-impl Accepting {
+impl PendingAccept {
     fn poll(
         &mut self,
         pd: &ProtectionDomain,
         config: &Config,
         token: u64,
-    ) -> Result<Option<Receiver>, Refused> {
+    ) -> Result<Option<Receiver>, AcceptFailure> {
         if let AcceptStage::Hello = self.stage {
-            let heard = self.messages.hear().map_err(|_| Refused::Stranger)?;
+            let heard = self
+                .messages
+                .receive_hello()
+                .map_err(|_| AcceptFailure::UnknownPeer)?;
             let Some(peer) = heard else { return Ok(None) };
             if peer.token != token {
-                return Err(Refused::Stranger);
+                return Err(AcceptFailure::UnknownPeer);
             }
             let receiver = self.connect(pd, config, &peer);
-            self.stage = AcceptStage::Ready(Box::new(receiver.map_err(Refused::Sender)?));
+            self.stage = AcceptStage::Ready(Box::new(receiver.map_err(AcceptFailure::Sender)?));
         }
         let ready = self.messages.flush();
-        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.fill(1)?));
-        if !ready.map_err(Refused::Sender)? {
+        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.read_until(1)?));
+        if !ready.map_err(AcceptFailure::Sender)? {
             return Ok(None);
         }
         match std::mem::replace(&mut self.stage, AcceptStage::Hello) {
@@ -374,7 +381,7 @@ impl Accepting {
         peer: &Hello,
     ) -> Result<Receiver, Error> {
         let receiver = PreparedReceiver::new(pd, config, peer.lanes())?;
-        self.messages.say(&receiver.hello(0))?;
+        self.messages.send_hello(&receiver.hello(0))?;
         let watch = self.messages.stream.try_clone();
         let watch = watch.map_err(|e| self.messages.error(e))?;
         // A sender may have more queue pairs than are wanted here.
@@ -391,9 +398,9 @@ mod tests {
     fn a_handle_comes_back_as_it_was() {
         for addr in ["127.0.0.1:80", "[2001:db8::1]:65535"] {
             let addr = addr.parse().expect("an address");
-            let handle = Handle { addr, token: 77 };
-            assert_eq!(Handle::from_bytes(&handle.to_bytes()), Some(handle));
+            let handle = ListenHandle { addr, token: 77 };
+            assert_eq!(ListenHandle::from_bytes(&handle.to_bytes()), Some(handle));
         }
-        assert_eq!(Handle::from_bytes(&[0; Handle::BYTES]), None);
+        assert_eq!(ListenHandle::from_bytes(&[0; ListenHandle::BYTES]), None);
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::pool::{Pool, Request};
-use crate::wire::{ClearToSend, MAX_PARTS};
+use crate::memory_layout::{ClearToSend, MAX_PARTS};
+use crate::request_pool::{Request, RequestPool};
 
 /// A send that has found its receive.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<P> {
+pub struct MatchedSend<P> {
     /// Where its bytes are.
     pub payload: P,
     /// How many.
@@ -20,67 +20,67 @@ pub struct Part<P> {
 
 /// A group whose sends are all there: to be written.
 #[derive(Debug)]
-pub struct Group<P> {
+pub struct MatchedGroup<P> {
     /// Its number, from 0.
     pub number: u64,
     /// Its sends, in the order of the receives.
-    pub parts: Vec<Part<P>>,
+    pub parts: Vec<MatchedSend<P>>,
 }
 
 /// The state of a send.
 #[derive(Debug)]
-pub enum Claim<P> {
+pub enum SendMatch<P> {
     /// No receive of the group has the tag, or there is no room for another request: try again.
-    Nothing,
+    NoMatch,
     /// The send waits for the others of its group.
-    Waits(Request),
+    Incomplete(Request),
     /// It was the last of its group.
-    Ready(Request, Group<P>),
+    Ready(Request, MatchedGroup<P>),
 }
 
 #[derive(Debug)]
-struct State {
+struct SendingState {
     len: u32,
     done: bool,
 }
 
 /// Sends of one connection. `P` says where a payload is.
 #[derive(Debug)]
-pub struct Sending<P> {
+pub struct SendQueue<P> {
     lanes: usize,
     /// The group that sends are matched with next.
     next: u64,
     posted: Vec<ClearToSend>,
-    claimed: Vec<Option<Part<P>>>,
-    pool: Pool<State>,
+    matched: Vec<Option<MatchedSend<P>>>,
+    pool: RequestPool<SendingState>,
     /// Groups that were written and are not acknowledged on all lanes.
-    flying: VecDeque<Flying>,
+    in_flight: VecDeque<InFlightGroup>,
     /// The number of the first of them.
-    first_flying: u64,
+    first_in_flight: u64,
 }
 
 #[derive(Debug)]
-struct Flying {
+struct InFlightGroup {
     requests: Vec<Request>,
     lanes_left: usize,
 }
 
-impl<P: Copy> Sending<P> {
+impl<P: Copy> SendQueue<P> {
     /// A sender over so many queue pairs.
     pub fn new(lanes: usize) -> Self {
         Self {
             lanes,
             next: 0,
             posted: Vec::with_capacity(MAX_PARTS),
-            claimed: Vec::with_capacity(MAX_PARTS),
-            pool: Pool::new(),
-            flying: VecDeque::new(),
-            first_flying: 0,
+            matched: Vec::with_capacity(MAX_PARTS),
+            pool: RequestPool::new(),
+            in_flight: VecDeque::new(),
+            first_in_flight: 0,
         }
     }
 
     /// The group whose entries are needed, unless they are there.
-    pub fn wants(&self) -> Option<u64> {
+    pub fn next_group(&self) -> Option<u64> {
         self.posted.is_empty().then_some(self.next)
     }
 
@@ -88,7 +88,7 @@ impl<P: Copy> Sending<P> {
     ///
     /// # Errors
     /// They contradict each other.
-    pub fn offer(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
+    pub fn add_entries(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
         let count = entries.len();
         if !(1..=MAX_PARTS).contains(&count) || entries.iter().any(|e| e.parts as usize != count) {
             return Err(Error::Protocol(format!(
@@ -98,7 +98,7 @@ impl<P: Copy> Sending<P> {
             )));
         }
         self.posted.extend_from_slice(entries);
-        self.claimed.resize_with(count, || None);
+        self.matched.resize_with(count, || None);
         Ok(())
     }
 
@@ -106,47 +106,47 @@ impl<P: Copy> Sending<P> {
     ///
     /// # Errors
     /// [`Error::TooLong`].
-    pub fn claim(&mut self, tag: u32, len: u32, payload: P) -> Result<Claim<P>, Error> {
-        let mut open = self.posted.iter().zip(&self.claimed);
+    pub fn match_send(&mut self, tag: u32, len: u32, payload: P) -> Result<SendMatch<P>, Error> {
+        let mut open = self.posted.iter().zip(&self.matched);
         let Some(at) = open.position(|(to, claimed)| claimed.is_none() && to.tag == tag) else {
-            return Ok(Claim::Nothing);
+            return Ok(SendMatch::NoMatch);
         };
         let to = self.posted[at];
         if len > to.len {
             let room = to.len;
             return Err(Error::TooLong { len, room, tag });
         }
-        let Some(request) = self.pool.take(State { len, done: false }) else {
-            return Ok(Claim::Nothing);
+        let Some(request) = self.pool.allocate(SendingState { len, done: false }) else {
+            return Ok(SendMatch::NoMatch);
         };
-        self.claimed[at] = Some(Part {
+        self.matched[at] = Some(MatchedSend {
             payload,
             len,
             to,
             request,
         });
-        if self.claimed.iter().any(Option::is_none) {
-            return Ok(Claim::Waits(request));
+        if self.matched.iter().any(Option::is_none) {
+            return Ok(SendMatch::Incomplete(request));
         }
-        let parts: Vec<Part<P>> = self.claimed.drain(..).flatten().collect();
+        let parts: Vec<MatchedSend<P>> = self.matched.drain(..).flatten().collect();
         self.posted.clear();
-        self.flying.push_back(Flying {
+        self.in_flight.push_back(InFlightGroup {
             requests: parts.iter().map(|p| p.request).collect(),
             lanes_left: self.lanes,
         });
         let number = self.next;
         self.next += 1;
-        Ok(Claim::Ready(request, Group { number, parts }))
+        Ok(SendMatch::Ready(request, MatchedGroup { number, parts }))
     }
 
     /// One lane has brought its part of a group to the receiver.
     ///
     /// # Errors
     /// No such group is under way.
-    pub fn lane_done(&mut self, group: u64) -> Result<(), Error> {
-        let at = group.checked_sub(self.first_flying);
+    pub fn complete_lane(&mut self, group: u64) -> Result<(), Error> {
+        let at = group.checked_sub(self.first_in_flight);
         let at = at.and_then(|at| usize::try_from(at).ok());
-        let flying = at.and_then(|at| self.flying.get_mut(at));
+        let flying = at.and_then(|at| self.in_flight.get_mut(at));
         let Some(flying) = flying.filter(|f| f.lanes_left > 0) else {
             return Err(Error::Protocol(format!("group {group} is not under way")));
         };
@@ -156,9 +156,9 @@ impl<P: Copy> Sending<P> {
                 self.pool.get(*request)?.done = true;
             }
         }
-        while self.flying.front().is_some_and(|f| f.lanes_left == 0) {
-            self.flying.pop_front();
-            self.first_flying += 1;
+        while self.in_flight.front().is_some_and(|f| f.lanes_left == 0) {
+            self.in_flight.pop_front();
+            self.first_in_flight += 1;
         }
         Ok(())
     }
@@ -168,9 +168,9 @@ impl<P: Copy> Sending<P> {
     /// # Errors
     /// [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
-        let State { len, done } = *self.pool.get(request)?;
+        let SendingState { len, done } = *self.pool.get(request)?;
         if done {
-            self.pool.put_back(request);
+            self.pool.free(request);
         }
         Ok(done.then_some(len))
     }
@@ -182,6 +182,6 @@ impl<P: Copy> Sending<P> {
 
     /// Whether there is room for another request.
     pub fn has_room(&self) -> bool {
-        self.pool.free() > 0
+        self.pool.free_slots() > 0
     }
 }

@@ -18,7 +18,7 @@ fn on_ranks<R: Send + 'static>(
     let device = Provider::softnic().device(None).expect("there is one");
     let prepared: Vec<_> = (0..ranks)
         .map(|rank| {
-            let pd = device.open().and_then(|c| c.alloc_pd()).expect("a domain");
+            let pd = device.open().expect("opens").alloc_pd().expect("a domain");
             let here = Ipv4Addr::LOCALHOST.into();
             PreparedGroup::new(&pd, &Config::default(), (rank, ranks), here).expect("it listens")
         })
@@ -239,7 +239,7 @@ fn wrong_buffers_are_refused() {
 #[test]
 fn addresses_are_checked() {
     let device = Provider::softnic().device(None).expect("there is one");
-    let pd = device.open().and_then(|c| c.alloc_pd()).expect("a domain");
+    let pd = device.open().expect("opens").alloc_pd().expect("a domain");
     let here = Ipv4Addr::LOCALHOST.into();
     let prepare = |rank, ranks| PreparedGroup::new(&pd, &Config::default(), (rank, ranks), here);
     assert!(prepare(2, 2).is_err());

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use collective::{
-    Arrival, Claim, ClearToSend, Error, MAX_REQUESTS, Receiving, Request, SendGroup, Sending, Sizes,
+    ClearToSend, Error, ImmediateResult, MAX_REQUESTS, ReceiveQueue, ReceivedSizes, Request,
+    SendGroup, SendMatch, SendQueue,
 };
 use proptest::prelude::*;
 
@@ -32,8 +33,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// Both ends, and what should come of them.
 struct World {
     lanes: usize,
-    sending: Sending<()>,
-    receiving: Receiving,
+    sending: SendQueue<()>,
+    receiving: ReceiveQueue,
     posted: VecDeque<(Request, Vec<ClearToSend>)>,
     /// Groups that were written, as each lane has them before it.
     wires: Vec<VecDeque<(u64, Vec<u32>)>>,
@@ -47,8 +48,8 @@ impl World {
     fn new(lanes: usize) -> Self {
         Self {
             lanes,
-            sending: Sending::new(lanes),
-            receiving: Receiving::new(lanes),
+            sending: SendQueue::new(lanes),
+            receiving: ReceiveQueue::new(lanes),
             posted: VecDeque::new(),
             wires: vec![VecDeque::new(); lanes],
             sizes: HashMap::new(),
@@ -85,11 +86,11 @@ impl World {
     }
 
     fn send(&mut self, part: usize, share: u32) {
-        if self.sending.wants().is_some() {
+        if self.sending.next_group().is_some() {
             let Some((_, entries)) = self.posted.pop_front() else {
                 return;
             };
-            self.sending.offer(&entries).expect("entries agree");
+            self.sending.add_entries(&entries).expect("entries agree");
             self.posted.push_front((self.receives[0].0, entries));
         }
         let entries = &self.posted[0].1;
@@ -102,10 +103,10 @@ impl World {
             .min();
         let len =
             u32::try_from(u64::from(room.expect("one")) * u64::from(share) / 256).expect("less");
-        match self.sending.claim(to.tag, len, ()).expect("it fits") {
-            Claim::Nothing => {}
-            Claim::Waits(request) => self.sends.push_back((request, len)),
-            Claim::Ready(request, group) => {
+        match self.sending.match_send(to.tag, len, ()).expect("it fits") {
+            SendMatch::NoMatch => {}
+            SendMatch::Incomplete(request) => self.sends.push_back((request, len)),
+            SendMatch::Ready(request, group) => {
                 self.sends.push_back((request, len));
                 self.written(&group);
             }
@@ -137,15 +138,19 @@ impl World {
             [size] => size,
             _ => u32::try_from(sizes.len()).expect("8"),
         };
-        match self.receiving.arrived(lane, imm).expect("it was posted") {
-            Arrival::Record { group: came, parts } => {
+        match self
+            .receiving
+            .handle_immediate(lane, imm)
+            .expect("it was posted")
+        {
+            ImmediateResult::CompleteWithSizes { group: came, parts } => {
                 assert_eq!((came, parts), (group, sizes.len()));
-                let sizes = Sizes::new(&sizes);
+                let sizes = ReceivedSizes::new(&sizes);
                 self.receiving.complete(group, sizes).expect("they fit");
             }
-            Arrival::Complete | Arrival::Partial => {}
+            ImmediateResult::Complete | ImmediateResult::Partial => {}
         }
-        self.sending.lane_done(group).expect("it is under way");
+        self.sending.complete_lane(group).expect("it is under way");
     }
 
     fn test(&mut self) {
@@ -195,7 +200,7 @@ proptest! {
 
 #[test]
 fn a_send_that_is_longer_than_its_receive_is_refused() {
-    let mut sending = Sending::new(1);
+    let mut sending = SendQueue::new(1);
     let entry = ClearToSend {
         addr: 0,
         len: 10,
@@ -203,8 +208,8 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
         tag: 3,
         parts: 1,
     };
-    sending.offer(&[entry]).expect("one entry");
-    let refused = sending.claim(3, 11, ()).expect_err("11 of 10");
+    sending.add_entries(&[entry]).expect("one entry");
+    let refused = sending.match_send(3, 11, ()).expect_err("11 of 10");
     assert!(matches!(
         refused,
         Error::TooLong {
@@ -213,13 +218,19 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
             tag: 3
         }
     ));
-    assert!(matches!(sending.claim(4, 1, ()), Ok(Claim::Nothing)));
-    assert!(matches!(sending.claim(3, 10, ()), Ok(Claim::Ready(..))));
+    assert!(matches!(
+        sending.match_send(4, 1, ()),
+        Ok(SendMatch::NoMatch)
+    ));
+    assert!(matches!(
+        sending.match_send(3, 10, ()),
+        Ok(SendMatch::Ready(..))
+    ));
 }
 
 #[test]
 fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
-    let mut sending = Sending::<()>::new(1);
+    let mut sending = SendQueue::<()>::new(1);
     let entry = ClearToSend {
         addr: 0,
         len: 10,
@@ -227,28 +238,37 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
         tag: 3,
         parts: 2,
     };
-    assert!(matches!(sending.offer(&[entry]), Err(Error::Protocol(_))));
-    assert!(matches!(sending.offer(&[]), Err(Error::Protocol(_))));
-    assert!(matches!(sending.lane_done(0), Err(Error::Protocol(_))));
+    assert!(matches!(
+        sending.add_entries(&[entry]),
+        Err(Error::Protocol(_))
+    ));
+    assert!(matches!(sending.add_entries(&[]), Err(Error::Protocol(_))));
+    assert!(matches!(sending.complete_lane(0), Err(Error::Protocol(_))));
 
-    let mut receiving = Receiving::new(2);
+    let mut receiving = ReceiveQueue::new(2);
     assert!(
-        matches!(receiving.arrived(0, 1), Err(Error::Protocol(_))),
+        matches!(receiving.handle_immediate(0, 1), Err(Error::Protocol(_))),
         "nothing is posted"
     );
-    let mut receiving = Receiving::new(2);
+    let mut receiving = ReceiveQueue::new(2);
     receiving.post(&[10]).expect("one").expect("room");
-    receiving.arrived(0, 5).expect("posted");
+    receiving.handle_immediate(0, 5).expect("posted");
     assert!(
-        matches!(receiving.arrived(1, 6), Err(Error::Protocol(_))),
+        matches!(receiving.handle_immediate(1, 6), Err(Error::Protocol(_))),
         "lanes disagree"
     );
-    let mut receiving = Receiving::new(1);
+    let mut receiving = ReceiveQueue::new(1);
     receiving.post(&[10]).expect("one").expect("room");
     assert!(
-        matches!(receiving.arrived(0, 11), Err(Error::Protocol(_))),
+        matches!(receiving.handle_immediate(0, 11), Err(Error::Protocol(_))),
         "more than posted"
     );
-    assert!(matches!(receiving.post(&[]), Err(Error::Parts(0))));
-    assert!(matches!(receiving.post(&[1; 9]), Err(Error::Parts(9))));
+    assert!(matches!(
+        receiving.post(&[]),
+        Err(Error::InvalidPartCount(0))
+    ));
+    assert!(matches!(
+        receiving.post(&[1; 9]),
+        Err(Error::InvalidPartCount(9))
+    ));
 }

@@ -4,14 +4,14 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use collective::{Config, Connecting, Error, Handle, Listener, Receiver, Sender};
+use collective::{Config, Error, ListenHandle, Listener, PendingConnect, Receiver, Sender};
 use verbs::{Access, ProtectionDomain, Provider, poll_until};
 
 const WAIT: Duration = Duration::from_secs(20);
 
 fn domain() -> ProtectionDomain {
     let device = Provider::softnic().device(None).expect("there is one");
-    device.open().and_then(|c| c.alloc_pd()).expect("a domain")
+    device.open().expect("opens").alloc_pd().expect("a domain")
 }
 
 fn listener(pd: &ProtectionDomain, config: &Config) -> Listener {
@@ -20,7 +20,7 @@ fn listener(pd: &ProtectionDomain, config: &Config) -> Listener {
 }
 
 /// Calls both ends in turns until each has its connection.
-fn meet(listener: &mut Listener, mut connecting: Connecting) -> (Sender, Receiver) {
+fn meet(listener: &mut Listener, mut connecting: PendingConnect) -> (Sender, Receiver) {
     let (mut sender, mut receiver) = (None, None);
     poll_until(WAIT, || {
         if sender.is_none() {
@@ -43,7 +43,8 @@ fn the_smaller_number_of_queue_pairs_holds() {
             ..Config::default()
         };
         let mut listener = listener(&pd, &lanes(theirs));
-        let connecting = Connecting::new(&pd, &lanes(ours), &listener.handle()).expect("begins");
+        let connecting =
+            PendingConnect::new(&pd, &lanes(ours), &listener.handle()).expect("begins");
         let (mut sender, mut receiver) = meet(&mut listener, connecting);
         assert_eq!(
             (sender.lanes(), receiver.lanes()),
@@ -88,8 +89,8 @@ fn strangers_do_not_keep_the_sender_out() {
     // One that speaks the protocol, and has another listener's handle.
     let mut other = handle.to_bytes();
     other[8] ^= 1;
-    let other = Handle::from_bytes(&other).expect("a handle");
-    let mut wrong = Connecting::new(&pd, &Config::default(), &other).expect("begins");
+    let other = ListenHandle::from_bytes(&other).expect("a handle");
+    let mut wrong = PendingConnect::new(&pd, &Config::default(), &other).expect("begins");
     let refused = poll_until(WAIT, || {
         assert!(listener.poll().expect("no error of a sender's").is_none());
         wrong.poll().err()
@@ -100,7 +101,7 @@ fn strangers_do_not_keep_the_sender_out() {
             .to_string()
             .contains("closed the connection")
     );
-    let connecting = Connecting::new(&pd, &Config::default(), &handle).expect("begins");
+    let connecting = PendingConnect::new(&pd, &Config::default(), &handle).expect("begins");
     drop(meet(&mut listener, connecting));
     drop(silent);
 }
@@ -110,7 +111,7 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
     let pd = domain();
     // Nobody listens any more.
     let gone = listener(&pd, &Config::default()).handle();
-    let refused = Connecting::new(&pd, &Config::default(), &gone)
+    let refused = PendingConnect::new(&pd, &Config::default(), &gone)
         .map_or_else(Some, |mut connecting| {
             poll_until(WAIT, || connecting.poll().err())
         });
@@ -124,7 +125,7 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
     // The sender gives up between its hello and its word that it is ready.
     let mut listener = listener(&pd, &Config::default());
     let mut connecting =
-        Connecting::new(&pd, &Config::default(), &listener.handle()).expect("begins");
+        PendingConnect::new(&pd, &Config::default(), &listener.handle()).expect("begins");
     assert!(connecting.poll().expect("it says hello").is_none());
     poll_until(Duration::from_millis(50), || {
         assert!(listener.poll().expect("good").is_none());
@@ -135,7 +136,8 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
     assert!(matches!(left, Some(Error::Rendezvous { .. })), "{left:?}");
 
     // A sender that is connected goes away while the receiver waits for it, and the other way around.
-    let connecting = Connecting::new(&pd, &Config::default(), &listener.handle()).expect("begins");
+    let connecting =
+        PendingConnect::new(&pd, &Config::default(), &listener.handle()).expect("begins");
     let (sender, mut receiver) = meet(&mut listener, connecting);
     let buffer = pd.alloc(64, Access::ALL).expect("memory");
     let receive = receiver
@@ -153,7 +155,8 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
         "it stays broken"
     );
 
-    let connecting = Connecting::new(&pd, &Config::default(), &listener.handle()).expect("begins");
+    let connecting =
+        PendingConnect::new(&pd, &Config::default(), &listener.handle()).expect("begins");
     let (mut sender, receiver) = meet(&mut listener, connecting);
     drop(receiver);
     let failed = poll_until(WAIT, || sender.isend(&buffer, 0..64, 0).err());
@@ -163,7 +166,8 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
 #[test]
 fn a_flush_is_behind_what_came_before() {
     let pd = domain();
-    let (_sender, mut receiver) = collective::pair(&pd, &pd, &Config::default()).expect("a pair");
+    let (_sender, mut receiver) =
+        collective::connected_pair(&pd, &pd, &Config::default()).expect("a pair");
     let buffer = pd.alloc(64, Access::ALL).expect("memory");
     for _ in 0..100 {
         let flush = receiver.iflush(&buffer, 3).expect("posted").expect("room");

@@ -151,7 +151,7 @@ fn all_collectives_are_right_on_simulated_nics() {
             .expect("devices")
             .iter()
             .take(ranks)
-            .map(|device| device.open().and_then(|c| c.alloc_pd()).expect("a domain"))
+            .map(|device| device.open().expect("opens").alloc_pd().expect("a domain"))
             .collect();
         let config = Config {
             lanes,

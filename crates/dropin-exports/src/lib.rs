@@ -1,18 +1,19 @@
-//! Gives a shared object its version nodes and symbols, from a build script.
+//! Gives a shared library its version nodes and symbols; a build script calls this crate.
 //!
-//! A file `symbols.txt` beside the build script says which, one a line:
+//! A file `symbols.txt` beside the build script lists the version nodes and symbols, one a line:
 //!
 //! - `node NAME PARENT`: a version node; `PARENT` is `-` for none.
-//! - `private ABI`: a private node of libibverbs, `IBVERBS_PRIVATE_ABI`. All have the same symbols.
+//! - `private ABI`: a private node of libibverbs, `IBVERBS_PRIVATE_ABI`. All private nodes have the same symbols.
 //! - `KIND SYMBOL NODE`: a symbol. `NODE` is `PRIVATE` for all private nodes, and `{ABI}` in the name then stands
 //!   for the node's number. The kind `sym` is the function of that name in the crate's module `entry`. The kinds
 //!   `errno`, `fails`, `null` and `nothing` are the functions of that name in its module `refusal`. The kind `flag` is
 //!   a `bool` that is false.
 //!
-//! rustc passes a version script of its own for a `cdylib`, which exports nothing here. So each export is a
-//! label in assembly that jumps to the Rust function, bound to its node by `.symver`. The linker gets a second script
-//! that only declares the nodes. GNU ld refuses two scripts if one of them has no name. The script of
-//! rustc has none. lld accepts both, and comes with the Rust toolchain, so the build script asks for lld by name.
+//! For a `cdylib`, rustc passes a version script of its own to the linker. This script exports none of the symbols
+//! here. Each export is therefore a label in assembly that jumps to the Rust function; `.symver` binds the label to
+//! its node. The linker gets a second version script that only declares the nodes. GNU ld refuses two scripts if one
+//! of them has no name, and the script of rustc has none. The linker lld accepts both scripts and comes with the Rust
+//! toolchain. The build script therefore selects lld by name.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -21,18 +22,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Links the exports of a `cdylib`, whose build script calls this function. Writes `exports.rs` to `OUT_DIR`, for the
-/// module `entry` to include, and tells the linker the version nodes and the name `soname`.
+/// Adds the exports of a `cdylib`, whose build script calls this function. The function writes `exports.rs` to
+/// `OUT_DIR`, which the module `entry` includes. It passes the version nodes and the name `soname` to the linker.
 ///
 /// # Panics
-/// If no build script calls this function, or `symbols.txt` is malformed: the build stops with the message.
+/// Panics if no build script calls this function, or `symbols.txt` is malformed. The build stops with the message.
 pub fn link(soname: &str) {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=symbols.txt");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let facts =
         fs::read_to_string("symbols.txt").expect("symbols.txt lies beside the build script");
-    let exports = Exports::parse(&facts);
+    let exports = ExportedSymbols::parse(&facts);
     let map = out.join("nodes.map");
     fs::write(&map, exports.version_script()).expect("OUT_DIR is writable");
     fs::write(out.join("exports.rs"), exports.assembly()).expect("OUT_DIR is writable");
@@ -41,11 +42,11 @@ pub fn link(soname: &str) {
     let arg = |arg: &str| println!("cargo::rustc-cdylib-link-arg={arg}");
     arg(&format!("-Wl,--version-script={}", map.display()));
     arg(&format!("-Wl,-soname,{soname}"));
-    // Threads of the library, and what it keeps of each thread, outlive any dlclose.
+    // Never unload the library: its threads and its data of each thread outlive any dlclose.
     arg("-Wl,-z,nodelete");
 }
 
-/// Asks the C compiler for lld: the toolchain's own, or else the system's.
+/// Makes the C compiler link with lld: with the lld of the Rust toolchain, or else with the system's lld.
 fn use_lld() {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let host = env::var("HOST").expect("cargo sets HOST");
@@ -66,12 +67,12 @@ fn use_lld() {
     println!("cargo::rustc-cdylib-link-arg=-fuse-ld=lld");
 }
 
-/// What `symbols.txt` says.
+/// The parsed content of `symbols.txt`.
 #[derive(Default)]
-struct Exports {
-    /// Version nodes and their parents.
+struct ExportedSymbols {
+    /// Version nodes of the library, each with its parent.
     nodes: Vec<(String, Option<String>)>,
-    /// Numbers of the private nodes.
+    /// Numbers in the names of the private nodes, such as 34 in `IBVERBS_PRIVATE_34`.
     private: Vec<String>,
     symbols: Vec<Symbol>,
 }
@@ -82,7 +83,7 @@ struct Symbol {
     node: String,
 }
 
-impl Exports {
+impl ExportedSymbols {
     fn parse(facts: &str) -> Self {
         let mut exports = Self::default();
         for line in facts.lines().filter(|l| !l.starts_with('#')) {
@@ -105,7 +106,7 @@ impl Exports {
         exports
     }
 
-    /// Declares the nodes, and nothing in them.
+    /// Returns a version script that declares the nodes without any symbol.
     fn version_script(&self) -> String {
         let mut map = String::new();
         for (name, parent) in &self.nodes {
@@ -118,7 +119,7 @@ impl Exports {
         map
     }
 
-    /// The labels, as items of Rust.
+    /// Returns Rust items that define the labels of all exports.
     fn assembly(&self) -> String {
         let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
             Ok("x86_64") => "jmp",
@@ -157,7 +158,7 @@ impl Exports {
         rust
     }
 
-    /// Label, name and version of each export of `symbol`.
+    /// Returns the label and the versioned name of each export of `symbol`.
     fn versions(&self, symbol: &Symbol) -> Vec<(String, String)> {
         if symbol.node != "PRIVATE" {
             assert!(
@@ -173,7 +174,7 @@ impl Exports {
             .iter()
             .map(|abi| {
                 let name = symbol.name.replace("{ABI}", abi);
-                // One version of a name is its default.
+                // The first version of a name is its default version.
                 let at = if seen.insert(name.clone()) { "@@" } else { "@" };
                 let label = format!("verbatim_private_{abi}_{name}");
                 (label, format!("{name}{at}IBVERBS_PRIVATE_{abi}"))

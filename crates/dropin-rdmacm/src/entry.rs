@@ -1,8 +1,8 @@
-//! The exported functions, and the labels that export them.
+//! The exported functions, and the labels in assembly that export them.
 
 use rdmacm::abi::*;
 
-// These replace the functions of the same names in `rdmacm::abi` and `rsocket::abi`.
+// The traced functions replace the functions of the same names in `rdmacm::abi` and `rsocket::abi`.
 use crate::traced::{
     raccept, rbind, rclose, rconnect, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect,
     rdma_create_ep, rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_create_qp_ex,
@@ -18,12 +18,12 @@ use crate::traced::{
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
-/// Registers `at_load` to run when the library is loaded. It only sets the source of the verbs, and does not
+/// Runs `at_load` when the library is loaded. `at_load` only records how to find the verbs, and does not
 /// search for them yet.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    rdmacm::provide(crate::verbs::find);
+    rdmacm::set_provider(crate::verbs::find);
 }

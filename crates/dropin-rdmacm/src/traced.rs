@@ -4,12 +4,12 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 
 use cancellation::{HoldOff, take_or_wait};
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
-use tap::trace::Returned;
+use tap::trace::SyscallStyleResult;
 use verbs_abi::*;
 
 macro_rules! traced_if_asked_for {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Variants that write a trace line.
+        /// Variants of the functions of the connection manager that write a trace line.
         mod writing {
             use super::*;
             $( tap::traced_function! {
@@ -74,7 +74,7 @@ mod taking {
     }
 }
 
-/// Takes an event; the wait is a cancellation point: `rdma_get_cm_event(3)`.
+/// Takes an event of the connection manager; the wait is a cancellation point: `rdma_get_cm_event(3)`.
 pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
@@ -83,16 +83,16 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     unsafe { take_or_wait(|| taking::rdma_get_cm_event(channel, event)) }
 }
 
-/// Defines the functions of rsockets in the same way; they fail as system calls do. `$hold_off` is the guard
-/// that holds off cancellation.
+/// Defines functions of rsockets that write a trace line if the process is traced; they fail as system calls
+/// do. `$hold_off` is the guard that holds off cancellation.
 macro_rules! sockets_traced_if_asked_for {
     ($hold_off:expr; $( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
-        /// Variants that write a trace line.
+        /// Variants of the functions of rsockets that write a trace line.
         mod writing_sockets {
             use super::*;
             $( tap::traced_function! {
-                pub(super) fn $name($( $arg: $type ),*) -> Returned<$ret>, stringify!($name),
-                |$( $arg ),*| Returned(rsocket::abi::$name($( $arg ),*))
+                pub(super) fn $name($( $arg: $type ),*) -> SyscallStyleResult<$ret>, stringify!($name),
+                |$( $arg ),*| SyscallStyleResult(rsocket::abi::$name($( $arg ),*))
             } )*
         }
 
@@ -136,7 +136,7 @@ sockets_traced_if_asked_for! {
     fn riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize;
 }
 
-/// The data path of streams, which calls no cancellation point of the C library.
+/// The functions of rsockets that transfer data, which call no cancellation point of the C library.
 mod streams {
     use super::*;
     sockets_traced_if_asked_for! {
@@ -153,8 +153,8 @@ mod streams {
 }
 pub(crate) use streams::*;
 
-/// Defines functions that wait for sockets as [`rpoll`] does, but without a trace line: a program calls them
-/// in every turn of its loop.
+/// Defines functions that wait for sockets as [`rpoll`] does, but without a trace line: a program calls
+/// these functions in every turn of its loop.
 macro_rules! untraced {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
         $(

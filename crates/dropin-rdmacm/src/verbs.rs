@@ -9,23 +9,24 @@ use std::sync::OnceLock;
 use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
 use verbs_abi::{Gsi, Symbols, for_each_symbol};
 
-/// The drop-in `libibverbs.so.1`. It is usually loaded already, because programs linked to librdmacm are
-/// linked to it, too. Otherwise the loader finds it as it does for programs.
-struct Library(*mut c_void);
+/// The drop-in `libibverbs.so.1`. The library is usually loaded already, because programs linked to
+/// librdmacm are linked to libibverbs, too. Otherwise the loader finds it on the search path of the
+/// program.
+struct VerbsLibrary(*mut c_void);
 
-impl Library {
+impl VerbsLibrary {
     /// Loads the library.
     ///
     /// # Errors
-    /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if the system lacks resources to load it, and `ENODEV`
-    /// otherwise.
+    /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if the process lacks descriptors or memory to load the
+    /// library, and `ENODEV` if loading fails for another reason.
     fn open() -> Result<Self, c_int> {
         // SAFETY: a string; the library's initialisers only set up its own state.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
         if !handle.is_null() {
             return Ok(Self(handle));
         }
-        // The loader reports its reason only as text, so check whether another file can be opened.
+        // The loader reports the reason only as text, so check whether any file can be opened.
         let opened = std::fs::File::open("/dev/null").map_err(|e| e.raw_os_error());
         Err(match opened {
             Err(Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM))) => errno,
@@ -33,7 +34,7 @@ impl Library {
         })
     }
 
-    /// Returns the function with that name.
+    /// Returns the function of the library with the name `name`.
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function.
@@ -48,7 +49,7 @@ impl Library {
 
 macro_rules! load_symbols {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        fn load(library: &Library) -> Option<Symbols> {
+        fn load(library: &VerbsLibrary) -> Option<Symbols> {
             const fn c_name(name: &str) -> &CStr {
                 match CStr::from_bytes_with_nul(name.as_bytes()) {
                     Ok(name) => name,
@@ -67,13 +68,13 @@ macro_rules! load_symbols {
 
 for_each_symbol!(load_symbols);
 
-/// Finds the verbs and the fabric's folder.
+/// Finds the verbs of the drop-in `libibverbs.so.1`, and the fabric's folder.
 ///
 /// # Errors
 /// Returns `ENODEV` if `libibverbs.so.1` is not the drop-in's, or the error of loading it.
 pub(crate) fn find() -> Result<Provider, c_int> {
     static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
-    let library = Library::open()?;
+    let library = VerbsLibrary::open()?;
     let fabric_dir = fabric_dir(&library).ok_or_else(|| {
         eprintln!(
             "librdmacm (verbatim): the program's libibverbs.so.1 is not Verbatim's, and this librdmacm.so.1 \
@@ -90,10 +91,10 @@ pub(crate) fn find() -> Result<Provider, c_int> {
     })
 }
 
-/// Returns the folder of the fabric, which only the drop-in knows.
+/// Returns the folder of the fabric; only the drop-in `libibverbs.so.1` knows this folder.
 ///
 /// `verbatim_fabric_dir` writes the path without a terminating zero, and returns its length.
-fn fabric_dir(library: &Library) -> Option<PathBuf> {
+fn fabric_dir(library: &VerbsLibrary) -> Option<PathBuf> {
     type FabricDir = unsafe extern "C" fn(to: *mut c_char, room: usize) -> usize;
     // SAFETY: the type is that of the drop-in's function with that name.
     let name: FabricDir = unsafe { library.find(c"verbatim_fabric_dir") }?;
@@ -107,8 +108,8 @@ fn fabric_dir(library: &Library) -> Option<PathBuf> {
     Some(PathBuf::from(OsString::from_vec(bytes)))
 }
 
-/// Returns the drop-in's functions that reach other hosts.
-fn gsi(library: &Library) -> Option<&'static Gsi> {
+/// Returns the drop-in's functions that send management datagrams to other hosts.
+fn gsi(library: &VerbsLibrary) -> Option<&'static Gsi> {
     type Find = extern "C" fn() -> *const Gsi;
     // SAFETY: the type is that of the drop-in's function with that name, which returns NULL or a value that
     // is never freed.
@@ -118,13 +119,14 @@ fn gsi(library: &Library) -> Option<&'static Gsi> {
     }
 }
 
-/// Makes traces number handles as the drop-in does; called before the first trace line, and effective once.
+/// Makes this library number handles in traces as the drop-in `libibverbs.so.1` does. Call the function
+/// before the first trace line; later calls have no effect.
 pub(crate) fn number_handles() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         // SAFETY: the type is that of the drop-in's function with that name, which is never unloaded.
         unsafe {
-            let number: Option<tap::trace::NumberOf> = Library::open()
+            let number: Option<tap::trace::NumberHandle> = VerbsLibrary::open()
                 .ok()
                 .and_then(|library| library.find(c"verbatim_trace_number"));
             if let Some(number) = number {

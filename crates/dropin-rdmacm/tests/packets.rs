@@ -1,6 +1,7 @@
-//! Tests of rdma-core's own programs between two hosts, and on one host with packets.
+//! Tests of rdma-core's own programs between two hosts, and on one host that uses packets.
 //!
-//! A host is an address of the loopback network with its own fabric: only packets connect two hosts.
+//! A test host is an address of the loopback network with its own fabric, so only packets connect two
+//! hosts.
 
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
@@ -59,8 +60,8 @@ impl Host {
         server
     }
 
-    /// Returns true if a process has a listener and the socket for datagrams of QP1, which is opened after
-    /// the listener.
+    /// Returns true if a process has a listener and the socket for datagrams of QP1. The process opens this
+    /// socket after the listener.
     fn listens(&self) -> bool {
         let Ok(entries) = std::fs::read_dir(self.fabric.folder().join("rdma_cm")) else {
             return false;
@@ -80,7 +81,7 @@ fn run(server_host: &Host, client_host: &Host, program: &str, args: [&[&str]; 2]
     [client, server.finish()]
 }
 
-/// Runs server and client between two hosts, and then by packets on one host.
+/// Runs server and client between two hosts, and then on one host that uses packets.
 fn everywhere(program: &str, args: [&[&str]; 2], check: impl Fn(&str)) {
     let [client, _] = run(&Host::new("auto"), &Host::new("auto"), program, args);
     check(&client);

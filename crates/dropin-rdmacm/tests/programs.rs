@@ -1,4 +1,4 @@
-//! Tests of rdma-core's own programs as Debian ships them, on both libraries.
+//! Tests of rdma-core's own programs as Debian ships them, on both drop-in libraries.
 
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
@@ -34,7 +34,7 @@ fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
     }
 }
 
-/// The program requires the version `RDMACM_1.5`, which only a library of that release has.
+/// The program requires the version `RDMACM_1.5`, which only a library of rdma-core's newest release has.
 #[test]
 fn a_c_program_of_the_newest_release_runs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -72,7 +72,7 @@ fn what_the_system_is_short_of_is_an_errno() {
     }
 }
 
-/// Returns true if a process in the fabric listens: the name of its port then refers to a socket.
+/// Returns true if a process in the fabric listens: the name of a port then refers to a socket.
 fn somebody_listens(fabric: &Fabric) -> bool {
     let Ok(entries) = std::fs::read_dir(fabric.folder().join("rdma_cm")) else {
         return false;
@@ -208,7 +208,8 @@ fn riostream() {
     }
 }
 
-/// Addresses of `AF_IB`: this test uses the loopback address, because the port's GID differs between hosts.
+/// The programs use addresses of `AF_IB`. This test uses the loopback address, because the port's GID
+/// differs between hosts.
 #[test]
 fn programs_that_take_gids_reach_each_other_on_infiniband() {
     for (program, args) in [
@@ -225,7 +226,7 @@ fn programs_that_take_gids_reach_each_other_on_infiniband() {
     }
 }
 
-/// Datagrams: the server has a UDP port.
+/// udpong exchanges datagrams: its server has a UDP port.
 #[test]
 fn udpong() {
     let free = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a port");

@@ -1,13 +1,13 @@
-//! Reports at the end of a process that the software NIC was not used although this library was preloaded.
+//! Reports at the end of a process that the software NIC was not used, although this library was preloaded.
 //!
-//! Python wheels bring their own libibverbs under a name that no search path replaces. `verbatim run
-//! --preload` therefore preloads this library. Without the report, a program that opens its own library
-//! nevertheless (by `dlopen` and `dlsym`), or opens no device, would silently run over TCP.
+//! A Python wheel may contain its own libibverbs under a name that no search path replaces. `verbatim run
+//! --preload` therefore preloads this library. A program may still open its own library by `dlopen` and
+//! `dlsym`, or open no device. Without the report, this program would silently run over TCP.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Variable that `verbatim run` sets if it preloads this library. The value is `wheels` if the user did not
-/// ask for preloading.
+/// Environment variable that `verbatim run` sets if it preloads this library. The value is `wheels` if the
+/// user did not select preloading.
 ///
 /// With `wheels`, a process that has listed devices and opened none reports nothing, because many Python
 /// libraries check for devices.
@@ -23,12 +23,12 @@ pub(crate) fn record_listing() {
     LISTED.store(true, Ordering::Relaxed);
 }
 
-/// Records that the process has opened a device.
+/// Records that the process has opened a device of the software NIC.
 pub(crate) fn record_open() {
     OPENED.store(true, Ordering::Relaxed);
 }
 
-/// Registers `at_load` to run when the library is loaded.
+/// Runs `at_load` when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -62,8 +62,8 @@ extern "C" fn at_exit() {
     );
 }
 
-/// Returns a libibverbs in `/proc/PID/maps` whose name is not one of this library's: `libibverbs-HASH.so…`,
-/// as in wheels.
+/// Returns a libibverbs in `/proc/PID/maps` whose name no drop-in replaces, such as `libibverbs-HASH.so…`
+/// of a wheel.
 fn other_library(maps: &str) -> Option<&str> {
     let files = maps
         .lines()

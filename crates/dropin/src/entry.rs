@@ -1,4 +1,4 @@
-//! Every exported function under its C name, and the labels that export it.
+//! Every exported function under its C name, and the labels in assembly that export the functions.
 
 pub(crate) use crate::fabric::*;
 pub(crate) use crate::kernel::*;

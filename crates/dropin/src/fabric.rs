@@ -1,4 +1,4 @@
-//! Functions for the drop-in `librdmacm.so.1`.
+//! Functions that the drop-in `librdmacm.so.1` calls.
 
 use std::ffi::c_char;
 use std::os::unix::ffi::OsStrExt;
@@ -8,8 +8,8 @@ use verbs_abi::Gsi;
 /// Writes the path of the fabric's folder to `to`, which has room for `room` bytes, without a terminating
 /// zero.
 ///
-/// Returns the length of the path, or 0 if no fabric can be determined. A path that does not fit is not
-/// written.
+/// Returns the length of the path in bytes, or 0 if no fabric can be determined. A path longer than
+/// `room` is not written.
 pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize) -> usize {
     let Ok(dir) = softnic::fabric_dir() else {
         return 0;
@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize
     bytes.len()
 }
 
-/// Returns the functions by which connection management reaches other hosts.
+/// Returns the functions by which connection management sends management datagrams to other hosts.
 pub(crate) extern "C" fn verbatim_gsi() -> *const Gsi {
     softnic::gsi()
 }

@@ -43,7 +43,7 @@ forward! {
     fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char;
 }
 
-fn refused<T>(errno: c_int) -> *mut T {
+fn null_with_errno<T>(errno: c_int) -> *mut T {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = errno };
     std::ptr::null_mut()
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     match newest::check_buffer(pd, buf, addr, length) {
         // SAFETY: contract of the man page; the memory belongs to the buffer (checked above).
         Ok(()) => unsafe { nic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access) },
-        Err(errno) => refused(errno),
+        Err(errno) => null_with_errno(errno),
     }
 }
 
@@ -73,29 +73,29 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF;
     // SAFETY: NULL, or the program's attributes (contract of the man page).
     let Some(a) = (unsafe { attr.as_ref() }) else {
-        return refused(libc::EINVAL);
+        return null_with_errno(libc::EINVAL);
     };
     let set = |bit: u64| a.comp_mask & bit != 0;
     let with_fd = set(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET);
     if with_fd && set(IBV_REG_MR_MASK_BUF) {
-        return refused(libc::EINVAL);
+        return null_with_errno(libc::EINVAL);
     }
     if a.comp_mask & !KNOWN != 0 {
-        return refused(libc::EOPNOTSUPP);
+        return null_with_errno(libc::EOPNOTSUPP);
     }
     if !set(IBV_REG_MR_MASK_ADDR) {
-        return refused(libc::EINVAL);
+        return null_with_errno(libc::EINVAL);
     }
     if set(IBV_REG_MR_MASK_DMAH)
         && let Err(errno) = newest::check_dmah(a.dmah)
     {
-        return refused(errno);
+        return null_with_errno(errno);
     }
     if set(IBV_REG_MR_MASK_BUF) {
         // SAFETY: a program that sets the bit was compiled with the member.
         let buf = unsafe { (*attr.cast::<ibv_mr_init_attr_with_buf>()).buf };
         if let Err(errno) = newest::check_buffer(pd, buf, a.addr, a.length) {
-            return refused(errno);
+            return null_with_errno(errno);
         }
     }
     let iova = if set(IBV_REG_MR_MASK_IOVA) {

@@ -1,4 +1,4 @@
-//! The verbs, passed to the software NIC; through the tap if it is on.
+//! The verbs of the C ABI, passed to the software NIC. If the tap is on, they are passed through the tap.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ fn symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
     if tap::is_on() {
         TAPPED.get_or_init(|| {
-            softnic::observe_faults(tap::trace::note);
+            softnic::observe_faults(tap::trace::append_event_line);
             tap::symbols::<SoftNic>()
         })
     } else {
@@ -45,7 +45,7 @@ fn later_symbols() -> &'static LaterSymbols {
     tapped.unwrap_or_else(softnic::later_symbols)
 }
 
-/// Defines each function of a table as a call of the software NIC's function.
+/// Defines each function of a table as a call of the software NIC's function of the same name.
 macro_rules! forward {
     ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     list
 }
 
-/// Opens a device, and records that for [`bypass`].
+/// Opens a device, and records for [`bypass`] that the process has opened a device.
 pub(crate) unsafe extern "C" fn ibv_open_device(
     device: *mut verbs_abi::ibv_device,
 ) -> *mut verbs_abi::ibv_context {
@@ -136,7 +136,7 @@ pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut libc::c_void, _size: usi
     0
 }
 
-/// The opposite of [`ibv_dontfork_range`].
+/// Permits `fork` to copy a range of memory again. Does nothing, like [`ibv_dontfork_range`].
 pub(crate) extern "C" fn ibv_dofork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
     0
 }

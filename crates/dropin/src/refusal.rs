@@ -1,4 +1,4 @@
-//! Answers for provider libraries that call for a kernel driver.
+//! Functions that refuse calls of provider libraries, which expect a kernel driver.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,24 +7,24 @@ fn set_errno() {
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
 }
 
-/// Returns an errno.
+/// Returns EOPNOTSUPP, for functions that return an errno.
 pub(crate) extern "C" fn errno() -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// Returns -1 and sets errno.
+/// Sets errno to EOPNOTSUPP and returns -1.
 pub(crate) extern "C" fn fails() -> c_int {
     set_errno();
     -1
 }
 
-/// Returns NULL and sets errno.
+/// Sets errno to EOPNOTSUPP and returns NULL.
 pub(crate) extern "C" fn null() -> *mut c_void {
     set_errno();
     std::ptr::null_mut()
 }
 
-/// Does nothing, and returns 0 to callers that expect a number.
+/// Does nothing; returns 0 to callers that expect a number.
 pub(crate) extern "C" fn nothing() -> usize {
     0
 }

@@ -9,12 +9,13 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Maximum size of a file in sysfs: the largest page size (`linux:Documentation/filesystems/sysfs.rst`).
+/// Maximum number of bytes in a file of sysfs: the largest page size
+/// (`linux:Documentation/filesystems/sysfs.rst`).
 const MOST_BYTES: usize = 65_536;
 
 /// Reads a file of sysfs into `buf`, without its final newline and with a terminating zero.
 ///
-/// Returns the number of bytes read, or -1 with errno, also if the text does not fit.
+/// Returns the number of bytes read. Returns -1 and sets errno on an error, or if the text does not fit.
 ///
 /// # Safety
 /// `dir` and `file` are strings, and `buf` has `size` bytes.
@@ -36,7 +37,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         Ok(len) => len,
         Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO)),
     };
-    // Includes the terminating zero, unless `size` is 0.
+    // The written bytes include the terminating zero, unless `size` is 0.
     let written = text.get(..=len).map_or(0, <[u8]>::len);
     // SAFETY: `written` is at most `size`.
     unsafe { buf.copy_from_nonoverlapping(text.as_ptr().cast(), written) };

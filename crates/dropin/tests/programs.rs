@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Fabric, Watched};
-use nicmodel::op_profile::Counted;
+use nicmodel::op_profile::CountedOperations;
 
 /// Compiles a program of `tests/programs` into a folder.
 fn compiled(name: &str, folder: &Path) -> PathBuf {
@@ -66,8 +66,8 @@ fn processes_share_domains_regions_and_device_memory() {
     }
 }
 
-/// Objects of a domain, other than regions of plain memory, in another process than the one that made the
-/// domain.
+/// Objects of a domain are used in another process than the process that made the domain. The objects are not
+/// regions of plain memory.
 #[test]
 fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -81,7 +81,7 @@ fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
     }
 }
 
-/// The program requires the version `IBVERBS_1.18`, which only a library of that release has.
+/// The program requires the version `IBVERBS_1.18`, which only a library of rdma-core's newest release has.
 #[test]
 fn a_c_program_of_the_newest_release_runs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -111,8 +111,8 @@ fn a_c_program_of_the_newest_release_runs() {
     }
 }
 
-/// A search path does not replace a libibverbs under another name. Preloading does; if the program bypasses
-/// the drop-in nevertheless, the drop-in reports that.
+/// A search path does not replace a libibverbs under another name, but preloading does. If the program
+/// bypasses the drop-in nevertheless, the drop-in reports that.
 #[test]
 fn a_program_with_its_own_libibverbs_is_reached_by_preloading_or_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -188,8 +188,8 @@ fn what_comes_during_a_poll_is_reported() {
     assert_eq!(String::from_utf8_lossy(&out.stdout), "ok\n");
 }
 
-/// Atomic write and FLUSH, which only the extended post API has: their effects, their trace lines, and their
-/// counts.
+/// Atomic write and FLUSH, which only the extended post API has. The test checks their effects, their trace
+/// lines, and their counts.
 #[test]
 fn memory_placement_is_executed_traced_and_counted() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -212,7 +212,7 @@ fn memory_placement_is_executed_traced_and_counted() {
     assert_eq!(profile.notes, [""; 0]);
     let sent = profile.queue_pairs.iter().flat_map(|qp| &qp.sent);
     let sent: Vec<_> = sent
-        .map(|Counted { operation, count }| {
+        .map(|CountedOperations { operation, count }| {
             let what = operation.verb.to_string();
             (what, operation.payload_bytes, operation.inline, *count)
         })

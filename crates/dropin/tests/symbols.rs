@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-/// The list from which the library's symbols are made.
+/// The list of exported symbols from which the build script makes the library's symbols.
 const FACTS: &str = include_str!("../symbols.txt");
 
 /// An opened library, which is never closed.
@@ -22,7 +22,7 @@ impl Library {
         Self(handle)
     }
 
-    /// Returns the symbol with that version, or with the default version.
+    /// Returns the symbol `name` with the version `version`, or with its default version.
     fn find(&self, name: &str, version: Option<&str>) -> *mut c_void {
         let name = CString::new(name).expect("a name");
         let version = version.map(|v| CString::new(v).expect("a version"));
@@ -86,7 +86,7 @@ fn every_symbol_has_its_version_and_is_the_default() {
     );
 }
 
-/// Symbols that programs and provider libraries of rdma-core 57 to 65 need.
+/// Symbols that programs and provider libraries of rdma-core 57 to 65 require.
 #[test]
 fn the_newest_releases_find_what_they_ask_for() {
     let library = Library::open(&common::library());
@@ -269,7 +269,7 @@ fn a_file_of_sysfs_is_read_without_its_newline() {
     let ask = |file, size| ask_of(read, file, size);
     assert_eq!(ask(c"fw_ver", 8), (3, *b"1.0\0UUUU"));
     assert_eq!(ask(c"board_id", 8), (-1, [0x55; 8]));
-    // A text that does not fit into the buffer with its zero is an error.
+    // A text that does not fit into the buffer with its terminating zero is an error.
     assert_eq!(ask(c"fw_ver", 4), (3, *b"1.0\0UUUU"));
     assert_eq!(ask(c"fw_ver", 2), (-1, [0x55; 8]));
     for text in ["1.0\n", "1.0", "\n", "\n\n", ""] {

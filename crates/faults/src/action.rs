@@ -11,12 +11,12 @@ pub enum Action {
     Errno(i32),
     /// A work request completes with this `ibv_wc_status` and is not executed.
     Status(u32),
-    /// The receiver of a work request is not ready for this time in nanoseconds.
+    /// The receiver of a work request is not ready, for this number of nanoseconds.
     ReceiverNotReady(u64),
-    /// A completion is delayed by a random time between these two, in nanoseconds.
-    Late(u64, u64),
+    /// A completion is delayed by a random number of nanoseconds between the two values.
+    DelayCompletion(u64, u64),
     /// An incident of the device or the process.
-    Incident(Incident),
+    Incident(DeviceAction),
 }
 
 /// An action on a packet.
@@ -30,22 +30,22 @@ pub enum PacketAction {
     Corrupt,
     /// The packet is marked as having experienced congestion (ECN).
     Ecn,
-    /// The packet is delayed by a random time between these two, in nanoseconds; later packets
-    /// wait.
+    /// The packet is delayed by a random number of nanoseconds between the two values; later
+    /// packets of its stream wait.
     Delay(u64, u64),
-    /// The packet is delayed by a random time between these two, in nanoseconds; later packets
-    /// overtake the packet.
+    /// The packet is delayed by a random number of nanoseconds between the two values; later
+    /// packets overtake it.
     Reorder(u64, u64),
-    /// All packets share this rate in bits per second; a packet that would wait longer than 100 ms
-    /// is lost.
+    /// All packets that match the rule share this rate in bits per second. A packet that would wait
+    /// longer than 100 ms is lost.
     Rate(u64),
-    /// The packet is lost if it goes from one address to the other, in either direction.
-    Partition(Partition),
+    /// The packet is lost if it goes between the two addresses, in either direction.
+    Partition(NetworkPartition),
 }
 
 /// Two addresses between which no packet passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Partition {
+pub struct NetworkPartition {
     /// The first address.
     pub one: IpAddr,
     /// The second address.
@@ -53,18 +53,18 @@ pub struct Partition {
 }
 
 /// The longest time in nanoseconds that a packet waits at a limited rate.
-pub(crate) const QUEUE_NS: u64 = 100_000_000;
+pub(crate) const MAX_QUEUE_NS: u64 = 100_000_000;
 
 /// An action on the device or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Incident {
+pub enum DeviceAction {
     /// This `ibv_event_type` is raised.
     Event(u32),
-    /// The process stops for this time in nanoseconds.
+    /// The process stops for this number of nanoseconds.
     Pause(u64),
-    /// The link is down for this time in nanoseconds, or permanently.
+    /// The link is down for this number of nanoseconds, or permanently if the value is `None`.
     LinkDown(Option<u64>),
-    /// The link is up again. No rule has this action; it follows at the end of
+    /// The link is up again. No rule has this action; the injector reports it at the end of
     /// [`LinkDown`](Self::LinkDown).
     LinkUp,
 }

@@ -1,11 +1,13 @@
-//! Occurrences about which an injector decides, with their attributes.
+//! Facts about packets, verbs, work requests and completions, from which an injector decides on
+//! faults.
 
 use std::net::IpAddr;
 
 /// A queue pair of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePair {
-    /// The place in the order of creation among the process's queue pairs, from 1; 0 if unknown.
+    /// Number of the queue pair in the order in which the process created its queue pairs, from 1;
+    /// 0 if unknown.
     pub number: u32,
     /// The queue pair number.
     pub qpn: u32,
@@ -45,12 +47,12 @@ pub struct PacketFacts {
     pub peer_qpn: Option<u32>,
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
-    /// The length without the link-layer header.
+    /// The length of the packet in bytes, without the link-layer header.
     pub bytes: u32,
 }
 
 impl PacketFacts {
-    /// Returns the peer of this process.
+    /// Returns the peer: the destination of a sent packet, or the source of a received packet.
     pub(crate) fn peer(&self) -> Peer {
         let address = match self.direction {
             Direction::Send => self.destination,
@@ -83,18 +85,18 @@ impl VerbFacts {
     }
 }
 
-/// A work request at its post.
+/// A work request that the program posts.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkFacts {
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
-    /// The queue pair; the number is 0 for a shared receive queue.
+    /// The queue pair of the work request; its number is 0 for a shared receive queue.
     pub queue_pair: QueuePair,
     /// The queue pair's peer, or the destination of a datagram, if known.
     pub peer: Peer,
 }
 
-/// A completion before its delivery.
+/// A completion that is about to be delivered to the program.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionFacts {
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).

@@ -6,11 +6,12 @@ use crate::{
     CompletionFacts, Direction, Injector, PacketFacts, Peer, Plan, QueuePair, VerbFacts, WorkFacts,
 };
 
-/// Parses any bytes as a plan. A plan must print as a line that parses to the same plan; an
-/// injector then runs it.
+/// Parses any bytes as a plan. A valid plan must print as a line that parses to the same plan. An
+/// injector then runs the plan.
 ///
 /// # Panics
-/// The printed plan differs, or a rule strikes more often than it matched or its count allows.
+/// Panics if the printed plan differs, or a rule strikes more often than it matched or its count
+/// allows.
 pub fn fault_plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -20,13 +21,13 @@ pub fn fault_plan(bytes: &[u8]) {
             Err(error) => assert!(!error.to_string().is_empty()),
             Ok(plan) => {
                 assert_eq!(plan.to_string().parse(), Ok(plan.clone()));
-                obey(plan);
+                run_plan(plan);
             }
         }
     }
 }
 
-fn obey(plan: Plan) {
+fn run_plan(plan: Plan) {
     let mut injector = Injector::new(plan, 1);
     for step in 0..40u32 {
         let now_ns = u64::from(step) * 250_000_000;

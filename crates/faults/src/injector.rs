@@ -1,35 +1,38 @@
 //! The injector, which decides which rules strike an occurrence.
 
-use crate::action::{Action, Incident};
+use crate::action::{Action, DeviceAction};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
 use crate::packets;
 use crate::plan::Plan;
-use crate::random::{Draws, between, of_text};
-use crate::rule::{Occasion, Rule};
-use crate::select::State;
-use crate::verdict::{Counts, Fate, Happening, Struck, VerbVerdict, WorkFault, WorkVerdict};
+use crate::random::{RuleRandom, between, of_text};
+use crate::rule::{Rule, Trigger};
+use crate::select::RuleState;
+use crate::verdict::{
+    Counts, DueIncident, PacketVerdict, StruckRules, VerbVerdict, WorkFault, WorkVerdict,
+};
 
-/// An injector of faults by plan and seed. Times are nanoseconds since the process opened its
-/// device.
+/// An injector: decides on faults by a plan and a seed. Times are in nanoseconds since the process
+/// opened its device.
 #[derive(Clone, Debug)]
 pub struct Injector {
-    states: Vec<State>,
-    /// The time until which the link is down.
+    states: Vec<RuleState>,
+    /// The time at which the link is up again, `u64::MAX` for never; `None` if the link is up.
     link_down_until: Option<u64>,
 }
 
 impl Injector {
-    /// Makes an injector without past occurrences.
+    /// Makes an injector that has not seen any packet, verb or work request.
     #[must_use]
     pub fn new(plan: Plan, seed: u64) -> Self {
-        let mut states: Vec<State> = Vec::new();
+        let mut states: Vec<RuleState> = Vec::new();
         for rule in plan.into_rules() {
             let text = rule.to_string();
-            // Give equal rules different random streams.
+            // Count equal rules before this rule, so that equal rules draw different random
+            // numbers.
             let twins = states.iter().filter(|state| state.rule.to_string() == text);
             let twins = twins.count() as u64;
-            let draws = Draws::new(seed, of_text(&text).wrapping_add(twins));
-            states.push(State::new(rule, draws));
+            let draws = RuleRandom::new(seed, of_text(&text).wrapping_add(twins));
+            states.push(RuleState::new(rule, draws));
         }
         Self {
             states,
@@ -37,12 +40,12 @@ impl Injector {
         }
     }
 
-    /// Returns the rules, in the order of the plan.
+    /// Returns the rules of the plan, in the order of the plan.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.states.iter().map(|state| &state.rule)
     }
 
-    /// Returns the counts of each rule, in the order of the plan.
+    /// Returns the counts of the rules, in the order of the plan.
     pub fn counts(&self) -> impl ExactSizeIterator<Item = Counts> + '_ {
         self.states.iter().map(|state| Counts {
             matched: state.matched,
@@ -50,9 +53,9 @@ impl Injector {
         })
     }
 
-    /// Decides about a packet that is sent or received.
-    pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> Fate {
-        let mut fate = Fate::default();
+    /// Returns the fate of a packet that is sent or received.
+    pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> PacketVerdict {
+        let mut fate = PacketVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             packets::apply(state, index, now_ns, facts, &mut fate);
         }
@@ -60,13 +63,13 @@ impl Injector {
         fate
     }
 
-    /// Decides about a call of a verb.
+    /// Returns the verdict on a call of a verb.
     pub fn verb(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
         let mut verdict = VerbVerdict::default();
         let stream = of_text(facts.name) ^ u64::from(facts.queue_pair.number);
         for (index, state) in self.states.iter_mut().enumerate() {
             let rule = &state.rule;
-            let is_for = rule.occasion.is_call_of(facts.name)
+            let is_for = rule.trigger.is_call_of(facts.name)
                 && rule.filter.includes_time(now_ns)
                 && rule.filter.includes_queue_pair(facts.queue_pair);
             if !is_for || state.strikes(stream).is_none() {
@@ -82,16 +85,16 @@ impl Injector {
                 _ => {}
             }
         }
-        self.note_links(now_ns, &verdict.incidents);
+        self.record_link_state(now_ns, &verdict.incidents);
         verdict
     }
 
-    /// Decides about a work request at its post.
+    /// Returns the verdict on a work request that the program posts.
     pub fn work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
         let mut verdict = WorkVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             let rule = &state.rule;
-            let is_for = rule.occasion == Occasion::Work
+            let is_for = rule.trigger == Trigger::Work
                 && rule.filter.includes_time(now_ns)
                 && rule.filter.includes_operation(facts.operation)
                 && rule.filter.includes_queue_pair(facts.queue_pair)
@@ -112,16 +115,16 @@ impl Injector {
             };
             verdict.fault = verdict.fault.or(fault);
         }
-        self.note_links(now_ns, &verdict.incidents);
+        self.record_link_state(now_ns, &verdict.incidents);
         verdict
     }
 
-    /// Returns the delay of a completion in nanoseconds, and the rules that struck.
-    pub fn completion(&mut self, now_ns: u64, facts: &CompletionFacts) -> (u64, Struck) {
+    /// Returns the delay of a completion in nanoseconds, and the rules that struck the completion.
+    pub fn completion(&mut self, now_ns: u64, facts: &CompletionFacts) -> (u64, StruckRules) {
         let mut delay = 0u64;
-        let mut struck = Struck::default();
+        let mut struck = StruckRules::default();
         for (index, state) in self.states.iter_mut().enumerate() {
-            let Action::Late(low, high) = state.rule.action else {
+            let Action::DelayCompletion(low, high) = state.rule.action else {
                 continue;
             };
             let filter = &state.rule.filter;
@@ -136,7 +139,7 @@ impl Injector {
         (delay, struck)
     }
 
-    /// Returns the time of the next incident for [`due`](Self::due).
+    /// Returns the time in nanoseconds at which [`due`](Self::due) next has an incident.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
         let timers = self.states.iter().filter(|state| is_waiting(state));
@@ -145,10 +148,10 @@ impl Injector {
         first.into_iter().chain(up).min()
     }
 
-    /// Returns the incidents that are due now, each once, and the rules that struck.
-    pub fn due(&mut self, now_ns: u64) -> (Vec<Happening>, Struck) {
+    /// Returns the incidents that are due at `now_ns`, each once, and the rules that struck.
+    pub fn due(&mut self, now_ns: u64) -> (Vec<DueIncident>, StruckRules) {
         let mut happenings = Vec::new();
-        let mut struck = Struck::default();
+        let mut struck = StruckRules::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             if !is_waiting(state) || state.rule.filter.from_ns > now_ns {
                 continue;
@@ -160,23 +163,23 @@ impl Injector {
                 happenings.push((incident, state.rule.queue_pair()));
             }
         }
-        self.note_links(now_ns, &happenings);
+        self.record_link_state(now_ns, &happenings);
         if self.link_down_until.is_some_and(|until| until <= now_ns) {
             self.link_down_until = None;
-            happenings.push((Incident::LinkUp, QueuePair::default()));
+            happenings.push((DeviceAction::LinkUp, QueuePair::default()));
         }
         (happenings, struck)
     }
 
-    /// Returns true if the link is down.
+    /// Returns true if the link is down at `now_ns`.
     #[must_use]
     pub fn is_link_down(&self, now_ns: u64) -> bool {
         self.link_down_until.is_some_and(|until| now_ns < until)
     }
 
-    fn note_links(&mut self, now_ns: u64, happenings: &[Happening]) {
+    fn record_link_state(&mut self, now_ns: u64, happenings: &[DueIncident]) {
         for (incident, _) in happenings {
-            if let Incident::LinkDown(time) = incident {
+            if let DeviceAction::LinkDown(time) = incident {
                 let until = time.map_or(u64::MAX, |time| now_ns.saturating_add(time));
                 self.link_down_until = self.link_down_until.max(Some(until));
             }
@@ -184,13 +187,13 @@ impl Injector {
     }
 }
 
-/// Returns true for a rule with a time, before it has struck.
-fn is_waiting(state: &State) -> bool {
-    state.rule.occasion == Occasion::Time && state.matched == 0
+/// Returns true for a rule of a time (`at=`) that has not struck yet.
+fn is_waiting(state: &RuleState) -> bool {
+    state.rule.trigger == Trigger::Time && state.matched == 0
 }
 
-/// Returns the queue pair of an incident: that of the occurrence, or else that of the rule's
-/// filter.
+/// Returns the queue pair of an incident: the queue pair of the occurrence, or else that of the
+/// rule's filter.
 fn target(rule: &Rule, occurred: QueuePair) -> QueuePair {
     match occurred.number {
         0 => rule.queue_pair(),

@@ -1,10 +1,10 @@
 //! Fault plans: which packets, verbs and work requests fail, by rule and seed.
 //!
-//! A [`Plan`] is a list of rules. An [`Injector`] decides about each packet, verb, work request and completion. It has
-//! neither a clock nor a thread. Time is an argument. Randomness is a function of the seed, the rule, the stream of
-//! occurrences (a queue pair, a verb) and the number of the occurrence in it. So the same plan, seed and occurrences
-//! give the same faults. A further rule changes no draw of the others, and threads that use different queue pairs do
-//! not disturb each other's draws.
+//! A [`Plan`] is a list of rules. An [`Injector`] decides about each packet, verb, work request and completion. An
+//! injector has neither a clock nor a thread: the caller passes the time. A random draw depends only on the seed, the
+//! rule, the stream and the number of the occurrence in the stream. A stream is the occurrences of a queue pair or of a
+//! verb. The same plan, seed and occurrences therefore give the same faults. A further rule changes no draw of other rules. Threads
+//! that use different queue pairs do not change each other's draws.
 //!
 //! # Example
 //!
@@ -22,12 +22,12 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod delay_queue;
 mod error;
 mod facts;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod injector;
-mod line;
 mod names;
 mod packets;
 mod plan;
@@ -37,14 +37,14 @@ mod select;
 mod units;
 mod verdict;
 
-pub use action::{Action, Incident, PacketAction, Partition};
+pub use action::{Action, DeviceAction, NetworkPartition, PacketAction};
+pub use delay_queue::DelayQueue;
 pub use error::PlanError;
 pub use facts::{CompletionFacts, Direction, PacketFacts, Peer, QueuePair, VerbFacts, WorkFacts};
 pub use injector::Injector;
-pub use line::Line;
 pub use names::{OPERATIONS, operation_of_opcode};
 pub use plan::Plan;
 pub use rule::Rule;
 pub use verdict::{
-    Counts, Fate, Happening, MAX_RULES, Struck, VerbVerdict, WorkFault, WorkVerdict,
+    Counts, DueIncident, MAX_RULES, PacketVerdict, StruckRules, VerbVerdict, WorkFault, WorkVerdict,
 };

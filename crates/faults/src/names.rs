@@ -22,7 +22,7 @@ macro_rules! prefixed {
     };
 }
 
-/// Returns `name` without the length of `prefix`.
+/// Returns `name` without as many leading characters as `prefix` has.
 const fn strip(name: &'static str, prefix: &str) -> &'static str {
     name.split_at(prefix.len()).1
 }
@@ -161,7 +161,8 @@ pub(crate) const VERBS: &[&str] = &[
     "ibv_destroy_rwq_ind_table",
 ];
 
-/// Returns the number of a name, given with or without `prefix`, in any case.
+/// Returns the number that `name` stands for in a table; case is ignored, and `prefix` may be left
+/// out.
 pub(crate) fn number<T: Copy>(
     names: Names<T>,
     prefix: &str,
@@ -177,7 +178,7 @@ pub(crate) fn number<T: Copy>(
     })
 }
 
-/// Returns the element of `all` that `text` names, in any case.
+/// Returns the element of `all` that equals `text`, ignoring case.
 pub(crate) fn one_of(
     all: &'static [&'static str],
     what: &str,
@@ -189,10 +190,10 @@ pub(crate) fn one_of(
         .ok_or_else(|| format!("{text:?} is no {what}; possible are {}", all.join(", ")))
 }
 
-/// Returns true if a rule for the verb `rule` covers the call `called`: a verb stands for its
-/// variants. `verbs.h` turns `ibv_reg_mr` into a variant by the access flags, and a program's
-/// `ibv_create_qp` may be the extended one.
-pub(crate) fn verb_stands_for(rule: &str, called: &str) -> bool {
+/// Returns true if a rule for the verb `rule` applies to a call of `called`. A rule for a verb also
+/// applies to the variants of the verb. `verbs.h` turns `ibv_reg_mr` into a variant by the access
+/// flags, and a program's `ibv_create_qp` may be the extended variant.
+pub(crate) fn verb_covers_call(rule: &str, called: &str) -> bool {
     match called.strip_prefix(rule) {
         Some("") => true,
         Some(variant) => matches!(variant, "_ex" | "_iova" | "_iova2"),
@@ -224,9 +225,9 @@ mod tests {
 
     #[test]
     fn a_verb_stands_for_its_variants_and_no_other_verb() {
-        assert!(verb_stands_for("ibv_reg_mr", "ibv_reg_mr_iova2"));
-        assert!(verb_stands_for("ibv_create_qp", "ibv_create_qp_ex"));
-        assert!(!verb_stands_for("ibv_reg_mr_iova2", "ibv_reg_mr"));
-        assert!(!verb_stands_for("ibv_create_ah", "ibv_create_ah_from_wc"));
+        assert!(verb_covers_call("ibv_reg_mr", "ibv_reg_mr_iova2"));
+        assert!(verb_covers_call("ibv_create_qp", "ibv_create_qp_ex"));
+        assert!(!verb_covers_call("ibv_reg_mr_iova2", "ibv_reg_mr"));
+        assert!(!verb_covers_call("ibv_create_ah", "ibv_create_ah_from_wc"));
     }
 }

@@ -1,12 +1,13 @@
 //! Applies rules to packets.
 
-use crate::action::{Action, PacketAction, QUEUE_NS};
+use crate::action::{Action, MAX_QUEUE_NS, PacketAction};
 use crate::facts::{Direction, PacketFacts};
 use crate::random::between;
-use crate::select::State;
-use crate::verdict::Fate;
+use crate::select::RuleState;
+use crate::verdict::PacketVerdict;
 
-/// Returns the random stream of a packet: one for each queue pair and direction.
+/// Returns the number of the random stream of a packet: each queue pair and direction has its own
+/// stream.
 fn stream_of(facts: &PacketFacts) -> u64 {
     let queue_pair = match facts.queue_pair.number {
         0 => facts.queue_pair.qpn,
@@ -17,22 +18,22 @@ fn stream_of(facts: &PacketFacts) -> u64 {
 
 /// Applies the rule `index` to a packet.
 pub(crate) fn apply(
-    state: &mut State,
+    state: &mut RuleState,
     index: usize,
     now_ns: u64,
     facts: &PacketFacts,
-    fate: &mut Fate,
+    fate: &mut PacketVerdict,
 ) {
     let Action::Packet(action) = state.rule.action else {
         return;
     };
-    if !is_for(state, action, now_ns, facts) {
+    if !applies_to(state, action, now_ns, facts) {
         return;
     }
     let stream = stream_of(facts);
     let strike = state.strikes(stream);
     if let PacketAction::Delay(low, high) = action {
-        // Packets after a delayed one wait, whether or not the rule strikes them.
+        // Later packets wait behind a delayed packet, whether or not the rule strikes them.
         let own = strike.map_or(0, |strike| between(state.draw(strike), low, high));
         let before = state.releases.get(&stream).copied().unwrap_or(0);
         let release = now_ns.saturating_add(own).max(before);
@@ -66,7 +67,7 @@ pub(crate) fn apply(
     }
 }
 
-fn is_for(state: &State, action: PacketAction, now_ns: u64, facts: &PacketFacts) -> bool {
+fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &PacketFacts) -> bool {
     let filter = &state.rule.filter;
     let ends = [facts.source, facts.destination];
     let divided = match action {
@@ -81,11 +82,12 @@ fn is_for(state: &State, action: PacketAction, now_ns: u64, facts: &PacketFacts)
         && filter.includes_peer(facts.peer())
 }
 
-/// Returns the time that a packet waits for the limited rate; `None` if that is too long.
-fn wait_for_rate(state: &mut State, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
+/// Returns the time in nanoseconds that a packet waits at a limited rate; `None` if it would exceed
+/// `QUEUE_NS`.
+fn wait_for_rate(state: &mut RuleState, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
     let start = state.next_free_ns.max(now_ns);
     let wait = start - now_ns;
-    if wait > QUEUE_NS {
+    if wait > MAX_QUEUE_NS {
         return None;
     }
     let time = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate.max(1));

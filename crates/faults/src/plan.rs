@@ -16,7 +16,7 @@ pub struct Plan {
     rules: Vec<Rule>,
 }
 
-/// The words of a rule, each with its optional value.
+/// The words of a rule, each with its value if it has one.
 type Words = Vec<(String, Option<String>)>;
 
 impl Plan {
@@ -29,7 +29,7 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// The text is no plan; the error names the rule.
+    /// Returns an error if the text is no plan; the error names the rule.
     pub fn from_toml(text: &str) -> Result<Self, PlanError> {
         let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
         let document: toml::Table = text
@@ -71,7 +71,7 @@ impl Plan {
         let rules = all.iter().enumerate().map(|(at, words)| {
             Rule::from_words(words).map_err(|reason| PlanError::Rule {
                 number: at + 1,
-                text: shown(words),
+                text: format_words(words),
                 reason,
             })
         });
@@ -80,7 +80,7 @@ impl Plan {
         })
     }
 
-    /// Returns the rules, in order.
+    /// Returns the rules of the plan, in the order of the plan.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
@@ -104,7 +104,7 @@ fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>),
 }
 
 /// Formats the words of a rule as a line, for messages.
-fn shown(words: &Words) -> String {
+fn format_words(words: &Words) -> String {
     let words = words.iter().map(|(word, value)| match value {
         Some(value) => format!("{word}={value}"),
         None => word.clone(),

@@ -18,11 +18,11 @@ pub(crate) fn of_text(text: &str) -> u64 {
 
 /// The random numbers of one rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Draws {
+pub(crate) struct RuleRandom {
     key: u64,
 }
 
-impl Draws {
+impl RuleRandom {
     pub(crate) fn new(seed: u64, rule: u64) -> Self {
         Self {
             key: mix(seed) ^ rule,
@@ -36,7 +36,7 @@ impl Draws {
     }
 }
 
-/// Returns true for a share `probability` of all draws.
+/// Returns true for a fraction `probability` of all draws.
 pub(crate) fn is_within(draw: u64, probability: f64) -> bool {
     // 53 bits are exact in an f64.
     #[allow(clippy::cast_precision_loss)]
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn shares_are_about_as_asked() {
-        let draws = Draws::new(1, of_text("rule"));
+        let draws = RuleRandom::new(1, of_text("rule"));
         for percent in [0, 1, 10, 50, 99, 100] {
             let hits = (0..100_000)
                 .filter(|&n| is_within(draws.draw(3, n, 0), f64::from(percent) / 100.0))

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::action::{Action, Incident, PacketAction, Partition};
+use crate::action::{Action, DeviceAction, NetworkPartition, PacketAction};
 use crate::facts::{Direction, Peer, QueuePair};
 use crate::names::{
-    ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, number, one_of, verb_stands_for,
+    ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, number, one_of, verb_covers_call,
 };
 use crate::units::{bits_per_second, time_ns, time_range_ns};
 
@@ -16,20 +16,20 @@ use crate::units::{bits_per_second, time_ns, time_range_ns};
 pub struct Rule {
     text: String,
     pub(crate) action: Action,
-    pub(crate) occasion: Occasion,
+    pub(crate) trigger: Trigger,
     pub(crate) filter: Filter,
     pub(crate) selection: Selection,
 }
 
 /// The kind of occurrences to which a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Occasion {
+pub(crate) enum Trigger {
     Packet,
     /// Calls of this verb, or of any verb.
     Verb(Option<&'static str>),
     Work,
     Completion,
-    /// The time of the filter, at which the rule strikes once.
+    /// The time in the rule's filter (`at=`), at which the rule strikes once.
     Time,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Filter {
     until_ns: Option<u64>,
 }
 
-/// The share of the matched occurrences that a rule strikes.
+/// The selection among matched occurrences: decides which of them a rule strikes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Selection {
     pub(crate) probability: f64,
@@ -59,7 +59,7 @@ pub(crate) struct Selection {
 const ACTIONS: &str = "drop, duplicate, corrupt, ecn, delay=TIME, reorder=TIME, rate=RATE, partition=ADDRESS/ADDRESS, \
                        errno=NAME, status=NAME, rnr=TIME, late=TIME, event=NAME, link-down=TIME, pause=TIME";
 
-/// Words with a value each, except `link-down`; each at most once in a rule.
+/// Words of a rule with a value, except `link-down`; a rule has each word at most once.
 const FILTERS: &str =
     "verb, opcode, qp, qpn, peer, peer-qpn, direction, from, until, for, p, after, every, count";
 
@@ -67,7 +67,7 @@ impl Rule {
     /// Makes a rule from words and their values.
     ///
     /// # Errors
-    /// The error message, with the allowed values.
+    /// Returns the error message, which lists the allowed values.
     pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
         let mut action = None;
         let mut rest = BTreeMap::new();
@@ -88,7 +88,7 @@ impl Rule {
             }
         }
         let action = action.ok_or_else(|| format!("it has no action; actions are {ACTIONS}"))?;
-        Words(rest).into_rule(texts.join(","), action)
+        RuleText(rest).into_rule(texts.join(","), action)
     }
 
     /// Returns the action of the rule.
@@ -100,7 +100,7 @@ impl Rule {
     /// Returns true if the rule is for packets. Queue pairs that share memory send none.
     #[must_use]
     pub fn is_for_packets(&self) -> bool {
-        self.occasion == Occasion::Packet
+        self.trigger == Trigger::Packet
     }
 
     /// Returns the queue pair of the rule's filter; 0 stands for any.
@@ -171,37 +171,39 @@ fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, Strin
         "rnr" => Ok(Some(Action::ReceiverNotReady(time_ns(given()?)?))),
         "late" => {
             let (low, high) = time_range_ns(given()?)?;
-            Ok(Some(Action::Late(low, high)))
+            Ok(Some(Action::DelayCompletion(low, high)))
         }
         "event" => {
             let event = number(EVENTS, "IBV_EVENT_", "event", given()?)?;
-            Ok(Some(Action::Incident(Incident::Event(event.1))))
+            Ok(Some(Action::Incident(DeviceAction::Event(event.1))))
         }
-        "pause" => Ok(Some(Action::Incident(Incident::Pause(time_ns(given()?)?)))),
+        "pause" => Ok(Some(Action::Incident(DeviceAction::Pause(time_ns(
+            given()?,
+        )?)))),
         "link-down" => {
             let time = value.map(time_ns).transpose()?;
-            Ok(Some(Action::Incident(Incident::LinkDown(time))))
+            Ok(Some(Action::Incident(DeviceAction::LinkDown(time))))
         }
         _ => Ok(None),
     }
 }
 
-fn partition(text: &str) -> Result<Partition, String> {
+fn partition(text: &str) -> Result<NetworkPartition, String> {
     let ends = text.split_once('/').and_then(|(one, other)| {
         let one = one.trim().parse().ok()?;
         Some((one, other.trim().parse().ok()?))
     });
     let (one, other) = ends
         .ok_or_else(|| format!("{text:?} is not two IP addresses, such as 127.0.0.1/127.0.0.2"))?;
-    Ok(Partition { one, other })
+    Ok(NetworkPartition { one, other })
 }
 
 /// The words of a rule apart from its action.
-struct Words<'a>(BTreeMap<&'a str, &'a str>);
+struct RuleText<'a>(BTreeMap<&'a str, &'a str>);
 
-impl Words<'_> {
+impl RuleText<'_> {
     fn into_rule(mut self, text: String, action: Action) -> Result<Rule, String> {
-        let occasion = self.occasion(action)?;
+        let occasion = self.trigger(action)?;
         let filter = self.filter(occasion)?;
         let selection = self.selection(occasion)?;
         if let Some(word) = self.0.keys().next() {
@@ -217,7 +219,7 @@ impl Words<'_> {
         let rule = Rule {
             text,
             action,
-            occasion,
+            trigger: occasion,
             filter,
             selection,
         };
@@ -225,7 +227,7 @@ impl Words<'_> {
         Ok(rule)
     }
 
-    fn occasion(&mut self, action: Action) -> Result<Occasion, String> {
+    fn trigger(&mut self, action: Action) -> Result<Trigger, String> {
         let verb = match action {
             Action::Errno(_) | Action::Incident(_) => self.0.remove("verb"),
             _ => None,
@@ -235,24 +237,24 @@ impl Words<'_> {
             verb => one_of(VERBS, "verb that can be refused", verb).map(Some),
         });
         match (action, verb.transpose()?) {
-            (Action::Packet(_), _) => Ok(Occasion::Packet),
-            (Action::Status(_) | Action::ReceiverNotReady(_), _) => Ok(Occasion::Work),
-            (Action::Late(..), _) => Ok(Occasion::Completion),
+            (Action::Packet(_), _) => Ok(Trigger::Packet),
+            (Action::Status(_) | Action::ReceiverNotReady(_), _) => Ok(Trigger::Work),
+            (Action::DelayCompletion(..), _) => Ok(Trigger::Completion),
             (_, Some(_)) if self.0.contains_key("opcode") => {
                 Err("it has both verb and opcode".to_owned())
             }
-            (_, Some(verb)) => Ok(Occasion::Verb(verb)),
+            (_, Some(verb)) => Ok(Trigger::Verb(verb)),
             (Action::Errno(_), None) => Err(
                 "errno needs the verb that is refused, such as verb=ibv_reg_mr, or verb=any"
                     .to_owned(),
             ),
-            (Action::Incident(_), None) if self.0.contains_key("opcode") => Ok(Occasion::Work),
-            (Action::Incident(_), None) => Ok(Occasion::Time),
+            (Action::Incident(_), None) if self.0.contains_key("opcode") => Ok(Trigger::Work),
+            (Action::Incident(_), None) => Ok(Trigger::Time),
         }
     }
 
-    fn filter(&mut self, occasion: Occasion) -> Result<Filter, String> {
-        use Occasion::{Completion, Packet, Time, Work};
+    fn filter(&mut self, occasion: Trigger) -> Result<Filter, String> {
+        use Trigger::{Completion, Packet, Time, Work};
         let mut filter = Filter::default();
         if matches!(occasion, Packet | Work | Completion) {
             let operation = self.0.remove("opcode");
@@ -296,7 +298,7 @@ impl Words<'_> {
         Ok(filter)
     }
 
-    fn selection(&mut self, occasion: Occasion) -> Result<Selection, String> {
+    fn selection(&mut self, occasion: Trigger) -> Result<Selection, String> {
         let share = |text: &str| text.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
         let whole = |text: &str| text.parse::<u64>().ok();
         let positive = |text: &str| whole(text).filter(|n| *n > 0);
@@ -307,7 +309,7 @@ impl Words<'_> {
             every: 1,
             count: u64::MAX,
         };
-        if occasion == Occasion::Time {
+        if occasion == Trigger::Time {
             selection.count = 1;
             return Ok(selection);
         }
@@ -387,8 +389,8 @@ impl Filter {
             && self.peer_qpn.is_none_or(|qpn| peer.qpn == Some(qpn))
     }
 
-    /// Returns true if the filter matches the operation. Without an operation, the filter matches
-    /// all but RECVs.
+    /// Returns true if the filter matches the operation. A filter without an operation matches all
+    /// operations except RECV.
     pub(crate) fn includes_operation(&self, operation: &str) -> bool {
         match self.operation {
             Some(name) => name == operation,
@@ -404,11 +406,11 @@ impl Filter {
     }
 }
 
-impl Occasion {
+impl Trigger {
     pub(crate) fn is_call_of(self, verb: &str) -> bool {
         match self {
             Self::Verb(None) => true,
-            Self::Verb(Some(name)) => verb_stands_for(name, verb),
+            Self::Verb(Some(name)) => verb_covers_call(name, verb),
             _ => false,
         }
     }

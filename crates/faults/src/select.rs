@@ -2,41 +2,42 @@
 
 use std::collections::HashMap;
 
-use crate::random::{Draws, is_within};
+use crate::random::{RuleRandom, is_within};
 use crate::rule::Rule;
 
-/// The most streams with their own counters; later streams share one.
+/// For each rule, the maximum number of streams (queue pairs or verbs) with a counter of their own. All further streams share one counter.
 const MAX_STREAMS: usize = 1 << 16;
 
 /// A rule and its past occurrences.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct RuleState {
     pub(crate) rule: Rule,
-    pub(crate) draws: Draws,
+    pub(crate) draws: RuleRandom,
     /// Occurrences that matched the rule.
     pub(crate) matched: u64,
     pub(crate) struck: u64,
-    /// The number of matched occurrences of each stream.
+    /// The number of matched occurrences in each stream.
     numbers: HashMap<u64, u64>,
-    /// For each stream, the time at which the last delayed packet leaves.
+    /// The time at which the last delayed packet of each stream leaves, in nanoseconds.
     pub(crate) releases: HashMap<u64, u64>,
-    /// The time at which the limited rate lets the next packet leave.
+    /// The time in nanoseconds at which the limited rate lets the next packet leave.
     pub(crate) next_free_ns: u64,
 }
 
 /// An occurrence that a rule struck.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Strike {
+pub(crate) struct StruckRule {
     stream: u64,
     number: u64,
 }
 
-/// The purpose of the random number that decides about a strike; `HOW` is for its details.
-const WHETHER: u64 = 0;
-const HOW: u64 = 1;
+/// Purpose of the random number that decides whether a rule strikes; `PURPOSE_DETAIL` is the purpose of all
+/// other numbers.
+const PURPOSE_DECISION: u64 = 0;
+const PURPOSE_DETAIL: u64 = 1;
 
-impl State {
-    pub(crate) fn new(rule: Rule, draws: Draws) -> Self {
+impl RuleState {
+    pub(crate) fn new(rule: Rule, draws: RuleRandom) -> Self {
         Self {
             rule,
             draws,
@@ -48,8 +49,9 @@ impl State {
         }
     }
 
-    /// Counts a matched occurrence in `stream`; returns a strike if the rule strikes.
-    pub(crate) fn strikes(&mut self, stream: u64) -> Option<Strike> {
+    /// Counts a matched occurrence in `stream`; returns a [`StruckRule`] if the rule strikes the
+    /// occurrence.
+    pub(crate) fn strikes(&mut self, stream: u64) -> Option<StruckRule> {
         let stream = if self.numbers.len() < MAX_STREAMS || self.numbers.contains_key(&stream) {
             stream
         } else {
@@ -65,18 +67,19 @@ impl State {
             && (place - selection.after).is_multiple_of(selection.every)
             && self.struck < selection.count
             && is_within(
-                self.draws.draw(stream, number, WHETHER),
+                self.draws.draw(stream, number, PURPOSE_DECISION),
                 selection.probability,
             );
         if !chosen {
             return None;
         }
         self.struck += 1;
-        Some(Strike { stream, number })
+        Some(StruckRule { stream, number })
     }
 
-    /// Returns a random number for a detail of a strike.
-    pub(crate) fn draw(&self, strike: Strike) -> u64 {
-        self.draws.draw(strike.stream, strike.number, HOW)
+    /// Returns a random number for a detail of a strike, such as a delay.
+    pub(crate) fn draw(&self, strike: StruckRule) -> u64 {
+        self.draws
+            .draw(strike.stream, strike.number, PURPOSE_DETAIL)
     }
 }

@@ -1,6 +1,6 @@
 //! Parses times and rates with units.
 
-/// Units of time, each with its nanoseconds.
+/// Units of time, with the number of nanoseconds of each.
 const TIMES: [(&str, f64); 6] = [
     ("ns", 1.0),
     ("us", 1e3),
@@ -10,7 +10,7 @@ const TIMES: [(&str, f64); 6] = [
     ("h", 3600e9),
 ];
 
-/// Units of rates, each with its bits per second.
+/// Units of rates, with the number of bits per second of each.
 const RATES: [(&str, f64); 4] = [("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)];
 
 /// The longest time in a plan: a year.
@@ -56,7 +56,8 @@ fn number_with_unit(text: &str, units: &[(&str, f64)], max: f64) -> Option<u64> 
         .all(plain)
         .then(|| number.parse::<f64>().ok())??;
     let scaled = (value * factor).round();
-    // The value is not negative, since no sign is parsed, and not above 2^63 (`max`).
+    // The value is not negative, since no sign is parsed, and is at most `max`, which is below
+    // 2^63.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (scaled <= max).then_some(scaled as u64)
 }

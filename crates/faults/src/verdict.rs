@@ -1,16 +1,16 @@
 //! The decisions of an injector.
 
-use crate::action::Incident;
+use crate::action::DeviceAction;
 use crate::facts::QueuePair;
 
-/// The most rules of a plan, since [`Struck`] has a bit for each.
+/// The maximum number of rules in a plan, since [`StruckRules`] has one bit per rule.
 pub const MAX_RULES: usize = 64;
 
-/// The set of rules that struck, by index.
+/// The set of rules that struck an occurrence, by index in the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Struck(u64);
+pub struct StruckRules(u64);
 
-impl Struck {
+impl StruckRules {
     pub(crate) fn add(&mut self, index: usize) {
         self.0 |= 1 << index;
     }
@@ -21,24 +21,24 @@ impl Struck {
         self.0 == 0
     }
 
-    /// Returns the indices of the rules, from 0.
+    /// Returns the indices in the plan of the rules that struck, from 0.
     pub fn rules(self) -> impl Iterator<Item = usize> {
         (0..MAX_RULES).filter(move |index| self.0 >> index & 1 == 1)
     }
 }
 
-/// An incident and its queue pair; the number 0 stands for any.
-pub type Happening = (Incident, QueuePair);
+/// An incident and its queue pair; queue pair number 0 stands for any queue pair.
+pub type DueIncident = (DeviceAction, QueuePair);
 
 /// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerbVerdict {
     /// The errno with which the verb fails.
     pub errno: Option<i32>,
-    /// Incidents before the verb is executed.
-    pub incidents: Vec<Happening>,
-    /// The rules that struck.
-    pub struck: Struck,
+    /// Incidents that happen before the verb is executed.
+    pub incidents: Vec<DueIncident>,
+    /// The rules that struck the call.
+    pub struck: StruckRules,
 }
 
 /// The fault of a work request.
@@ -46,7 +46,7 @@ pub struct VerbVerdict {
 pub enum WorkFault {
     /// The work request is not executed and completes with this `ibv_wc_status`.
     Status(u32),
-    /// The receiver is not ready for this time in nanoseconds.
+    /// The receiver is not ready, for this number of nanoseconds.
     ReceiverNotReady(u64),
 }
 
@@ -55,24 +55,24 @@ pub enum WorkFault {
 pub struct WorkVerdict {
     /// The fault of the work request.
     pub fault: Option<WorkFault>,
-    /// Incidents before the work request is executed.
-    pub incidents: Vec<Happening>,
-    /// The rules that struck.
-    pub struck: Struck,
+    /// Incidents that happen before the work request is executed.
+    pub incidents: Vec<DueIncident>,
+    /// The rules that struck the work request.
+    pub struck: StruckRules,
 }
 
-/// Counts of a rule.
+/// Counts of the occurrences that a rule matched and struck.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Occurrences that matched the rule.
+    /// Number of occurrences that matched the rule.
     pub matched: u64,
-    /// Occurrences that the rule struck.
+    /// Number of occurrences that the rule struck.
     pub struck: u64,
 }
 
 /// The decision about a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fate {
+pub struct PacketVerdict {
     /// The packet is lost; the other fields then have no effect.
     pub drop: bool,
     /// The packet arrives twice.
@@ -83,6 +83,6 @@ pub struct Fate {
     pub corrupt_bit: Option<u32>,
     /// The packet is marked as having experienced congestion (ECN).
     pub ecn: bool,
-    /// The rules that struck.
-    pub struck: Struck,
+    /// The rules that struck the packet.
+    pub struck: StruckRules,
 }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use faults::{
-    CompletionFacts, Direction, Fate, Incident, Injector, Line, PacketFacts, Peer, Plan, QueuePair,
-    VerbFacts, WorkFacts, WorkFault,
+    CompletionFacts, DelayQueue, DeviceAction, Direction, Injector, PacketFacts, PacketVerdict,
+    Peer, Plan, QueuePair, VerbFacts, WorkFacts, WorkFault,
 };
 use proptest::prelude::*;
 
@@ -117,7 +117,7 @@ fn packets_have_directions_peers_and_partitions() {
 fn a_limited_rate_spaces_packets_and_loses_what_waits_too_long() {
     // 1000 bytes at 8 Mbit/s take 1 ms.
     let mut it = injector("rate=8Mbit", 0);
-    let fates: Vec<Fate> = (0..150).map(|_| it.packet(0, &packet(1))).collect();
+    let fates: Vec<PacketVerdict> = (0..150).map(|_| it.packet(0, &packet(1))).collect();
     for (n, fate) in (0u64..).zip(&fates) {
         let expected = (n <= 100).then_some(n * 1_000_000);
         assert_eq!(
@@ -139,23 +139,23 @@ fn incidents_have_a_time_or_an_occasion() {
     assert!(it.due(999_999).0.is_empty());
     assert_eq!(
         it.due(1_000_000).0[0].0,
-        Incident::LinkDown(Some(3_000_000))
+        DeviceAction::LinkDown(Some(3_000_000))
     );
     assert!(it.packet(1_500_000, &packet(1)).drop && it.is_link_down(3_999_999));
-    assert_eq!(it.due(2_500_000).0[0].0, Incident::Event(10));
+    assert_eq!(it.due(2_500_000).0[0].0, DeviceAction::Event(10));
     assert_eq!(it.next_due(), Some(4_000_000));
-    assert_eq!(it.due(4_000_000).0[0].0, Incident::LinkUp);
+    assert_eq!(it.due(4_000_000).0[0].0, DeviceAction::LinkUp);
     assert_eq!(it.next_due(), None);
     assert!(!it.packet(4_000_000, &packet(1)).drop);
     assert!(it.work_request(0, &work(1, "SEND")).incidents.is_empty());
     let verdict = it.work_request(0, &work(1, "SEND"));
-    assert_eq!(verdict.incidents[0].0, Incident::Pause(1_000_000_000));
+    assert_eq!(verdict.incidents[0].0, DeviceAction::Pause(1_000_000_000));
     assert_eq!(verdict.struck.rules().collect::<Vec<_>>(), [2]);
 }
 
 proptest! {
-    /// The draws of a rule are independent of other rules, and those of a queue pair of other queue
-    /// pairs.
+    /// The draws of a rule do not depend on other rules. The draws of a queue pair do not depend on
+    /// other queue pairs.
     #[test]
     fn draws_depend_on_rule_and_stream_alone(seed: u64, others in proptest::collection::vec(1u32..5, 0..60)) {
         let rule = "drop,p=0.3";
@@ -184,10 +184,11 @@ proptest! {
         }
     }
 
-    /// Late items leave in the order of their due times, and in insertion order for equal times.
+    /// Delayed items leave in the order of their due times, and in insertion order for equal due
+    /// times.
     #[test]
     fn a_line_is_a_stable_sort(dues in proptest::collection::vec(0u64..20, 0..60)) {
-        let mut line = Line::default();
+        let mut line = DelayQueue::default();
         for (number, due) in dues.iter().enumerate() {
             line.push(*due, number);
         }
@@ -204,7 +205,7 @@ proptest! {
         prop_assert_eq!(came, expected);
     }
 
-    /// Other seeds give other faults; equal seeds give equal faults.
+    /// Different seeds give different faults; equal seeds give equal faults.
     #[test]
     fn the_seed_decides(seed: u64) {
         let run = |seed| {
@@ -215,7 +216,7 @@ proptest! {
         prop_assert_ne!(run(seed), run(seed ^ 1));
     }
 
-    /// Any text is a plan or is refused with a message; see the fuzz target.
+    /// Any text is either a valid plan or is refused with a message; the fuzz target checks this.
     #[test]
     fn any_words_are_a_plan_or_refused(words in proptest::collection::vec("(drop|delay=1ms|p=0\\.5|p|verb=ibv_reg_mr|errno=EIO|;|,|count=[0-9]{1,30}|qp=[0-9a-fx]{1,9}|from=[0-9.]{1,9}(s|ms))", 0..12)) {
         match words.join(",").parse::<Plan>() {

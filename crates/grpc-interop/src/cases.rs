@@ -125,7 +125,7 @@ async fn client_streaming(client: &mut Client) -> Done {
     check(total == 74922, "a wrong total")
 }
 
-fn wanted(size: i32) -> ResponseParameters {
+fn response_parameters(size: i32) -> ResponseParameters {
     ResponseParameters {
         size,
         interval_us: 0,
@@ -134,7 +134,7 @@ fn wanted(size: i32) -> ResponseParameters {
 
 async fn server_streaming(client: &mut Client) -> Done {
     let asks = StreamingOutputCallRequest {
-        response_parameters: RESPONSES.map(wanted).to_vec(),
+        response_parameters: RESPONSES.map(response_parameters).to_vec(),
         ..StreamingOutputCallRequest::default()
     };
     let mut responses = client.streaming_output_call(asks).await?.into_inner();
@@ -148,7 +148,7 @@ async fn server_streaming(client: &mut Client) -> Done {
 
 fn ping(request: usize, response: i32) -> StreamingOutputCallRequest {
     StreamingOutputCallRequest {
-        response_parameters: vec![wanted(response)],
+        response_parameters: vec![response_parameters(response)],
         payload: Some(Payload::zeros(request)),
         ..StreamingOutputCallRequest::default()
     }

@@ -33,7 +33,7 @@ struct Service;
 type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// The status that the client asks for.
-fn asked(status: Option<EchoStatus>) -> Result<(), Status> {
+fn requested_status(status: Option<EchoStatus>) -> Result<(), Status> {
     match status {
         Some(status) if status.code != 0 => {
             Err(Status::new(Code::from_i32(status.code), status.message))
@@ -74,7 +74,7 @@ async fn respond(
             return Err(Status::cancelled("the client has gone"));
         }
     }
-    asked(request.response_status)
+    requested_status(request.response_status)
 }
 
 #[tonic::async_trait]
@@ -91,7 +91,7 @@ impl TestService for Service {
         request: Request<SimpleRequest>,
     ) -> Result<Response<SimpleResponse>, Status> {
         let asks = request.get_ref();
-        asked(asks.response_status.clone())?;
+        requested_status(asks.response_status.clone())?;
         let payload = (asks.response_size > 0)
             .then(|| payload(asks.response_size))
             .transpose()?;

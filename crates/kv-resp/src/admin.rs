@@ -4,11 +4,12 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::call::{
-    Call, Command, CommandError, CommandResult, Shared, check_length, escape_preview, find,
+    Command, CommandCall, CommandError, CommandResult, SharedState, check_length, escape_preview,
+    find,
 };
 use crate::frame::MAX_BULK_BYTES;
 use crate::number::integer;
-use crate::reply::{Protocol, Replies};
+use crate::reply::{Protocol, ReplyWriter};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of Redis whose behaviour these commands imitate; clients check it.
@@ -22,7 +23,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-pub(crate) fn ping(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn ping(call: &mut CommandCall<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
         (None, _) => call.replies.simple("PONG"),
         (Some(message), 2) => call.replies.bulk(message),
@@ -31,18 +32,18 @@ pub(crate) fn ping(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn echo(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn echo(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies.bulk(call.args.at(1));
     Ok(())
 }
 
-pub(crate) fn quit(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn quit(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies.simple("OK");
     call.session.must_close = true;
     Ok(())
 }
 
-pub(crate) fn select(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
     match integer(call.args.at(1)) {
         Some(0) => call.replies.simple("OK"),
         Some(_) => return Err(CommandError::Database),
@@ -51,7 +52,7 @@ pub(crate) fn select(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn hello(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
     let protocol = match call.args.get(1).map(integer) {
         None => call.session.protocol,
         Some(Some(2)) => Protocol::Resp2,
@@ -66,7 +67,7 @@ pub(crate) fn hello(call: &mut Call<'_>) -> CommandResult {
     }
     call.session.protocol = protocol;
     let replies = &mut call.replies;
-    replies.switch(protocol);
+    replies.set_protocol(protocol);
     replies.map(7);
     for (key, value) in [
         ("server", "verbatim"),
@@ -89,13 +90,13 @@ pub(crate) fn hello(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn dbsize(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn dbsize(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies
         .integer(signed(call.shared.store.stats().items));
     Ok(())
 }
 
-pub(crate) fn flush(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn flush(call: &mut CommandCall<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
         (None, _) => {}
         // The flush is complete when the reply is sent, for both options.
@@ -109,7 +110,7 @@ pub(crate) fn flush(call: &mut Call<'_>) -> CommandResult {
 }
 
 /// Returns the sections of `INFO` with their lines.
-fn sections(shared: &Shared) -> [(&'static str, String); 5] {
+fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
     let stats = shared.store.stats();
     [
         (
@@ -162,7 +163,7 @@ fn sections(shared: &Shared) -> [(&'static str, String); 5] {
     ]
 }
 
-pub(crate) fn info(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn info(call: &mut CommandCall<'_>) -> CommandResult {
     let wanted = |section: &str| {
         call.args.count() == 1
             || call.args.from(1).any(|name| {
@@ -180,7 +181,7 @@ pub(crate) fn info(call: &mut Call<'_>) -> CommandResult {
         // Writing to a string cannot fail.
         let _ = write!(text, "{gap}# {name}\r\n{lines}");
     }
-    call.replies.text(&text);
+    call.replies.write_verbatim_string(&text);
     Ok(())
 }
 
@@ -195,7 +196,7 @@ fn settings() -> [(&'static str, String); 4] {
     ]
 }
 
-pub(crate) fn config(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
     let part = call.args.at(1);
     if !part.eq_ignore_ascii_case(b"get") {
         return Err(CommandError::Subcommand(escape_preview(part)));
@@ -216,7 +217,7 @@ pub(crate) fn config(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn command(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
     let part = call.args.get(1).map(<[u8]>::to_ascii_lowercase);
     let names: Vec<&[u8]> = call.args.from(2).collect();
     let commands = call.commands;
@@ -268,7 +269,7 @@ fn is_requested(names: &[&[u8]], command: &Command) -> bool {
 }
 
 /// Describes a command as `COMMAND` does: name, arity, flags, first key, last key, step.
-fn describe(replies: &mut Replies<'_>, command: &Command) {
+fn describe(replies: &mut ReplyWriter<'_>, command: &Command) {
     replies.array(6);
     replies.bulk(command.name.as_bytes());
     replies.integer(command.arity);

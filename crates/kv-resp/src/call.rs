@@ -7,11 +7,11 @@ use std::time::Instant;
 use kv::store::{Refusal, Store};
 
 use crate::frame::Args;
-use crate::reply::{Protocol, Replies};
+use crate::reply::{Protocol, ReplyWriter};
 
 /// The state that all connections of a front end share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedState {
     pub(crate) store: Arc<Store>,
     pub(crate) started: Instant,
     pub(crate) connections: AtomicU64,
@@ -22,7 +22,7 @@ pub struct Shared {
     pub(crate) protocol_errors: AtomicU64,
 }
 
-impl Shared {
+impl SharedState {
     /// Creates the shared state for a store.
     pub fn new(store: Arc<Store>) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Shared {
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Returns an error if the reply that began at offset `reply_start` is too long.
-pub(crate) fn check_length(reply_start: usize, replies: &Replies<'_>) -> CommandResult {
+pub(crate) fn check_length(reply_start: usize, replies: &ReplyWriter<'_>) -> CommandResult {
     if replies.bytes() - reply_start > MAX_REPLY_BYTES {
         return Err(CommandError::ReplyTooLong);
     }
@@ -61,7 +61,7 @@ pub(crate) enum CommandError {
     #[error("ERR decrement would overflow")]
     Negation,
     #[error("ERR {0} options at the same time are not compatible")]
-    Together(&'static str),
+    Incompatible(&'static str),
     #[error("ERR Unsupported option {0}")]
     Option(String),
     #[error("ERR invalid expire time in '{0}' command")]
@@ -102,18 +102,18 @@ impl From<Refusal> for CommandError {
 pub(crate) type CommandResult = Result<(), CommandError>;
 
 /// A command in execution.
-pub(crate) struct Call<'c> {
-    pub(crate) shared: &'c Shared,
-    pub(crate) session: &'c mut State,
+pub(crate) struct CommandCall<'c> {
+    pub(crate) shared: &'c SharedState,
+    pub(crate) session: &'c mut ConnectionState,
     pub(crate) args: Args<'c>,
-    pub(crate) replies: Replies<'c>,
+    pub(crate) replies: ReplyWriter<'c>,
     /// All supported commands.
     pub(crate) commands: &'static [Command],
 }
 
 /// The state of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct ConnectionState {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
     pub(crate) must_close: bool,
@@ -134,7 +134,7 @@ pub(crate) struct Command {
     /// A summary for people.
     pub(crate) summary: &'static str,
     /// The function that executes the command.
-    pub(crate) run: fn(&mut Call<'_>) -> CommandResult,
+    pub(crate) run: fn(&mut CommandCall<'_>) -> CommandResult,
 }
 
 /// Finds a command by name, ignoring case.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use mio::event::Event;
 use mio::{Interest, Registry, Token};
 
-use crate::call::Shared;
+use crate::call::SharedState;
 use crate::connection::Connection;
-use crate::frame::KEPT_BYTES;
+use crate::frame::MAX_KEPT_BYTES;
 use crate::session::Session;
 
 /// Number of unsent bytes from which on a client's commands are no longer executed.
@@ -23,7 +23,7 @@ const MAX_POLL_TIME: Duration = Duration::from_micros(200);
 const LONG_PAUSE: Duration = Duration::from_millis(1);
 
 /// The next action on a connection after its turn.
-pub(crate) enum Turn {
+pub(crate) enum NextAction {
     Wait,
     MoreWork,
     Close,
@@ -42,8 +42,8 @@ pub(crate) struct Client {
     connection: Box<dyn Connection>,
     token: Token,
     session: Session,
-    out: Vec<u8>,
-    /// Number of bytes of `out` that were sent.
+    output: Vec<u8>,
+    /// Number of bytes of `output` that were sent.
     sent: usize,
     /// True if the connection may have something to read.
     readable: bool,
@@ -55,11 +55,11 @@ pub(crate) struct Client {
     peer_finished: bool,
     /// True if replies wait for the client to read. Only then are writable events requested, because a socket becomes
     /// writable whenever its client reads.
-    blocked: bool,
+    is_output_blocked: bool,
     /// True if the connection is polled, and its descriptors report no events.
     polled: bool,
     /// The time of the last arrival, and the time for which the connection is polled without one.
-    busy: Instant,
+    last_arrival: Instant,
     poll_time: Duration,
 }
 
@@ -70,23 +70,23 @@ impl Client {
             connection,
             token,
             session,
-            out: Vec::new(),
+            output: Vec::new(),
             sent: 0,
             // The descriptors have not reported anything yet.
             readable,
             hung_up: false,
             waits_for_output: false,
             peer_finished: false,
-            blocked: false,
+            is_output_blocked: false,
             polled: false,
-            busy: Instant::now(),
+            last_arrival: Instant::now(),
             poll_time: POLL_TIME,
         }
     }
 
     /// Returns the time of the last arrival.
-    pub(crate) fn busy(&self) -> Instant {
-        self.busy
+    pub(crate) fn last_arrival(&self) -> Instant {
+        self.last_arrival
     }
 
     /// Returns true if the connection is polled.
@@ -101,7 +101,7 @@ impl Client {
 
     /// Returns the number of unsent bytes.
     pub(crate) fn out_bytes(&self) -> usize {
-        self.out.len() - self.sent
+        self.output.len() - self.sent
     }
 
     pub(crate) fn keep_alive_every(&self) -> Option<Duration> {
@@ -117,26 +117,26 @@ impl Client {
         self.readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
         if self.is_polled() && !self.polled {
-            // The connection was no longer polled once its polling time after `busy` had run out.
-            let waited = self.busy.elapsed();
+            // The connection was no longer polled once its polling time after `last_arrival` had run out.
+            let waited = self.last_arrival.elapsed();
             if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
                 self.poll_time = (2 * self.poll_time).min(MAX_POLL_TIME);
             } else if waited > LONG_PAUSE {
                 self.poll_time = (self.poll_time / 2).max(MIN_POLL_TIME);
             }
-            self.busy = Instant::now();
+            self.last_arrival = Instant::now();
         }
     }
 
-    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `busy` and the
+    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `last_arrival` and the
     /// connection's own last arrival.
     pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
             self.readable = true;
-            self.busy = now;
+            self.last_arrival = now;
             return PollResult::Ready;
         }
-        if now.saturating_duration_since(self.busy.max(busy)) < self.poll_time {
+        if now.saturating_duration_since(self.last_arrival.max(busy)) < self.poll_time {
             return PollResult::Idle;
         }
         if self.connection.arm() {
@@ -151,7 +151,7 @@ impl Client {
     pub(crate) fn read_and_execute(
         &mut self,
         buffer: &mut [u8],
-        shared: &Shared,
+        shared: &SharedState,
         registry: &Registry,
     ) -> io::Result<()> {
         if !self.flush(registry)? || self.session.must_close() {
@@ -172,27 +172,27 @@ impl Client {
                 Err(e) => return Err(e),
             }
         }
-        self.waits_for_output = !self.session.run(shared, &mut self.out, MAX_UNSENT_BYTES);
+        self.waits_for_output = !self.session.run(shared, &mut self.output, MAX_UNSENT_BYTES);
         Ok(())
     }
 
     /// Sends the replies.
-    pub(crate) fn send_replies(&mut self, registry: &Registry) -> io::Result<Turn> {
+    pub(crate) fn send_replies(&mut self, registry: &Registry) -> io::Result<NextAction> {
         Ok(if !self.flush(registry)? {
-            Turn::Wait
+            NextAction::Wait
         } else if self.session.must_close() || self.peer_finished {
-            Turn::Close
+            NextAction::Close
         } else if self.waits_for_output || self.readable {
-            Turn::MoreWork
+            NextAction::MoreWork
         } else {
-            Turn::Wait
+            NextAction::Wait
         })
     }
 
     /// Sends pending bytes. Returns false if not all could be sent.
     fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
-        while self.sent < self.out.len() {
-            match self.connection.write(&self.out[self.sent..]) {
+        while self.sent < self.output.len() {
+            match self.connection.write(&self.output[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
@@ -205,18 +205,18 @@ impl Client {
         }
         self.set_blocked(registry, false)?;
         self.sent = 0;
-        self.out.clear();
-        if self.out.capacity() > KEPT_BYTES {
-            self.out = Vec::new();
+        self.output.clear();
+        if self.output.capacity() > MAX_KEPT_BYTES {
+            self.output = Vec::new();
         }
         Ok(true)
     }
 
     fn set_blocked(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
-        if blocked == self.blocked {
+        if blocked == self.is_output_blocked {
             return Ok(());
         }
-        self.blocked = blocked;
+        self.is_output_blocked = blocked;
         let interests = if blocked {
             Interest::READABLE | Interest::WRITABLE
         } else {

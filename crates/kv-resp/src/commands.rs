@@ -1,9 +1,9 @@
 //! The table of commands.
 
-use crate::call::{Call, Command, CommandResult};
+use crate::call::{Command, CommandCall, CommandResult};
 use crate::{admin, keys, strings};
 
-type Run = fn(&mut Call<'_>) -> CommandResult;
+type Run = fn(&mut CommandCall<'_>) -> CommandResult;
 
 const fn command(
     (name, arity, run): (&'static str, i64, Run),

@@ -66,12 +66,12 @@ pub trait Listener: Source + Send {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>>;
 
     /// Returns the address for clients.
-    fn address(&self) -> Address;
+    fn address(&self) -> ListenAddress;
 }
 
 /// The address on which a front end listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     /// A host and a port for TCP; port 0 takes a free port.
     Tcp(String),
     /// The path of a Unix socket.
@@ -80,7 +80,7 @@ pub enum Address {
     Rdma(SocketAddr),
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => f.write_str(address),
@@ -90,7 +90,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = String;
 
     /// Parses a string with a `/` as a path, and any other as host and port.
@@ -109,11 +109,11 @@ impl FromStr for Address {
     }
 }
 
-impl Address {
+impl ListenAddress {
     /// Listens at the address. An unused Unix socket file is replaced.
     ///
     /// # Errors
-    /// The errors of the system. RDMA needs a device: [`Rdma::listen`](crate::Rdma::listen).
+    /// The errors of the system. RDMA needs a device: [`RdmaListener::listen`](crate::RdmaListener::listen).
     pub fn listen(&self) -> io::Result<Box<dyn Listener>> {
         match self {
             Self::Rdma(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -153,9 +153,9 @@ impl Listener for TcpListener {
         Ok(Box::new(stream))
     }
 
-    fn address(&self) -> Address {
+    fn address(&self) -> ListenAddress {
         let address = self.local_addr().map(|a| a.to_string());
-        Address::Tcp(address.unwrap_or_default())
+        ListenAddress::Tcp(address.unwrap_or_default())
     }
 }
 
@@ -171,8 +171,8 @@ impl Listener for Unix {
         Ok(Box::new(self.listener.accept()?.0))
     }
 
-    fn address(&self) -> Address {
-        Address::Unix(self.path.clone())
+    fn address(&self) -> ListenAddress {
+        ListenAddress::Unix(self.path.clone())
     }
 }
 
@@ -202,12 +202,12 @@ mod tests {
 
     #[test]
     fn addresses_are_told_apart() {
-        let tcp = |s: &str| Ok(Address::Tcp(s.to_owned()));
+        let tcp = |s: &str| Ok(ListenAddress::Tcp(s.to_owned()));
         assert_eq!("127.0.0.1:6379".parse(), tcp("127.0.0.1:6379"));
         assert_eq!("[::1]:0".parse(), tcp("[::1]:0"));
-        assert_eq!("./6379".parse(), Ok(Address::Unix("./6379".into())));
+        assert_eq!("./6379".parse(), Ok(ListenAddress::Unix("./6379".into())));
         for wrong in ["", "6379", ":6379", "host:", "host:65536", "socket"] {
-            let error = wrong.parse::<Address>().expect_err("wrong");
+            let error = wrong.parse::<ListenAddress>().expect_err("wrong");
             assert!(error.contains("HOST:PORT"), "{error}");
         }
     }

@@ -18,7 +18,7 @@ pub const MAX_INLINE_BYTES: usize = 64 << 10;
 /// Bytes of the longest line with a count, which fits a sign and the digits of 64 bits.
 const MAX_COUNT_BYTES: usize = 32;
 /// A larger buffer is freed once it is empty.
-pub(crate) const KEPT_BYTES: usize = 1 << 20;
+pub(crate) const MAX_KEPT_BYTES: usize = 1 << 20;
 
 /// The error in a frame. The beginning of the next frame is then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -53,18 +53,18 @@ pub enum ProtocolError {
 #[derive(Debug, Clone, Copy)]
 pub struct Args<'d> {
     bytes: &'d [u8],
-    places: &'d [Range<usize>],
+    ranges: &'d [Range<usize>],
 }
 
 impl<'d> Args<'d> {
     /// Returns the number of strings including the name, at least 1.
     pub fn count(&self) -> usize {
-        self.places.len()
+        self.ranges.len()
     }
 
     /// Returns string `i`, or `None` if it is missing; string 0 is the name.
     pub fn get(&self, i: usize) -> Option<&'d [u8]> {
-        self.places.get(i).map(|p| &self.bytes[p.clone()])
+        self.ranges.get(i).map(|p| &self.bytes[p.clone()])
     }
 
     /// Returns string `i`, or an empty string if it is missing.
@@ -74,7 +74,10 @@ impl<'d> Args<'d> {
 
     /// Returns the strings from number `i` on.
     pub fn from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
-        let Self { bytes, places } = *self;
+        let Self {
+            bytes,
+            ranges: places,
+        } = *self;
         let places = places.get(i..).unwrap_or_default();
         places.iter().map(|p| &bytes[p.clone()])
     }
@@ -83,7 +86,7 @@ impl<'d> Args<'d> {
 /// Decodes commands from a stream.
 ///
 /// ```
-/// let mut decoder = kv_resp::Decoder::default();
+/// let mut decoder = kv_resp::CommandDecoder::default();
 /// decoder.feed(b"PING\r\n*2\r\n$3\r\nGET\r\n$1");
 /// assert_eq!(decoder.next_command()?.map(|c| c.at(0)), Some(&b"PING"[..]));
 /// assert!(decoder.next_command()?.is_none());
@@ -92,38 +95,38 @@ impl<'d> Args<'d> {
 /// # Ok::<(), kv_resp::ProtocolError>(())
 /// ```
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct CommandDecoder {
     bytes: Vec<u8>,
     /// Start of the command that is being read, or was returned last.
     start: usize,
     /// Everything before this position has been decoded.
-    at: usize,
+    decoded_to: usize,
     /// In an inline command: no line ends before this position.
-    searched: usize,
+    searched_to: usize,
     /// Number of strings that the command still lacks; 0 between commands.
-    lacks: usize,
+    missing_strings: usize,
     /// Ranges of the strings in `bytes`, relative to `start`, or in `inline`.
-    places: Vec<Range<usize>>,
+    ranges: Vec<Range<usize>>,
     /// The strings of an inline command, unquoted.
     inline: Vec<u8>,
 }
 
-impl Decoder {
+impl CommandDecoder {
     /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
-        if self.lacks == 0 {
-            self.start = self.at;
+        if self.missing_strings == 0 {
+            self.start = self.decoded_to;
         }
         if self.start == self.bytes.len() {
             self.bytes.clear();
-            if self.bytes.capacity() > KEPT_BYTES {
+            if self.bytes.capacity() > MAX_KEPT_BYTES {
                 self.bytes = Vec::new();
             }
         } else {
             self.bytes.drain(..self.start);
         }
-        self.at -= self.start;
-        self.searched = self.searched.saturating_sub(self.start);
+        self.decoded_to -= self.start;
+        self.searched_to = self.searched_to.saturating_sub(self.start);
         self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
@@ -133,9 +136,9 @@ impl Decoder {
     /// # Errors
     /// [`ProtocolError`]: the rest of the stream cannot be decoded, and another call fails too.
     pub fn next_command(&mut self) -> Result<Option<Args<'_>>, ProtocolError> {
-        while self.lacks == 0 {
-            self.start = self.at;
-            match self.bytes.get(self.at) {
+        while self.missing_strings == 0 {
+            self.start = self.decoded_to;
+            match self.bytes.get(self.decoded_to) {
                 None => return Ok(None),
                 Some(b'*') => {
                     let Some((count, at)) = self.count(ProtocolError::Arguments)? else {
@@ -145,36 +148,36 @@ impl Decoder {
                     if count > MAX_ARGUMENTS {
                         return Err(ProtocolError::Arguments);
                     }
-                    self.places.clear();
-                    (self.lacks, self.at) = (count, at);
+                    self.ranges.clear();
+                    (self.missing_strings, self.decoded_to) = (count, at);
                 }
                 Some(_) => {
                     if !self.line()? {
                         return Ok(None);
                     }
-                    if !self.places.is_empty() {
+                    if !self.ranges.is_empty() {
                         return Ok(Some(Args {
                             bytes: &self.inline,
-                            places: &self.places,
+                            ranges: &self.ranges,
                         }));
                     }
                 }
             }
         }
-        while self.lacks > 0 {
+        while self.missing_strings > 0 {
             if !self.bulk()? {
                 return Ok(None);
             }
         }
         Ok(Some(Args {
-            bytes: &self.bytes[self.start..self.at],
-            places: &self.places,
+            bytes: &self.bytes[self.start..self.decoded_to],
+            ranges: &self.ranges,
         }))
     }
 
     /// Parses the count at `at`, after its sign; returns the count and the end of its line.
     fn count(&self, wrong: ProtocolError) -> Result<Option<(i64, usize)>, ProtocolError> {
-        let line = self.bytes.get(self.at + 1..).unwrap_or_default();
+        let line = self.bytes.get(self.decoded_to + 1..).unwrap_or_default();
         let line = &line[..line.len().min(MAX_COUNT_BYTES)];
         let Some(end) = line.iter().position(|b| *b == b'\r') else {
             return if line.len() == MAX_COUNT_BYTES {
@@ -183,11 +186,11 @@ impl Decoder {
                 Ok(None)
             };
         };
-        match self.bytes.get(self.at + 1 + end + 1) {
+        match self.bytes.get(self.decoded_to + 1 + end + 1) {
             None => Ok(None),
             Some(b'\n') => {
                 let count = crate::number::integer(&line[..end]).ok_or(wrong)?;
-                Ok(Some((count, self.at + end + 3)))
+                Ok(Some((count, self.decoded_to + end + 3)))
             }
             Some(_) => Err(wrong),
         }
@@ -195,7 +198,7 @@ impl Decoder {
 
     /// Reads a bulk string. Returns false if it is incomplete.
     fn bulk(&mut self) -> Result<bool, ProtocolError> {
-        match self.bytes.get(self.at) {
+        match self.bytes.get(self.decoded_to) {
             None => return Ok(false),
             Some(b'$') => {}
             Some(other) => return Err(ProtocolError::Dollar(*other)),
@@ -221,35 +224,35 @@ impl Decoder {
         if behind != b"\r\n" {
             return Err(ProtocolError::Crlf);
         }
-        self.places.push(from - self.start..end - self.start);
-        self.at = end + 2;
-        self.lacks -= 1;
+        self.ranges.push(from - self.start..end - self.start);
+        self.decoded_to = end + 2;
+        self.missing_strings -= 1;
         Ok(true)
     }
 
     /// Reads an inline command. Returns false if it is incomplete. An empty line yields no strings.
     fn line(&mut self) -> Result<bool, ProtocolError> {
-        let most = self.bytes.len().min(self.at + MAX_INLINE_BYTES);
-        let from = self.searched.clamp(self.at, most);
+        let most = self.bytes.len().min(self.decoded_to + MAX_INLINE_BYTES);
+        let from = self.searched_to.clamp(self.decoded_to, most);
         let end = self.bytes[from..most].iter().position(|b| *b == b'\n');
         let Some(end) = end.map(|end| from + end) else {
-            self.searched = most;
-            return if most - self.at == MAX_INLINE_BYTES {
+            self.searched_to = most;
+            return if most - self.decoded_to == MAX_INLINE_BYTES {
                 Err(ProtocolError::Inline)
             } else {
                 Ok(false)
             };
         };
-        let line = &self.bytes[self.at..end];
+        let line = &self.bytes[self.decoded_to..end];
         self.inline.clear();
-        self.places.clear();
+        self.ranges.clear();
         split(
             line.strip_suffix(b"\r").unwrap_or(line),
             &mut self.inline,
-            &mut self.places,
+            &mut self.ranges,
         )
         .ok_or(ProtocolError::Quotes)?;
-        self.at = end + 1;
+        self.decoded_to = end + 1;
         Ok(true)
     }
 }
@@ -334,7 +337,7 @@ mod tests {
 
     /// Returns all commands of a stream that arrives in pieces of these lengths, followed by the rest as one piece.
     fn commands(bytes: &[u8], pieces: &[usize]) -> Commands {
-        let mut decoder = Decoder::default();
+        let mut decoder = CommandDecoder::default();
         let mut found = Vec::new();
         let mut rest = bytes;
         let mut lengths = pieces.iter().copied();
@@ -429,7 +432,7 @@ mod tests {
     fn a_command_has_a_longest_length() {
         let string = encode(&[vec![b'v'; MAX_BULK_BYTES]]);
         let string = &string[4..];
-        let mut decoder = Decoder::default();
+        let mut decoder = CommandDecoder::default();
         decoder.feed(format!("*{MAX_ARGUMENTS}\r\n").as_bytes());
         let mut error = None;
         for _ in 0..MAX_COMMAND_BYTES / MAX_BULK_BYTES {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token, Waker};
 use serde::{Deserialize, Serialize};
 
-use crate::call::Shared;
-use crate::client::{Client, POLL_TIME, PollResult, Turn};
-use crate::connection::{Address, Connection, Listener};
+use crate::call::SharedState;
+use crate::client::{Client, NextAction, POLL_TIME, PollResult};
+use crate::connection::{Connection, ListenAddress, Listener};
 use crate::session::Session;
 use kv::store::Store;
 
@@ -23,7 +23,7 @@ const READ_BYTES: usize = 64 << 10;
 /// Replies to different connections are sent when this many bytes are pending, or nothing is left to read. If each
 /// reply were sent at once, clients would send their next requests one by one. Answered together, clients send
 /// together, and one system call waits for all of them.
-const TOGETHER_BYTES: usize = 64 << 10;
+const FLUSH_BYTES: usize = 64 << 10;
 /// Pause before accepting is retried, after the system refused, for lack of descriptors for instance.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -63,15 +63,15 @@ pub struct FrontEndStats {
 ///
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
-/// let address: kv_resp::Address = "127.0.0.1:6379".parse()?;
+/// let address: kv_resp::ListenAddress = "127.0.0.1:6379".parse()?;
 /// let front = kv_resp::FrontEnd::start(server.service().store().clone(), vec![address.listen()?])?;
 /// println!("redis-cli finds it at {}", front.addresses()[0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct FrontEnd {
-    shared: Arc<Shared>,
-    addresses: Vec<Address>,
+    shared: Arc<SharedState>,
+    addresses: Vec<ListenAddress>,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
@@ -93,14 +93,14 @@ impl FrontEnd {
         }
         let waker = Waker::new(registry, WAKER)?;
         let addresses = listeners.iter().map(|l| l.address()).collect();
-        let shared = Arc::new(Shared::new(store));
+        let shared = Arc::new(SharedState::new(store));
         let stop = Arc::new(AtomicBool::new(false));
-        let mut serve = Serve {
+        let mut serve = ServeLoop {
             poll,
             listeners,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
-            ready: Vec::new(),
+            next_turns: Vec::new(),
             polled: Vec::new(),
             polls: 0,
             keep_alive_at: None,
@@ -127,7 +127,7 @@ impl FrontEnd {
     }
 
     /// Returns the addresses for clients, in the order of the listeners.
-    pub fn addresses(&self) -> &[Address] {
+    pub fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }
 
@@ -162,14 +162,15 @@ impl Drop for FrontEnd {
 }
 
 /// The state of the front end's thread.
-struct Serve {
+struct ServeLoop {
     poll: Poll,
     listeners: Vec<Box<dyn Listener>>,
     clients: HashMap<usize, Client>,
     /// The number of the next connection; numbers are not reused.
     next: usize,
-    /// Connections that have more work than one turn allowed.
-    ready: Vec<usize>,
+    /// Connections that get the next turn without a report of their descriptors: new ones, polled ones, and those with
+    /// work left.
+    next_turns: Vec<usize>,
     /// Connections that are found ready by polling, while their descriptors report nothing.
     polled: Vec<usize>,
     /// Number of polls since the descriptors were checked.
@@ -182,11 +183,11 @@ struct Serve {
     /// The time at which accepting is retried after a failure.
     accept_at: Option<Instant>,
     buffer: Vec<u8>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     stop: Arc<AtomicBool>,
 }
 
-impl Serve {
+impl ServeLoop {
     fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         let mut turns = Vec::new();
@@ -195,9 +196,9 @@ impl Serve {
             let now = Instant::now();
             self.poll_connections(now, busy);
             let is_polling = !self.polled.is_empty();
-            let keep_polling = is_polling || !self.ready.is_empty() || now - busy < POLL_TIME;
+            let keep_polling = is_polling || !self.next_turns.is_empty() || now - busy < POLL_TIME;
             let mut accept = self.accept_at.is_some_and(|at| at <= now);
-            std::mem::swap(&mut turns, &mut self.ready);
+            std::mem::swap(&mut turns, &mut self.next_turns);
             self.polls += 1;
             if !is_polling || self.polls >= POLLS_PER_CHECK {
                 self.polls = 0;
@@ -271,9 +272,13 @@ impl Serve {
             let Some(client) = self.clients.get_mut(number) else {
                 return false;
             };
-            let since = if together { busy } else { client.busy() };
+            let since = if together {
+                busy
+            } else {
+                client.last_arrival()
+            };
             match client.poll(now, since) {
-                PollResult::Ready => self.ready.push(*number),
+                PollResult::Ready => self.next_turns.push(*number),
                 PollResult::Idle => {}
                 PollResult::Armed => return false,
             }
@@ -352,7 +357,7 @@ impl Serve {
         let id = (number - FIRST_CLIENT) as u64 + 1;
         let client = Client::new(connection, token, Session::new(id));
         // The descriptors report nothing before they are armed, and data may have arrived already.
-        self.ready.push(number);
+        self.next_turns.push(number);
         self.clients.insert(number, client);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
         self.shared
@@ -378,7 +383,7 @@ impl Serve {
             self.polled.push(number);
         }
         // Sending to a polled client costs no system call, so the reply is sent at once.
-        if client.is_polled() || self.unsent_bytes >= TOGETHER_BYTES {
+        if client.is_polled() || self.unsent_bytes >= FLUSH_BYTES {
             self.send_replies();
         }
     }
@@ -391,9 +396,9 @@ impl Serve {
                 continue;
             };
             match client.send_replies(self.poll.registry()) {
-                Ok(Turn::Wait) => {}
-                Ok(Turn::MoreWork) => self.ready.push(number),
-                Ok(Turn::Close) | Err(_) => self.remove_connection(number),
+                Ok(NextAction::Wait) => {}
+                Ok(NextAction::MoreWork) => self.next_turns.push(number),
+                Ok(NextAction::Close) | Err(_) => self.remove_connection(number),
             }
         }
         (self.unsent, self.unsent_bytes) = (unsent, 0);

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::{Decoder, ProtocolError, Session, Shared};
+use crate::{CommandDecoder, ProtocolError, Session, SharedState};
 use kv::store::{Store, StoreConfig};
 
 /// Decodes the commands of a stream that arrives in pieces.
 fn commands<'b>(
     pieces: impl Iterator<Item = &'b [u8]>,
 ) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
-    let mut decoder = Decoder::default();
+    let mut decoder = CommandDecoder::default();
     let mut found = Vec::new();
     for piece in pieces {
         decoder.feed(piece);
@@ -38,7 +38,7 @@ pub fn resp(bytes: &[u8]) {
     let whole = commands(std::iter::once(bytes));
     assert_eq!((&found, &error), (&whole.0, &whole.1));
     let config = StoreConfig::for_items(1, 100, 16, 32);
-    let shared = Shared::new(Arc::new(Store::new(&config).expect("memory")));
+    let shared = SharedState::new(Arc::new(Store::new(&config).expect("memory")));
     let mut session = Session::new(1);
     let mut out = Vec::new();
     for piece in bytes.chunks(length) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::call::{Call, CommandError, CommandResult, escape_preview};
+use crate::call::{CommandCall, CommandError, CommandResult, escape_preview};
 use crate::number::integer;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -19,7 +19,10 @@ pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
 }
 
 /// Counts the keys for which `holds` returns true, and replies with the count.
-fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -> CommandResult {
+fn count(
+    call: &mut CommandCall<'_>,
+    mut holds: impl FnMut(&CommandCall<'_>, &[u8]) -> bool,
+) -> CommandResult {
     let n = call
         .args
         .from(1)
@@ -29,14 +32,14 @@ fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -
     Ok(())
 }
 
-pub(crate) fn del(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn del(call: &mut CommandCall<'_>) -> CommandResult {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
-pub(crate) fn exists(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn exists(call: &mut CommandCall<'_>) -> CommandResult {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.get(hash, key).is_some()
@@ -44,7 +47,7 @@ pub(crate) fn exists(call: &mut Call<'_>) -> CommandResult {
 }
 
 /// Returns the milliseconds until a key expires; -1 if it never does, -2 if the key is absent.
-fn left_ms(call: &Call<'_>) -> i64 {
+fn left_ms(call: &CommandCall<'_>) -> i64 {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let now = partition.now_ms();
@@ -55,7 +58,7 @@ fn left_ms(call: &Call<'_>) -> i64 {
     }
 }
 
-pub(crate) fn ttl(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn ttl(call: &mut CommandCall<'_>) -> CommandResult {
     let left = left_ms(call);
     // Rounds to the nearest second, as Redis does.
     let seconds = if left < 0 {
@@ -67,21 +70,21 @@ pub(crate) fn ttl(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn pttl(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn pttl(call: &mut CommandCall<'_>) -> CommandResult {
     let left = left_ms(call);
     call.replies.integer(left);
     Ok(())
 }
 
-pub(crate) fn expire(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn expire(call: &mut CommandCall<'_>) -> CommandResult {
     expire_in(call, "expire", SECOND)
 }
 
-pub(crate) fn pexpire(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn pexpire(call: &mut CommandCall<'_>) -> CommandResult {
     expire_in(call, "pexpire", MILLISECOND)
 }
 
-fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> CommandResult {
+fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> CommandResult {
     let key = call.args.at(1);
     let (mut absent, mut present, mut later, mut sooner) = (false, false, false, false);
     for word in call.args.from(3) {
@@ -94,10 +97,10 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Command
         }
     }
     if absent && (present || later || sooner) {
-        return Err(CommandError::Together("NX and XX, GT or LT"));
+        return Err(CommandError::Incompatible("NX and XX, GT or LT"));
     }
     if later && sooner {
-        return Err(CommandError::Together("GT and LT"));
+        return Err(CommandError::Incompatible("GT and LT"));
     }
     let time = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let (hash, mut partition) = call.shared.store.lock(key);
@@ -125,7 +128,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Command
     Ok(())
 }
 
-pub(crate) fn persist(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn persist(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);

@@ -1,7 +1,7 @@
 //! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA. For example, `redis-cli` and
 //! `redis-benchmark` can access the data of RDMA clients.
 //!
-//! The layers: [`Decoder`] and [`Replies`] implement the protocol without I/O. [`Session`] executes commands on a
+//! The layers: [`CommandDecoder`] and [`ReplyWriter`] implement the protocol without I/O. [`Session`] executes commands on a
 //! store. [`Listener`] and [`Connection`] carry the bytes. [`FrontEnd`] serves many connections in one thread.
 //!
 //! Each command is executed under the lock of its key's partition, and is atomic as in Redis. A command of several keys
@@ -29,15 +29,15 @@ mod session;
 mod strings;
 
 pub use answer::{Answer, BadAnswer, command};
-pub use call::Shared;
-pub use connection::{Address, Connection, Listener};
+pub use call::SharedState;
+pub use connection::{Connection, ListenAddress, Listener};
 pub use frame::{
-    Args, Decoder, MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES,
+    Args, CommandDecoder, MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES,
     ProtocolError,
 };
 pub use front_end::{FrontEnd, FrontEndStats};
-pub use rdma::Rdma;
-pub use reply::{Protocol, Replies};
+pub use rdma::RdmaListener;
+pub use reply::{Protocol, ReplyWriter};
 pub use session::Session;
 
 /// Returns the names of all commands.

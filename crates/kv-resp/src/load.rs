@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use mio::{Events, Interest, Poll, Token};
 use resp_rdma::Connector;
 
-use crate::connection::{Address, Connection};
+use crate::connection::{Connection, ListenAddress};
 use crate::rdma::RdmaConnection;
 
 /// Largest time for a server to accept a connection, or to answer.
@@ -28,7 +28,7 @@ const READ_BYTES: usize = 64 << 10;
 /// Latencies are recorded with two significant digits, from 1 ns to 100 s.
 const HIGHEST_NS: u64 = 100_000_000_000;
 
-impl Address {
+impl ListenAddress {
     /// Connects to a server at this address.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ pub enum LoadCommand {
 
 /// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
-pub struct Load {
+pub struct LoadParameters {
     /// The command to send.
     pub command: LoadCommand,
     /// Number of keys; keys are numbered from 0.
@@ -97,7 +97,7 @@ pub struct Load {
 
 /// The result of a load.
 #[derive(Debug, Clone)]
-pub struct Measured {
+pub struct LoadResult {
     /// Number of answers, all of which were right.
     pub answers: u64,
     /// Duration of the load.
@@ -115,10 +115,10 @@ pub enum LoadError {
     Io(#[from] io::Error),
     /// The server has closed a connection.
     #[error("the server has ended a connection")]
-    Ended,
+    Disconnected,
     /// An answer is wrong.
     #[error("key {key}: the answer is {answer:?}, and {expected:?} is right")]
-    Wrong {
+    WrongAnswer {
         /// The number of the key.
         key: u64,
         /// The beginning of the received answer.
@@ -128,11 +128,11 @@ pub enum LoadError {
     },
     /// The server did not answer for too long.
     #[error("the server has not answered for {TIMEOUT:?}")]
-    Silent,
+    NoAnswer,
 }
 
 /// A set of connections to one server, driven by one thread.
-pub struct Loader {
+pub struct LoadConnections {
     poll: Poll,
     clients: Vec<Client>,
     /// The buffer of one read.
@@ -159,7 +159,7 @@ fn value(key: u64, into: &mut [u8]) {
     }
 }
 
-impl Load {
+impl LoadParameters {
     /// Appends an encoded command to `into`.
     fn encode_command(&self, command: LoadCommand, key: u64, into: &mut Vec<u8>) {
         // Writing to memory cannot fail.
@@ -198,13 +198,13 @@ impl Load {
     }
 }
 
-impl Loader {
+impl LoadConnections {
     /// Opens connections to a server.
     ///
     /// # Errors
-    /// The errors of [`Address::connect`].
+    /// The errors of [`ListenAddress::connect`].
     pub fn connect(
-        server: &Address,
+        server: &ListenAddress,
         connector: Option<&Connector>,
         connections: usize,
     ) -> io::Result<Self> {
@@ -235,8 +235,8 @@ impl Loader {
     ///
     /// # Errors
     /// The same as for [`run`](Self::run).
-    pub fn fill(&mut self, load: &Load) -> Result<(), LoadError> {
-        let load = Load {
+    pub fn set_all_keys(&mut self, load: &LoadParameters) -> Result<(), LoadError> {
+        let load = LoadParameters {
             command: LoadCommand::Set,
             ..*load
         };
@@ -253,7 +253,11 @@ impl Loader {
     ///
     /// # Errors
     /// At the first wrong answer, or if a connection fails.
-    pub fn run(&mut self, load: &Load, stop: &AtomicBool) -> Result<Measured, LoadError> {
+    pub fn run(
+        &mut self,
+        load: &LoadParameters,
+        stop: &AtomicBool,
+    ) -> Result<LoadResult, LoadError> {
         let (keys, depth) = (load.keys.max(1), load.pipeline.max(1) as u64);
         let mut random = load.seed | 1;
         self.drive(load, usize::MAX, |asked| {
@@ -269,16 +273,16 @@ impl Loader {
     /// of outstanding commands of the connection. Ends when nothing is outstanding.
     fn drive(
         &mut self,
-        load: &Load,
+        load: &LoadParameters,
         connections: usize,
         mut next: impl FnMut(u64) -> Option<u64>,
-    ) -> Result<Measured, LoadError> {
+    ) -> Result<LoadResult, LoadError> {
         let mut events = Events::with_capacity(1024);
         let mut expected = Vec::new();
         let begun = Instant::now();
         let (mut busy, mut misses, mut is_contended) = (begun, 0u32, false);
         let highest = Histogram::new_with_bounds(1, HIGHEST_NS, 2);
-        let mut measured = Measured {
+        let mut measured = LoadResult {
             answers: 0,
             elapsed: Duration::ZERO,
             latency_ns: highest.map_err(|e| LoadError::Io(io::Error::other(e.to_string())))?,
@@ -310,7 +314,7 @@ impl Loader {
             }
             let waited = now.saturating_duration_since(busy);
             if waited > TIMEOUT {
-                return Err(LoadError::Silent);
+                return Err(LoadError::NoAnswer);
             }
             self.wait(waited > POLL_TIME, &mut events)?;
         }
@@ -353,7 +357,7 @@ impl Client {
     /// Sends commands for the keys that `next` returns.
     fn send_commands(
         &mut self,
-        load: &Load,
+        load: &LoadParameters,
         next: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<(), LoadError> {
         if self.sent == self.request.len() {
@@ -366,7 +370,7 @@ impl Client {
         }
         while let Some(rest) = self.request.get(self.sent..).filter(|r| !r.is_empty()) {
             match self.connection.write(rest) {
-                Ok(0) => return Err(LoadError::Ended),
+                Ok(0) => return Err(LoadError::Disconnected),
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -379,12 +383,12 @@ impl Client {
     /// Reads and checks answers.
     fn read_answers(
         &mut self,
-        load: &Load,
+        load: &LoadParameters,
         (buffer, expected): (&mut [u8], &mut Vec<u8>),
-        measured: &mut Measured,
+        measured: &mut LoadResult,
     ) -> Result<(), LoadError> {
         match self.connection.read(buffer) {
-            Ok(0) => return Err(LoadError::Ended),
+            Ok(0) => return Err(LoadError::Disconnected),
             Ok(n) => {
                 self.readable = n == buffer.len();
                 let received = buffer.get(..n).unwrap_or_default();
@@ -408,7 +412,7 @@ impl Client {
                         .escape_ascii()
                         .to_string()
                 };
-                return Err(LoadError::Wrong {
+                return Err(LoadError::WrongAnswer {
                     key,
                     answer: shown(rest),
                     expected: shown(expected),

@@ -8,15 +8,15 @@ use std::time::Duration;
 use mio::event::Source;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
-use resp_rdma::{Connector, Listener as RdmaListener};
+use resp_rdma::Connector;
 
-use crate::connection::{Address, Connection, Listener};
+use crate::connection::{Connection, ListenAddress, Listener};
 
 /// A listener for connections over RDMA.
 #[derive(Debug)]
-pub struct Rdma(RdmaListener);
+pub struct RdmaListener(resp_rdma::Listener);
 
-impl Rdma {
+impl RdmaListener {
     /// Listens at an address. The port may be in use for TCP as well; port 0 takes a free port.
     ///
     /// # Errors
@@ -29,18 +29,18 @@ impl Rdma {
     }
 }
 
-impl Listener for Rdma {
+impl Listener for RdmaListener {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
         Ok(Box::new(RdmaConnection(self.0.accept()?)))
     }
 
-    fn address(&self) -> Address {
+    fn address(&self) -> ListenAddress {
         let none = SocketAddr::from(([0; 4], 0));
-        Address::Rdma(self.0.local_addr().unwrap_or(none))
+        ListenAddress::Rdma(self.0.local_addr().unwrap_or(none))
     }
 }
 
-impl Source for Rdma {
+impl Source for RdmaListener {
     fn register(&mut self, r: &Registry, token: Token, interests: Interest) -> io::Result<()> {
         SourceFd(&self.0.fd()).register(r, token, interests)
     }
@@ -59,7 +59,7 @@ impl Source for Rdma {
 pub(crate) struct RdmaConnection(pub(crate) resp_rdma::Connection);
 
 impl RdmaConnection {
-    fn each(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
+    fn for_each_source(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
         self.0
             .fds()
             .iter()
@@ -110,7 +110,7 @@ impl Write for RdmaConnection {
 /// writable events are never requested.
 impl Source for RdmaConnection {
     fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
-        self.each(|mut fd| fd.register(r, token, Interest::READABLE))
+        self.for_each_source(|mut fd| fd.register(r, token, Interest::READABLE))
     }
 
     fn reregister(&mut self, _: &Registry, _: Token, _: Interest) -> io::Result<()> {
@@ -118,6 +118,6 @@ impl Source for RdmaConnection {
     }
 
     fn deregister(&mut self, r: &Registry) -> io::Result<()> {
-        self.each(|mut fd| fd.deregister(r))
+        self.for_each_source(|mut fd| fd.deregister(r))
     }
 }

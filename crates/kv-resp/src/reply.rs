@@ -13,28 +13,28 @@ pub enum Protocol {
 /// Writes replies one after the other.
 ///
 /// ```
-/// use kv_resp::{Protocol, Replies};
+/// use kv_resp::{Protocol, ReplyWriter};
 /// let mut out = Vec::new();
-/// let mut replies = Replies::new(&mut out, Protocol::Resp2);
+/// let mut replies = ReplyWriter::new(&mut out, Protocol::Resp2);
 /// replies.array(2);
 /// replies.bulk(b"a");
 /// replies.null();
 /// assert_eq!(out, b"*2\r\n$1\r\na\r\n$-1\r\n");
 /// ```
 #[derive(Debug)]
-pub struct Replies<'o> {
+pub struct ReplyWriter<'o> {
     out: &'o mut Vec<u8>,
     protocol: Protocol,
 }
 
-impl<'o> Replies<'o> {
+impl<'o> ReplyWriter<'o> {
     /// Creates a writer that appends to `out`.
     pub fn new(out: &'o mut Vec<u8>, protocol: Protocol) -> Self {
         Self { out, protocol }
     }
 
     /// Continues in another protocol version.
-    pub fn switch(&mut self, protocol: Protocol) {
+    pub fn set_protocol(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
 
@@ -91,7 +91,7 @@ impl<'o> Replies<'o> {
     }
 
     /// Writes a text for people: a verbatim string in RESP3.
-    pub fn text(&mut self, text: &str) {
+    pub fn write_verbatim_string(&mut self, text: &str) {
         if self.protocol == Protocol::Resp2 {
             return self.bulk(text.as_bytes());
         }
@@ -187,13 +187,13 @@ pub(crate) mod tests {
         }
     }
 
-    fn write(replies: &mut Replies<'_>, reply: &Reply) {
+    fn write(replies: &mut ReplyWriter<'_>, reply: &Reply) {
         match reply {
             Reply::Simple(text) => replies.simple(text),
             Reply::Error(text) => replies.error(text),
             Reply::Integer(n) => replies.integer(*n),
             Reply::Bulk(bytes) => replies.bulk(bytes),
-            Reply::Text(text) => replies.text(text),
+            Reply::Text(text) => replies.write_verbatim_string(text),
             Reply::Null => replies.null(),
             Reply::Array(parts) => {
                 replies.array(parts.len());
@@ -247,7 +247,7 @@ pub(crate) mod tests {
         fn replies_come_back_as_they_went(sent in prop::collection::vec(any_reply(), 1..5)) {
             for protocol in [Protocol::Resp2, Protocol::Resp3] {
                 let mut out = Vec::new();
-                let mut replies = Replies::new(&mut out, protocol);
+                let mut replies = ReplyWriter::new(&mut out, protocol);
                 sent.iter().for_each(|reply| write(&mut replies, reply));
                 let mut bytes = &out[..];
                 for reply in &sent {
@@ -265,7 +265,7 @@ pub(crate) mod tests {
     #[test]
     fn no_text_ends_its_line() {
         let mut out = Vec::new();
-        Replies::new(&mut out, Protocol::Resp2).error("ERR a\r\n+OK");
+        ReplyWriter::new(&mut out, Protocol::Resp2).error("ERR a\r\n+OK");
         assert_eq!(out, b"-ERR a  +OK\r\n");
     }
 }

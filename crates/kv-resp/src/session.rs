@@ -2,10 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::call::{Call, CommandError, CommandResult, Shared, State, escape_preview, find};
+use crate::call::{
+    CommandCall, CommandError, CommandResult, ConnectionState, SharedState, escape_preview, find,
+};
 use crate::commands::COMMANDS;
-use crate::frame::{Args, Decoder, ProtocolError};
-use crate::reply::Replies;
+use crate::frame::{Args, CommandDecoder, ProtocolError};
+use crate::reply::ReplyWriter;
 
 /// Returns the beginning of an unknown command's arguments.
 fn preview_args(args: Args<'_>) -> String {
@@ -19,7 +21,7 @@ fn preview_args(args: Args<'_>) -> String {
     text
 }
 
-fn execute(call: &mut Call<'_>) -> CommandResult {
+fn execute(call: &mut CommandCall<'_>) -> CommandResult {
     let name = call.args.at(0);
     let Some(command) = find(call.commands, name) else {
         return Err(CommandError::Unknown {
@@ -43,10 +45,10 @@ fn execute(call: &mut Call<'_>) -> CommandResult {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use kv_resp::{Session, Shared};
+/// use kv_resp::{Session, SharedState};
 /// use kv::store::{Store, StoreConfig};
 /// let store = Store::new(&StoreConfig::for_items(1, 1000, 16, 32))?;
-/// let shared = Shared::new(Arc::new(store));
+/// let shared = SharedState::new(Arc::new(store));
 /// let mut session = Session::new(1);
 /// session.feed(b"SET k v\r\nGET k\r\n");
 /// let mut out = Vec::new();
@@ -56,18 +58,18 @@ fn execute(call: &mut Call<'_>) -> CommandResult {
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    decoder: Decoder,
-    state: State,
+    decoder: CommandDecoder,
+    state: ConnectionState,
 }
 
 impl Session {
     /// Creates the session of the connection with this number, which clients can query.
     pub fn new(id: u64) -> Self {
         Self {
-            decoder: Decoder::default(),
-            state: State {
+            decoder: CommandDecoder::default(),
+            state: ConnectionState {
                 id,
-                ..State::default()
+                ..ConnectionState::default()
             },
         }
     }
@@ -84,10 +86,10 @@ impl Session {
 
     /// Executes complete commands as long as `out` is shorter than `most` bytes. Returns false if it stopped for that
     /// reason.
-    pub fn run(&mut self, shared: &Shared, out: &mut Vec<u8>, most: usize) -> bool {
+    pub fn run(&mut self, shared: &SharedState, out: &mut Vec<u8>, most: usize) -> bool {
         let (mut commands, mut errors) = (0, 0);
         while !self.state.must_close && out.len() < most {
-            let mut replies = Replies::new(out, self.state.protocol);
+            let mut replies = ReplyWriter::new(out, self.state.protocol);
             let args = match self.decoder.next_command() {
                 Ok(Some(args)) => args,
                 Ok(None) => break,
@@ -106,7 +108,7 @@ impl Session {
                 break;
             }
             let reply_start = replies.bytes();
-            let mut call = Call {
+            let mut call = CommandCall {
                 shared,
                 session: &mut self.state,
                 args,
@@ -125,7 +127,7 @@ impl Session {
     }
 }
 
-fn refuse(replies: &mut Replies<'_>, error: &ProtocolError) {
+fn refuse(replies: &mut ReplyWriter<'_>, error: &ProtocolError) {
     replies.error(&format!("ERR Protocol error: {error}"));
 }
 

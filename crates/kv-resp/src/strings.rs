@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::call::{Call, CommandError, CommandResult, check_length};
+use crate::call::{CommandCall, CommandError, CommandResult, check_length};
 use crate::keys::deadline;
 use crate::number::integer;
-use kv::store::{Condition, Refusal, Set};
+use kv::store::{Refusal, SetCondition, SetOptions};
 
-pub(crate) fn get(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn get(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     match partition.get(hash, key) {
@@ -17,7 +17,7 @@ pub(crate) fn get(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn mget(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies.array(call.args.count() - 1);
     let begun = call.replies.bytes();
     for key in call.args.from(1) {
@@ -31,7 +31,7 @@ pub(crate) fn mget(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn strlen(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn strlen(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let length = partition.get(hash, key).map_or(0, |e| e.value.len());
@@ -49,16 +49,16 @@ enum Expiry {
 }
 
 /// The options of `SET`.
-struct Options {
-    condition: Condition,
+struct SetCommandOptions {
+    condition: SetCondition,
     expiry: Expiry,
     get: bool,
 }
 
-impl Options {
-    fn read(call: &Call<'_>, now_ms: u64) -> Result<Self, CommandError> {
+impl SetCommandOptions {
+    fn read(call: &CommandCall<'_>, now_ms: u64) -> Result<Self, CommandError> {
         let mut options = Self {
-            condition: Condition::Always,
+            condition: SetCondition::Always,
             expiry: Expiry::Never,
             get: false,
         };
@@ -67,11 +67,11 @@ impl Options {
             let word = word.to_ascii_lowercase();
             let is_unset = options.expiry == Expiry::Never;
             match word.as_slice() {
-                b"nx" if options.condition != Condition::Present => {
-                    options.condition = Condition::Absent;
+                b"nx" if options.condition != SetCondition::Present => {
+                    options.condition = SetCondition::Absent;
                 }
-                b"xx" if options.condition != Condition::Absent => {
-                    options.condition = Condition::Present;
+                b"xx" if options.condition != SetCondition::Absent => {
+                    options.condition = SetCondition::Present;
                 }
                 b"get" => options.get = true,
                 b"keepttl" if is_unset => options.expiry = Expiry::Keep,
@@ -90,15 +90,15 @@ impl Options {
     }
 }
 
-pub(crate) fn set(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
     let (key, value) = (call.args.at(1), call.args.at(2));
     let (hash, mut partition) = call.shared.store.lock(key);
     if call.args.count() == 3 {
-        partition.set(hash, key, value, Set::default())?;
+        partition.set(hash, key, value, SetOptions::default())?;
         call.replies.simple("OK");
         return Ok(());
     }
-    let options = Options::read(call, partition.now_ms())?;
+    let options = SetCommandOptions::read(call, partition.now_ms())?;
     let old = partition.get(hash, key);
     let expires_ms = match options.expiry {
         Expiry::Never => 0,
@@ -111,7 +111,7 @@ pub(crate) fn set(call: &mut Call<'_>) -> CommandResult {
             None => call.replies.null(),
         }
     }
-    let how = Set {
+    let how = SetOptions {
         condition: options.condition,
         expires_ms,
     };
@@ -124,40 +124,40 @@ pub(crate) fn set(call: &mut Call<'_>) -> CommandResult {
     Ok(())
 }
 
-pub(crate) fn mset(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn mset(call: &mut CommandCall<'_>) -> CommandResult {
     if call.args.count().is_multiple_of(2) {
         return Err(CommandError::Count("mset".to_owned()));
     }
     let mut strings = call.args.from(1);
     while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
         let (hash, mut partition) = call.shared.store.lock(key);
-        partition.set(hash, key, value, Set::default())?;
+        partition.set(hash, key, value, SetOptions::default())?;
     }
     call.replies.simple("OK");
     Ok(())
 }
 
-pub(crate) fn incr(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn incr(call: &mut CommandCall<'_>) -> CommandResult {
     add(call, 1)
 }
 
-pub(crate) fn decr(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn decr(call: &mut CommandCall<'_>) -> CommandResult {
     add(call, -1)
 }
 
-pub(crate) fn incrby(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn incrby(call: &mut CommandCall<'_>) -> CommandResult {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     add(call, by)
 }
 
-pub(crate) fn decrby(call: &mut Call<'_>) -> CommandResult {
+pub(crate) fn decrby(call: &mut CommandCall<'_>) -> CommandResult {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)
 }
 
 /// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
-fn add(call: &mut Call<'_>, by: i64) -> CommandResult {
+fn add(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let (before, expires_ms) = match partition.get(hash, key) {
@@ -168,9 +168,9 @@ fn add(call: &mut Call<'_>, by: i64) -> CommandResult {
         }
     };
     let sum = before.checked_add(by).ok_or(CommandError::Overflow)?;
-    let how = Set {
+    let how = SetOptions {
         expires_ms,
-        ..Set::default()
+        ..SetOptions::default()
     };
     let mut text = itoa::Buffer::new();
     partition.set(hash, key, text.format(sum).as_bytes(), how)?;

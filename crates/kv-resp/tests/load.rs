@@ -8,9 +8,9 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 use kv::load::{Random, stamp_of, value_bytes};
-use kv::store::Mode;
+use kv::store::FullPolicy;
 use kv::{Client, ClientConfig, Server, ServerConfig};
-use kv_resp::{Address, FrontEnd};
+use kv_resp::{FrontEnd, ListenAddress};
 
 const CONNECTIONS: u64 = 24;
 const PIPELINES: u64 = 250;
@@ -133,7 +133,7 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
 #[test]
 fn many_connections_with_pipelines_get_what_was_set() {
     let server = Server::start(ServerConfig {
-        mode: Mode::Store,
+        mode: FullPolicy::Store,
         items: 10_000,
         workers: 2,
         log_bytes: Some(256 << 20),
@@ -142,12 +142,12 @@ fn many_connections_with_pipelines_get_what_was_set() {
     .expect("starts");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
-    let listen = |address: &Address| {
+    let listen = |address: &ListenAddress| {
         let listener = address.listen().expect("free");
         FrontEnd::start(server.service().store().clone(), vec![listener]).expect("starts")
     };
-    let unix = listen(&Address::Unix(path.clone()));
-    let tcp = listen(&Address::Tcp("127.0.0.1:0".to_owned()));
+    let unix = listen(&ListenAddress::Unix(path.clone()));
+    let tcp = listen(&ListenAddress::Tcp("127.0.0.1:0".to_owned()));
     let mut client = Client::connect(ClientConfig {
         server: server.address().to_string(),
         ..ClientConfig::default()

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use rpc::herd::Scan;
+use rpc::herd::RegionScan;
 use serde::{Deserialize, Serialize};
 use service::config::in_range;
-use service::{NicConfig, Unsupported};
+use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
-use crate::store::{LockPlacement, MAX_VALUE_BYTES, Mode, Shape, StoreConfig};
+use crate::store::{FullPolicy, LockPlacement, MAX_VALUE_BYTES, RecordLayout, StoreConfig};
 
 pub use service::sessions::MAX_WINDOW;
 
@@ -68,9 +68,9 @@ pub struct ServerConfig {
     pub queues: usize,
     /// Number of requests that a worker takes from each client per pass.
     #[serde(skip_serializing_if = "is_usual_scan")]
-    pub scan: Scan,
+    pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
-    /// Each has its own doorbell. See [`rpc::herd::Doorbells::split`].
+    /// Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::split`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
@@ -81,7 +81,7 @@ pub struct ServerConfig {
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
     pub max_window: usize,
     /// Selects what happens if the store is full: old items are dropped, or new ones refused.
-    pub mode: Mode,
+    pub mode: FullPolicy,
     /// Number of items that the store is sized for.
     pub items: usize,
     /// Expected bytes of a key.
@@ -112,12 +112,12 @@ impl Default for ServerConfig {
             workers: 1,
             batch: 64,
             queues: 1,
-            scan: Scan::default(),
+            scan: RegionScan::default(),
             split: 1,
             send_depth: SEND_DEPTH,
             max_clients: 64,
             max_window: 256,
-            mode: Mode::Cache,
+            mode: FullPolicy::Cache,
             items: 1 << 20,
             key_bytes: 16,
             value_bytes: 32,
@@ -137,7 +137,7 @@ impl ServerConfig {
     }
 
     /// Returns the layout of each partition's records, or `None` if the design has no records.
-    pub(crate) fn shape(&self) -> Option<Shape> {
+    pub(crate) fn shape(&self) -> Option<RecordLayout> {
         let (read, locks) = match (self.design, self.read_size) {
             (Design::Herd, _) | (Design::Reads, 0) => return None,
             (Design::Reads, size) => (size, LockPlacement::Spread),
@@ -148,7 +148,13 @@ impl ServerConfig {
         let items = self.items.div_ceil(self.workers);
         let items = items + items / 32 + 64;
         let lengths = (self.key_bytes, self.value_bytes);
-        Some(Shape::new(items, lengths, read, locks, self.record_align))
+        Some(RecordLayout::new(
+            items,
+            lengths,
+            read,
+            locks,
+            self.record_align,
+        ))
     }
 
     /// Returns the configuration of the store.
@@ -200,7 +206,7 @@ impl service::ServerConfig for ServerConfig {
         )
     }
 
-    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+    fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         self.design.check(device)
     }
 
@@ -276,8 +282,8 @@ fn is_usual_depth(depth: &u32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_usual_scan(scan: &Scan) -> bool {
-    *scan == Scan::default()
+fn is_usual_scan(scan: &RegionScan) -> bool {
+    *scan == RegionScan::default()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

@@ -8,7 +8,7 @@
 //! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
 //! - At the server, each implementation of `server::design` keeps items in its way. `server::worker` executes requests,
 //!   and [`service::lock_recovery`] recovers what dead clients leave behind.
-//! - At the client, each implementation of `client::design` reaches items in its way. [`Pipeline`] keeps requests
+//! - At the client, each implementation of `client::design` reaches items in its way. [`PipelinedClient`] keeps requests
 //!   outstanding, and [`Client`] has blocking calls.
 //!
 //! `docs/kv.md` says what each design promises.
@@ -33,15 +33,17 @@ pub mod store;
 mod wire;
 
 pub use client::{
-    Answer, AsyncClient, Client, ClientError, ClientStats, Completion, Outcome, Pipeline, Ticket,
-    Value,
+    Answer, AsyncClient, Client, ClientError, ClientStats, Completion, PipelinedClient,
+    RequestResult, RequestTicket, Value,
 };
 pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
 pub use record_cache::RecordCache;
 pub use report::ServerStats;
-pub use rpc::herd::Scan;
+pub use rpc::herd::RegionScan;
 pub use server::{Kv, ServerRuntime};
-pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
+pub use service::{
+    ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
+};
 pub use wire::Op;
 
 /// A running server. Dropping the server stops it.
@@ -58,4 +60,4 @@ pub type LocalServer = service::LocalServer<Kv>;
 /// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Kv>;
 /// Connects clients to a [`LocalServer`].
-pub type Connector = service::Connector<rendezvous::Rendezvous>;
+pub type LocalConnector = service::LocalConnector<rendezvous::Rendezvous>;

@@ -13,7 +13,7 @@ use service::Protocol;
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::Design;
-use crate::store::Shape;
+use crate::store::RecordLayout;
 
 /// The messages of the key-value store's rendezvous.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,7 @@ pub struct Welcome {
     /// The longest message that the server sends, in bytes.
     pub max_answer: usize,
     /// The layout of request slots.
-    pub layout: rpc::herd::Layout,
+    pub layout: rpc::herd::RequestRegionLayout,
 }
 
 /// The client's message.
@@ -134,15 +134,15 @@ pub enum RemoteLayout {
         /// The memory of each partition.
         partitions: Vec<RemoteMemory>,
         /// The layout of the records.
-        shape: Shape,
+        shape: RecordLayout,
         /// The parameters for changing records, in designs where clients do so.
-        writes: Option<Writes>,
+        writes: Option<RecordWriteParameters>,
     },
 }
 
 /// The parameters for a client that changes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Writes {
+pub struct RecordWriteParameters {
     /// The client's owner number in lock words.
     pub owner: u32,
     /// Milliseconds that the client may hold a lock while others wait for it.
@@ -168,5 +168,5 @@ pub struct LaneAccepted {
     /// This client's request slots.
     pub slots: RemoteMemory,
     /// The layout of the request slots.
-    pub layout: rpc::herd::Layout,
+    pub layout: rpc::herd::RequestRegionLayout,
 }

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc::herd::{self as herd_rpc, Doorbells, Layout};
+use rpc::herd::{self as herd_rpc, DoorbellPolicy, RequestRegionLayout};
 use rpc::{RpcError, UdPortConfig};
 use service::lock_recovery::LockRecovery;
-use service::random::unpredictable;
+use service::random::from_system;
 use service::worker::Mailbox;
-use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
+use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
 use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, Rendezvous, Welcome};
 use crate::report::ServerStats;
-use crate::store::{self, NoMemory, Refusal, Shape, Store};
+use crate::store::{self, NoMemory, RecordLayout, Refusal, Store};
 use crate::wire;
 use crate::{Design, ServerConfig};
 
@@ -25,11 +25,11 @@ mod reads;
 mod table;
 mod worker;
 
-use self::herd::Herd;
-use atomics::Atomics;
+use self::herd::HerdItems;
+use atomics::LockedRecords;
 use design::{ConnectingClient, ServerDesign};
 use reads::{ReadIndex, ReadRecords};
-use table::Tables;
+use table::RecordTables;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
 /// The key-value service that a [`Server`](crate::Server) runs.
@@ -42,10 +42,10 @@ pub struct Kv {
     cq: CompletionQueue,
     store: Arc<Store>,
     design: Box<dyn ServerDesign>,
-    layout: Layout,
+    layout: RequestRegionLayout,
     max_answer: usize,
     workers: Vec<Arc<WorkerShared>>,
-    slots: Slots,
+    slots: FreeSlots,
 }
 
 /// The server's dependence on its surroundings: clock, seed, threads and simulated cost.
@@ -65,7 +65,7 @@ impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
             clock: store::unix_ms,
-            seed: unpredictable(),
+            seed: from_system(),
             cost: Duration::ZERO,
             threads: true,
         }
@@ -89,7 +89,7 @@ impl ServerRuntime {
 #[derive(Debug)]
 pub struct Session {
     kv: Arc<Kv>,
-    slot: Arc<Slot>,
+    slot: Arc<ClientSlot>,
 }
 
 impl Drop for Session {
@@ -122,7 +122,7 @@ impl Service for Kv {
         let (store, design) = design(&config, (&pd, port), &runtime)?;
         let layout = request_layout(&config);
         let ud = answer_port(&config, port, mtu);
-        let doorbells = Doorbells {
+        let doorbells = DoorbellPolicy {
             batch: config.batch,
             queues: config.queues,
             scan: config.scan,
@@ -139,7 +139,7 @@ impl Service for Kv {
                 }),
                 engine,
                 store: Arc::clone(&store),
-                number,
+                partition_index: number,
                 cost: runtime.cost,
             });
         }
@@ -152,7 +152,7 @@ impl Service for Kv {
             layout,
             max_answer: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
-            slots: Slots::new(config.max_clients),
+            slots: FreeSlots::new(config.max_clients),
             config,
         });
         Ok((kv, workers))
@@ -175,9 +175,9 @@ impl Service for Kv {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
-            return Err(Refused::permanent(format!(
+            return Err(RefusedClient::permanent(format!(
                 "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -185,9 +185,9 @@ impl Service for Kv {
                 self.max_answer
             )));
         }
-        let slot = self.slots.take().ok_or_else(|| {
+        let slot = self.slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
-            Refused::temporary(format!("this server has its {max} clients already"))
+            RefusedClient::temporary(format!("this server has its {max} clients already"))
         })?;
         let session = Session {
             kv: Arc::clone(self),
@@ -226,7 +226,7 @@ impl Service for Kv {
             stats.hits += counts.hits;
             stats.changes += counts.changes;
             stats.repeated += counts.repeated;
-            stats.bad_requests += counts.bad;
+            stats.bad_requests += counts.bad_requests;
             stats.answers += counts.rpc.requests;
             stats.doorbells += counts.rpc.doorbells;
         }
@@ -260,9 +260,13 @@ impl Kv {
         self.design.preload(key, value, record_cache)
     }
 
-    fn connect_lanes(&self, hello: &Hello, slot: &Arc<Slot>) -> Result<Vec<LaneAccepted>, Refused> {
+    fn connect_lanes(
+        &self,
+        hello: &Hello,
+        slot: &Arc<ClientSlot>,
+    ) -> Result<Vec<LaneAccepted>, RefusedClient> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
-        let layout = Layout {
+        let layout = RequestRegionLayout {
             window,
             ..self.layout
         };
@@ -270,9 +274,11 @@ impl Kv {
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd_rpc::connect_client(&self.pd, self.port, &self.cq, ends);
-            let herd_rpc::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
+            let herd_rpc::ConnectedClient { endpoint, qp, to } =
+                connected.map_err(RefusedClient::temporary)?;
             let slots = herd_rpc::region_of(&worker.region, &self.layout, slot.index());
-            let slots = slots.ok_or_else(|| Refused::temporary("the worker has no such slots"))?;
+            let slots =
+                slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.call(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
@@ -284,7 +290,7 @@ impl Kv {
                     done,
                 }))
             });
-            added.map_err(Refused::temporary)?;
+            added.map_err(RefusedClient::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,
@@ -302,8 +308,8 @@ fn design(
     runtime: &ServerRuntime,
 ) -> Result<(Arc<Store>, Box<dyn ServerDesign>), ServerError> {
     let seed = runtime.seed;
-    let tables = |shape: Shape, writes| {
-        let tables = Tables::new(pd, port, (shape, seed), config.workers, writes);
+    let tables = |shape: RecordLayout, writes| {
+        let tables = RecordTables::new(pd, port, (shape, seed), config.workers, writes);
         tables.map_err(ServerError::service)
     };
     let of = config.store(runtime.clock, seed);
@@ -316,12 +322,12 @@ fn design(
     Ok(match (config.design, config.shape()) {
         (Design::Herd, _) => {
             let store = store()?;
-            (Arc::clone(&store), Box::new(Herd { store }))
+            (Arc::clone(&store), Box::new(HerdItems { store }))
         }
         (_, None) => {
             let store = Arc::new(Store::new_registered(&of, pd).map_err(no_memory)?);
             let design = ReadIndex {
-                log: Herd {
+                log: HerdItems {
                     store: Arc::clone(&store),
                 },
                 lock_recovery: lock_recovery(Vec::new()),
@@ -342,7 +348,7 @@ fn design(
         }
         (Design::Atomics, Some(shape)) => {
             let tables = tables(shape, true)?;
-            let design = Atomics {
+            let design = LockedRecords {
                 lock_recovery: lock_recovery(tables.all().to_vec()),
                 tables,
                 lease_ms: config.lease_ms,
@@ -353,11 +359,11 @@ fn design(
 }
 
 /// Returns the layout of request slots: a PUT of the expected length and the slot's own word fill whole cache lines.
-fn request_layout(config: &ServerConfig) -> Layout {
+fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
     let payload = (request.next_multiple_of(8) + 8).next_multiple_of(64) - 8;
-    Layout {
+    RequestRegionLayout {
         window,
         payload: u32::try_from(payload.min(4088)).unwrap_or(4088),
     }

@@ -24,7 +24,7 @@
 //! value follows. A value that does not fit is sent in several messages with flag `CHUNK`. In these the word is
 //! followed by 4 bytes total length and 4 bytes offset.
 
-use crate::store::Condition;
+use crate::store::SetCondition;
 
 /// Bytes of a request's header, before optional fields and key.
 pub(crate) const REQUEST_HEADER: usize = 8;
@@ -104,7 +104,7 @@ pub enum Op<'a> {
         /// The new value.
         value: &'a [u8],
         /// The condition for setting the value.
-        condition: Condition,
+        condition: SetCondition,
         /// Milliseconds until the item expires; 0 for never.
         ttl_ms: u64,
     },
@@ -148,10 +148,10 @@ impl<'a> Op<'a> {
             } => {
                 (op, value, ttl) = (PUT, v, ttl_ms);
                 match condition {
-                    Condition::Always => {}
-                    Condition::Absent => op |= ABSENT,
-                    Condition::Present => op |= PRESENT,
-                    Condition::Version(version) => (op, compare) = (op | COMPARES, version),
+                    SetCondition::Always => {}
+                    SetCondition::Absent => op |= ABSENT,
+                    SetCondition::Present => op |= PRESENT,
+                    SetCondition::Version(version) => (op, compare) = (op | COMPARES, version),
                 }
                 if ttl != 0 {
                     op |= EXPIRES;
@@ -301,10 +301,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
         }
         (PUT, flags) => {
             let condition = match (flags & !EXPIRES, compare) {
-                (0, _) => Condition::Always,
-                (ABSENT, _) => Condition::Absent,
-                (PRESENT, _) => Condition::Present,
-                (COMPARES, Some(version)) => Condition::Version(version),
+                (0, _) => SetCondition::Always,
+                (ABSENT, _) => SetCondition::Absent,
+                (PRESENT, _) => SetCondition::Present,
+                (COMPARES, Some(version)) => SetCondition::Version(version),
                 _ => return None,
             };
             Op::Put {
@@ -380,12 +380,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn condition() -> impl Strategy<Value = Condition> {
+    fn condition() -> impl Strategy<Value = SetCondition> {
         prop_oneof![
-            Just(Condition::Always),
-            Just(Condition::Absent),
-            Just(Condition::Present),
-            (0u64..1 << 38).prop_map(Condition::Version),
+            Just(SetCondition::Always),
+            Just(SetCondition::Absent),
+            Just(SetCondition::Present),
+            (0u64..1 << 38).prop_map(SetCondition::Version),
         ]
     }
 

@@ -1,5 +1,5 @@
-//! The machine's own libibverbs, opened at run time: real NICs and the kernel's Soft-RoCE, with nothing to install to
-//! build.
+//! The machine's own libibverbs, opened at run time, for real NICs and the kernel's Soft-RoCE. A build needs no RDMA
+//! library.
 
 #![allow(unsafe_code)]
 
@@ -8,31 +8,33 @@ use std::sync::OnceLock;
 use libloading::Library;
 use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
-/// Why the machine's libibverbs cannot be used.
+/// The reason why the machine's libibverbs cannot be used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It cannot be opened.
+    /// The library cannot be opened.
     #[error(
         "cannot open libibverbs.so.1 ({0}): install it (Debian and Ubuntu: `apt install libibverbs1 \
          ibverbs-providers`; Fedora: `dnf install libibverbs`), or use the provider `softnic`, which needs nothing"
     )]
     NoLibrary(String),
-    /// It lacks an entry point.
+    /// The library lacks an entry point.
     #[error(
         "libibverbs.so.1 has no symbol {symbol} ({source_text}): it is older than rdma-core 17; update it"
     )]
     NoSymbol {
         /// The missing symbol.
         symbol: &'static str,
-        /// What the loader said.
+        /// The message of the loader.
         source_text: String,
     },
 }
 
-/// The machine's libibverbs, for the tap. To be used once [`symbols`] has answered with a table.
+/// The machine's libibverbs as a provider for the tap. Use it only after [`symbols`] has returned a table.
+#[cfg(feature = "tap")]
 pub struct System;
 
+#[cfg(feature = "tap")]
 impl tap::Provider for System {
     const NAME: &'static str = "system";
     const PROCESS_SHIFT: Option<u32> = None;
@@ -46,20 +48,21 @@ impl tap::Provider for System {
     }
 }
 
-/// The entry points of libibverbs 1.0 and 1.1, loaded once.
+/// Returns the entry points of libibverbs 1.0 and 1.1, which are loaded once.
 ///
 /// # Errors
-/// The library is not there, or is too old.
+/// Returns an error if the library is missing or lacks an entry point.
 pub fn symbols() -> Result<&'static Symbols, LoadError> {
     static SYMBOLS: OnceLock<Result<Symbols, LoadError>> = OnceLock::new();
     let loaded = SYMBOLS.get_or_init(|| load_symbols(library()?));
     loaded.as_ref().map_err(Clone::clone)
 }
 
-/// The entry points that came later. One that the library lacks ends the program that calls it, as the loader would.
+/// Returns the entry points that came after libibverbs 1.1. If the library lacks an entry point, a call of it ends the
+/// program, as the loader would.
 ///
 /// # Errors
-/// The library is not there.
+/// Returns an error if the library is missing.
 pub fn later_symbols() -> Result<&'static LaterSymbols, LoadError> {
     static SYMBOLS: OnceLock<Result<LaterSymbols, LoadError>> = OnceLock::new();
     let loaded = SYMBOLS.get_or_init(|| Ok(load_later_symbols(library()?)));
@@ -105,11 +108,11 @@ macro_rules! define_later_loader {
             }
         }
 
-        /// Replacements of functions that the library lacks.
+        /// Functions that take the place of functions that the library lacks; a call ends the program.
         mod missing {
             $(
                 pub(super) unsafe extern "C" fn $name($( _: $type ),*) $(-> $ret)? {
-                    super::end(stringify!($name))
+                    super::end_process_for_missing(stringify!($name))
                 }
             )*
         }
@@ -117,8 +120,8 @@ macro_rules! define_later_loader {
 }
 for_each_later_symbol!(define_later_loader);
 
-/// Ends a program that calls what its libibverbs lacks, as the loader would.
-fn end(symbol: &str) -> ! {
+/// Ends a program that calls a function that its libibverbs lacks, as the loader would.
+fn end_process_for_missing(symbol: &str) -> ! {
     eprintln!("verbatim: libibverbs.so.1 has no symbol {symbol}: it is too old for this program");
     std::process::abort();
 }

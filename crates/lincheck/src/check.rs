@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use crate::explain::explain;
-use crate::register::State;
-use crate::search::{Configuration, History, ObservedValues};
+use crate::register::RegisterState;
+use crate::search::{History, ObservedValues, SearchState};
 use crate::violation::{Reason, Violation};
-use crate::{Action, CheckStats, Operation, Outcome};
+use crate::{CheckStats, Operation, OperationOutcome, RegisterAction};
 
 /// Checks the history of one register, which is empty at first.
 ///
@@ -26,7 +26,7 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
         look_ahead: true,
     };
     let all: Vec<usize> = (0..operations.len()).collect();
-    let start = Configuration::new(State::EMPTY);
+    let start = SearchState::new(RegisterState::EMPTY);
     let unknown = operations.iter().filter(|o| o.end.is_none()).count();
     match history.walk(&all, &[], start, u64::MAX) {
         Ok(states_max) => Ok(CheckStats {
@@ -42,10 +42,10 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
 fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, Vec<usize>)> {
     let mut writes = HashMap::new();
     for (i, operation) in operations.iter().enumerate() {
-        if let Action::Write { value, .. } = operation.action
+        if let RegisterAction::Write { value, .. } = operation.action
             && let Some(other) = writes.insert(value, i)
         {
-            return Err((Reason::SetTwice, vec![other, i]));
+            return Err((Reason::DuplicateValue, vec![other, i]));
         }
     }
     let mut versions: HashMap<u64, (u64, usize)> = HashMap::new();
@@ -55,19 +55,19 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
             continue;
         };
         let (value, version) = match end.outcome {
-            Outcome::Value { value, version } => (value, Some(version)),
-            Outcome::Found { value } => (value, None),
+            OperationOutcome::Value { value, version } => (value, Some(version)),
+            OperationOutcome::Found { value } => (value, None),
             _ => continue,
         };
         let Some(&write) = writes.get(&value) else {
-            return Err((Reason::FromNowhere, vec![i]));
+            return Err((Reason::NeverWritten, vec![i]));
         };
         let set = &operations[write];
         if set.call_ns > end.at_ns {
-            return Err((Reason::FromTheFuture, vec![i, write]));
+            return Err((Reason::ReadBeforeWrite, vec![i, write]));
         }
         if set.end.is_some() && !set.changes() {
-            return Err((Reason::WasRefused, vec![write, i]));
+            return Err((Reason::WriteRefused, vec![write, i]));
         }
         let Some(version) = version else {
             if set.end.is_none() {
@@ -83,7 +83,7 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
     }
     // For a value with a known version, the version says more.
     let has_version = |i: usize| match operations[i].action {
-        Action::Write { value, .. } => versions.contains_key(&value),
+        RegisterAction::Write { value, .. } => versions.contains_key(&value),
         _ => false,
     };
     found.retain(|&i, _| !has_version(i));

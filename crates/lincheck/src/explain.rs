@@ -1,8 +1,8 @@
 //! Finds the shortest part of a history that shows the violation.
 
 use crate::Operation;
-use crate::register::{Content, State};
-use crate::search::{Configuration, History, WalkFailure};
+use crate::register::{RegisterContent, RegisterState};
+use crate::search::{History, SearchState, WalkFailure};
 use crate::violation::{Reason, Violation};
 
 /// The longest window that is walked without look-ahead, to list the possible values before the misfit.
@@ -11,18 +11,18 @@ const MAX_TO_DESCRIBE: usize = 24;
 const MAX_TO_SHRINK: usize = 512;
 
 /// The operations of a window, and the possible states at its beginning.
-struct Window {
+struct ExplainedWindow {
     operations: Vec<usize>,
     /// Changes that were outstanding at the beginning of the window: they may have happened before.
     optional: Vec<usize>,
-    start: State,
+    start: RegisterState,
     /// The time at which the misfit returns.
     until_ns: u64,
 }
 
-impl Window {
+impl ExplainedWindow {
     fn walk(&self, history: &History<'_>) -> Option<WalkFailure> {
-        let start = Configuration::new(self.start);
+        let start = SearchState::new(self.start);
         let (all, optional) = (&self.operations, &self.optional);
         history.walk(all, optional, start, self.until_ns).err()
     }
@@ -43,7 +43,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation 
     let failed = failed.map_or_else(Vec::new, |failed| failed.before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
     let versions = history.operations.iter().any(has_version);
-    let describe = |c: &Configuration| describe(c.state, versions);
+    let describe = |c: &SearchState| describe(c.state, versions);
     let mut before: Vec<String> = failed.iter().map(describe).collect();
     before.sort();
     before.dedup();
@@ -72,7 +72,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
         .collect();
     returns.sort_unstable();
     let fails = |place: usize| {
-        let start = Configuration::new(State::EMPTY);
+        let start = SearchState::new(RegisterState::EMPTY);
         history.walk(&all, &[], start, returns[place].0).is_err()
     };
     // The first failing return is after `low`, and at `high` at the latest; mostly it is near.
@@ -98,7 +98,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
 }
 
 /// Returns the shortest window before the misfit in which the misfit still does not fit.
-fn shortest_window(history: &History<'_>, misfit: usize) -> Window {
+fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
     let end_of = |i: usize| history.end_ns(i);
     let last = end_of(misfit).unwrap_or(u64::MAX);
     // Known operations are in the order from the last return to the first. All operations of unknown outcome are
@@ -135,10 +135,10 @@ fn shortest_window(history: &History<'_>, misfit: usize) -> Window {
             None => low = middle,
         }
     }
-    found.unwrap_or(Window {
+    found.unwrap_or(ExplainedWindow {
         operations: known.iter().chain(&unknown).copied().collect(),
         optional: Vec::new(),
-        start: State::EMPTY,
+        start: RegisterState::EMPTY,
         until_ns: last,
     })
 }
@@ -149,7 +149,7 @@ fn window(
     known: &[usize],
     unknown: &[usize],
     misfit: usize,
-) -> Option<Window> {
+) -> Option<ExplainedWindow> {
     let operation = |i: usize| &history.operations[i];
     let begins = known.iter().filter_map(|&i| history.end_ns(i)).min()?;
     // The misfit must begin inside the window. Reads that were outstanding at its beginning are dropped.
@@ -160,17 +160,17 @@ fn window(
         known.iter().partition(|&&i| operation(i).call_ns <= begins);
     let changes = |i: &usize| operation(*i).changes();
     inside.extend(unknown);
-    let window = Window {
+    let window = ExplainedWindow {
         operations: inside,
         optional: under_way.into_iter().filter(changes).collect(),
-        start: State::ANYTHING,
+        start: RegisterState::ANYTHING,
         until_ns: history.end_ns(misfit)?,
     };
     window.walk(history).map(|_| window)
 }
 
-/// Removes operations that change nothing, as long as the window still fails.
-fn shrink(history: &History<'_>, window: &mut Window, misfit: usize) {
+/// Removes operations that do not change the register, as long as the window still fails.
+fn shrink(history: &History<'_>, window: &mut ExplainedWindow, misfit: usize) {
     if window.operations.len() > MAX_TO_SHRINK {
         return;
     }
@@ -191,17 +191,19 @@ fn shrink(history: &History<'_>, window: &mut Window, misfit: usize) {
 }
 
 /// Describes a state in words, with versions if the store reports them.
-fn describe(state: State, versions: bool) -> String {
+fn describe(state: RegisterState, versions: bool) -> String {
     let version = match (state.exact, state.version) {
         _ if !versions => String::new(),
         (true, version) => format!(", version {version}"),
         (false, version) => format!(", version {version} or later"),
     };
     match state.content {
-        Content::Nothing => "nothing".to_owned(),
-        Content::Value(value) | Content::Past(value) => format!("{value:#x}{version}"),
-        Content::NeverRead => format!("a value of a change of unknown outcome{version}"),
-        Content::Anything if state.exact => format!("some value{version}"),
-        Content::Anything => "anything".to_owned(),
+        RegisterContent::Nothing => "nothing".to_owned(),
+        RegisterContent::Value(value) | RegisterContent::NoLongerRead(value) => {
+            format!("{value:#x}{version}")
+        }
+        RegisterContent::NeverRead => format!("a value of a change of unknown outcome{version}"),
+        RegisterContent::Anything if state.exact => format!("some value{version}"),
+        RegisterContent::Anything => "anything".to_owned(),
     }
 }

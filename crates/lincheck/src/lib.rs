@@ -6,7 +6,7 @@
 //! separately: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
-//! version than all before. A store may report no versions ([`Outcome::Found`], [`Outcome::Changed`]): then only the
+//! version than all before. A store may report no versions ([`OperationOutcome::Found`], [`OperationOutcome::Changed`]): then only the
 //! values tell which write a read saw. An operation has an unknown outcome if its client died or gave up. Such an
 //! operation may have happened at any time after its call, or never.
 //!
@@ -16,7 +16,7 @@
 //!
 //! - Operations that change nothing are executed as soon as they fit: this excludes no other order.
 //! - Versions only grow, so a state is discarded if its version exceeds one that an operation must still see.
-//! - Without versions, a value stays until the last read that finds it is called. After that it is equivalent to any
+//! - Without versions, a state tells a value from others only until the call of the last read that found it. After that it is equivalent to any
 //!   other value. A write over a value that no read finds is executed as soon as it fits.
 //! - A write of unknown outcome whose value was found happened before the first read that found it returned.
 //! - Changes of unknown outcome whose value no read found are equivalent, and only counted. A state that was reached
@@ -27,22 +27,22 @@
 //! checker.
 //!
 //! ```
-//! use lincheck::{Action, Condition, End, Operation, Outcome, check};
+//! use lincheck::{RegisterAction, WriteCondition, OperationEnd, Operation, OperationOutcome, check};
 //! let write = Operation {
 //!     process: 1,
 //!     call_ns: 0,
-//!     action: Action::Write { value: 7, condition: Condition::Always },
-//!     end: Some(End { at_ns: 10, outcome: Outcome::Done { version: 1 } }),
+//!     action: RegisterAction::Write { value: 7, condition: WriteCondition::Always },
+//!     end: Some(OperationEnd { at_ns: 10, outcome: OperationOutcome::Done { version: 1 } }),
 //! };
 //! let read = |call_ns, outcome| Operation {
 //!     process: 2,
 //!     call_ns,
-//!     action: Action::Read,
-//!     end: Some(End { at_ns: call_ns + 5, outcome }),
+//!     action: RegisterAction::Read,
+//!     end: Some(OperationEnd { at_ns: call_ns + 5, outcome }),
 //! };
-//! let found = Outcome::Value { value: 7, version: 1 };
+//! let found = OperationOutcome::Value { value: 7, version: 1 };
 //! assert!(check(&[write, read(2, found), read(12, found)]).is_ok());
-//! let violation = check(&[write, read(2, found), read(12, Outcome::Absent)]).unwrap_err();
+//! let violation = check(&[write, read(2, found), read(12, OperationOutcome::Absent)]).unwrap_err();
 //! println!("{violation}");
 //! ```
 
@@ -63,23 +63,23 @@ pub struct Operation {
     /// A time before the operation began, by a clock that all processes share.
     pub call_ns: u64,
     /// The requested action.
-    pub action: Action,
+    pub action: RegisterAction,
     /// The outcome, or `None` if it is unknown: the operation may then happen at any time after its call, or never.
-    pub end: Option<End>,
+    pub end: Option<OperationEnd>,
 }
 
 /// The end of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct OperationEnd {
     /// A time after the operation ended.
     pub at_ns: u64,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: OperationOutcome,
 }
 
 /// An action on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum RegisterAction {
     /// Reads the value.
     Read,
     /// Reads the value as part of a scan of many registers; the search treats it as a [`Read`](Self::Read).
@@ -89,7 +89,7 @@ pub enum Action {
         /// The value.
         value: u64,
         /// The condition of the write.
-        condition: Condition,
+        condition: WriteCondition,
     },
     /// Removes the value.
     Remove {
@@ -100,7 +100,7 @@ pub enum Action {
 
 /// The condition of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
+pub enum WriteCondition {
     /// Sets the value always.
     Always,
     /// Sets the value only if the register is empty.
@@ -111,14 +111,14 @@ pub enum Condition {
     Version(u64),
 }
 
-impl Action {
+impl RegisterAction {
     /// Returns true if the action changes nothing.
     pub fn is_read_only(&self) -> bool {
         matches!(self, Self::Read | Self::Scan)
     }
 }
 
-impl Condition {
+impl WriteCondition {
     /// Returns true if the condition holds, given whether the register has a value. Returns `None` if it depends on the
     /// version.
     fn holds(self, found: bool) -> Option<bool> {
@@ -133,7 +133,7 @@ impl Condition {
 
 /// The outcome of an operation. Versions are 1 or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OperationOutcome {
     /// A read found a value.
     Value {
         /// The value.
@@ -166,7 +166,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl OperationOutcome {
     /// Returns true if the outcome has a version.
     pub(crate) fn has_version(&self) -> bool {
         match self {
@@ -192,11 +192,12 @@ impl Operation {
     pub(crate) fn changes(&self) -> bool {
         match (self.end.map(|end| end.outcome), self.action) {
             (None, action) => !action.is_read_only(),
-            (Some(Outcome::Changed { found }), Action::Write { condition, .. }) => {
-                condition.holds(found) == Some(true)
-            }
-            (Some(Outcome::Changed { found }), Action::Remove { .. }) => found,
-            (Some(outcome), _) => matches!(outcome, Outcome::Done { .. }),
+            (
+                Some(OperationOutcome::Changed { found }),
+                RegisterAction::Write { condition, .. },
+            ) => condition.holds(found) == Some(true),
+            (Some(OperationOutcome::Changed { found }), RegisterAction::Remove { .. }) => found,
+            (Some(outcome), _) => matches!(outcome, OperationOutcome::Done { .. }),
         }
     }
 }

@@ -2,57 +2,57 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::register::{Content, State};
-use crate::{Action, Condition, Operation, Outcome};
+use crate::register::{RegisterContent, RegisterState};
+use crate::{Operation, OperationOutcome, RegisterAction, WriteCondition};
 
 /// Counts, by kind, of changes of unknown outcome whose value no read found and that depend on no version.
 type Kinds = [u32; 4];
 
-fn kind(action: Action) -> Option<usize> {
+fn kind(action: RegisterAction) -> Option<usize> {
     match action {
-        Action::Write { condition, .. } => match condition {
-            Condition::Always => Some(0),
-            Condition::Absent => Some(1),
-            Condition::Present => Some(2),
-            Condition::Version(_) => None,
+        RegisterAction::Write { condition, .. } => match condition {
+            WriteCondition::Always => Some(0),
+            WriteCondition::Absent => Some(1),
+            WriteCondition::Present => Some(2),
+            WriteCondition::Version(_) => None,
         },
-        Action::Remove { version: None } => Some(3),
-        Action::Remove { .. } | Action::Read | Action::Scan => None,
+        RegisterAction::Remove { version: None } => Some(3),
+        RegisterAction::Remove { .. } | RegisterAction::Read | RegisterAction::Scan => None,
     }
 }
 
-const ACTION_OF_KIND: [Action; 4] = [
-    Action::Write {
+const ACTION_OF_KIND: [RegisterAction; 4] = [
+    RegisterAction::Write {
         value: 0,
-        condition: Condition::Always,
+        condition: WriteCondition::Always,
     },
-    Action::Write {
+    RegisterAction::Write {
         value: 0,
-        condition: Condition::Absent,
+        condition: WriteCondition::Absent,
     },
-    Action::Write {
+    RegisterAction::Write {
         value: 0,
-        condition: Condition::Present,
+        condition: WriteCondition::Present,
     },
-    Action::Remove { version: None },
+    RegisterAction::Remove { version: None },
 ];
 
 /// One way in which all events so far can have happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Configuration {
-    pub(crate) state: State,
+pub(crate) struct SearchState {
+    pub(crate) state: RegisterState,
     /// Operations that have happened but not returned, ascending by number.
     pub(crate) done: Vec<usize>,
     /// Number of changes of unknown outcome that have happened, by kind.
-    taken: Kinds,
+    executed: Kinds,
 }
 
-impl Configuration {
-    pub(crate) fn new(state: State) -> Self {
+impl SearchState {
+    pub(crate) fn new(state: RegisterState) -> Self {
         Self {
             state,
             done: Vec::new(),
-            taken: [0; 4],
+            executed: [0; 4],
         }
     }
 
@@ -68,8 +68,8 @@ impl Configuration {
 
     /// Returns true if every continuation of `other` is also possible from this configuration.
     fn covers(&self, other: &Self) -> bool {
-        let [always, absent, present, removals] = self.taken;
-        let [other_always, other_absent, other_present, other_removals] = other.taken;
+        let [always, absent, present, removals] = self.executed;
+        let [other_always, other_absent, other_present, other_removals] = other.executed;
         // A remaining unconditional write can replace a missing conditional one.
         let lacks = absent.saturating_sub(other_absent) + present.saturating_sub(other_present);
         self.state.covers(&other.state)
@@ -80,11 +80,11 @@ impl Configuration {
 
 /// A set of configurations in which none covers another.
 #[derive(Debug, Default)]
-struct ConfigurationSet(HashMap<Vec<usize>, Vec<Configuration>>);
+struct ConfigurationSet(HashMap<Vec<usize>, Vec<SearchState>>);
 
 impl ConfigurationSet {
     /// Adds a configuration. Returns false if another one covers it.
-    fn add(&mut self, new: &Configuration) -> bool {
+    fn add(&mut self, new: &SearchState) -> bool {
         let alike = self.0.entry(new.done.clone()).or_default();
         if alike.iter().any(|old| old.covers(new)) {
             return false;
@@ -94,7 +94,7 @@ impl ConfigurationSet {
         true
     }
 
-    fn into_vec(self) -> Vec<Configuration> {
+    fn into_vec(self) -> Vec<SearchState> {
         self.0.into_values().flatten().collect()
     }
 }
@@ -105,7 +105,7 @@ pub(crate) struct WalkFailure {
     /// The operation whose outcome is impossible.
     pub(crate) operation: usize,
     /// The configurations before that operation returned.
-    pub(crate) before: Vec<Configuration>,
+    pub(crate) before: Vec<SearchState>,
 }
 
 /// A history, and the ways in which its values were found.
@@ -129,7 +129,7 @@ pub(crate) struct ObservedValues {
 
 /// The kinds of events of a walk, in the order in which simultaneous events are processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum EventKind {
     Call,
     /// An operation returned, so it has happened.
     Return,
@@ -167,9 +167,9 @@ impl Pending {
 
 impl History<'_> {
     /// Returns the version with which the value of a change was found.
-    fn observed_version(&self, action: Action) -> Option<u64> {
+    fn observed_version(&self, action: RegisterAction) -> Option<u64> {
         match action {
-            Action::Write { value, .. } => self.observed.versions.get(&value).copied(),
+            RegisterAction::Write { value, .. } => self.observed.versions.get(&value).copied(),
             _ => None,
         }
     }
@@ -183,7 +183,7 @@ impl History<'_> {
     }
 
     /// Returns the state after an operation has happened, if that is possible.
-    fn after(&self, i: usize, state: State) -> Option<State> {
+    fn after(&self, i: usize, state: RegisterState) -> Option<RegisterState> {
         let Operation { action, end, .. } = self.operations[i];
         match end {
             Some(end) => state.after(action, end.outcome),
@@ -197,7 +197,7 @@ impl History<'_> {
         &self,
         operations: &[usize],
         optional: &[usize],
-        start: Configuration,
+        start: SearchState,
         until_ns: u64,
     ) -> Result<u64, WalkFailure> {
         let mut events = Vec::with_capacity(2 * operations.len());
@@ -205,19 +205,23 @@ impl History<'_> {
         for &i in operations {
             let operation = &self.operations[i];
             // Simultaneous calls come first, which excludes fewer orders.
-            events.push((operation.call_ns, Event::Call, i));
-            let event = operation.end.map_or(Event::Found, |_| Event::Return);
+            events.push((operation.call_ns, EventKind::Call, i));
+            let event = operation
+                .end
+                .map_or(EventKind::Found, |_| EventKind::Return);
             let end = self.end_ns(i).filter(|at_ns| *at_ns <= until_ns);
             events.extend(end.map(|at_ns| (at_ns, event, i)));
             let outcome = operation.end.filter(|_| end.is_some()).map(|e| e.outcome);
-            if let Some(Outcome::Value { value, .. } | Outcome::Found { value }) = outcome {
+            if let Some(OperationOutcome::Value { value, .. } | OperationOutcome::Found { value }) =
+                outcome
+            {
                 let last = pending.last_reads.entry(value).or_default();
                 *last = operation.call_ns.max(*last);
             }
         }
         for &i in optional {
             if self.add_optional(&mut pending, i) {
-                events.extend(self.end_ns(i).map(|at_ns| (at_ns, Event::Expire, i)));
+                events.extend(self.end_ns(i).map(|at_ns| (at_ns, EventKind::Expire, i)));
             }
         }
         events.sort_unstable();
@@ -225,11 +229,11 @@ impl History<'_> {
         let mut most = 1;
         for (at_ns, event, i) in events {
             pending.now_ns = at_ns;
-            if event == Event::Call {
+            if event == EventKind::Call {
                 self.add_call(&mut pending, i);
                 continue;
             }
-            if event == Event::Expire || configurations.iter().all(|c| c.is_done(i)) {
+            if event == EventKind::Expire || configurations.iter().all(|c| c.is_done(i)) {
                 // Fast path for most returns: all configurations have this operation, so removing it makes none cover
                 // another.
                 configurations
@@ -257,12 +261,12 @@ impl History<'_> {
     /// version.
     fn add_optional(&self, pending: &mut Pending, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
-        let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
+        let Some(OperationOutcome::Done { version }) = end.map(|end| end.outcome) else {
             pending.known.push(i);
             return true;
         };
         let of = match action {
-            Action::Remove { .. } => &mut pending.conditional,
+            RegisterAction::Remove { .. } => &mut pending.conditional,
             _ => &mut pending.observed,
         };
         of.entry(version).or_default().push(i);
@@ -279,11 +283,11 @@ impl History<'_> {
             pending.observed.entry(version).or_default().push(i);
         } else if let Some(kind) = kind(action) {
             pending.kinds[kind] += 1;
-        } else if let Action::Write {
-            condition: Condition::Version(version),
+        } else if let RegisterAction::Write {
+            condition: WriteCondition::Version(version),
             ..
         }
-        | Action::Remove {
+        | RegisterAction::Remove {
             version: Some(version),
         } = action
         {
@@ -295,12 +299,12 @@ impl History<'_> {
     fn advance(
         &self,
         pending: &Pending,
-        configurations: &[Configuration],
+        configurations: &[SearchState],
         returns: usize,
-    ) -> Vec<Configuration> {
+    ) -> Vec<SearchState> {
         let (mut visited, mut after) = (ConfigurationSet::default(), ConfigurationSet::default());
         let mut open = Vec::new();
-        let visit = |mut new: Configuration, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
+        let visit = |mut new: SearchState, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
             if self.execute_no_ops(pending, &mut new) && visited.add(&new) {
                 open.push(new);
             }
@@ -323,7 +327,7 @@ impl History<'_> {
 
     /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
     /// longer happen.
-    fn execute_no_ops(&self, pending: &Pending, configuration: &mut Configuration) -> bool {
+    fn execute_no_ops(&self, pending: &Pending, configuration: &mut SearchState) -> bool {
         for &i in &pending.known {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
@@ -341,11 +345,11 @@ impl History<'_> {
         }
         let state = &mut configuration.state;
         // A value with an exact version is discarded by its version instead.
-        if let Content::Value(value) = state.content
+        if let RegisterContent::Value(value) = state.content
             && !state.exact
             && pending.is_past(value)
         {
-            state.content = Content::Past(value);
+            state.content = RegisterContent::NoLongerRead(value);
         }
         if configuration.state.content.is_past() {
             for &i in &pending.known {
@@ -360,21 +364,21 @@ impl History<'_> {
     /// Returns true if an operation is a write over an existing value, with a value that no read of the walk finds.
     fn is_hidden(&self, pending: &Pending, i: usize) -> bool {
         let operation = &self.operations[i];
-        let Action::Write { value, .. } = operation.action else {
+        let RegisterAction::Write { value, .. } = operation.action else {
             return false;
         };
         let outcome = operation.end.map(|end| end.outcome);
-        outcome == Some(Outcome::Changed { found: true })
+        outcome == Some(OperationOutcome::Changed { found: true })
             && operation.changes()
             && !pending.last_reads.contains_key(&value)
     }
 
     /// Returns all configurations that one more operation can produce.
-    fn steps(&self, pending: &Pending, from: &Configuration) -> Vec<Configuration> {
+    fn steps(&self, pending: &Pending, from: &SearchState) -> Vec<SearchState> {
         let mut steps = Vec::new();
-        let mut step = |state: Option<State>, change: &dyn Fn(&mut Configuration)| {
+        let mut step = |state: Option<RegisterState>, change: &dyn Fn(&mut SearchState)| {
             if let Some(state) = state {
-                let mut next = Configuration {
+                let mut next = SearchState {
                     state,
                     ..from.clone()
                 };
@@ -383,7 +387,7 @@ impl History<'_> {
             }
         };
         let state = from.state;
-        if self.look_ahead && matches!(state.content, Content::Value(_)) && !state.exact {
+        if self.look_ahead && matches!(state.content, RegisterContent::Value(_)) && !state.exact {
             // A read that is called later finds this value, so nothing may change the register before.
             return steps;
         }
@@ -400,7 +404,7 @@ impl History<'_> {
         for (&version, all) in pending.conditional.range(state.version..) {
             for &i in all {
                 let action = match self.operations[i].action {
-                    Action::Remove { .. } => Action::Remove {
+                    RegisterAction::Remove { .. } => RegisterAction::Remove {
                         version: Some(version),
                     },
                     write => write,
@@ -409,8 +413,10 @@ impl History<'_> {
             }
         }
         for (kind, action) in ACTION_OF_KIND.into_iter().enumerate() {
-            if from.taken[kind] < pending.kinds[kind] {
-                step(state.after_unknown(action, None), &|c| c.taken[kind] += 1);
+            if from.executed[kind] < pending.kinds[kind] {
+                step(state.after_unknown(action, None), &|c| {
+                    c.executed[kind] += 1
+                });
             }
         }
         steps
@@ -418,7 +424,7 @@ impl History<'_> {
 }
 
 /// Removes changes of unknown outcome that can no longer happen.
-fn remove_expired(pending: &mut Pending, configurations: &[Configuration]) {
+fn remove_expired(pending: &mut Pending, configurations: &[SearchState]) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);
     for of in [&mut pending.observed, &mut pending.conditional] {

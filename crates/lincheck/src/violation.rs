@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Action, Condition, Operation, Outcome};
+use crate::{Operation, OperationOutcome, RegisterAction, WriteCondition};
 
 /// The reason why a history is not linearizable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,26 +10,26 @@ pub enum Reason {
     /// The misfit fits into no order of the window's operations, whatever the register held before.
     Order,
     /// A read found a value that no operation set.
-    FromNowhere,
+    NeverWritten,
     /// A read found a value before it was set.
-    FromTheFuture,
+    ReadBeforeWrite,
     /// A read found a value whose write was refused.
-    WasRefused,
+    WriteRefused,
     /// A value was found with two versions.
     TwoVersions,
     /// Two writes set the same value: such a history cannot be checked.
-    SetTwice,
+    DuplicateValue,
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Order => "no order of these operations gives what they came to",
-            Self::FromNowhere => "a value was read that nobody set",
-            Self::FromTheFuture => "a value was read before it was set",
-            Self::WasRefused => "a value was read whose write had been refused",
+            Self::NeverWritten => "a value was read that nobody set",
+            Self::ReadBeforeWrite => "a value was read before it was set",
+            Self::WriteRefused => "a value was read whose write had been refused",
             Self::TwoVersions => "a value was read with two versions",
-            Self::SetTwice => "a value was set twice, which a history may not have",
+            Self::DuplicateValue => "a value was set twice, which a history may not have",
         })
     }
 }
@@ -75,7 +75,7 @@ impl Violation {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for RegisterAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read => f.write_str("GET"),
@@ -83,10 +83,10 @@ impl fmt::Display for Action {
             Self::Write { value, condition } => {
                 write!(f, "PUT {value:#x}")?;
                 match condition {
-                    Condition::Always => Ok(()),
-                    Condition::Absent => f.write_str(" if absent"),
-                    Condition::Present => f.write_str(" if present"),
-                    Condition::Version(version) => write!(f, " if version {version}"),
+                    WriteCondition::Always => Ok(()),
+                    WriteCondition::Absent => f.write_str(" if absent"),
+                    WriteCondition::Present => f.write_str(" if present"),
+                    WriteCondition::Version(version) => write!(f, " if version {version}"),
                 }
             }
             Self::Remove { version: None } => f.write_str("DELETE"),
@@ -95,7 +95,7 @@ impl fmt::Display for Action {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for OperationOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Value { value, version } => write!(f, "{value:#x}, version {version}"),

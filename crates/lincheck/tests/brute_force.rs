@@ -1,50 +1,64 @@
 //! Compares the checker with a search that tries every order, on histories of a few operations.
 
-use lincheck::{Action, Condition, End, Operation, Outcome, check};
+use lincheck::{Operation, OperationEnd, OperationOutcome, RegisterAction, WriteCondition, check};
 use proptest::prelude::*;
 
 /// The register's content, and the highest version so far.
 type Register = (Option<(u64, u64)>, u64);
 
 /// Returns the register after an operation that happens now, and its outcome. A change gets `version`.
-fn happens((there, highest): Register, action: Action, version: u64) -> (Register, Outcome) {
+fn happens(
+    (there, highest): Register,
+    action: RegisterAction,
+    version: u64,
+) -> (Register, OperationOutcome) {
     let now = there.map_or(0, |(_, version)| version);
-    let refused = ((there, highest), Outcome::Refused { version: now });
+    let refused = ((there, highest), OperationOutcome::Refused { version: now });
     match action {
-        Action::Read | Action::Scan => {
+        RegisterAction::Read | RegisterAction::Scan => {
             let outcome = match there {
-                Some((value, version)) => Outcome::Value { value, version },
-                None => Outcome::Absent,
+                Some((value, version)) => OperationOutcome::Value { value, version },
+                None => OperationOutcome::Absent,
             };
             ((there, highest), outcome)
         }
-        Action::Write { value, condition } => {
+        RegisterAction::Write { value, condition } => {
             let holds = match condition {
-                Condition::Always => true,
-                Condition::Absent => now == 0,
-                Condition::Present => now != 0,
-                Condition::Version(wanted) => now != 0 && now == wanted,
+                WriteCondition::Always => true,
+                WriteCondition::Absent => now == 0,
+                WriteCondition::Present => now != 0,
+                WriteCondition::Version(wanted) => now != 0 && now == wanted,
             };
             if holds {
-                ((Some((value, version)), version), Outcome::Done { version })
+                (
+                    (Some((value, version)), version),
+                    OperationOutcome::Done { version },
+                )
             } else {
                 refused
             }
         }
-        Action::Remove { version: None } if now == 0 => ((there, highest), Outcome::Absent),
-        Action::Remove { version: Some(v) } if v != now || now == 0 => refused,
-        Action::Remove { .. } => ((None, highest), Outcome::Done { version: now }),
+        RegisterAction::Remove { version: None } if now == 0 => {
+            ((there, highest), OperationOutcome::Absent)
+        }
+        RegisterAction::Remove { version: Some(v) } if v != now || now == 0 => refused,
+        RegisterAction::Remove { .. } => ((None, highest), OperationOutcome::Done { version: now }),
     }
 }
 
 /// Does the same as [`happens`]. If `plain`, the outcome is that of a store without versions.
-fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Register, Outcome) {
+fn comes_to(
+    plain: bool,
+    now: Register,
+    action: RegisterAction,
+    version: u64,
+) -> (Register, OperationOutcome) {
     let (then, outcome) = happens(now, action, version);
     let found = now.0.is_some();
     let outcome = match outcome {
-        Outcome::Value { value, .. } if plain => Outcome::Found { value },
-        Outcome::Absent if action.is_read_only() => outcome,
-        _ if plain => Outcome::Changed { found },
+        OperationOutcome::Value { value, .. } if plain => OperationOutcome::Found { value },
+        OperationOutcome::Absent if action.is_read_only() => outcome,
+        _ if plain => OperationOutcome::Changed { found },
         outcome => outcome,
     };
     (then, outcome)
@@ -53,17 +67,19 @@ fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Regist
 /// Returns all versions in a history.
 fn versions(history: &[Operation]) -> Vec<u64> {
     let of_outcome = |o: &Operation| match o.end?.outcome {
-        Outcome::Value { version, .. }
-        | Outcome::Done { version }
-        | Outcome::Refused { version } => Some(version),
-        Outcome::Absent | Outcome::Found { .. } | Outcome::Changed { .. } => None,
+        OperationOutcome::Value { version, .. }
+        | OperationOutcome::Done { version }
+        | OperationOutcome::Refused { version } => Some(version),
+        OperationOutcome::Absent
+        | OperationOutcome::Found { .. }
+        | OperationOutcome::Changed { .. } => None,
     };
     let of_action = |o: &Operation| match o.action {
-        Action::Write {
-            condition: Condition::Version(v),
+        RegisterAction::Write {
+            condition: WriteCondition::Version(v),
             ..
         }
-        | Action::Remove { version: Some(v) } => Some(v),
+        | RegisterAction::Remove { version: Some(v) } => Some(v),
         _ => None,
     };
     let all = history.iter().flat_map(|o| [of_outcome(o), of_action(o)]);
@@ -114,31 +130,31 @@ fn history(plain: bool, recipes: &[Recipe]) -> Vec<Operation> {
         let value = 100 + i as u64;
         let version = Some(now.1.max(1) - u64::from(what % 2 == 0 && now.1 > 1));
         let action = match what % 8 {
-            5 if plain => Action::Remove { version: None },
-            6 if plain => Action::Write {
+            5 if plain => RegisterAction::Remove { version: None },
+            6 if plain => RegisterAction::Write {
                 value,
-                condition: Condition::Absent,
+                condition: WriteCondition::Absent,
             },
-            0 => Action::Scan,
-            1..=2 => Action::Read,
-            3 => Action::Write {
+            0 => RegisterAction::Scan,
+            1..=2 => RegisterAction::Read,
+            3 => RegisterAction::Write {
                 value,
-                condition: Condition::Always,
+                condition: WriteCondition::Always,
             },
-            4 => Action::Write {
+            4 => RegisterAction::Write {
                 value,
-                condition: Condition::Absent,
+                condition: WriteCondition::Absent,
             },
-            5 => Action::Write {
+            5 => RegisterAction::Write {
                 value,
-                condition: Condition::Version(now.1.max(1)),
+                condition: WriteCondition::Version(now.1.max(1)),
             },
-            6 => Action::Remove {
+            6 => RegisterAction::Remove {
                 version: if what > 128 { version } else { None },
             },
-            _ => Action::Write {
+            _ => RegisterAction::Write {
                 value,
-                condition: Condition::Present,
+                condition: WriteCondition::Present,
             },
         };
         let (then, outcome) = comes_to(plain, now, action, now.1 + 1);
@@ -150,7 +166,7 @@ fn history(plain: bool, recipes: &[Recipe]) -> Vec<Operation> {
             process: i as u64,
             call_ns: (at * 10).saturating_sub(before),
             action,
-            end: (!unknown).then_some(End {
+            end: (!unknown).then_some(OperationEnd {
                 at_ns: at * 10 + after,
                 outcome,
             }),
@@ -173,28 +189,30 @@ fn spoil(operation: &mut Operation, how: u64) {
     };
     let version = how % 4;
     end.outcome = match (end.outcome, how % 5) {
-        (Outcome::Value { value, version }, 0) => Outcome::Value {
+        (OperationOutcome::Value { value, version }, 0) => OperationOutcome::Value {
             value,
             version: version + 1,
         },
-        (Outcome::Value { .. }, 1) => Outcome::Absent,
-        (Outcome::Value { version, .. }, _) => Outcome::Value {
+        (OperationOutcome::Value { .. }, 1) => OperationOutcome::Absent,
+        (OperationOutcome::Value { version, .. }, _) => OperationOutcome::Value {
             value: 100 + how % 8,
             version,
         },
-        (Outcome::Absent, 0) if operation.action == Action::Read => Outcome::Value {
-            value: 100 + how % 8,
+        (OperationOutcome::Absent, 0) if operation.action == RegisterAction::Read => {
+            OperationOutcome::Value {
+                value: 100 + how % 8,
+                version: version + 1,
+            }
+        }
+        (OperationOutcome::Done { version }, 0) => OperationOutcome::Done {
             version: version + 1,
         },
-        (Outcome::Done { version }, 0) => Outcome::Done {
+        (OperationOutcome::Done { version }, 1) => OperationOutcome::Refused { version },
+        (OperationOutcome::Done { .. }, _) => OperationOutcome::Done {
             version: version + 1,
         },
-        (Outcome::Done { version }, 1) => Outcome::Refused { version },
-        (Outcome::Done { .. }, _) => Outcome::Done {
-            version: version + 1,
-        },
-        (Outcome::Refused { .. }, _) => Outcome::Refused { version },
-        (Outcome::Absent, _) => Outcome::Done {
+        (OperationOutcome::Refused { .. }, _) => OperationOutcome::Refused { version },
+        (OperationOutcome::Absent, _) => OperationOutcome::Done {
             version: version + 1,
         },
         (outcome, _) => outcome,
@@ -208,9 +226,9 @@ fn spoil_plain(operation: &mut Operation, how: u64) {
     };
     let value = 100 + how % 8;
     end.outcome = match (end.outcome, how % 3) {
-        (Outcome::Changed { found }, _) => Outcome::Changed { found: !found },
-        (Outcome::Found { .. }, 0) => Outcome::Absent,
-        _ => Outcome::Found { value },
+        (OperationOutcome::Changed { found }, _) => OperationOutcome::Changed { found: !found },
+        (OperationOutcome::Found { .. }, 0) => OperationOutcome::Absent,
+        _ => OperationOutcome::Found { value },
     };
 }
 

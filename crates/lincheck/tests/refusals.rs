@@ -1,28 +1,37 @@
 //! Violations by a store, their descriptions, and long histories.
 
-use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
+use lincheck::{
+    Operation, OperationEnd, OperationOutcome, Reason, RegisterAction, Violation, WriteCondition,
+    check,
+};
 
 fn operation(
     process: u64,
     call_ns: u64,
     at_ns: u64,
-    action: Action,
-    outcome: Outcome,
+    action: RegisterAction,
+    outcome: OperationOutcome,
 ) -> Operation {
     Operation {
         process,
         call_ns,
         action,
-        end: Some(End { at_ns, outcome }),
+        end: Some(OperationEnd { at_ns, outcome }),
     }
 }
 
 fn put(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation {
-    let action = Action::Write {
+    let action = RegisterAction::Write {
         value,
-        condition: Condition::Always,
+        condition: WriteCondition::Always,
     };
-    operation(process, from, to, action, Outcome::Done { version })
+    operation(
+        process,
+        from,
+        to,
+        action,
+        OperationOutcome::Done { version },
+    )
 }
 
 fn get(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation {
@@ -30,21 +39,33 @@ fn get(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation 
         process,
         from,
         to,
-        Action::Read,
-        Outcome::Value { value, version },
+        RegisterAction::Read,
+        OperationOutcome::Value { value, version },
     )
 }
 
 fn gone(process: u64, from: u64, to: u64) -> Operation {
-    operation(process, from, to, Action::Read, Outcome::Absent)
+    operation(
+        process,
+        from,
+        to,
+        RegisterAction::Read,
+        OperationOutcome::Absent,
+    )
 }
 
 fn cas(process: u64, (from, to): (u64, u64), value: u64, expected: u64, version: u64) -> Operation {
-    let action = Action::Write {
+    let action = RegisterAction::Write {
         value,
-        condition: Condition::Version(expected),
+        condition: WriteCondition::Version(expected),
     };
-    operation(process, from, to, action, Outcome::Done { version })
+    operation(
+        process,
+        from,
+        to,
+        action,
+        OperationOutcome::Done { version },
+    )
 }
 
 /// Returns the operation with an unknown outcome.
@@ -108,29 +129,29 @@ fn a_lost_update_is_refused() {
 #[test]
 fn values_from_nowhere_are_refused() {
     let of = |history: &[Operation]| violation(history).reason;
-    assert_eq!(of(&[get(1, 0, 10, 5, 1)]), Reason::FromNowhere);
+    assert_eq!(of(&[get(1, 0, 10, 5, 1)]), Reason::NeverWritten);
     assert_eq!(
         of(&[get(1, 0, 10, 5, 1), put(2, 20, 30, 5, 1)]),
-        Reason::FromTheFuture
+        Reason::ReadBeforeWrite
     );
     let refused = operation(
         2,
         0,
         5,
-        Action::Write {
+        RegisterAction::Write {
             value: 5,
-            condition: Condition::Version(3),
+            condition: WriteCondition::Version(3),
         },
-        Outcome::Refused { version: 0 },
+        OperationOutcome::Refused { version: 0 },
     );
-    assert_eq!(of(&[refused, get(1, 6, 10, 5, 1)]), Reason::WasRefused);
+    assert_eq!(of(&[refused, get(1, 6, 10, 5, 1)]), Reason::WriteRefused);
     let put = put(2, 0, 5, 5, 1);
     assert_eq!(
         of(&[put, get(1, 6, 9, 5, 1), get(1, 10, 12, 5, 2)]),
         Reason::TwoVersions
     );
     assert_eq!(of(&[put, get(1, 6, 9, 5, 2)]), Reason::Order);
-    assert_eq!(of(&[put, put]), Reason::SetTwice);
+    assert_eq!(of(&[put, put]), Reason::DuplicateValue);
 }
 
 #[test]
@@ -139,8 +160,8 @@ fn a_version_never_comes_back() {
         1,
         20,
         30,
-        Action::Remove { version: None },
-        Outcome::Done { version: 1 },
+        RegisterAction::Remove { version: None },
+        OperationOutcome::Done { version: 1 },
     );
     let after = |version| [put(1, 0, 10, 1, 1), remove, put(1, 40, 50, 2, version)];
     assert!(check(&after(2)).is_ok());
@@ -159,8 +180,8 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
         3,
         50,
         0,
-        Action::Remove { version: None },
-        Outcome::Absent,
+        RegisterAction::Remove { version: None },
+        OperationOutcome::Absent,
     ));
     assert!(check(&history(&[remove, gone(1, 60, 70), put(1, 80, 90, 3, 3)])).is_ok());
     // A removal of unknown outcome happens at most once.

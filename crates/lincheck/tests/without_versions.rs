@@ -1,45 +1,56 @@
 //! Violations by a store that reports no versions, and long histories of such a store.
 
-use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
+use lincheck::{
+    Operation, OperationEnd, OperationOutcome, Reason, RegisterAction, Violation, WriteCondition,
+    check,
+};
 
 /// Returns an operation of process 1 with an outcome.
-fn operation((call_ns, at_ns): (u64, u64), action: Action, outcome: Outcome) -> Operation {
+fn operation(
+    (call_ns, at_ns): (u64, u64),
+    action: RegisterAction,
+    outcome: OperationOutcome,
+) -> Operation {
     Operation {
         process: 1,
         call_ns,
         action,
-        end: Some(End { at_ns, outcome }),
+        end: Some(OperationEnd { at_ns, outcome }),
     }
 }
 
-fn write(time: (u64, u64), value: u64, condition: Condition, found: bool) -> Operation {
-    let action = Action::Write { value, condition };
-    operation(time, action, Outcome::Changed { found })
+fn write(time: (u64, u64), value: u64, condition: WriteCondition, found: bool) -> Operation {
+    let action = RegisterAction::Write { value, condition };
+    operation(time, action, OperationOutcome::Changed { found })
 }
 
 fn put(time: (u64, u64), value: u64, found: bool) -> Operation {
-    write(time, value, Condition::Always, found)
+    write(time, value, WriteCondition::Always, found)
 }
 
 fn insert(time: (u64, u64), value: u64, found: bool) -> Operation {
-    write(time, value, Condition::Absent, found)
+    write(time, value, WriteCondition::Absent, found)
 }
 
 fn update(time: (u64, u64), value: u64, found: bool) -> Operation {
-    write(time, value, Condition::Present, found)
+    write(time, value, WriteCondition::Present, found)
 }
 
 fn remove(time: (u64, u64), found: bool) -> Operation {
-    let action = Action::Remove { version: None };
-    operation(time, action, Outcome::Changed { found })
+    let action = RegisterAction::Remove { version: None };
+    operation(time, action, OperationOutcome::Changed { found })
 }
 
 fn get(time: (u64, u64), value: u64) -> Operation {
-    operation(time, Action::Read, Outcome::Found { value })
+    operation(
+        time,
+        RegisterAction::Read,
+        OperationOutcome::Found { value },
+    )
 }
 
 fn gone(time: (u64, u64)) -> Operation {
-    operation(time, Action::Scan, Outcome::Absent)
+    operation(time, RegisterAction::Scan, OperationOutcome::Absent)
 }
 
 /// Returns the operation with an unknown outcome.
@@ -144,18 +155,22 @@ fn an_insert_that_succeeded_twice_is_refused() {
 #[test]
 fn values_from_nowhere_are_refused() {
     let of = |history: &[Operation]| violation(history).reason;
-    assert_eq!(of(&[get((0, 10), 5)]), Reason::FromNowhere);
+    assert_eq!(of(&[get((0, 10), 5)]), Reason::NeverWritten);
     let late = put((20, 30), 5, false);
-    assert_eq!(of(&[get((0, 10), 5), late]), Reason::FromTheFuture);
+    assert_eq!(of(&[get((0, 10), 5), late]), Reason::ReadBeforeWrite);
     let refused = update((0, 5), 5, false);
-    assert_eq!(of(&[refused, get((6, 10), 5)]), Reason::WasRefused);
+    assert_eq!(of(&[refused, get((6, 10), 5)]), Reason::WriteRefused);
     // The outcome is not an answer to this action.
-    let odd = operation((0, 5), Action::Read, Outcome::Changed { found: false });
+    let odd = operation(
+        (0, 5),
+        RegisterAction::Read,
+        OperationOutcome::Changed { found: false },
+    );
     assert_eq!(of(&[odd]), Reason::Order);
     let odd = operation(
         (0, 5),
-        Action::Remove { version: Some(3) },
-        Outcome::Changed { found: false },
+        RegisterAction::Remove { version: Some(3) },
+        OperationOutcome::Changed { found: false },
     );
     assert_eq!(of(&[odd]), Reason::Order);
 }
@@ -205,7 +220,7 @@ fn long_histories_are_judged() {
         let dies = i % 1_000 == 999;
         if operation_changes(&operation, found) && !(dies && i % 2 == 0) {
             there = match operation.action {
-                Action::Write { value, .. } => Some(value),
+                RegisterAction::Write { value, .. } => Some(value),
                 _ => None,
             };
         }
@@ -220,12 +235,12 @@ fn long_histories_are_judged() {
 /// Returns true if an operation changes the register, given whether it has a value.
 fn operation_changes(operation: &Operation, found: bool) -> bool {
     match operation.action {
-        Action::Read | Action::Scan => false,
-        Action::Write { condition, .. } => match condition {
-            Condition::Absent => !found,
-            Condition::Present => found,
+        RegisterAction::Read | RegisterAction::Scan => false,
+        RegisterAction::Write { condition, .. } => match condition {
+            WriteCondition::Absent => !found,
+            WriteCondition::Present => found,
             _ => true,
         },
-        Action::Remove { .. } => found,
+        RegisterAction::Remove { .. } => found,
     }
 }

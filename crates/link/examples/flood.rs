@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use link::{Config, Endpoint, Flow, Inbox};
-use roce::icrc::{self, Addresses};
+use link::{Config, Counters, Endpoint, PacketFlow, ReceiveBuffers};
+use roce::icrc::{self, FrameAddresses};
 
 /// Bytes of the BTH.
 const BTH_BYTES: usize = 12;
@@ -37,18 +37,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stop.store(true, Ordering::Relaxed);
         receiving.join().map_err(|_| "the receiver panicked")
     })?;
-    let sent = sender.counters().sent_pkts.load(Ordering::Relaxed);
+    let sent = |(_, counters): (_, &Counters)| counters.sent_pkts.load(Ordering::Relaxed);
+    let sent: u64 = sender.counters().map(sent).sum();
     let seconds = time.as_secs_f64();
     println!("sent {sent}: {:.2} M/s", sent as f64 / seconds / 1e6);
     println!("received {good}: {:.2} M/s", good as f64 / seconds / 1e6);
-    println!("lost {}, with a wrong ICRC {bad}", receiver.overruns());
+    let lost: u64 = receiver.overruns().map(|(_, count)| count).sum();
+    println!("lost {lost}, with a wrong ICRC {bad}");
     Ok(())
 }
 
 /// Sends 100 batches, so that reading the clock takes a negligible share of the time.
 fn send(sender: &Endpoint, payload_bytes: usize, batch_packets: u64) {
-    let flow = Flow {
-        addresses: Addresses::V4 {
+    let flow = PacketFlow {
+        addresses: FrameAddresses::V4 {
             src: [127, 0, 20, 1].into(),
             dst: [127, 0, 20, 2].into(),
         },
@@ -67,7 +69,7 @@ fn send(sender: &Endpoint, payload_bytes: usize, batch_packets: u64) {
 
 /// Returns the numbers of packets with correct and with wrong ICRCs, until `stop` is set and no more packets arrive.
 fn receive(receiver: &Endpoint, stop: &AtomicBool) -> (u64, u64) {
-    let mut inbox = Inbox::default();
+    let mut inbox = ReceiveBuffers::default();
     let (mut good, mut bad) = (0, 0);
     loop {
         let stopping = stop.load(Ordering::Relaxed);

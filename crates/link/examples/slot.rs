@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use link::{Config, Endpoint, Fabric, Inbox};
+use link::{Config, Counters, Endpoint, Fabric, ReceiveBuffers};
 use rustix::event::{PollFd, PollFlags, poll};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         fabric: Some(fabric),
         ..Config::new(vec![address.into()])
     })?;
-    let mut inbox = Inbox::default();
+    let mut inbox = ReceiveBuffers::default();
     // `Stdin` has a buffer whose contents cannot be queried.
     let mut input = BufReader::new(File::from(std::io::stdin().as_fd().try_clone_to_owned()?));
     let mut output = std::io::stdout();
@@ -65,9 +65,13 @@ fn command(endpoint: &Endpoint, line: &str) -> std::io::Result<()> {
     match line {
         "refresh" => endpoint.refresh(),
         "counters" => {
-            let counters = endpoint.counters();
-            let handed_on = counters.forwarded_pkts.load(Ordering::Relaxed);
-            let corrections = counters.order_corrections.load(Ordering::Relaxed);
+            let sum = |of: fn(&Counters) -> &AtomicU64| {
+                let counts = endpoint.counters();
+                let counts = counts.map(|(_, counters)| of(counters).load(Ordering::Relaxed));
+                counts.sum::<u64>()
+            };
+            let handed_on = sum(|counters| &counters.forwarded_pkts);
+            let corrections = sum(|counters| &counters.order_corrections);
             println!("handed on {handed_on}, corrections {corrections}");
         }
         _ => {}

@@ -1,6 +1,6 @@
 //! Batches of packets to send.
 
-use roce::icrc::{self, Addresses, Frame, ICRC_BYTES};
+use roce::icrc::{self, FrameAddresses, ICRC_BYTES, IcrcFields};
 
 /// Largest number of segments of a burst: the limit of kernels since 4.18 (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 64;
@@ -11,9 +11,9 @@ const MAX_BURST_BYTES: usize = 65_535 - 40 - 8;
 
 /// The addresses and IP header fields of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct PacketFlow {
     /// Source, which must be an address of the endpoint, and destination.
-    pub addresses: Addresses,
+    pub addresses: FrameAddresses,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live); 0 for the host's default.
@@ -25,18 +25,18 @@ pub struct Flow {
 /// Consecutive packets of the same flow, length and destination process form a burst; its last packet may be shorter.
 /// Segment `k` of a burst gets `k` as its IPv4 identification, which the ICRC covers, so the batch computes the ICRC.
 #[derive(Debug)]
-pub struct Batch {
+pub struct PacketBatch {
     port: u16,
     bytes: Vec<u8>,
-    bursts: Vec<Burst>,
+    bursts: Vec<GsoBurst>,
     /// Number of bursts that the kernel has taken.
     sent: usize,
 }
 
 /// A range of the batch's bytes that is sent as one message of a system call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Burst {
-    pub(crate) flow: Flow,
+pub(crate) struct GsoBurst {
+    pub(crate) flow: PacketFlow,
     /// Slot of the process in the destination QPN. A burst is delivered to one socket as a whole, so packets for two
     /// processes are in different bursts.
     slot: u16,
@@ -49,8 +49,13 @@ pub(crate) struct Burst {
     closed: bool,
 }
 
-impl Burst {
-    fn takes(&self, flow: &Flow, slot: u16, len: usize) -> bool {
+impl GsoBurst {
+    /// Bytes of all its packets.
+    pub(crate) fn bytes(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn accepts(&self, flow: &PacketFlow, slot: u16, len: usize) -> bool {
         let whole = self.end - self.start == usize::from(self.packets) * self.segment;
         whole
             && !self.closed
@@ -62,11 +67,11 @@ impl Burst {
     }
 }
 
-impl Batch {
+impl PacketBatch {
     /// Makes an empty batch; `port` is the UDP source and destination port.
     #[must_use]
-    pub fn new(port: u16) -> Batch {
-        Batch {
+    pub fn new(port: u16) -> PacketBatch {
+        PacketBatch {
             port,
             bytes: Vec::new(),
             bursts: Vec::new(),
@@ -75,7 +80,7 @@ impl Batch {
     }
 
     /// Appends a packet, from the BTH through the pad, without ICRC.
-    pub fn push(&mut self, flow: &Flow, packet: &[u8]) {
+    pub fn push(&mut self, flow: &PacketFlow, packet: &[u8]) {
         self.push_with(flow, |out| out.extend_from_slice(packet));
     }
 
@@ -83,7 +88,7 @@ impl Batch {
     /// appends nothing, no packet is added.
     ///
     /// A packet that is too long for UDP is dropped. If `write` shortens the vector, the batch is emptied.
-    pub fn push_with<R>(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    pub fn push_with<R>(&mut self, flow: &PacketFlow, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
         if self.bytes.len() < start {
@@ -98,7 +103,7 @@ impl Batch {
     /// from the first bit of the packet; beyond the ICRC it has no effect.
     ///
     /// The packet is a burst of its own, since splitting a burst computes its ICRCs anew.
-    pub fn push_damaged(&mut self, flow: &Flow, packet: &[u8], bit: u32) {
+    pub fn push_damaged(&mut self, flow: &PacketFlow, packet: &[u8], bit: u32) {
         self.close_last();
         let start = self.bytes.len();
         self.push(flow, packet);
@@ -114,7 +119,7 @@ impl Batch {
         }
     }
 
-    fn seal(&mut self, flow: &Flow, start: usize) {
+    fn seal(&mut self, flow: &PacketFlow, start: usize) {
         let end = self.bytes.len() + ICRC_BYTES;
         let len = end - start;
         if len > MAX_BURST_BYTES {
@@ -124,13 +129,13 @@ impl Batch {
         let slot = dest_slot(&self.bytes[start..]).unwrap_or(0);
         let open = self.bursts.len() > self.sent;
         let identification = match self.bursts.last_mut() {
-            Some(burst) if open && burst.takes(flow, slot, len) => {
+            Some(burst) if open && burst.accepts(flow, slot, len) => {
                 burst.end = end;
                 burst.packets += 1;
                 burst.packets - 1
             }
             _ => {
-                self.bursts.push(Burst {
+                self.bursts.push(GsoBurst {
                     flow: *flow,
                     slot,
                     start,
@@ -147,8 +152,8 @@ impl Batch {
     }
 
     /// Returns the frame of the first segment of a burst.
-    fn frame(&self, flow: &Flow) -> Frame {
-        Frame {
+    fn frame(&self, flow: &PacketFlow) -> IcrcFields {
+        IcrcFields {
             addresses: flow.addresses,
             src_port: self.port,
             dst_port: self.port,
@@ -159,13 +164,13 @@ impl Batch {
     /// Returns the number of packets that are not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.waiting().iter().map(|b| usize::from(b.packets)).sum()
+        self.unsent().iter().map(|b| usize::from(b.packets)).sum()
     }
 
     /// Returns true if all packets have been sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.waiting().is_empty()
+        self.unsent().is_empty()
     }
 
     /// Removes all packets and keeps the memory.
@@ -176,24 +181,24 @@ impl Batch {
     }
 
     /// Returns the bursts that the kernel has not taken yet.
-    pub(crate) fn waiting(&self) -> &[Burst] {
+    pub(crate) fn unsent(&self) -> &[GsoBurst] {
         &self.bursts[self.sent..]
     }
 
     /// Removes the first `count` waiting bursts.
-    pub(crate) fn done(&mut self, count: usize) {
+    pub(crate) fn remove_sent(&mut self, count: usize) {
         self.sent += count;
         if self.sent >= self.bursts.len() {
             self.clear();
         }
     }
 
-    pub(crate) fn bytes(&self, burst: &Burst) -> &[u8] {
+    pub(crate) fn bytes(&self, burst: &GsoBurst) -> &[u8] {
         &self.bytes[burst.start..burst.end]
     }
 
     /// Returns the packets of a burst as sent on the wire, each with its frame.
-    pub(crate) fn packets(&self, burst: &Burst) -> impl Iterator<Item = (Frame, &[u8])> {
+    pub(crate) fn packets(&self, burst: &GsoBurst) -> impl Iterator<Item = (IcrcFields, &[u8])> {
         let first = self.frame(&burst.flow);
         let packets = self.bytes(burst).chunks(burst.segment);
         (0..)
@@ -203,16 +208,16 @@ impl Batch {
 
     /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
     pub(crate) fn split_first(&mut self) {
-        let Some(burst) = self.waiting().first().copied() else {
+        let Some(burst) = self.unsent().first().copied() else {
             return;
         };
         let frame = self.frame(&burst.flow);
         let mut singles = Vec::with_capacity(usize::from(burst.packets));
         for packet in self.bytes[burst.start..burst.end].chunks_mut(burst.segment) {
-            let start = singles.last().map_or(burst.start, |b: &Burst| b.end);
+            let start = singles.last().map_or(burst.start, |b: &GsoBurst| b.end);
             let (covered, field) = packet.split_at_mut(packet.len() - ICRC_BYTES);
             field.copy_from_slice(&icrc::icrc(&frame, covered).to_le_bytes());
-            singles.push(Burst {
+            singles.push(GsoBurst {
                 start,
                 end: start + packet.len(),
                 segment: packet.len(),
@@ -237,9 +242,9 @@ pub fn dest_slot(packet: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn flow(last: u8) -> Flow {
-        Flow {
-            addresses: Addresses::V4 {
+    fn flow(last: u8) -> PacketFlow {
+        PacketFlow {
+            addresses: FrameAddresses::V4 {
                 src: [127, 0, 0, 1].into(),
                 dst: [127, 0, 0, last].into(),
             },
@@ -254,14 +259,14 @@ mod tests {
         packet
     }
 
-    fn shape(batch: &Batch) -> Vec<(u16, usize)> {
-        let shape = |b: &Burst| (b.packets, batch.bytes(b).len());
-        batch.waiting().iter().map(shape).collect()
+    fn shape(batch: &PacketBatch) -> Vec<(u16, usize)> {
+        let shape = |b: &GsoBurst| (b.packets, batch.bytes(b).len());
+        batch.unsent().iter().map(shape).collect()
     }
 
     #[test]
     fn equal_packets_of_a_flow_are_a_burst_and_a_shorter_one_ends_it() {
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         for len in [20, 20, 16, 16, 20] {
             batch.push(&flow(2), &packet(3, len));
         }
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_burst_has_64_segments_and_no_more_bytes_than_udp_takes() {
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         (0..65).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
         assert_eq!(shape(&batch), [(64, 64 * 24), (1, 24)]);
         batch.clear();
@@ -286,17 +291,17 @@ mod tests {
 
     #[test]
     fn the_icrc_has_the_place_in_the_burst_and_0_after_a_split() {
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         (0..3).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
         batch.push(&flow(2), &packet(0, 12));
         let frame = batch.frame(&flow(2));
-        let identifications = |batch: &Batch| -> Vec<Option<u16>> {
+        let identifications = |batch: &PacketBatch| -> Vec<Option<u16>> {
             let packets = |b| batch.bytes(b).chunks(b.segment);
             let check = |packet| {
                 let (transport, icrc) = icrc::split(packet)?;
                 icrc::verify(&frame, transport, icrc)
             };
-            let all = batch.waiting().iter().flat_map(packets);
+            let all = batch.unsent().iter().flat_map(packets);
             all.map(check).collect()
         };
         let expected: Vec<_> = (0..4).map(Some).collect();
@@ -309,44 +314,44 @@ mod tests {
     #[test]
     fn a_damaged_packet_is_alone_and_its_icrc_is_wrong_whichever_bit_it_is() {
         for bit in [0, 8 * 20 - 1, 8 * 24 - 1] {
-            let mut batch = Batch::new(4791);
+            let mut batch = PacketBatch::new(4791);
             batch.push(&flow(2), &packet(0, 20));
             batch.push_damaged(&flow(2), &packet(0, 20), bit);
             batch.push(&flow(2), &packet(0, 20));
             assert_eq!(shape(&batch), [(1, 24); 3]);
             let frame = batch.frame(&flow(2));
-            let is_whole = |b: &Burst| {
+            let is_whole = |b: &GsoBurst| {
                 let (transport, icrc) = icrc::split(batch.bytes(b))?;
                 icrc::verify(&frame, transport, icrc)
             };
             let whole: Vec<_> = batch
-                .waiting()
+                .unsent()
                 .iter()
                 .map(|b| is_whole(b).is_some())
                 .collect();
             assert_eq!(whole, [true, false, true], "bit {bit}");
         }
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         batch.push_damaged(&flow(2), &packet(0, 65_535), 3);
         assert!(batch.is_empty());
     }
 
     #[test]
     fn what_was_sent_takes_no_more_packets() {
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         batch.push(&flow(2), &packet(0, 20));
         batch.push(&flow(3), &packet(0, 20));
-        batch.done(1);
+        batch.remove_sent(1);
         assert_eq!(batch.len(), 1);
         batch.push(&flow(3), &packet(0, 20));
         assert_eq!(shape(&batch), [(2, 48)]);
-        batch.done(1);
+        batch.remove_sent(1);
         assert!(batch.is_empty());
     }
 
     #[test]
     fn a_writer_that_shortens_the_vector_loses_the_batch_and_nothing_else() {
-        let mut batch = Batch::new(4791);
+        let mut batch = PacketBatch::new(4791);
         batch.push(&flow(2), &packet(0, 20));
         batch.push_with(&flow(2), Vec::clear);
         assert!(batch.is_empty());

@@ -1,10 +1,10 @@
-//! The counters of an endpoint.
+//! The counters of an endpoint's addresses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of an endpoint, which never decrease.
+        /// Counters of an address of an endpoint, which never decrease.
         ///
         /// Counters that also exist in the kernel's rdma `hw_counters` have the same names.
         #[derive(Debug, Default)]
@@ -25,8 +25,12 @@ macro_rules! counters {
 counters! {
     /// Packets that the kernel took for sending.
     sent_pkts,
+    /// Bytes of those packets, from BTH to ICRC.
+    sent_bytes,
     /// Packets that were received, including those that another process forwarded.
     rcvd_pkts,
+    /// Bytes of those packets, from BTH to ICRC.
+    rcvd_bytes,
     /// Packets that the kernel refused: no route, too long for the path, a firewall.
     send_err,
     /// Packets that this process forwarded to another process of its fabric.

@@ -3,50 +3,48 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use roce::icrc::{Addresses, Frame};
+use roce::icrc::{FrameAddresses, IcrcFields};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::batch::{Batch, Burst};
+use crate::batch::{GsoBurst, PacketBatch};
 use crate::config::{Config, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
-use crate::packet::{Received, Sent};
-use crate::shared::Shared;
-use crate::socket::{Mode, Socket};
+use crate::packet::{ReceivedPacket, SentPacket};
+use crate::shared::SharedGroups;
+use crate::socket::{BoundSocket, PortSharing};
 use crate::sys::epoll::for_each_ready;
 use crate::sys::{receive, send};
 
 /// Number of receives from one socket between two polls of all sockets.
-const TURNS: u8 = 8;
+const RECEIVES_PER_SOCKET: u8 = 8;
 
 /// Minimum number of messages per system call. If fewer are returned, the socket is empty.
-const LEAST_WIDTH: usize = 2;
+const MIN_MESSAGES: usize = 2;
 
 /// Largest number of forwarded packets that one receive takes.
-const MAX_HANDED_OVER: usize = 64;
+const MAX_FORWARDED: usize = 64;
 
 /// The sockets of one process.
 ///
-/// All functions take a shared reference. A thread needs its own [`Batch`] to send and its own [`Inbox`] to receive.
+/// All functions take a shared reference. A thread needs its own [`PacketBatch`] to send and its own [`ReceiveBuffers`] to receive.
 #[derive(Debug)]
 pub struct Endpoint {
-    sockets: Vec<Socket>,
+    sockets: Vec<BoundSocket>,
     unavailable: Vec<LinkError>,
     port: u16,
     epoll: OwnedFd,
-    counters: Arc<Counters>,
-    shared: Option<Shared>,
+    shared: Option<SharedGroups>,
 }
 
 /// Receive buffers. They use up to 1 MiB, allocated when used.
-pub struct Inbox {
-    buffers: receive::Buffers,
+pub struct ReceiveBuffers {
+    buffers: receive::ReceiverBuffers,
     /// Number of messages for the next system call: doubled after a full call, small after an empty one.
-    width: usize,
+    next_messages: usize,
     /// True if the last system call returned fewer messages than requested.
     is_drained: bool,
     /// True if the last receive has left no packet at any socket.
@@ -54,23 +52,23 @@ pub struct Inbox {
     /// Index of the socket from which the last packets came.
     last: Option<usize>,
     /// Number of further receives from that socket before all sockets are polled.
-    turns: u8,
+    receives_left: u8,
 }
 
-impl Default for Inbox {
-    fn default() -> Inbox {
-        Inbox {
-            buffers: receive::Buffers::new(),
-            width: LEAST_WIDTH,
+impl Default for ReceiveBuffers {
+    fn default() -> ReceiveBuffers {
+        ReceiveBuffers {
+            buffers: receive::ReceiverBuffers::new(),
+            next_messages: MIN_MESSAGES,
             is_drained: false,
             last: None,
-            turns: 0,
+            receives_left: 0,
             all_empty: false,
         }
     }
 }
 
-impl Inbox {
+impl ReceiveBuffers {
     /// Returns true if the socket of the last packets was empty then, so that an immediate second receive would find
     /// nothing.
     #[must_use]
@@ -94,7 +92,7 @@ impl Endpoint {
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
         let shared = match &config.fabric {
-            Some(fabric) => Some(Shared::open(fabric, config.port)?),
+            Some(fabric) => Some(SharedGroups::open(fabric, config.port)?),
             None => None,
         };
         let mut endpoint = Endpoint {
@@ -102,13 +100,12 @@ impl Endpoint {
             unavailable: Vec::new(),
             port: config.port,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
-            counters: Arc::default(),
             shared,
         };
         for address in &config.addresses {
             let opened = match &endpoint.shared {
-                Some(shared) => shared.join(*address, config),
-                None => Socket::open(*address, config, Mode::Alone),
+                Some(shared) => shared.bind_and_join(*address, config),
+                None => BoundSocket::open(*address, config, PortSharing::Exclusive),
             };
             match opened {
                 Ok(socket) => endpoint.sockets.push(socket),
@@ -145,10 +142,9 @@ impl Endpoint {
         self.sockets.iter().map(|socket| socket.address)
     }
 
-    /// Returns the counters of the endpoint.
-    #[must_use]
-    pub fn counters(&self) -> &Arc<Counters> {
-        &self.counters
+    /// Returns the counters of each address that was opened.
+    pub fn counters(&self) -> impl Iterator<Item = (IpAddr, &Counters)> {
+        self.sockets.iter().map(|s| (s.address.ip, &s.counters))
     }
 
     /// Returns the size of the largest unfragmented IP packet from source to destination of `addresses`, as far as the
@@ -156,31 +152,31 @@ impl Endpoint {
     ///
     /// # Errors
     /// The error of the system call, e.g. if no route to the destination exists.
-    pub fn mtu_towards(&self, addresses: Addresses) -> io::Result<u32> {
+    pub fn mtu_towards(&self, addresses: FrameAddresses) -> io::Result<u32> {
         let socket = self.socket_of(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(socket.mtu_towards(addresses.dst())?)
     }
 
-    /// Returns the number of packets that the kernel dropped because a buffer was full, since the endpoint was opened.
-    #[must_use]
-    pub fn overruns(&self) -> u64 {
-        let drops = |socket: &Socket| crate::sys::options::drops(socket.as_fd());
-        let drops = self.sockets.iter().filter_map(|s| drops(s).ok());
-        drops.map(u64::from).sum()
+    /// Returns for each address the number of packets that the kernel dropped because the buffer was full, since the
+    /// endpoint was opened.
+    pub fn overruns(&self) -> impl Iterator<Item = (IpAddr, u64)> {
+        let drops = |socket: &BoundSocket| crate::sys::options::drops(socket.as_fd()).unwrap_or(0);
+        let of = move |socket: &BoundSocket| (socket.address.ip, u64::from(drops(socket)));
+        self.sockets.iter().map(of)
     }
 
     /// Makes an empty batch for this endpoint.
     #[must_use]
-    pub fn batch(&self) -> Batch {
-        Batch::new(self.port)
+    pub fn batch(&self) -> PacketBatch {
+        PacketBatch::new(self.port)
     }
 
     /// Sends the packets of `batch`; returns the number that the kernel took.
     ///
     /// Packets that the kernel refuses are counted and dropped, as if lost in the network. If the kernel's buffer is
     /// full, the remaining packets stay in the batch.
-    pub fn send(&self, batch: &mut Batch) -> usize {
+    pub fn send(&self, batch: &mut PacketBatch) -> usize {
         self.send_all(batch, None)
     }
 
@@ -188,88 +184,111 @@ impl Endpoint {
     /// `observe`, in order.
     ///
     /// Probes, which processes of one address exchange about the order of their sockets, are not observed.
-    pub fn send_observed(&self, batch: &mut Batch, mut observe: impl FnMut(&Sent<'_>)) -> usize {
+    pub fn send_observed(
+        &self,
+        batch: &mut PacketBatch,
+        mut observe: impl FnMut(&SentPacket<'_>),
+    ) -> usize {
         self.send_all(batch, Some(&mut observe))
     }
 
     fn send_all(
         &self,
-        batch: &mut Batch,
-        mut observer: Option<&mut dyn FnMut(&Sent<'_>)>,
+        batch: &mut PacketBatch,
+        mut observer: Option<&mut dyn FnMut(&SentPacket<'_>)>,
     ) -> usize {
         let mut sent = 0;
-        while let Some(first) = batch.waiting().first() {
+        while let Some(first) = batch.unsent().first() {
             let source = first.flow.addresses.src();
             let Some(socket) = self.socket_of(source) else {
-                add(&self.counters.send_err, usize::from(first.packets));
-                batch.done(1);
+                if let Some(counters) = self.counters_of(source) {
+                    add(&counters.send_err, usize::from(first.packets));
+                }
+                batch.remove_sent(1);
                 continue;
             };
-            if first.packets > 1 && socket.unsegmented.load(Ordering::Relaxed) {
+            if first.packets > 1 && socket.no_segmentation.load(Ordering::Relaxed) {
                 batch.split_first();
                 continue;
             }
-            match send_some(socket, batch) {
+            match send_first_bursts(socket, batch) {
                 Ok(bursts) => {
-                    let bursts = &batch.waiting()[..bursts];
-                    sent += bursts.iter().map(|b| usize::from(b.packets)).sum::<usize>();
+                    let bursts = &batch.unsent()[..bursts];
+                    let packets = bursts.iter().map(|b| usize::from(b.packets)).sum::<usize>();
+                    let bytes = bursts.iter().map(GsoBurst::bytes).sum::<usize>();
+                    add(&socket.counters.sent_pkts, packets);
+                    add(&socket.counters.sent_bytes, bytes);
+                    sent += packets;
                     if let Some(observe) = &mut observer {
                         bursts
                             .iter()
-                            .for_each(|burst| show(socket, batch, burst, observe));
+                            .for_each(|burst| observe_burst(socket, batch, burst, observe));
                     }
                     let bursts = bursts.len();
-                    batch.done(bursts);
+                    batch.remove_sent(bursts);
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                Err(error) => self.refused(socket, batch, error),
+                Err(error) => Self::handle_send_error(socket, batch, error),
             }
         }
-        add(&self.counters.sent_pkts, sent);
         sent
     }
 
     /// Handles the first burst, which the kernel has refused.
-    fn refused(&self, socket: &Socket, batch: &mut Batch, error: Errno) {
-        let Some(packets) = batch.waiting().first().map(|b| usize::from(b.packets)) else {
+    fn handle_send_error(socket: &BoundSocket, batch: &mut PacketBatch, error: Errno) {
+        let Some(packets) = batch.unsent().first().map(|b| usize::from(b.packets)) else {
             return;
         };
         // EIO: the device computes no checksums, so the kernel does not segment (`udp_send_skb`).
         if error == Errno::IO && packets > 1 {
-            socket.unsegmented.store(true, Ordering::Relaxed);
-            add(&self.counters.unsegmented_bursts, 1);
+            socket.no_segmentation.store(true, Ordering::Relaxed);
+            add(&socket.counters.unsegmented_bursts, 1);
             batch.split_first();
             return;
         }
-        add(&self.counters.send_err, packets);
-        batch.done(1);
+        add(&socket.counters.send_err, packets);
+        batch.remove_sent(1);
     }
 
-    fn socket_of(&self, source: IpAddr) -> Option<&Socket> {
+    fn socket_of(&self, source: IpAddr) -> Option<&BoundSocket> {
         self.sockets.iter().find(|s| s.address.ip == source)
+    }
+
+    /// Returns the counters of an address; those of the first address if no socket has this one.
+    fn counters_of(&self, ip: IpAddr) -> Option<&Counters> {
+        let socket = self.socket_of(ip).or(self.sockets.first())?;
+        Some(&socket.counters)
     }
 
     /// Receives packets without waiting and passes them to `take`; returns their number.
     ///
     /// A call polls only the socket of the last packets for some turns, then all ready sockets, by one system call each.
     /// So further packets may be waiting, even if the result is 0. In that case the descriptor is readable, and
-    /// [`Inbox::is_drained`] is false.
+    /// [`ReceiveBuffers::is_drained`] is false.
     ///
     /// Packets for other processes of the fabric are forwarded instead. Packets for QPN 1 are always passed to `take`.
-    pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
+    pub fn receive(
+        &self,
+        inbox: &mut ReceiveBuffers,
+        mut take: impl FnMut(ReceivedPacket<'_>),
+    ) -> usize {
         inbox.all_empty = false;
-        if let Some(turns) = inbox.turns.checked_sub(1)
+        if let Some(turns) = inbox.receives_left.checked_sub(1)
             && let Some(socket) = inbox.last.and_then(|last| self.sockets.get(last))
         {
-            inbox.turns = turns;
+            inbox.receives_left = turns;
             return self.receive_from(socket, inbox, &mut take);
         }
         inbox.is_drained = false;
         self.receive_from_any(inbox, &mut take)
     }
 
-    fn receive_from_any(&self, inbox: &mut Inbox, take: &mut impl FnMut(Received<'_>)) -> usize {
+    fn receive_from_any(
+        &self,
+        inbox: &mut ReceiveBuffers,
+        take: &mut impl FnMut(ReceivedPacket<'_>),
+    ) -> usize {
         let (mut count, mut ready) = (0, 0);
         for_each_ready(self.epoll.as_fd(), |registered| {
             ready += 1;
@@ -278,14 +297,20 @@ impl Endpoint {
                 count += self.receive_from(socket, inbox, take);
                 inbox.last = Some(i);
             } else if let Some(shared) = &self.shared {
-                let handed = shared.receive(inbox.buffers.scratch(), MAX_HANDED_OVER, take);
-                add(&self.counters.forward_rcvd_pkts, handed);
-                add(&self.counters.rcvd_pkts, handed);
-                count += handed;
+                let mut counted = |packet: ReceivedPacket<'_>| {
+                    if let Some(counters) = self.counters_of(packet.frame.addresses.dst()) {
+                        add(&counters.forward_rcvd_pkts, 1);
+                        add(&counters.rcvd_pkts, 1);
+                        add(&counters.rcvd_bytes, packet.bytes.len());
+                    }
+                    take(packet);
+                };
+                let buffer = inbox.buffers.scratch();
+                count += shared.receive(buffer, MAX_FORWARDED, &mut counted);
             }
         });
         // The next packets almost always come to the same socket, where one system call finds them.
-        inbox.turns = TURNS;
+        inbox.receives_left = RECEIVES_PER_SOCKET;
         inbox.is_drained &= ready <= 1;
         inbox.all_empty = ready == 0 || inbox.is_drained;
         count
@@ -293,18 +318,18 @@ impl Endpoint {
 
     fn receive_from(
         &self,
-        socket: &Socket,
-        inbox: &mut Inbox,
-        take: &mut impl FnMut(Received<'_>),
+        socket: &BoundSocket,
+        inbox: &mut ReceiveBuffers,
+        take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
         // An error belongs to an earlier packet (an ICMP message), and says nothing about waiting packets.
-        let messages = inbox.buffers.receive(socket.as_fd(), inbox.width);
+        let messages = inbox.buffers.receive(socket.as_fd(), inbox.next_messages);
         let messages = messages.unwrap_or(0);
-        inbox.is_drained = messages < inbox.width;
-        inbox.width = match messages {
-            0 => LEAST_WIDTH,
-            all if all == inbox.width => (all * 2).min(receive::MAX_MESSAGES),
-            _ => inbox.width,
+        inbox.is_drained = messages < inbox.next_messages;
+        inbox.next_messages = match messages {
+            0 => MIN_MESSAGES,
+            all if all == inbox.next_messages => (all * 2).min(receive::MAX_MESSAGES),
+            _ => inbox.next_messages,
         };
         let mut count = 0;
         for i in 0..messages {
@@ -312,49 +337,50 @@ impl Endpoint {
                 count += self.split(socket, &message, take);
             }
         }
-        add(&self.counters.rcvd_pkts, count);
+        add(&socket.counters.rcvd_pkts, count);
         count
     }
 
     /// Passes the packets of a message to `take`.
     fn split(
         &self,
-        socket: &Socket,
-        message: &receive::Message<'_>,
-        take: &mut impl FnMut(Received<'_>),
+        socket: &BoundSocket,
+        message: &receive::ReceivedMessage<'_>,
+        take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
-        let Some(addresses) = Addresses::new(message.source, socket.address.ip) else {
+        let Some(addresses) = FrameAddresses::new(message.source, socket.address.ip) else {
             return 0;
         };
-        let frame = Frame {
+        let frame = IcrcFields {
             addresses,
             src_port: message.source_port,
             dst_port: self.port,
             identification: 0,
         };
         if message.bytes.is_empty() {
-            add(&self.counters.rcvd_short_pkts, 1);
+            add(&socket.counters.rcvd_short_pkts, 1);
         }
-        let mut count = 0;
+        let (mut count, mut total) = (0, 0);
         for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment.max(1))) {
             let frame = frame.segment(place);
             let (class, limit) = (message.traffic_class, message.hop_limit);
-            let Some(packet) = Received::new(frame, class, limit, bytes) else {
-                add(&self.counters.rcvd_short_pkts, 1);
+            let Some(packet) = ReceivedPacket::new(frame, class, limit, bytes) else {
+                add(&socket.counters.rcvd_short_pkts, 1);
                 continue;
             };
             if let Some(shared) = &self.shared
                 && !shared.is_own(&packet)
             {
-                let doubts = shared.redirect(socket, &packet, &self.counters);
-                if doubts {
-                    shared.look(&self.sockets, true);
+                if shared.handle_foreign(socket, &packet) {
+                    shared.check_groups(&self.sockets, true);
                 }
                 continue;
             }
             take(packet);
             count += 1;
+            total += bytes.len();
         }
+        add(&socket.counters.rcvd_bytes, total);
         count
     }
 
@@ -362,9 +388,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// No process has the slot, or its queue is full. The packet is counted.
-    pub fn forward(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
-        match &self.shared {
-            Some(shared) => shared.forward(slot, packet, &self.counters),
+    pub fn forward(&self, slot: u16, packet: &ReceivedPacket<'_>) -> io::Result<()> {
+        let counters = self.counters_of(packet.frame.addresses.dst());
+        match self.shared.as_ref().zip(counters) {
+            Some((shared, counters)) => shared.forward(slot, packet, counters),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -373,7 +400,7 @@ impl Endpoint {
     /// Misdirected packets cause the same, but later.
     pub fn refresh(&self) {
         if let Some(shared) = &self.shared {
-            shared.look(&self.sockets, false);
+            shared.check_groups(&self.sockets, false);
         }
     }
 }
@@ -394,13 +421,18 @@ impl AsFd for Endpoint {
 }
 
 /// Passes the packets of a burst that was sent from `socket` to `observe`.
-fn show(socket: &Socket, batch: &Batch, burst: &Burst, observe: &mut dyn FnMut(&Sent<'_>)) {
+fn observe_burst(
+    socket: &BoundSocket,
+    batch: &PacketBatch,
+    burst: &GsoBurst,
+    observe: &mut dyn FnMut(&SentPacket<'_>),
+) {
     let hop_limit = match burst.flow.hop_limit {
         0 => socket.default_hop_limit(),
         limit => limit,
     };
     for (frame, bytes) in batch.packets(burst) {
-        observe(&Sent {
+        observe(&SentPacket {
             frame,
             traffic_class: burst.flow.traffic_class,
             hop_limit,
@@ -410,14 +442,15 @@ fn show(socket: &Socket, batch: &Batch, burst: &Burst, observe: &mut dyn FnMut(&
 }
 
 /// Sends the first bursts of `batch` whose source is `socket`; returns the number of sent bursts.
-fn send_some(socket: &Socket, batch: &Batch) -> Result<usize, Errno> {
+fn send_first_bursts(socket: &BoundSocket, batch: &PacketBatch) -> Result<usize, Errno> {
     let source = socket.address.ip;
-    let segmented = !socket.unsegmented.load(Ordering::Relaxed);
-    let sendable = |b: &&Burst| b.flow.addresses.src() == source && (segmented || b.packets == 1);
-    let bursts = batch.waiting().iter().take_while(sendable);
-    let mut messages: Vec<send::Message<'_>> = Vec::with_capacity(send::MAX_MESSAGES);
+    let segmented = !socket.no_segmentation.load(Ordering::Relaxed);
+    let sendable =
+        |b: &&GsoBurst| b.flow.addresses.src() == source && (segmented || b.packets == 1);
+    let bursts = batch.unsent().iter().take_while(sendable);
+    let mut messages: Vec<send::BurstMessage<'_>> = Vec::with_capacity(send::MAX_MESSAGES);
     for burst in bursts.take(send::MAX_MESSAGES) {
-        messages.push(send::Message {
+        messages.push(send::BurstMessage {
             to: socket.address_of(burst.flow.addresses.dst()),
             bytes: batch.bytes(burst),
             segment: (burst.packets > 1).then_some(burst.segment as u16),

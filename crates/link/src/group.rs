@@ -4,11 +4,11 @@
 //! all groups. A process that changes a file also sets the matching BPF program.
 //!
 //! - A socket is bound before the file is written. A process that dies in between leaves no socket.
-//! - The next process that joins or calls [`Group::refresh`] removes dead members. Until then some packets reach wrong
+//! - The next process that joins or calls [`ProcessGroups::refresh`] removes dead members. Until then some packets reach wrong
 //!   processes, which forward them.
 //! - If several members died, the new order of the sockets is a guess. Then each member gets a probe: a packet that
 //!   contains the index to which the kernel delivers it. The receiver of the probe corrects the file
-//!   ([`Group::correct`]).
+//!   ([`ProcessGroups::correct_position`]).
 
 use std::fs::{self, File};
 use std::io;
@@ -22,33 +22,33 @@ use rustix::fs::{FlockOperation, flock};
 use crate::config::{Config, Fabric, LocalAddress};
 use crate::error::LinkError;
 use crate::members::{Member, Members};
-use crate::socket::{Mode, PortState, Socket, port_state};
+use crate::socket::{BoundSocket, PortSharing, PortState, port_state};
 use crate::steering::program;
 use crate::sys::options::set_steering;
 
 /// The groups of a process.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct ProcessGroups {
     pub(crate) slot: u16,
     folder: PathBuf,
     /// Inode number of the network namespace. A folder may be shared by processes of several namespaces, and each
     /// namespace has its own groups.
     namespace: u64,
     port: u16,
-    own: Member,
+    process: Member,
 }
 
 /// The state of a group after a change.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct GroupState {
     pub(crate) generation: u64,
     pub(crate) members: usize,
     /// True if the order may differ from the file.
-    pub(crate) doubtful: bool,
+    pub(crate) is_order_uncertain: bool,
 }
 
-impl Group {
-    pub(crate) fn new(fabric: &Fabric, port: u16) -> Result<Group, LinkError> {
+impl ProcessGroups {
+    pub(crate) fn new(fabric: &Fabric, port: u16) -> Result<ProcessGroups, LinkError> {
         let failed = |path: &str| {
             let path = PathBuf::from(path);
             move |source| LinkError::File {
@@ -63,12 +63,12 @@ impl Group {
         let start = liveness::start_time(pid)
             .and_then(|start| start.ok_or(io::ErrorKind::NotFound.into()))
             .map_err(failed("/proc/self/stat"))?;
-        Ok(Group {
+        Ok(ProcessGroups {
             slot: fabric.slot,
             folder: fabric.folder.clone(),
             namespace,
             port,
-            own: Member {
+            process: Member {
                 slot: fabric.slot,
                 pid,
                 start,
@@ -77,25 +77,25 @@ impl Group {
     }
 
     /// Opens the socket of an address and adds it to the address's group.
-    pub(crate) fn join(
+    pub(crate) fn bind_and_join(
         &self,
         address: LocalAddress,
         config: &Config,
-    ) -> Result<(Socket, Outcome), LinkError> {
+    ) -> Result<(BoundSocket, GroupState), LinkError> {
         let _lock = self.lock()?;
         let mut members = self.read(address.ip)?;
         let dead = members.remove_dead(is_alive);
         // The slot belonged to a process that died, or this process had opened another endpoint before.
         members.leave(self.slot);
         let mode = match members.list.is_empty() {
-            true => Mode::Found,
-            false => Mode::Join,
+            true => PortSharing::First,
+            false => PortSharing::Join,
         };
-        let socket = Socket::open(address, config, mode)?;
-        members.join(self.own);
+        let socket = BoundSocket::open(address, config, mode)?;
+        members.add_member(self.process);
         self.write(address.ip, &members)?;
-        if mode == Mode::Join {
-            steer(&socket, &members).map_err(|source| LinkError::Socket {
+        if mode == PortSharing::Join {
+            attach_program(&socket, &members).map_err(|source| LinkError::Socket {
                 what: "give the kernel the program that steers packets",
                 address: address.ip,
                 port: self.port,
@@ -106,7 +106,7 @@ impl Group {
     }
 
     /// Removes dead members; `None` if no member has died.
-    pub(crate) fn refresh(&self, socket: &Socket) -> Result<Option<Outcome>, LinkError> {
+    pub(crate) fn refresh(&self, socket: &BoundSocket) -> Result<Option<GroupState>, LinkError> {
         let _lock = self.lock()?;
         let mut members = self.read(socket.address.ip)?;
         let dead = members.remove_dead(is_alive);
@@ -133,16 +133,19 @@ impl Group {
     }
 
     /// Returns the state of the group, with its order marked as doubtful.
-    pub(crate) fn doubt(&self, socket: &Socket) -> Result<Outcome, LinkError> {
+    pub(crate) fn mark_order_uncertain(
+        &self,
+        socket: &BoundSocket,
+    ) -> Result<GroupState, LinkError> {
         let _lock = self.lock()?;
         Ok(outcome(&self.read(socket.address.ip)?, 2))
     }
 
     /// Corrects the file after this process has received the probe for `place`. Probes of an earlier `generation` are
     /// ignored.
-    pub(crate) fn correct(
+    pub(crate) fn correct_position(
         &self,
-        socket: &Socket,
+        socket: &BoundSocket,
         generation: u64,
         place: usize,
     ) -> Result<bool, LinkError> {
@@ -157,11 +160,11 @@ impl Group {
 
     /// Returns true if this process has joined the groups, and not its parent before a fork.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        u64::from(std::process::id()) == self.own.pid
+        u64::from(std::process::id()) == self.process.pid
     }
 
     /// Removes the sockets of this process from their groups and closes them.
-    pub(crate) fn leave(&self, sockets: Vec<Socket>) -> Result<(), LinkError> {
+    pub(crate) fn leave(&self, sockets: Vec<BoundSocket>) -> Result<(), LinkError> {
         let _lock = self.lock()?;
         for socket in sockets {
             let mut members = self.read(socket.address.ip)?;
@@ -172,9 +175,9 @@ impl Group {
         Ok(())
     }
 
-    fn store(&self, socket: &Socket, members: &Members) -> Result<(), LinkError> {
+    fn store(&self, socket: &BoundSocket, members: &Members) -> Result<(), LinkError> {
         self.write(socket.address.ip, members)?;
-        match steer(socket, members) {
+        match attach_program(socket, members) {
             // A socket that was always alone is in no group and needs no program.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
             Err(source) => Err(LinkError::Socket {
@@ -218,7 +221,7 @@ impl Group {
         let path = self.path(ip);
         let mut new = path.clone().into_os_string();
         new.push(".new");
-        fs::write(&new, members.text())
+        fs::write(&new, members.to_file_text())
             .and_then(|()| fs::rename(&new, &path))
             .map_err(|source| file_error("write", &path, source))
     }
@@ -236,14 +239,14 @@ fn is_alive(member: &Member) -> bool {
     liveness::is_alive(member.pid, member.start)
 }
 
-fn outcome(members: &Members, dead: usize) -> Outcome {
-    Outcome {
+fn outcome(members: &Members, dead: usize) -> GroupState {
+    GroupState {
         generation: members.generation,
         members: members.list.len(),
-        doubtful: dead > 1,
+        is_order_uncertain: dead > 1,
     }
 }
 
-fn steer(socket: &Socket, members: &Members) -> io::Result<()> {
+fn attach_program(socket: &BoundSocket, members: &Members) -> io::Result<()> {
     set_steering(socket.as_fd(), &program(&members.slots()))
 }

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
-use roce::icrc::{Addresses, Frame};
+use roce::icrc::{FrameAddresses, IcrcFields};
 
 use crate::config::Fabric;
 use crate::error::LinkError;
-use crate::packet::Received;
+use crate::packet::ReceivedPacket;
 
 /// Bytes of the header of a forwarded packet: address family, traffic class, flag for a hop limit, hop limit, source
 /// port, destination port and identification. The addresses follow in 16 bytes each.
@@ -35,7 +35,7 @@ impl Handover {
         let path = fabric.folder.join(name(fabric.slot));
         let open = || {
             let folder = fs::File::open(&fabric.folder)?;
-            let short = through(&folder, fabric.slot);
+            let short = socket_path(&folder, fabric.slot);
             match fs::remove_file(&short) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}
@@ -62,14 +62,14 @@ impl Handover {
     ///
     /// # Errors
     /// No process has the slot, or its queue is full.
-    pub(crate) fn send(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
+    pub(crate) fn send(&self, slot: u16, packet: &ReceivedPacket<'_>) -> io::Result<()> {
         let bytes = encode(packet);
-        let path = through(&self.folder, slot);
+        let path = socket_path(&self.folder, slot);
         self.socket.send_to(&bytes, path).map(drop)
     }
 
     /// Returns a packet that another process has forwarded, if one has arrived.
-    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<Received<'a>> {
+    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<ReceivedPacket<'a>> {
         let len = self.socket.recv(buffer).ok()?;
         decode(buffer.get(..len)?)
     }
@@ -91,16 +91,16 @@ fn name(slot: u16) -> String {
     format!("link-{slot}.sock")
 }
 
-fn through(folder: &fs::File, slot: u16) -> PathBuf {
+fn socket_path(folder: &fs::File, slot: u16) -> PathBuf {
     format!("/proc/self/fd/{}/{}", folder.as_raw_fd(), name(slot)).into()
 }
 
-fn encode(packet: &Received<'_>) -> Vec<u8> {
+fn encode(packet: &ReceivedPacket<'_>) -> Vec<u8> {
     let frame = &packet.frame;
     let mut bytes = Vec::with_capacity(HEADER_BYTES + packet.bytes.len());
     let family = match frame.addresses {
-        Addresses::V4 { .. } => 4,
-        Addresses::V6 { .. } => 6,
+        FrameAddresses::V4 { .. } => 4,
+        FrameAddresses::V6 { .. } => 6,
     };
     let limit = packet.hop_limit;
     bytes.extend([family, packet.traffic_class]);
@@ -119,7 +119,7 @@ fn encode(packet: &Received<'_>) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<Received<'_>> {
+fn decode(bytes: &[u8]) -> Option<ReceivedPacket<'_>> {
     let (header, packet) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let address = |at: usize| -> Option<IpAddr> {
         let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;
@@ -127,12 +127,12 @@ fn decode(bytes: &[u8]) -> Option<Received<'_>> {
     };
     let (src, dst) = (address(10)?, address(26)?);
     let addresses = match (header[0], src, dst) {
-        (6, IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
-        _ => Addresses::new(src, dst)?,
+        (6, IpAddr::V6(src), IpAddr::V6(dst)) => FrameAddresses::V6 { src, dst },
+        _ => FrameAddresses::new(src, dst)?,
     };
     let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    Received::new(
-        Frame {
+    ReceivedPacket::new(
+        IcrcFields {
             addresses,
             src_port: word(4),
             dst_port: word(6),
@@ -151,14 +151,14 @@ mod tests {
     #[test]
     fn packets_are_decoded_as_they_were_encoded() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            let frame = Frame {
-                addresses: Addresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+            let frame = IcrcFields {
+                addresses: FrameAddresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
                 src_port: 0xd078,
                 dst_port: 4791,
                 identification: 77,
             };
             for limit in [None, Some(0), Some(64)] {
-                let packet = Received::new(frame, 3, limit, &[9; 16]).unwrap();
+                let packet = ReceivedPacket::new(frame, 3, limit, &[9; 16]).unwrap();
                 assert_eq!(decode(&encode(&packet)), Some(packet));
             }
         }
@@ -182,13 +182,13 @@ mod tests {
             Handover::open(&Fabric { folder, slot }).unwrap()
         };
         let (here, there) = (open(1), open(2));
-        let frame = Frame {
-            addresses: Addresses::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap(),
+        let frame = IcrcFields {
+            addresses: FrameAddresses::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap(),
             src_port: 1,
             dst_port: 2,
             identification: 3,
         };
-        let packet = Received::new(frame, 0, None, &[5; 20]).unwrap();
+        let packet = ReceivedPacket::new(frame, 0, None, &[5; 20]).unwrap();
         here.send(2, &packet).unwrap();
         assert!(here.send(3, &packet).is_err());
         assert_eq!(there.receive(&mut [0; 100]), Some(packet));

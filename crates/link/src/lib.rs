@@ -1,11 +1,11 @@
 //! Sockets for RoCEv2 over UDP, without privilege.
 //!
-//! An [`Endpoint`] owns the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a [`Batch`] and
+//! An [`Endpoint`] owns the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a [`PacketBatch`] and
 //! passes received packets to a closure. It handles addresses, bytes and the slots of processes, but no queue pairs.
 //!
 //! - [`batch`]: batches of packets to send, in bursts that the kernel segments (UDP GSO), with their ICRCs.
 //! - [`endpoint`]: the sockets, with send and receive.
-//! - [`counters`]: the counters of an endpoint.
+//! - [`counters`]: the counters of an endpoint's addresses.
 //! - [`probe`]: the features that an endpoint would have.
 //! - `shared`, `group`, `members`, `steering`: sharing of an address by the processes of a fabric, and the kernel's
 //!   choice among them.
@@ -34,12 +34,12 @@ mod socket;
 mod steering;
 mod sys;
 
-pub use batch::{Batch, Flow};
+pub use batch::{PacketBatch, PacketFlow};
 pub use config::{Config, DEFAULT_BUFFER_BYTES, Fabric, LocalAddress};
 pub use counters::Counters;
-pub use endpoint::{Endpoint, Inbox};
+pub use endpoint::{Endpoint, ReceiveBuffers};
 pub use error::LinkError;
-pub use packet::{Received, Sent};
+pub use packet::{ReceivedPacket, SentPacket};
 pub use socket::PortState;
 
 /// Number of QPN bits below the slot of the process.

@@ -23,7 +23,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Parses the result of [`Members::text`]; invalid lines are skipped.
+    /// Parses the result of [`Members::to_file_text`]; invalid lines are skipped.
     pub(crate) fn parse(text: &str) -> Members {
         let mut lines = text.lines();
         let generation = lines.next().and_then(|l| l.parse().ok()).unwrap_or(0);
@@ -43,7 +43,7 @@ impl Members {
         }
     }
 
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn to_file_text(&self) -> String {
         let mut text = format!("{}\n", self.generation);
         for Member { slot, pid, start } in &self.list {
             // Writing to a `String` cannot fail.
@@ -56,19 +56,19 @@ impl Members {
         self.list.iter().map(|m| m.slot).collect()
     }
 
-    pub(crate) fn place(&self, slot: u16) -> Option<usize> {
+    pub(crate) fn position(&self, slot: u16) -> Option<usize> {
         self.list.iter().position(|m| m.slot == slot)
     }
 
     /// Records that a socket was bound.
-    pub(crate) fn join(&mut self, member: Member) {
+    pub(crate) fn add_member(&mut self, member: Member) {
         self.generation += 1;
         self.list.push(member);
     }
 
     /// Records that the socket of `slot` was closed.
     pub(crate) fn leave(&mut self, slot: u16) {
-        if let Some(place) = self.place(slot) {
+        if let Some(place) = self.position(slot) {
             self.generation += 1;
             self.list.swap_remove(place);
         }
@@ -89,7 +89,7 @@ impl Members {
 
     /// Moves the socket of `slot` to its actual place; returns true if the list has changed.
     pub(crate) fn correct(&mut self, slot: u16, place: usize) -> bool {
-        match self.place(slot) {
+        match self.position(slot) {
             Some(believed) if believed != place && place < self.list.len() => {
                 self.list.swap(believed, place);
                 true
@@ -106,7 +106,7 @@ mod tests {
     fn members(slots: &[u16]) -> Members {
         let mut members = Members::default();
         for slot in slots {
-            members.join(Member {
+            members.add_member(Member {
                 slot: *slot,
                 pid: 100 + u64::from(*slot),
                 start: 7,
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_file_is_read_as_it_was_written_and_garbage_is_left_out() {
         let group = members(&[1, 1023, 3]);
-        assert_eq!(Members::parse(&group.text()), group);
+        assert_eq!(Members::parse(&group.to_file_text()), group);
         assert_eq!(Members::parse(""), Members::default());
         let damaged = "x\n1 2\n70000 1 1\n5 6 7 8\n\u{fffd}\n";
         assert_eq!(Members::parse(damaged).slots(), [5]);

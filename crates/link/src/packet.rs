@@ -1,16 +1,16 @@
 //! Received and sent packets.
 
-use roce::icrc::Frame;
+use roce::icrc::IcrcFields;
 
 /// Bytes of the shortest packet: a BTH and an ICRC.
 const MIN_BYTES: usize = 12 + 4;
 
 /// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received<'a> {
+pub struct ReceivedPacket<'a> {
     /// Addresses and ports. The identification is the one that a Linux sender with a socket would have written: the
     /// packet's index in a burst that this host has reassembled. [`roce::icrc::verify`] uses it as a guess.
-    pub frame: Frame,
+    pub frame: IcrcFields,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live) of the received packet.
@@ -21,9 +21,9 @@ pub struct Received<'a> {
 
 /// A packet that the kernel has taken for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent<'a> {
+pub struct SentPacket<'a> {
     /// Addresses, ports and identification.
-    pub frame: Frame,
+    pub frame: IcrcFields,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live), also if it is the host's default.
@@ -32,15 +32,15 @@ pub struct Sent<'a> {
     pub bytes: &'a [u8],
 }
 
-impl<'a> Received<'a> {
+impl<'a> ReceivedPacket<'a> {
     /// Makes a received packet; `None` if it is too short.
     pub(crate) fn new(
-        frame: Frame,
+        frame: IcrcFields,
         traffic_class: u8,
         hop_limit: Option<u8>,
         bytes: &'a [u8],
-    ) -> Option<Received<'a>> {
-        (bytes.len() >= MIN_BYTES).then_some(Received {
+    ) -> Option<ReceivedPacket<'a>> {
+        (bytes.len() >= MIN_BYTES).then_some(ReceivedPacket {
             frame,
             traffic_class,
             hop_limit,

@@ -6,13 +6,13 @@ use rustix::net::sockopt;
 
 use crate::config::{Config, LocalAddress};
 use crate::error::LinkError;
-use crate::group::Group;
-use crate::socket::{Mode, PortState, Socket, port_state};
+use crate::group::ProcessGroups;
+use crate::socket::{BoundSocket, PortSharing, PortState, port_state};
 use crate::sys::options::set_int;
 
 /// The features that an endpoint would have at an address.
 #[derive(Debug)]
-pub struct Probe {
+pub struct EndpointFeatures {
     /// The address.
     pub address: LocalAddress,
     /// Owner of the port.
@@ -39,9 +39,9 @@ pub struct SocketFeatures {
 ///
 /// # Errors
 /// The fabric's folder cannot be used.
-pub fn probe(config: &Config) -> Result<Vec<Probe>, LinkError> {
+pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
     let group = match &config.fabric {
-        Some(fabric) => Some(Group::new(fabric, config.port)?),
+        Some(fabric) => Some(ProcessGroups::new(fabric, config.port)?),
         None => None,
     };
     let of_address = |address: &LocalAddress| {
@@ -49,7 +49,7 @@ pub fn probe(config: &Config) -> Result<Vec<Probe>, LinkError> {
             Some(group) => group.port_state(*address, config),
             None => port_state(*address, config),
         };
-        Probe {
+        EndpointFeatures {
             address: *address,
             port,
             socket: features(*address, config),
@@ -64,7 +64,7 @@ fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
         port: 0,
         ..config.clone()
     };
-    let socket = Socket::open(address, &any_port, Mode::Alone).ok()?;
+    let socket = BoundSocket::open(address, &any_port, PortSharing::Exclusive).ok()?;
     let fd = socket.as_fd();
     // The kernel doubles the requested size for its own needs: socket(7).
     let receive_buffer_bytes = sockopt::socket_recv_buffer_size(fd).ok()? / 2;

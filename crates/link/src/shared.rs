@@ -8,41 +8,45 @@ use crate::SLOT_SHIFT;
 use crate::config::{Config, Fabric, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
-use crate::group::{Group, Outcome};
+use crate::group::{GroupState, ProcessGroups};
 use crate::handover::Handover;
-use crate::packet::Received;
-use crate::socket::Socket;
+use crate::packet::ReceivedPacket;
+use crate::socket::BoundSocket;
 use crate::steering::PROBE_QPN;
 use crate::sys::send;
 
 /// Number of misdirected packets after which the order of the processes is checked again. A few are normal: the kernel
 /// may coalesce packets of one sender for two processes (GRO), and delivers all of them to the first one's process.
-const DOUBTS_EVERY: u64 = 1024;
+const MISDIRECTED_PER_CHECK: u64 = 1024;
 
 /// The groups of this process, and its socket for forwarded packets.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    group: Group,
+pub(crate) struct SharedGroups {
+    group: ProcessGroups,
     handover: Handover,
-    astray: AtomicU64,
+    misdirected: AtomicU64,
 }
 
-impl Shared {
-    pub(crate) fn open(fabric: &Fabric, port: u16) -> Result<Shared, LinkError> {
+impl SharedGroups {
+    pub(crate) fn open(fabric: &Fabric, port: u16) -> Result<SharedGroups, LinkError> {
         if fabric.slot == 0 || fabric.slot >= 1 << (24 - SLOT_SHIFT) {
             return Err(LinkError::Slot { slot: fabric.slot });
         }
-        Ok(Shared {
-            group: Group::new(fabric, port)?,
+        Ok(SharedGroups {
+            group: ProcessGroups::new(fabric, port)?,
             handover: Handover::open(fabric)?,
-            astray: AtomicU64::new(0),
+            misdirected: AtomicU64::new(0),
         })
     }
 
     /// Opens the socket of an address and adds it to the group.
-    pub(crate) fn join(&self, address: LocalAddress, config: &Config) -> Result<Socket, LinkError> {
-        let (socket, outcome) = self.group.join(address, config)?;
-        if outcome.doubtful {
+    pub(crate) fn bind_and_join(
+        &self,
+        address: LocalAddress,
+        config: &Config,
+    ) -> Result<BoundSocket, LinkError> {
+        let (socket, outcome) = self.group.bind_and_join(address, config)?;
+        if outcome.is_order_uncertain {
             probe(&socket, outcome);
         }
         Ok(socket)
@@ -51,14 +55,14 @@ impl Shared {
     /// Removes dead members from the groups. If `doubtful`, or if several died, each member gets a probe.
     ///
     /// Errors of files and of kernel memory are ignored: misdirected packets are then still forwarded.
-    pub(crate) fn look(&self, sockets: &[Socket], doubtful: bool) {
+    pub(crate) fn check_groups(&self, sockets: &[BoundSocket], doubtful: bool) {
         for socket in sockets {
             let outcome = match self.group.refresh(socket) {
-                Ok(None) if doubtful => self.group.doubt(socket).map(Some),
+                Ok(None) if doubtful => self.group.mark_order_uncertain(socket).map(Some),
                 other => other,
             };
             if let Ok(Some(outcome)) = outcome
-                && (outcome.doubtful || doubtful)
+                && (outcome.is_order_uncertain || doubtful)
             {
                 probe(socket, outcome);
             }
@@ -66,7 +70,7 @@ impl Shared {
     }
 
     /// Returns true if a packet is for this process: for its slot, or for QPN 1.
-    pub(crate) fn is_own(&self, packet: &Received<'_>) -> bool {
+    pub(crate) fn is_own(&self, packet: &ReceivedPacket<'_>) -> bool {
         let qpn = packet.dest_qpn();
         let slot = qpn >> SLOT_SHIFT;
         slot == u32::from(self.group.slot) || (slot == 0 && qpn < PROBE_QPN)
@@ -74,27 +78,22 @@ impl Shared {
 
     /// Handles a packet that is not for this process: a probe, or a packet to forward. Returns true if so many were
     /// misdirected that the order of the processes is doubtful.
-    pub(crate) fn redirect(
-        &self,
-        socket: &Socket,
-        packet: &Received<'_>,
-        counters: &Counters,
-    ) -> bool {
+    pub(crate) fn handle_foreign(&self, socket: &BoundSocket, packet: &ReceivedPacket<'_>) -> bool {
         let slot = (packet.dest_qpn() >> SLOT_SHIFT) as u16;
         if slot == 0 {
-            self.take_probe(socket, packet, counters);
+            self.handle_probe(socket, packet);
             return false;
         }
-        let gone = matches!(self.forward(slot, packet, counters), Err(e) if is_gone(&e));
-        let astray = self.astray.fetch_add(1, Ordering::Relaxed) + 1;
-        astray.is_multiple_of(DOUBTS_EVERY) || (!gone && astray.is_power_of_two())
+        let gone = matches!(self.forward(slot, packet, &socket.counters), Err(e) if is_gone(&e));
+        let astray = self.misdirected.fetch_add(1, Ordering::Relaxed) + 1;
+        astray.is_multiple_of(MISDIRECTED_PER_CHECK) || (!gone && astray.is_power_of_two())
     }
 
     /// Forwards a packet to the process with `slot`.
     pub(crate) fn forward(
         &self,
         slot: u16,
-        packet: &Received<'_>,
+        packet: &ReceivedPacket<'_>,
         counters: &Counters,
     ) -> io::Result<()> {
         let result = self.handover.send(slot, packet);
@@ -113,7 +112,7 @@ impl Shared {
         &self,
         buffer: &mut [u8],
         limit: usize,
-        take: &mut impl FnMut(Received<'_>),
+        take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
         let mut count = 0;
         while count < limit
@@ -127,23 +126,23 @@ impl Shared {
 
     /// Handles a packet with the QPN of a probe. Only one from this port of this address comes from this user; others
     /// are ignored.
-    fn take_probe(&self, socket: &Socket, packet: &Received<'_>, counters: &Counters) {
+    fn handle_probe(&self, socket: &BoundSocket, packet: &ReceivedPacket<'_>) {
         let (addresses, ports) = (packet.frame.addresses, packet.frame);
         let own = addresses.src() == addresses.dst() && ports.src_port == ports.dst_port;
         let generation = packet.bytes.get(8..16).and_then(|b| b.try_into().ok());
         let place = (packet.dest_qpn() & (PROBE_QPN - 1)) as usize;
         if own
             && let Some(generation) = generation
-            && let Ok(true) = self
-                .group
-                .correct(socket, u64::from_be_bytes(generation), place)
+            && let Ok(true) =
+                self.group
+                    .correct_position(socket, u64::from_be_bytes(generation), place)
         {
-            add(&counters.order_corrections, 1);
+            add(&socket.counters.order_corrections, 1);
         }
     }
 
     /// Leaves the groups and closes the sockets.
-    pub(crate) fn leave(&self, sockets: Vec<Socket>) {
+    pub(crate) fn leave(&self, sockets: Vec<BoundSocket>) {
         if self.group.is_of_this_process() {
             self.handover.remove();
             // After an error, the next process that joins finds the files unchanged, and its probes correct them.
@@ -152,7 +151,7 @@ impl Shared {
     }
 }
 
-impl AsFd for Shared {
+impl AsFd for SharedGroups {
     /// Returns the socket for forwarded packets.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.handover.as_fd()
@@ -168,7 +167,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// Sends a probe to each index of the group.
-fn probe(socket: &Socket, outcome: Outcome) {
+fn probe(socket: &BoundSocket, outcome: GroupState) {
     let packet = |place: u32| {
         let mut packet = [0; 16];
         packet[4..8].copy_from_slice(&(PROBE_QPN | place).to_be_bytes());
@@ -177,7 +176,7 @@ fn probe(socket: &Socket, outcome: Outcome) {
     };
     let packets: Vec<[u8; 16]> = (0..outcome.members as u32).map(packet).collect();
     for packets in packets.chunks(send::MAX_MESSAGES) {
-        let message = |packet| send::Message {
+        let message = |packet| send::BurstMessage {
             to: socket.address_of(socket.address.ip),
             bytes: packet,
             segment: None,

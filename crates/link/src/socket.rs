@@ -9,17 +9,18 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 use crate::config::{Config, LocalAddress};
+use crate::counters::Counters;
 use crate::error::LinkError;
 use crate::sys::options::set_int;
 
 /// The sharing of an address and port by a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum PortSharing {
     /// The socket does not share them.
-    Alone,
+    Exclusive,
     /// The socket is the first of a group. It is bound exclusively, which fails if another socket exists, and then made
     /// sharable.
-    Found,
+    First,
     /// The socket joins the existing sockets of a group.
     Join,
 }
@@ -27,12 +28,13 @@ pub(crate) enum Mode {
 /// A UDP socket that is bound to one address, so that its packets have this source or destination. It is unconnected,
 /// with DF set, so the kernel writes 0 as the IPv4 identification, which the ICRC covers.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct BoundSocket {
     pub(crate) address: LocalAddress,
     port: u16,
     fd: OwnedFd,
     /// True if the kernel has refused segmentation on this socket.
-    pub(crate) unsegmented: AtomicBool,
+    pub(crate) no_segmentation: AtomicBool,
+    pub(crate) counters: Counters,
 }
 
 /// The owner of the port of an address.
@@ -48,7 +50,7 @@ pub enum PortState {
 
 /// Returns the owner of the port of an address that no process of the fabric uses.
 pub(crate) fn port_state(address: LocalAddress, config: &Config) -> PortState {
-    match Socket::open(address, config, Mode::Alone) {
+    match BoundSocket::open(address, config, PortSharing::Exclusive) {
         Ok(_) => PortState::Free,
         Err(error) => PortState::Unavailable(error),
     }
@@ -61,13 +63,13 @@ fn family_of(ip: IpAddr) -> AddressFamily {
     }
 }
 
-impl Socket {
+impl BoundSocket {
     /// Opens the socket of `address`.
     pub(crate) fn open(
         address: LocalAddress,
         config: &Config,
-        mode: Mode,
-    ) -> Result<Socket, LinkError> {
+        mode: PortSharing,
+    ) -> Result<BoundSocket, LinkError> {
         let port = config.port;
         let failed = |what| {
             move |source| LinkError::Socket {
@@ -84,7 +86,7 @@ impl Socket {
         set_options(fd.as_fd(), address.ip, config.buffer_bytes)
             .map_err(failed("set the options"))?;
         let share = || set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
-        if mode == Mode::Join {
+        if mode == PortSharing::Join {
             share().map_err(failed("share the port"))?;
         }
         match bind(&fd, &address.socket_address(address.ip, port)) {
@@ -102,14 +104,15 @@ impl Socket {
             }
             Err(e) => return Err(failed("bind")(e.into())),
         }
-        if mode == Mode::Found {
+        if mode == PortSharing::First {
             share().map_err(failed("share the port"))?;
         }
-        Ok(Socket {
+        Ok(BoundSocket {
             address,
             port,
             fd,
-            unsegmented: AtomicBool::new(false),
+            no_segmentation: AtomicBool::new(false),
+            counters: Counters::default(),
         })
     }
 
@@ -148,7 +151,7 @@ impl Socket {
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for BoundSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

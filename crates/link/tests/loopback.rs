@@ -4,8 +4,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
 use link::probe::probe;
-use link::{Config, Endpoint, Fabric, Flow, Inbox, LinkError, PortState};
-use roce::icrc::{self, Addresses};
+use link::{Config, Endpoint, Fabric, LinkError, PacketFlow, PortState, ReceiveBuffers};
+use roce::icrc::{self, FrameAddresses};
 use rustix::event::{PollFd, PollFlags, poll};
 
 fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
@@ -16,12 +16,18 @@ fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
     })
 }
 
-fn flow(src: &str, dst: &str) -> Flow {
-    Flow {
-        addresses: Addresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+fn flow(src: &str, dst: &str) -> PacketFlow {
+    PacketFlow {
+        addresses: FrameAddresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
         traffic_class: 0,
         hop_limit: 0,
     }
+}
+
+fn counts(endpoint: &Endpoint, host: &str) -> Vec<(&'static str, u64)> {
+    let ip: IpAddr = host.parse().unwrap();
+    let found = endpoint.counters().find(|(of, _)| *of == ip);
+    found.expect("an address of the endpoint").1.values()
 }
 
 /// Makes a packet that contains a number.
@@ -37,7 +43,7 @@ type Arrival = (Vec<u8>, Option<u16>, u8, Option<u8>);
 
 /// Receives until `count` packets have arrived.
 fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
-    let mut inbox = Inbox::default();
+    let mut inbox = ReceiveBuffers::default();
     let mut all = Vec::new();
     while all.len() < count {
         let mut fds = [PollFd::from_borrowed_fd(endpoint.as_fd(), PollFlags::IN)];
@@ -109,15 +115,24 @@ fn an_endpoint_has_several_addresses_and_sends_from_each() {
     let mut numbers: Vec<u8> = receive(&endpoint, 30).iter().map(|a| a.0[11]).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..30).collect::<Vec<u8>>());
-    let counters = endpoint.counters().values();
-    assert_eq!(counters[..2], [("sent_pkts", 30), ("rcvd_pkts", 30)]);
+    // Each address counts what it sends and receives.
+    for (host, sent, received) in [(0, 10, 10), (1, 10, 10), (2, 10, 10)] {
+        let counts = counts(&endpoint, hosts[host]);
+        assert!(counts.contains(&("sent_pkts", sent)), "{counts:?}");
+        assert!(counts.contains(&("sent_bytes", sent * 28)), "{counts:?}");
+        assert!(counts.contains(&("rcvd_pkts", received)), "{counts:?}");
+        assert!(
+            counts.contains(&("rcvd_bytes", received * 28)),
+            "{counts:?}"
+        );
+    }
 }
 
 #[test]
 fn an_inbox_says_when_no_socket_has_a_packet() {
     let hosts = ["127.0.5.3", "127.0.5.4"];
     let endpoint = endpoint(&hosts, 4830).unwrap();
-    let mut inbox = Inbox::default();
+    let mut inbox = ReceiveBuffers::default();
     assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
     assert!(inbox.all_empty());
     let mut batch = endpoint.batch();
@@ -152,7 +167,7 @@ fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
     assert!(batch.is_empty());
     let arrived = receive(&endpoint, 2);
     assert_eq!(arrived.last().unwrap().0[11], 3);
-    let counters = endpoint.counters().values();
+    let counters = counts(&endpoint, "127.0.6.1");
     assert!(counters.contains(&("send_err", 2)), "{counters:?}");
 }
 
@@ -165,7 +180,7 @@ fn datagrams_that_are_no_packets_are_counted() {
     }
     let arrived = receive(&endpoint, 1);
     assert_eq!(arrived[0].0, [1; 12]);
-    let counters = endpoint.counters().values();
+    let counters = counts(&endpoint, "127.0.7.1");
     assert!(counters.contains(&("rcvd_short_pkts", 3)), "{counters:?}");
 }
 
@@ -197,7 +212,11 @@ fn a_full_buffer_is_an_overrun_and_no_error() {
         batch.push(&flow("127.0.9.1", "127.0.9.1"), &packet(number, 1044));
         endpoint.send(&mut batch);
     }
-    assert!(endpoint.overruns() > 0);
+    let overruns: Vec<_> = endpoint.overruns().collect();
+    assert!(
+        matches!(overruns[..], [(of, count)] if of == ip && count > 0),
+        "{overruns:?}"
+    );
     assert_eq!(receive(&endpoint, 1)[0].1, Some(0));
 }
 

@@ -1,9 +1,9 @@
 //! Conversion of any bytes into a sequence of decisions.
 
 /// The remaining bytes. After their end every decision is 0.
-pub(crate) struct Input<'a>(&'a [u8]);
+pub(crate) struct DecisionBytes<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> DecisionBytes<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

@@ -18,10 +18,10 @@ mod world;
 
 use std::sync::OnceLock;
 
-use input::Input;
+use input::DecisionBytes;
 use world::{Device, World};
 
-pub use tables::Tables;
+pub use tables::ProviderTables;
 
 /// Maximum number of verbs in a sequence.
 const MAX_VERBS: usize = 400;
@@ -31,10 +31,10 @@ const MAX_VERBS: usize = 400;
 /// # Panics
 /// Panics if the provider has no device, if a destroyed handle is accepted, or if an object cannot be
 /// destroyed at the end.
-pub fn run(tables: Tables, bytes: &[u8]) {
+pub fn run(tables: ProviderTables, bytes: &[u8]) {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = DEVICE.get_or_init(|| Device::open(tables));
-    let mut input = Input::new(bytes);
+    let mut input = DecisionBytes::new(bytes);
     let mut world = World::new(tables, device);
     for _ in 0..MAX_VERBS {
         if input.is_empty() {
@@ -42,5 +42,5 @@ pub fn run(tables: Tables, bytes: &[u8]) {
         }
         world.step(&mut input);
     }
-    world.end();
+    world.destroy_all();
 }

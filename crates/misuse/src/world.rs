@@ -16,14 +16,14 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 pub(crate) use device::Device;
 pub(crate) use objects::World;
 
 impl World<'_> {
     /// Calls one verb.
-    pub(crate) fn step(&mut self, input: &mut Input<'_>) {
+    pub(crate) fn step(&mut self, input: &mut DecisionBytes<'_>) {
         // SAFETY: handles are NULL or live; verbs that create, change or destroy objects may also get
         // destroyed handles. Other pointers lead to places of the right type.
         unsafe {
@@ -74,7 +74,7 @@ impl World<'_> {
     }
 
     /// Destroys everything in the right order, and panics if an object is still in use.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn destroy_all(mut self) {
         /// Destroys the live objects of one kind.
         macro_rules! end_all {
             ($places:expr, $destroy:expr) => {
@@ -88,7 +88,7 @@ impl World<'_> {
         }
         let verbs = self.tables.symbols;
         // SAFETY: as in `step`.
-        unsafe { self.events(&mut Input::new(&[])) };
+        unsafe { self.events(&mut DecisionBytes::new(&[])) };
         for qp in self.qps.iter().filter(|qp| qp.live) {
             for last in 0..4 {
                 let mut gid = ibv_gid { raw: [0xff; 16] };
@@ -99,7 +99,7 @@ impl World<'_> {
                 }
             }
         }
-        self.raw.end(verbs);
+        self.raw.destroy_all(verbs);
         // SAFETY: the handles are live and no longer used by other objects; the operations belong to the
         // context that made them.
         unsafe {
@@ -119,7 +119,7 @@ impl World<'_> {
             if let Some(close_xrcd) = (*all).close_xrcd {
                 end_all!(self.xrcds, close_xrcd);
             }
-            self.end_shared();
+            self.destroy_shared_objects();
             self.raw.end_domains(verbs);
             if let Some(dealloc_td) = (*all).dealloc_td {
                 end_all!(self.tds, dealloc_td);

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use collective::{Connecting, Handle, Listener, Receiver, Request, Sender};
+use collective::{ListenHandle, Listener, PendingConnect, Receiver, Request, Sender};
 use verbs::{Access, MemoryRegion};
 
 use crate::abi::{self, NcclResult};
 use crate::device::Device;
 
 /// The failure of a call: the code for NCCL, and the reason for its log.
-pub(crate) struct Failure {
+pub(crate) struct CallFailure {
     pub(crate) code: NcclResult,
     pub(crate) reason: String,
 }
 
-impl From<collective::Error> for Failure {
+impl From<collective::Error> for CallFailure {
     fn from(e: collective::Error) -> Self {
         use collective::Error as E;
         let code = match e {
             E::Verb(_) => abi::SYSTEM_ERROR,
-            E::UnknownRequest | E::Parts(_) | E::Memory(_) | E::TooLong { .. } => {
+            E::UnknownRequest | E::InvalidPartCount(_) | E::InvalidRange(_) | E::TooLong { .. } => {
                 abi::INVALID_ARGUMENT
             }
             _ => abi::REMOTE_ERROR,
@@ -34,54 +34,57 @@ impl From<collective::Error> for Failure {
 }
 
 /// Returns the failure of an invalid argument.
-pub(crate) fn invalid(reason: impl Into<String>) -> Failure {
-    Failure {
+pub(crate) fn invalid(reason: impl Into<String>) -> CallFailure {
+    CallFailure {
         code: abi::INVALID_ARGUMENT,
         reason: reason.into(),
     }
 }
 
 /// `listenComm`.
-pub(crate) struct Listening {
+pub(crate) struct ListenComm {
     listener: Mutex<Listener>,
     device: &'static Device,
 }
 
 /// `sendComm` and `recvComm`.
-pub(crate) struct Comm {
+pub(crate) struct NcclComm {
     /// Locked for each call, so that two threads on one connection do no harm, although NCCL
     /// forbids that.
-    end: Mutex<End>,
+    end: Mutex<CommDirection>,
     device: &'static Device,
 }
 
-enum End {
+enum CommDirection {
     Send(Box<Sender>),
     Recv(Box<Receiver>),
 }
 
 /// `mhandle`.
-pub(crate) struct Registered(MemoryRegion);
+pub(crate) struct MemoryHandle(MemoryRegion);
 
 /// `request`.
 pub(crate) struct Pending {
-    comm: Arc<Comm>,
+    comm: Arc<NcclComm>,
     request: Request,
 }
 
 /// Connections in progress, by the handle of the listener: NCCL calls `connect` again until the
 /// connection exists.
-static CONNECTING: Mutex<Option<HashMap<[u8; Handle::BYTES], Connecting>>> = Mutex::new(None);
+static CONNECTING: Mutex<Option<HashMap<[u8; ListenHandle::BYTES], PendingConnect>>> =
+    Mutex::new(None);
 
-fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Failure> {
-    mutex.lock().map_err(|_| Failure {
+fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, CallFailure> {
+    mutex.lock().map_err(|_| CallFailure {
         code: abi::INTERNAL_ERROR,
         reason: "an earlier call panicked".to_owned(),
     })
 }
 
-impl Listening {
-    pub(crate) fn new(device: &'static Device) -> Result<(Self, [u8; Handle::BYTES]), Failure> {
+impl ListenComm {
+    pub(crate) fn new(
+        device: &'static Device,
+    ) -> Result<(Self, [u8; ListenHandle::BYTES]), CallFailure> {
         let listener = Listener::new(&device.pd, &device.config, (device.addr, 0).into())?;
         let handle = listener.handle().to_bytes();
         let listening = Self {
@@ -92,31 +95,35 @@ impl Listening {
     }
 
     /// Returns the next connection, or `None` if none is complete.
-    pub(crate) fn accept(&self) -> Result<Option<Arc<Comm>>, Failure> {
+    pub(crate) fn accept(&self) -> Result<Option<Arc<NcclComm>>, CallFailure> {
         let receiver = lock(&self.listener)?.poll()?;
-        Ok(receiver.map(|receiver| Comm::new(End::Recv(Box::new(receiver)), self.device)))
+        Ok(receiver
+            .map(|receiver| NcclComm::new(CommDirection::Recv(Box::new(receiver)), self.device)))
     }
 }
 
 /// Connects to a handle; returns `None` until the connection is complete.
 pub(crate) fn connect(
     device: &'static Device,
-    bytes: &[u8; Handle::BYTES],
-) -> Result<Option<Arc<Comm>>, Failure> {
+    bytes: &[u8; ListenHandle::BYTES],
+) -> Result<Option<Arc<NcclComm>>, CallFailure> {
     let mut connecting = lock(&CONNECTING)?;
     let connecting = connecting.get_or_insert_default();
     if !connecting.contains_key(bytes) {
-        let handle = Handle::from_bytes(bytes)
+        let handle = ListenHandle::from_bytes(bytes)
             .ok_or_else(|| invalid("this is no handle of this plugin: all ranks need the same"))?;
-        let begun = Connecting::new(&device.pd, &device.config, &handle)?;
+        let begun = PendingConnect::new(&device.pd, &device.config, &handle)?;
         connecting.insert(*bytes, begun);
     }
-    let polled = connecting.get_mut(bytes).map(Connecting::poll);
+    let polled = connecting.get_mut(bytes).map(PendingConnect::poll);
     match polled {
         Some(Ok(None)) | None => Ok(None),
         Some(Ok(Some(sender))) => {
             connecting.remove(bytes);
-            Ok(Some(Comm::new(End::Send(Box::new(sender)), device)))
+            Ok(Some(NcclComm::new(
+                CommDirection::Send(Box::new(sender)),
+                device,
+            )))
         }
         Some(Err(error)) => {
             connecting.remove(bytes);
@@ -126,14 +133,14 @@ pub(crate) fn connect(
 }
 
 /// Abandons all connections in progress.
-pub(crate) fn forget_connecting() {
+pub(crate) fn abandon_connecting() {
     if let Ok(mut connecting) = CONNECTING.lock() {
         *connecting = None;
     }
 }
 
-impl Comm {
-    fn new(end: End, device: &'static Device) -> Arc<Self> {
+impl NcclComm {
+    fn new(end: CommDirection, device: &'static Device) -> Arc<Self> {
         Arc::new(Self {
             end: Mutex::new(end),
             device,
@@ -148,26 +155,26 @@ impl Comm {
         &self,
         data: *mut c_void,
         size: usize,
-    ) -> Result<Registered, Failure> {
+    ) -> Result<MemoryHandle, CallFailure> {
         // SAFETY: contract of this function.
         let region =
             unsafe { verbs::raw::register(&self.device.pd, data.cast(), size, Access::ALL) };
-        let region = region.map_err(|e| Failure {
+        let region = region.map_err(|e| CallFailure {
             code: abi::SYSTEM_ERROR,
             reason: format!("{size} bytes at {data:p} cannot be registered: {e}"),
         })?;
-        Ok(Registered(region))
+        Ok(MemoryHandle(region))
     }
 
     pub(crate) fn isend(
         self: &Arc<Self>,
         (data, size): (*mut c_void, usize),
         tag: i32,
-        memory: Option<&Registered>,
-    ) -> Result<Option<Pending>, Failure> {
-        let (region, range) = self.part(data, size, memory)?;
+        memory: Option<&MemoryHandle>,
+    ) -> Result<Option<Pending>, CallFailure> {
+        let (region, range) = self.region_and_range(data, size, memory)?;
         let mut end = lock(&self.end)?;
-        let End::Send(sender) = &mut *end else {
+        let CommDirection::Send(sender) = &mut *end else {
             return Err(invalid("isend of a connection that receives"));
         };
         let request = sender.isend(region, range, tag.cast_unsigned())?;
@@ -176,18 +183,18 @@ impl Comm {
 
     pub(crate) fn irecv(
         self: &Arc<Self>,
-        parts: &[(*mut c_void, usize, i32, Option<&Registered>)],
-    ) -> Result<Option<Pending>, Failure> {
+        parts: &[(*mut c_void, usize, i32, Option<&MemoryHandle>)],
+    ) -> Result<Option<Pending>, CallFailure> {
         let part = |&(data, size, tag, memory): &(*mut c_void, usize, i32, _)| {
-            let (region, range) = self.part(data, size, memory)?;
+            let (region, range) = self.region_and_range(data, size, memory)?;
             Ok((region, range, tag.cast_unsigned()))
         };
         let parts = parts
             .iter()
             .map(part)
-            .collect::<Result<Vec<_>, Failure>>()?;
+            .collect::<Result<Vec<_>, CallFailure>>()?;
         let mut end = lock(&self.end)?;
-        let End::Recv(receiver) = &mut *end else {
+        let CommDirection::Recv(receiver) = &mut *end else {
             return Err(invalid("irecv of a connection that sends"));
         };
         let request = receiver.irecv(&parts)?;
@@ -197,11 +204,11 @@ impl Comm {
     pub(crate) fn iflush(
         self: &Arc<Self>,
         data: *mut c_void,
-        memory: &Registered,
-    ) -> Result<Option<Pending>, Failure> {
-        let (region, range) = self.part(data, 0, Some(memory))?;
+        memory: &MemoryHandle,
+    ) -> Result<Option<Pending>, CallFailure> {
+        let (region, range) = self.region_and_range(data, 0, Some(memory))?;
         let mut end = lock(&self.end)?;
-        let End::Recv(receiver) = &mut *end else {
+        let CommDirection::Recv(receiver) = &mut *end else {
             return Err(invalid("iflush of a connection that sends"));
         };
         let request = receiver.iflush(region, range.start)?;
@@ -216,15 +223,15 @@ impl Comm {
     }
 
     /// Returns the region and the range in it of `size` bytes at `data`.
-    fn part<'m>(
+    fn region_and_range<'m>(
         &'m self,
         data: *mut c_void,
         size: usize,
-        memory: Option<&'m Registered>,
-    ) -> Result<(&'m MemoryRegion, std::ops::Range<usize>), Failure> {
-        let Some(Registered(region)) = memory else {
+        memory: Option<&'m MemoryHandle>,
+    ) -> Result<(&'m MemoryRegion, std::ops::Range<usize>), CallFailure> {
+        let Some(MemoryHandle(region)) = memory else {
             if size == 0 {
-                return Ok((&self.device.nothing, 0..0));
+                return Ok((&self.device.empty_buffer, 0..0));
             }
             return Err(invalid(format!("{size} bytes at {data:p} have no mhandle")));
         };
@@ -233,7 +240,7 @@ impl Comm {
         let end = start.and_then(|start| start.checked_add(size));
         match start.zip(end) {
             Some((start, end)) if end <= region.len() => Ok((region, start..end)),
-            _ if size == 0 => Ok((&self.device.nothing, 0..0)),
+            _ if size == 0 => Ok((&self.device.empty_buffer, 0..0)),
             _ => Err(invalid(format!(
                 "{size} bytes at {data:p} are not inside of their mhandle's {} bytes at {:#x}",
                 region.len(),
@@ -245,14 +252,14 @@ impl Comm {
 
 impl Pending {
     /// Returns true once the request is complete, and then appends the sizes, at most 8.
-    pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, Failure> {
+    pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, CallFailure> {
         match &mut *lock(&self.comm.end)? {
-            End::Send(sender) => {
+            CommDirection::Send(sender) => {
                 let done = sender.test(self.request)?;
                 sizes.extend(done);
                 Ok(done.is_some())
             }
-            End::Recv(receiver) => {
+            CommDirection::Recv(receiver) => {
                 let done = receiver.test(self.request)?;
                 sizes.extend(done.iter().flat_map(|sizes| sizes.as_slice()));
                 Ok(done.is_some())

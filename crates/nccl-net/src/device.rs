@@ -29,7 +29,7 @@ pub(crate) struct Device {
     /// The address at which receivers listen.
     pub(crate) addr: IpAddr,
     /// The buffer of an empty receive, for which NCCL names no memory.
-    pub(crate) nothing: MemoryRegion,
+    pub(crate) empty_buffer: MemoryRegion,
 }
 
 /// The devices, once found. They stay open, since NCCL unloads and reloads the plugin with its
@@ -69,13 +69,7 @@ fn open_all() -> Result<Vec<&'static Device>, String> {
     let config = config()?;
     let mut found = Vec::new();
     for device in provider.devices().map_err(|e| e.to_string())? {
-        let opened = device.open().and_then(|context| {
-            let ports = context.query_device()?.phys_port_cnt;
-            (1..=ports)
-                .map(|port| Ok((context.query_port(port)?, context.clone(), port)))
-                .collect::<Result<Vec<_>, verbs::VerbError>>()
-        });
-        let ports = opened.map_err(|e| format!("{}: {e}", device.name()))?;
+        let ports = ports(&device).map_err(|e| format!("{}: {e}", device.name()))?;
         for (port, context, number) in ports {
             if port.state == PortState::Active {
                 let config = Config {
@@ -92,6 +86,15 @@ fn open_all() -> Result<Vec<&'static Device>, String> {
         ));
     }
     Ok(found)
+}
+
+/// Opens a device; returns each port with the context and the port's number.
+fn ports(device: &verbs::Device) -> Result<Vec<(PortAttr, Context, u8)>, verbs::VerbError> {
+    let context = device.open()?;
+    let ports = context.query_device()?.phys_port_cnt;
+    (1..=ports)
+        .map(|port| Ok((context.query_port(port)?, context.clone(), port)))
+        .collect()
 }
 
 fn config() -> Result<Config, String> {
@@ -116,9 +119,9 @@ fn open(
     config: Config,
 ) -> Result<&'static Device, String> {
     let name = context.device_name();
-    let no = |e: verbs::VerbError| format!("{name}: {e}");
-    let pd = context.alloc_pd().map_err(no)?;
+    let pd = context.alloc_pd().map_err(|e| format!("{name}: {e}"))?;
     let nothing = pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let no = |e: verbs::QueryError| format!("{name}: {e}");
     let limits = context.query_device().map_err(no)?;
     let index = context.default_gid_index(config.port_num).map_err(no)?;
     let gid = context
@@ -139,7 +142,7 @@ fn open(
         port_num: config.port_num,
         speed_mbps,
         max_comms: i32::try_from(limits.max_qp).unwrap_or(i32::MAX) / 16,
-        nothing: nothing.map_err(no)?,
+        empty_buffer: nothing.map_err(|e| format!("{name}: {e}"))?,
         pd,
         config,
         addr: address(gid)?,

@@ -9,10 +9,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use collective::{Handle, MAX_PARTS};
+use collective::{ListenHandle, MAX_PARTS};
 
 use crate::abi::*;
-use crate::comm::{self, Comm, Failure, Listening, Pending, Registered, invalid};
+use crate::comm::{self, CallFailure, ListenComm, MemoryHandle, NcclComm, Pending, invalid};
 use crate::properties::FromDevice;
 use crate::{device, log};
 
@@ -21,11 +21,11 @@ static CONTEXTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs the body of a plugin function. Panics do not unwind into NCCL, and the reason of a failure
 /// is logged.
-fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
+fn guard(name: &str, body: impl FnOnce() -> Result<(), CallFailure>) -> NcclResult {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure {
+        Err(_) => CallFailure {
             code: INTERNAL_ERROR,
             reason: "it panicked, which is a defect of the plugin".to_owned(),
         },
@@ -38,7 +38,7 @@ fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
 ///
 /// # Safety
 /// `pointer` is NULL, or points to a live `T` that is not modified during `'a`.
-unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, CallFailure> {
     // SAFETY: contract of this function.
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
 }
@@ -47,7 +47,7 @@ unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
-unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
+unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), CallFailure> {
     if to.is_null() {
         return Err(invalid(format!("{what} is NULL")));
     }
@@ -60,19 +60,19 @@ unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
 ///
 /// # Safety
 /// `pointer` is NULL or a live `sendComm` or `recvComm`.
-unsafe fn comm(pointer: *mut c_void) -> Result<Arc<Comm>, Failure> {
+unsafe fn comm(pointer: *mut c_void) -> Result<Arc<NcclComm>, CallFailure> {
     // SAFETY: contract of this function.
-    unsafe { read(pointer.cast::<Arc<Comm>>(), "comm") }.cloned()
+    unsafe { read(pointer.cast::<Arc<NcclComm>>(), "comm") }.cloned()
 }
 
-fn give<T>(value: T) -> *mut c_void {
+fn into_pointer<T>(value: T) -> *mut c_void {
     Box::into_raw(Box::new(value)).cast()
 }
 
 pub(crate) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
     guard("init", || {
         log::set(logger);
-        let found = device::find().map_err(|reason| Failure {
+        let found = device::find().map_err(|reason| CallFailure {
             code: SYSTEM_ERROR,
             reason,
         })?;
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn init_v11(
     }
     guard("init", || {
         // SAFETY: `ctx` is NCCL's place for a result.
-        unsafe { write(ctx, give(comm_id), "ctx") }?;
+        unsafe { write(ctx, into_pointer(comm_id), "ctx") }?;
         CONTEXTS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     })
@@ -120,7 +120,7 @@ pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
         // SAFETY: made by `init_v11`, and passed to `finalize` once.
         drop(unsafe { Box::from_raw(ctx.cast::<u64>()) });
         if CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
-            comm::forget_connecting();
+            comm::abandon_connecting();
             // NCCL may be unloaded next, and its logger with it.
             log::set(None);
         }
@@ -159,13 +159,13 @@ pub(crate) unsafe extern "C" fn listen(
 ) -> NcclResult {
     guard("listen", || {
         let device = device::get(dev).map_err(invalid)?;
-        let (listening, bytes) = Listening::new(device)?;
+        let (listening, bytes) = ListenComm::new(device)?;
         let mut padded = [0u8; HANDLE_BYTES];
         padded[..bytes.len()].copy_from_slice(&bytes);
         // SAFETY: both are NCCL's places for results; a handle has 128 bytes.
         unsafe {
             write(handle.cast(), padded, "handle")?;
-            write(listen_comm, give(listening), "listenComm")
+            write(listen_comm, into_pointer(listening), "listenComm")
         }
     })
 }
@@ -190,10 +190,10 @@ pub(crate) unsafe extern "C" fn connect_v6(
         unsafe { write(send_comm, null_mut(), "sendComm") }?;
         let device = device::get(dev).map_err(invalid)?;
         // SAFETY: a handle has 128 bytes.
-        let bytes = unsafe { read(handle.cast::<[u8; Handle::BYTES]>(), "handle") }?;
+        let bytes = unsafe { read(handle.cast::<[u8; ListenHandle::BYTES]>(), "handle") }?;
         if let Some(comm) = comm::connect(device, bytes)? {
             // SAFETY: as above.
-            unsafe { write(send_comm, give(comm), "sendComm") }?;
+            unsafe { write(send_comm, into_pointer(comm), "sendComm") }?;
         }
         Ok(())
     })
@@ -239,11 +239,11 @@ pub(crate) unsafe extern "C" fn accept_v6(
         // SAFETY: `recv_comm` is NCCL's place for a result, and `listen_comm` was made by `listen`.
         let listening = unsafe {
             write(recv_comm, null_mut(), "recvComm")?;
-            read(listen_comm.cast::<Listening>(), "listenComm")
+            read(listen_comm.cast::<ListenComm>(), "listenComm")
         }?;
         if let Some(comm) = listening.accept()? {
             // SAFETY: as above.
-            unsafe { write(recv_comm, give(comm), "recvComm") }?;
+            unsafe { write(recv_comm, into_pointer(comm), "recvComm") }?;
         }
         Ok(())
     })
@@ -275,7 +275,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
         // the memory is no Rust object.
         let registered = unsafe { comm(pointer)?.register(data, size) }?;
         // SAFETY: `mhandle` is NCCL's place for a result.
-        unsafe { write(mhandle, give(registered), "mhandle") }
+        unsafe { write(mhandle, into_pointer(registered), "mhandle") }
     })
 }
 
@@ -297,7 +297,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(_: *mut c_void, mhandle: *mut c_void) -
     guard("deregMr", || {
         if !mhandle.is_null() {
             // SAFETY: made by `reg_mr`, and passed to `dereg_mr` once.
-            drop(unsafe { Box::from_raw(mhandle.cast::<Registered>()) });
+            drop(unsafe { Box::from_raw(mhandle.cast::<MemoryHandle>()) });
         }
         Ok(())
     })
@@ -316,9 +316,9 @@ pub(crate) unsafe extern "C" fn isend_v10(
         // SAFETY: `request` is NCCL's place for a result; comm and mhandle are of this plugin.
         unsafe {
             write(request, null_mut(), "request")?;
-            let memory = mhandle.cast::<Registered>().as_ref();
+            let memory = mhandle.cast::<MemoryHandle>().as_ref();
             if let Some(pending) = comm(pointer)?.isend((data, size), tag, memory)? {
-                write(request, give(pending), "request")?;
+                write(request, into_pointer(pending), "request")?;
             }
         }
         Ok(())
@@ -354,7 +354,7 @@ pub(crate) unsafe extern "C" fn isend(
 
 /// The arrays that describe a group of receives. An element of `sizes` is an `int` up to version 8,
 /// then a `size_t`.
-struct Arrays<S> {
+struct GroupedReceives<S> {
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
@@ -368,7 +368,7 @@ struct Arrays<S> {
 /// The arrays have `n` elements; comm and mhandles are of this plugin.
 unsafe fn receive<S: Copy + TryInto<usize>>(
     pointer: *mut c_void,
-    arrays: &Arrays<S>,
+    arrays: &GroupedReceives<S>,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
@@ -389,7 +389,7 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
             let part = unsafe {
                 let size = (*arrays.sizes.add(at)).try_into();
                 let size = size.map_err(|_| invalid("a size is negative"))?;
-                let memory = (*arrays.mhandles.add(at)).cast::<Registered>().as_ref();
+                let memory = (*arrays.mhandles.add(at)).cast::<MemoryHandle>().as_ref();
                 (*arrays.data.add(at), size, *arrays.tags.add(at), memory)
             };
             parts.push(part);
@@ -397,7 +397,7 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
         // SAFETY: a comm of this plugin.
         if let Some(pending) = unsafe { comm(pointer) }?.irecv(&parts)? {
             // SAFETY: as above.
-            unsafe { write(request, give(pending), "request") }?;
+            unsafe { write(request, into_pointer(pending), "request") }?;
         }
         Ok(())
     })
@@ -413,7 +413,7 @@ pub(crate) unsafe extern "C" fn irecv_v10(
     _: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    let arrays = Arrays {
+    let arrays = GroupedReceives {
         n,
         data,
         sizes,
@@ -446,7 +446,7 @@ pub(crate) unsafe extern "C" fn irecv(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    let arrays = Arrays {
+    let arrays = GroupedReceives {
         n,
         data,
         sizes,
@@ -478,13 +478,13 @@ pub(crate) unsafe extern "C" fn iflush(
         let Some(at) = last else { return Ok(()) };
         // SAFETY: the arrays have `n` elements; comm and mhandle are of this plugin.
         let pending = unsafe {
-            let memory = read((*mhandles.add(at)).cast::<Registered>(), "mhandle")?;
+            let memory = read((*mhandles.add(at)).cast::<MemoryHandle>(), "mhandle")?;
             comm(pointer)?.iflush(*data.add(at), memory)?
         };
         // NULL would tell NCCL that nothing needs a flush.
         let pending = pending.ok_or_else(|| invalid("too many requests are under way"))?;
         // SAFETY: as above.
-        unsafe { write(request, give(pending), "request") }
+        unsafe { write(request, into_pointer(pending), "request") }
     })
 }
 
@@ -510,7 +510,7 @@ pub(crate) unsafe extern "C" fn test(
                 unsafe { sizes.add(at).write(size.cast_signed()) };
             }
         }
-        // SAFETY: `request` was made by `give` and is complete now; `done` as above.
+        // SAFETY: `request` was made by `into_pointer` and is complete now; `done` as above.
         unsafe {
             drop(Box::from_raw(request.cast::<Pending>()));
             write(done, 1, "done")
@@ -522,7 +522,7 @@ pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
     guard("close", || {
         if !pointer.is_null() {
             // SAFETY: made by `connect` or `accept`, and closed once.
-            drop(unsafe { Box::from_raw(pointer.cast::<Arc<Comm>>()) });
+            drop(unsafe { Box::from_raw(pointer.cast::<Arc<NcclComm>>()) });
         }
         Ok(())
     })
@@ -532,7 +532,7 @@ pub(crate) unsafe extern "C" fn close_listen(pointer: *mut c_void) -> NcclResult
     guard("closeListen", || {
         if !pointer.is_null() {
             // SAFETY: made by `listen`, and closed once.
-            drop(unsafe { Box::from_raw(pointer.cast::<Listening>()) });
+            drop(unsafe { Box::from_raw(pointer.cast::<ListenComm>()) });
         }
         Ok(())
     })

@@ -18,7 +18,7 @@ pub(crate) trait FromDevice {
 }
 
 /// Returns a virtual device of one physical port.
-fn alone<const N: usize>(number: c_int) -> VDevice<N> {
+fn single_device<const N: usize>(number: c_int) -> VDevice<N> {
     let mut devs = [0; N];
     devs[0] = number;
     VDevice { ndevs: 1, devs }
@@ -55,15 +55,15 @@ from_device! {
     PropertiesV7 |number| { net_device_type: 0, net_device_version: 0, }
     PropertiesV8 |number| { reg_is_global: 1, net_device_type: 0, net_device_version: 0, }
     PropertiesV9 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES,
     }
     PropertiesV11 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1,
     }
     PropertiesV12 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1, rail_id: -1, plane_id: -1,
     }
 }

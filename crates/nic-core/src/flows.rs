@@ -5,6 +5,6 @@ mod headers;
 mod rules;
 mod spread;
 
-pub use headers::{HEADER_BYTES, Headers, field, layer};
-pub use rules::{FlowKind, Pattern, Rule, Trap};
-pub use spread::{KEY_BYTES, Spread, hash_field};
+pub use headers::{FrameHeaders, HEADER_BYTES, field, layer};
+pub use rules::{FlowKind, FlowRule, HeaderMatch, Trap};
+pub use spread::{KEY_BYTES, RssConfig, hash_field};

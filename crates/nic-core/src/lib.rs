@@ -1,8 +1,8 @@
 //! The decisions of an RDMA NIC, without their execution.
 //!
-//! Each function depends only on its arguments. The crate has no clock, thread, atomic, system call or C type. So the
-//! decisions can be tested by tables and properties, run under miri, and be used by a NIC in simulated time. A decision
-//! that depends on time takes `now` as an argument.
+//! Each function depends only on its arguments. The crate has no clock, thread, atomic, system call or C type. Its
+//! decisions can therefore be tested by tables and properties, run under miri, and be used by a NIC in simulated time.
+//! A decision that depends on time takes `now` as an argument.
 //!
 //! - [`flows`]: the queue pairs that get a packet.
 //! - [`qp_state`]: the states of a queue pair, and its legal modifications.

@@ -7,44 +7,44 @@ use crate::qp_state::{ack_timeout_ns, rnr_timer_ns};
 /// `rnr_retry` value for unlimited retries: IBTA vol. 1, 9.7.5.2.8.
 pub const RNR_RETRY_FOREVER: u32 = 7;
 
-/// The start time of a wait, if a wait is in progress.
+/// The start time of a requester's wait, if a wait is in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitTimer {
     since: Option<u64>,
 }
 
-impl Waiting {
-    /// No wait is in progress.
-    pub const NO: Self = Self { since: None };
+impl WaitTimer {
+    /// State of a requester that is not waiting.
+    pub const NONE: Self = Self { since: None };
 
-    /// Starts a wait unless one is in progress; returns the time since its start.
+    /// Starts a wait unless a wait is in progress; returns the nanoseconds since its start.
     #[inline]
-    pub fn waited(&mut self, now: u64) -> u64 {
+    pub fn elapsed(&mut self, now: u64) -> u64 {
         now.saturating_sub(*self.since.get_or_insert(now))
     }
 
     /// Ends the wait.
     #[inline(always)]
-    pub fn end(&mut self) {
+    pub fn end_wait(&mut self) {
         self.since = None;
     }
 }
 
-/// Returns the time that a reliable requester waits for a response; `None` for no limit, with the timeout code 0. "The
-/// timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
+/// Returns the nanoseconds that a reliable requester waits for a response before it fails. Returns `None` for timeout
+/// code 0, which means no limit. "The timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
 #[must_use]
-pub fn answer_patience_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
+pub fn answer_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
     ack_timeout_ns(timeout).map(|timeout| timeout * (u64::from(retry_cnt) + 1))
 }
 
-/// Returns the time that a reliable requester with `rnr_retry` waits for a receive work request; `None` for no limit.
-/// `timer` is the responder's RNR NAK timer, coded.
+/// Returns the nanoseconds that a reliable requester waits for the responder to post a receive. Returns `None` for
+/// `rnr_retry` 7, which means no limit. `timer` is the responder's RNR NAK timer, coded.
 ///
-/// A requester without retries still waits for the time of one. On a wire, the response to a program's message takes
-/// longer than the program needs to post its next RECV. Some programs (fio) rely on that. A NIC in memory receives the
-/// response at once.
+/// A requester with `rnr_retry` 0 waits as long as a requester with 1 retry. On a wire, the response to a program's
+/// message takes longer than the program needs to post its next RECV. Some programs (fio) rely on that delay. A NIC in
+/// memory delivers the response at once.
 #[must_use]
-pub fn rnr_patience_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
+pub fn rnr_timeout_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
     (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * rnr_timer_ns(timer))
 }
 
@@ -57,36 +57,36 @@ mod tests {
         let timeout = ack_timeout_ns(14).unwrap();
         for retries in 0..8 {
             let patience = timeout * (u64::from(retries) + 1);
-            assert_eq!(answer_patience_ns(14, retries), Some(patience));
+            assert_eq!(answer_timeout_ns(14, retries), Some(patience));
         }
-        assert_eq!(answer_patience_ns(0, 0), None);
-        // The longest time does not overflow.
-        assert!(answer_patience_ns(31, 7).is_some());
+        assert_eq!(answer_timeout_ns(0, 0), None);
+        // The longest time does not overflow a `u64`.
+        assert!(answer_timeout_ns(31, 7).is_some());
     }
 
     #[test]
     fn a_receiver_that_is_not_ready_is_waited_for() {
         let timer = rnr_timer_ns(12);
-        assert_eq!(rnr_patience_ns(0, 12), Some(timer));
+        assert_eq!(rnr_timeout_ns(0, 12), Some(timer));
         for retries in 1..7 {
             assert_eq!(
-                rnr_patience_ns(retries, 12),
+                rnr_timeout_ns(retries, 12),
                 Some(timer * u64::from(retries))
             );
         }
         for forever in [7, 8, u32::MAX] {
-            assert_eq!(rnr_patience_ns(forever, 12), None);
+            assert_eq!(rnr_timeout_ns(forever, 12), None);
         }
     }
 
     #[test]
     fn waiting_counts_from_its_first_time() {
-        let mut waiting = Waiting::NO;
-        assert_eq!(waiting.waited(100), 0);
-        assert_eq!(waiting.waited(130), 30);
-        // The clock may be slightly behind on another processor.
-        assert_eq!(waiting.waited(90), 0);
-        waiting.end();
-        assert_eq!(waiting.waited(200), 0);
+        let mut waiting = WaitTimer::NONE;
+        assert_eq!(waiting.elapsed(100), 0);
+        assert_eq!(waiting.elapsed(130), 30);
+        // A clock that is slightly behind on another processor gives a waiting time of 0.
+        assert_eq!(waiting.elapsed(90), 0);
+        waiting.end_wait();
+        assert_eq!(waiting.elapsed(200), 0);
     }
 }

@@ -1,25 +1,25 @@
-//! The access check: decides if a work request may access bytes of memory. No other code decides that.
+//! The access check: decides whether a work request may access bytes of memory. No other code makes this decision.
 //!
 //! The same four conditions apply to local buffers (SGEs with an L_Key, placement of SENDs) and to remote memory (an
-//! R_Key: WRITE, READ, atomics, FLUSH). They are those of IBTA vol. 1, 10.6.3 and 10.7.2:
+//! R_Key: WRITE, READ, atomics, FLUSH). They are the conditions of IBTA vol. 1, 10.6.3 and 10.7.2:
 //!
-//! 1. the queue pair that executes a remote request allows the access ([`Denied::QueuePairAccess`]),
-//! 2. the memory region or window allows it ([`Denied::RegionAccess`]),
-//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`Denied::Domain`]),
-//! 4. the bytes are inside the region or window ([`Denied::Range`]).
+//! 1. the queue pair that executes a remote request allows the access ([`AccessDenied::QueuePairAccess`]),
+//! 2. the memory region or window allows it ([`AccessDenied::RegionAccess`]),
+//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`AccessDenied::Domain`]),
+//! 4. the bytes are inside the region or window ([`AccessDenied::Range`]).
 //!
-//! [`authorize`] checks all of them. A run of WRITEs to one region checks the first three once, with
-//! [`authorize_region`], and the fourth for each WRITE, with [`Grant::range`]. A [`Permitted`] can only be made by
-//! these functions.
+//! [`authorize`] checks all four conditions. A run of WRITEs to one region checks the first three conditions once, with
+//! [`authorize_region`], and the fourth for each WRITE, with [`RegionGrant::range`]. Only these functions make a
+//! [`PermittedRange`].
 //!
 //! ```
-//! use nic_core::rights::{Access, Denied, Owner, QueuePair, Region, authorize, flag};
+//! use nic_core::rights::{Access, AccessDenied, Owner, QueuePair, Region, authorize, flag};
 //!
 //! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: Owner::domain(7) };
 //! let qp = QueuePair { access: flag::REMOTE_READ | flag::REMOTE_WRITE, domain: 7, qpn: 11 };
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteRead, &qp).unwrap().offset(), 4);
-//! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(Denied::Range));
-//! assert_eq!(authorize(&region, (4100, 60), Access::RemoteWrite, &qp), Err(Denied::RegionAccess));
+//! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::Range));
+//! assert_eq!(authorize(&region, (4100, 60), Access::RemoteWrite, &qp), Err(AccessDenied::RegionAccess));
 //! ```
 
 /// Access rights of regions, windows and queue pairs: the bits of `enum ibv_access_flags`.
@@ -94,12 +94,12 @@ impl Access {
 /// The owner of a memory region or window, encoded as one word of the key table.
 ///
 /// The word of a normal region is the number of its protection domain. Windows, and regions of the whole address space,
-/// have additional upper bits. So one comparison admits the usual case, and only other cases need further checks.
+/// have additional upper bits. One comparison therefore admits the usual case; only other cases need further checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
 impl Owner {
-    /// Limit of protection domain numbers: they are at least 1 and less than this.
+    /// Limit of protection domain numbers: a number is at least 1 and less than `MAX_DOMAIN`.
     pub const MAX_DOMAIN: u32 = 1 << 30;
 
     /// Protection domain of a queue pair without one (an XRC target). No region and no window has this number.
@@ -178,13 +178,13 @@ impl Owner {
         Self(self.0 & !(Self::MAX_DOMAIN - 1) | number)
     }
 
-    /// Returns true if local buffers of protection domain `domain` are admitted. A window's key is never an L_Key.
+    /// Returns true if the owner admits local buffers of protection domain `domain`. A window's key is never an L_Key.
     #[inline(always)]
     const fn admits_local(self, domain: u32) -> bool {
         self.0 == domain || self.0 == Self::WHOLE_SPACE | domain
     }
 
-    /// Returns true if requests to a queue pair are admitted.
+    /// Returns true if the owner admits remote requests to queue pair `qp`.
     #[inline(always)]
     const fn admits_remote(self, qp: &QueuePair) -> bool {
         self.admits_local(qp.domain)
@@ -212,9 +212,10 @@ pub struct Region {
     pub owner: Owner,
 }
 
-/// The fields of a queue pair that determine rights; the queue pair executes a request on the memory of its side.
+/// The fields of a queue pair that determine its rights to memory on its own side.
 ///
-/// For remote accesses, this is the responder; for local accesses, the queue pair (or receive queue) with the SGEs.
+/// For a remote access, it is the responder's queue pair. For a local access, it is the queue pair or receive queue
+/// whose work request has the SGEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePair {
     /// Rights granted to requesters, `qp_access_flags`. Local accesses do not need them.
@@ -226,7 +227,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Makes the fields for local accesses of protection domain `domain`.
+    /// Makes the fields for local accesses of a queue pair in protection domain `domain`.
     #[inline(always)]
     #[must_use]
     pub const fn local(domain: u32) -> Self {
@@ -240,27 +241,27 @@ impl QueuePair {
 
 /// The reason why a work request may not access the bytes: the first condition that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denied {
+pub enum AccessDenied {
     /// The queue pair's `qp_access_flags` do not allow the access.
     QueuePairAccess,
     /// The region or window does not allow the access.
     RegionAccess,
     /// The region is in another protection domain, or the window is for another domain or queue pair.
     Domain,
-    /// The bytes are not inside the region.
+    /// Some of the bytes are outside the region or window.
     Range,
 }
 
 /// The permission to use a region for one kind of access, without a check of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct RegionGrant {
     start: u64,
     len: u64,
     on_demand: bool,
 }
 
-impl Grant {
-    /// Permits only accesses of 0 bytes.
+impl RegionGrant {
+    /// A grant that permits only accesses of 0 bytes.
     pub const NOTHING: Self = Self {
         start: u64::MAX,
         len: 0,
@@ -270,13 +271,13 @@ impl Grant {
     /// Checks that `len` bytes at `addr` are inside the region.
     ///
     /// # Errors
-    /// [`Denied::Range`] if they are not.
+    /// Returns [`AccessDenied::Range`] if some of the bytes are outside the region.
     #[inline(always)]
-    pub fn range(&self, addr: u64, len: u64) -> Result<Permitted, Denied> {
+    pub fn range(&self, addr: u64, len: u64) -> Result<PermittedRange, AccessDenied> {
         let offset = addr.wrapping_sub(self.start);
         let inside = addr >= self.start && offset <= self.len && len <= self.len - offset;
-        require(inside, Denied::Range)?;
-        Ok(Permitted {
+        require(inside, AccessDenied::Range)?;
+        Ok(PermittedRange {
             offset,
             len,
             on_demand: self.on_demand,
@@ -286,15 +287,15 @@ impl Grant {
     /// Permits all bytes of the region.
     #[inline(always)]
     #[must_use]
-    pub const fn whole(&self) -> Permitted {
-        Permitted {
+    pub const fn whole(&self) -> PermittedRange {
+        PermittedRange {
             offset: 0,
             len: self.len,
             on_demand: self.on_demand,
         }
     }
 
-    /// As [`Permitted::is_on_demand`].
+    /// Returns true for a region of the whole address space; see [`PermittedRange::is_on_demand`].
     #[inline(always)]
     #[must_use]
     pub const fn is_on_demand(&self) -> bool {
@@ -304,13 +305,13 @@ impl Grant {
 
 /// A range of bytes of a region that a work request may access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permitted {
+pub struct PermittedRange {
     offset: u64,
     len: u64,
     on_demand: bool,
 }
 
-impl Permitted {
+impl PermittedRange {
     /// Returns the offset of the first byte from the start of the region.
     #[inline(always)]
     #[must_use]
@@ -318,7 +319,7 @@ impl Permitted {
         self.offset
     }
 
-    /// Splits the range after `n` bytes, or after all if it has fewer.
+    /// Splits the range after `n` bytes, or at its end if it has fewer bytes.
     #[inline(always)]
     #[must_use]
     pub const fn split_at(&self, n: u64) -> (Self, Self) {
@@ -346,8 +347,8 @@ impl Permitted {
         self.len == 0
     }
 
-    /// Returns true for bytes of a region of the whole address space, in which memory may be missing until it is
-    /// accessed.
+    /// Returns true for bytes of a region of the whole address space. Their memory may be unmapped until the first
+    /// access.
     #[inline(always)]
     #[must_use]
     pub const fn is_on_demand(&self) -> bool {
@@ -358,42 +359,46 @@ impl Permitted {
 /// Checks all conditions except the range, for runs of requests to one region.
 ///
 /// # Errors
-/// The first condition that does not hold.
+/// Returns the first condition that does not hold.
 #[inline(always)]
-pub fn authorize_region(region: &Region, access: Access, qp: &QueuePair) -> Result<Grant, Denied> {
+pub fn authorize_region(
+    region: &Region,
+    access: Access,
+    qp: &QueuePair,
+) -> Result<RegionGrant, AccessDenied> {
     let flag = access.flag();
     let by_queue_pair = access.is_local() || qp.access & flag != 0;
-    require(by_queue_pair, Denied::QueuePairAccess)?;
-    require(region.access & flag == flag, Denied::RegionAccess)?;
+    require(by_queue_pair, AccessDenied::QueuePairAccess)?;
+    require(region.access & flag == flag, AccessDenied::RegionAccess)?;
     let admitted = if access.is_local() {
         region.owner.admits_local(qp.domain)
     } else {
         region.owner.admits_remote(qp)
     };
-    require(admitted, Denied::Domain)?;
-    Ok(Grant {
+    require(admitted, AccessDenied::Domain)?;
+    Ok(RegionGrant {
         start: region.start,
         len: region.len,
         on_demand: region.owner.is_whole_space(),
     })
 }
 
-/// Checks if `qp` may make `access` to `len` bytes at `addr` of `region`.
+/// Checks whether `qp` may make `access` to `len` bytes at `addr` of `region`.
 ///
 /// # Errors
-/// The first condition that does not hold.
+/// Returns the first condition that does not hold.
 #[inline(always)]
 pub fn authorize(
     region: &Region,
     (addr, len): (u64, u64),
     access: Access,
     qp: &QueuePair,
-) -> Result<Permitted, Denied> {
+) -> Result<PermittedRange, AccessDenied> {
     authorize_region(region, access, qp)?.range(addr, len)
 }
 
 #[inline(always)]
-fn require(holds: bool, or: Denied) -> Result<(), Denied> {
+fn require(holds: bool, or: AccessDenied) -> Result<(), AccessDenied> {
     if holds || mutation::ignores(or) {
         Ok(())
     } else {
@@ -401,12 +406,12 @@ fn require(holds: bool, or: Denied) -> Result<(), Denied> {
     }
 }
 
-/// Conditions that a test disables, to check that other tests detect it. Optimised builds do not have this.
+/// Conditions that a test disables, to check that other tests detect the missing condition. Optimised builds omit them.
 mod mutation {
-    use super::Denied;
+    use super::AccessDenied;
 
     #[cfg(debug_assertions)]
-    pub(super) fn ignores(condition: Denied) -> bool {
+    pub(super) fn ignores(condition: AccessDenied) -> bool {
         use std::sync::OnceLock;
 
         static LEFT_OUT: OnceLock<Option<std::ffi::OsString>> = OnceLock::new();
@@ -418,7 +423,7 @@ mod mutation {
 
     #[cfg(not(debug_assertions))]
     #[inline(always)]
-    pub(super) const fn ignores(_: Denied) -> bool {
+    pub(super) const fn ignores(_: AccessDenied) -> bool {
         false
     }
 }

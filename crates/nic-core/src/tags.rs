@@ -1,23 +1,24 @@
 //! Tag matching: selects the list entry for a message (`ibv_post_srq_ops(3)`).
 //!
 //! A message to a tag matching shared receive queue begins with a tag matching header. If the message matches an entry
-//! of the list, it is written to the entry's buffer, without the header. Otherwise it is unexpected, and is written
-//! with the header to the oldest receive work request. A rendezvous message only contains the address of the payload.
-//! The payload is READ, and a FIN message then tells the sender. If the entry's buffer is too small, the program
-//! continues the rendezvous itself (`Documentation/tag_matching.md` of rdma-core, "TM completion processing").
+//! of the list, it is written to the entry's buffer, without the header. Otherwise the message is unexpected, and is
+//! written with the header to the oldest receive work request. A rendezvous message contains only the address of the
+//! payload. The NIC READs the payload, and then informs the sender by a FIN message. If the entry's buffer is too
+//! small, the program continues the rendezvous itself (`Documentation/tag_matching.md` of rdma-core, "TM completion
+//! processing").
 
 /// Bytes of a tag matching header (`struct ibv_tmh` of `infiniband/tm_types.h`). It contains the operation, 3 reserved
 /// bytes, 4 bytes of the application, and the tag, in network byte order.
 pub const TMH_BYTES: usize = 16;
 
-/// Bytes of a rendezvous header (`struct ibv_rvh`), which follows it: address, R_Key and length of the payload, in
-/// network byte order.
+/// Bytes of a rendezvous header (`struct ibv_rvh`), which follows a tag matching header. It contains address, R_Key
+/// and length of the payload, in network byte order.
 pub const RVH_BYTES: usize = 16;
 
-/// Largest number of header bytes that a sender adds.
+/// Largest number of header bytes that a sender puts before a message's payload.
 pub const MAX_HEADER_BYTES: usize = TMH_BYTES + RVH_BYTES;
 
-/// Operations of a tag matching header (`enum ibv_tmh_op`); programs use the other values.
+/// Operation codes of a tag matching header (`enum ibv_tmh_op`); programs use other values.
 const TMH_RNDV: u8 = 1;
 const TMH_FIN: u8 = 2;
 const TMH_EAGER: u8 = 3;
@@ -26,19 +27,19 @@ const TMH_EAGER: u8 = 3;
 #[derive(Debug)]
 pub struct TagList<B> {
     /// Entries in the order of their addition, which is the order of matching.
-    entries: Vec<Entry<B>>,
+    entries: Vec<TagEntry<B>>,
     max_entries: usize,
     last_handle: u32,
-    /// Number of unexpected messages; `handled`: the number that the program has reported as handled. While they
-    /// differ, the program may not know of a message that a new entry would match. So entries added then are inactive
-    /// until the numbers agree.
+    /// Number of unexpected messages; `handled` is the number that the program has reported as handled. While the two
+    /// numbers differ, the program may not know of a message that a new entry would match. Entries that are added
+    /// meanwhile are inactive until the numbers agree.
     unexpected: u32,
     handled: u32,
 }
 
 /// An entry of a list.
 #[derive(Debug)]
-pub struct Entry<B> {
+pub struct TagEntry<B> {
     handle: u32,
     tag: u64,
     mask: u64,
@@ -67,36 +68,37 @@ pub struct RemotePayload {
 
 /// The decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum TagDecision {
     /// The message has no tag and is written to a receive work request.
     Untagged,
     /// The message matches no entry and is written to a receive work request.
     Unexpected,
     /// The message matches an entry.
-    Matched(Match),
+    Matched(TagMatch),
 }
 
 /// A message and its matching entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Match {
+pub struct TagMatch {
     /// Index of the entry in the list.
     pub at: usize,
     /// Tag of the message.
     pub tag: u64,
     /// The sending application's field of the header.
     pub app: u32,
-    /// Delivery of the message.
-    pub then: Delivery,
+    /// The way in which the message is delivered to the entry's buffer.
+    pub then: MatchedDelivery,
 }
 
 /// The delivery of a message that matches an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub enum MatchedDelivery {
     /// The bytes after the header are written to the entry's buffer.
     Eager,
     /// The payload is READ into the entry's buffer.
     Rendezvous(RemotePayload),
-    /// The entry's buffer is too small for the payload: it gets the headers, and the program does the rest.
+    /// The entry's buffer is too small for the payload. The buffer gets the headers, and the program fetches the
+    /// payload.
     HeadersOnly,
 }
 
@@ -129,18 +131,19 @@ impl<B> TagList<B> {
             return Err(ListFull);
         }
         self.last_handle = self.last_handle.wrapping_add(1);
-        self.entries.push(Entry {
+        self.entries.push(TagEntry {
             handle: self.last_handle,
             tag,
             mask,
-            active: self.agrees(),
+            active: self.is_synchronised(),
             wr_id,
             buffer,
         });
         Ok(self.last_handle)
     }
 
-    /// Removes an entry; returns false if the list does not have it (`IBV_WR_TAG_DEL`).
+    /// Removes the entry with the handle `handle` (`IBV_WR_TAG_DEL`); returns false if the list does not have this
+    /// entry.
     pub fn remove(&mut self, handle: u32) -> bool {
         let at = self.entries.iter().position(|e| e.handle == handle);
         at.map(|at| self.entries.remove(at)).is_some()
@@ -149,24 +152,24 @@ impl<B> TagList<B> {
     /// Returns the entry at an index.
     ///
     /// # Panics
-    /// The index is out of range. An index of a [`Match`] is valid until an entry is taken or removed.
+    /// Panics if the index is out of range. An index of a [`TagMatch`] is valid until an entry is taken or removed.
     #[must_use]
-    pub fn entry(&self, at: usize) -> &Entry<B> {
+    pub fn entry(&self, at: usize) -> &TagEntry<B> {
         &self.entries[at]
     }
 
     /// Removes and returns the entry at an index.
     ///
     /// # Panics
-    /// As for [`entry`](Self::entry).
-    pub fn take(&mut self, at: usize) -> Entry<B> {
+    /// Panics as [`entry`](Self::entry) does.
+    pub fn remove_entry(&mut self, at: usize) -> TagEntry<B> {
         self.entries.remove(at)
     }
 
     /// Records the number of unexpected messages that the program has handled (`IBV_OPS_TM_SYNC`).
     pub fn synchronise(&mut self, handled: u32) {
         self.handled = handled;
-        if self.agrees() {
+        if self.is_synchronised() {
             for entry in &mut self.entries {
                 entry.active = true;
             }
@@ -175,7 +178,7 @@ impl<B> TagList<B> {
 
     /// Returns true if the program has handled all unexpected messages.
     #[must_use]
-    pub const fn agrees(&self) -> bool {
+    pub const fn is_synchronised(&self) -> bool {
         self.handled == self.unexpected
     }
 
@@ -185,23 +188,23 @@ impl<B> TagList<B> {
         self.unexpected = self.unexpected.wrapping_add(1);
     }
 
-    /// Selects the delivery of a message that begins with `head`, which has at least [`MAX_HEADER_BYTES`], or all
-    /// bytes. `room` returns the size of a buffer in bytes.
-    pub fn decide(&self, head: &[u8], room: impl FnOnce(&B) -> u64) -> Decision {
+    /// Selects the delivery of a message. `head` has the first [`MAX_HEADER_BYTES`] bytes of the message, or all bytes
+    /// of a shorter message. `room` returns the size of a buffer in bytes.
+    pub fn decide(&self, head: &[u8], room: impl FnOnce(&B) -> u64) -> TagDecision {
         let needed = match head.first() {
             Some(&TMH_EAGER) => TMH_BYTES,
             Some(&TMH_RNDV) => MAX_HEADER_BYTES,
             _ => usize::MAX,
         };
         if head.len() < needed {
-            return Decision::Untagged;
+            return TagDecision::Untagged;
         }
         let tag = word(&head[8..]);
         let Some(at) = self.matching(tag) else {
-            return Decision::Unexpected;
+            return TagDecision::Unexpected;
         };
         let then = if head[0] == TMH_EAGER {
-            Delivery::Eager
+            MatchedDelivery::Eager
         } else {
             let rest = &head[TMH_BYTES..];
             let payload = RemotePayload {
@@ -210,12 +213,12 @@ impl<B> TagList<B> {
                 len: half(&rest[12..]),
             };
             if u64::from(payload.len) <= room(&self.entries[at].buffer) {
-                Delivery::Rendezvous(payload)
+                MatchedDelivery::Rendezvous(payload)
             } else {
-                Delivery::HeadersOnly
+                MatchedDelivery::HeadersOnly
             }
         };
-        Decision::Matched(Match {
+        TagDecision::Matched(TagMatch {
             at,
             tag,
             app: half(&head[4..]),
@@ -229,7 +232,7 @@ impl<B> TagList<B> {
     }
 }
 
-/// Returns the FIN message for a rendezvous with this header: it tells the sender that the payload has been READ.
+/// Returns the FIN message of the rendezvous with this header; FIN tells the sender that the payload has been READ.
 #[must_use]
 pub const fn fin(mut header: [u8; TMH_BYTES]) -> [u8; TMH_BYTES] {
     header[0] = TMH_FIN;
@@ -284,7 +287,7 @@ mod tests {
         list.note_unexpected();
         list.add(0, (2, u64::MAX), ()).unwrap();
         assert_eq!((list.matching(1), list.matching(2)), (Some(0), None));
-        assert!(!list.agrees());
+        assert!(!list.is_synchronised());
         list.synchronise(1);
         assert_eq!(list.matching(2), Some(1));
     }
@@ -300,16 +303,16 @@ mod tests {
             len: 100,
         };
         let then = |room| match list.decide(&head, |_| room) {
-            Decision::Matched(found) => {
+            TagDecision::Matched(found) => {
                 assert_eq!((found.at, found.tag, found.app), (0, 5, 0x0102_0304));
                 found.then
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!(then(100), Delivery::Rendezvous(payload));
-        assert_eq!(then(99), Delivery::HeadersOnly);
-        assert_eq!(list.take(0).wr_id, 9);
-        assert_eq!(list.decide(&head, |_| 100), Decision::Unexpected);
+        assert_eq!(then(100), MatchedDelivery::Rendezvous(payload));
+        assert_eq!(then(99), MatchedDelivery::HeadersOnly);
+        assert_eq!(list.remove_entry(0).wr_id, 9);
+        assert_eq!(list.decide(&head, |_| 100), TagDecision::Unexpected);
         assert_eq!(
             fin(header(TMH_RNDV, 5)[..16].try_into().unwrap())[0],
             TMH_FIN
@@ -323,20 +326,20 @@ mod tests {
         for (op, whole) in [(TMH_EAGER, TMH_BYTES), (TMH_RNDV, MAX_HEADER_BYTES)] {
             let head = header(op, 5);
             let decide = |len| list.decide(&head[..len], |()| 1000);
-            assert!(matches!(decide(whole), Decision::Matched(_)));
+            assert!(matches!(decide(whole), TagDecision::Matched(_)));
             for len in 0..whole {
-                assert_eq!(decide(len), Decision::Untagged, "{op} {len}");
+                assert_eq!(decide(len), TagDecision::Untagged, "{op} {len}");
             }
         }
         for op in [0, TMH_FIN, 4, 255] {
-            assert_eq!(list.decide(&header(op, 5), |()| 0), Decision::Untagged);
+            assert_eq!(list.decide(&header(op, 5), |()| 0), TagDecision::Untagged);
         }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// A list matches like a simple search, after any additions and removals.
+        /// A list finds the same entry as a simple search from the oldest entry on, after any additions and removals.
         #[test]
         fn a_list_is_searched_from_the_oldest_on(
             steps in prop::collection::vec((0..4, 0u64..8, 0u64..8), 0..60),
@@ -357,12 +360,12 @@ mod tests {
                     _ => {
                         let expected = model.iter().position(|e| tag & e.2 == e.1);
                         match list.decide(&header(TMH_EAGER, tag), |()| 0) {
-                            Decision::Matched(found) => {
+                            TagDecision::Matched(found) => {
                                 prop_assert_eq!(Some(found.at), expected);
-                                list.take(found.at);
+                                list.remove_entry(found.at);
                                 model.remove(found.at);
                             }
-                            other => prop_assert_eq!((other, expected), (Decision::Unexpected, None)),
+                            other => prop_assert_eq!((other, expected), (TagDecision::Unexpected, None)),
                         }
                     }
                 }

@@ -54,7 +54,7 @@ pub const fn allowed(service: QpType, opcode: u32) -> bool {
     }
 }
 
-/// Returns true if a work request of this operation sends a payload, so that the payload may be inline.
+/// Returns true if work requests of this operation send a payload; the payload may then be inline.
 #[inline]
 #[must_use]
 pub const fn carries_payload(opcode: u32) -> bool {
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn each_transport_has_the_verbs_of_the_table() {
-        // RC, UC, UD, raw packets.
+        // Columns: RC, UC, UD, raw packets.
         let table = [
             (wr::SEND, [true, true, true, true]),
             (wr::SEND_WITH_IMM, [true, true, true, false]),
@@ -101,7 +101,7 @@ mod tests {
             (wr::FLUSH, [true, false, false, false]),
             (wr::BIND_MW, [true, true, false, false]),
             (wr::LOCAL_INV, [true, true, false, false]),
-            // Segmentation offload, and an unknown opcode.
+            // Opcode 10 is segmentation offload; the other opcode is unknown.
             (10, [false; 4]),
             (u32::MAX, [false; 4]),
         ];

@@ -1,41 +1,43 @@
-//! Yielding of the core by a thread that polls without success.
+//! Yielding of the core by a thread whose polls find no completion.
 //!
 //! A polling thread does not sleep. If polling threads outnumber the cores, a waiting thread may occupy the core that
-//! its peer needs. A yield is cheap if the other threads on the core poll as well. It costs a whole scheduler time
-//! slice if another thread computes, and gains nothing if the core is otherwise idle. The duration of a yield tells
-//! these cases apart.
+//! its peer needs. A yield is cheap if the other threads on the core poll as well. A yield costs a whole scheduler
+//! time slice if another thread computes, and gains nothing if the core is otherwise idle. The duration of a yield
+//! tells these three cases apart.
 
-/// The spin time of a thread, derived from its yields. Times are in nanoseconds.
+/// The spin time of a polling thread, derived from the durations of its yields. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Yielding {
+pub struct SpinTime {
     spin_ns: u64,
 }
 
-/// Shortest spin, longer than the round trip of a message. Threads on different cores that wait for each other then
-/// overlap, and do not miss each other by a yield each time.
+/// Shortest spin in nanoseconds, longer than the round trip of a message. Two threads on different cores that wait for
+/// each other then poll at the same time, and neither yields just before the other's message arrives.
 const SHORTEST_SPIN_NS: u64 = 4_000;
 
-/// Spin before the first yield. On an idle machine, completions arrive sooner.
+/// Spin in nanoseconds before the first yield. On an idle machine, completions arrive sooner.
 const FIRST_SPIN_NS: u64 = 50_000;
 
-/// Longest spin while yields find the core idle: a new thread on this core may have to wait that long.
+/// Longest spin in nanoseconds while yields find the core idle. A new thread on this core may have to wait this long.
 const LONGEST_SPIN_ALONE_NS: u64 = 1_000_000;
 
-/// Limit below which a yield found the core idle. Such a yield is a system call of 0.2 to 0.4 µs. A yield to another
-/// thread and back takes two switches of 0.7 µs or more.
+/// Yields shorter than this number of nanoseconds found the core idle. Such a yield is a system call of 0.2 to 0.4 µs.
+/// A yield to another thread and back takes two context switches of 0.7 µs or more.
 const ALONE_NS: u64 = 1_000;
 
-/// Limit above which a yield met a computing thread: polling threads yield after some microseconds.
+/// Yields longer than this number of nanoseconds met a computing thread. A polling thread yields after some
+/// microseconds.
 const SLICE_NS: u64 = 500_000;
 
-/// Spin after such a yield: peers on other cores answer sooner. The spin is not longer, since pollers that always find
-/// work look the same, and spinning beside them is wasted.
+/// Spin in nanoseconds after a yield that met a computing thread; peers on other cores answer sooner. The spin is not
+/// longer, because pollers that always find work look like computing threads, and spinning beside them is wasted.
 const SPIN_BESIDE_BUSY_NS: u64 = 50_000;
 
-/// Limit of the spin below which a thread is in a crowd: at least two yields found that other threads wanted the core.
+/// A thread whose spin is below this number of nanoseconds is in a crowd: at least two yields found that other threads
+/// wanted the core.
 const CROWDED_NS: u64 = 20_000;
 
-impl Yielding {
+impl SpinTime {
     /// Makes the state of a thread that has not yielded.
     #[must_use]
     pub const fn new() -> Self {
@@ -44,13 +46,13 @@ impl Yielding {
         }
     }
 
-    /// Returns the time to poll without success until the next yield.
+    /// Returns the nanoseconds to poll without success before the next yield.
     #[must_use]
     pub const fn spin_ns(&self) -> u64 {
         self.spin_ns
     }
 
-    /// Returns true if other threads repeatedly wait for this core and soon yield it again.
+    /// Returns true if other threads repeatedly wait for this core and yield it again after some microseconds.
     #[must_use]
     pub const fn is_crowded(&self) -> bool {
         self.spin_ns < CROWDED_NS
@@ -68,7 +70,7 @@ impl Yielding {
     }
 }
 
-impl Default for Yielding {
+impl Default for SpinTime {
     fn default() -> Self {
         Self::new()
     }
@@ -82,8 +84,8 @@ mod tests {
     const CROWD: u64 = 5_000;
     const BUSY: u64 = 3_000_000;
 
-    fn after(yields: &[u64]) -> Yielding {
-        let mut yielding = Yielding::new();
+    fn after(yields: &[u64]) -> SpinTime {
+        let mut yielding = SpinTime::new();
         yields.iter().for_each(|took| yielding.yielded(*took));
         yielding
     }
@@ -100,7 +102,7 @@ mod tests {
     fn in_a_crowd_the_core_is_given_up_at_once() {
         assert!(after(&[CROWD; 2]).is_crowded());
         assert_eq!(after(&[CROWD; 10]).spin_ns(), SHORTEST_SPIN_NS);
-        // The result is the same after a long idle time, and the crowd state ends when the crowd has gone.
+        // A long idle time before the crowd does not change the result. The crowd state ends when the crowd has gone.
         let mut yields = vec![ALONE; 40];
         yields.extend([CROWD; 12]);
         assert_eq!(after(&yields).spin_ns(), SHORTEST_SPIN_NS);
@@ -112,7 +114,8 @@ mod tests {
     fn beside_a_thread_that_computes_the_spin_is_longer() {
         assert_eq!(after(&[BUSY]).spin_ns(), SPIN_BESIDE_BUSY_NS);
         assert_eq!(after(&[BUSY; 40]).spin_ns(), SPIN_BESIDE_BUSY_NS);
-        // The same happens in a crowd. A peer on the same core, which a long spin delays, is soon considered again.
+        // A yield to a computing thread has the same effect in a crowd. A few yields later the thread is in the crowd
+        // state again.
         let mut yields = vec![CROWD; 10];
         yields.push(BUSY);
         assert_eq!(after(&yields).spin_ns(), SPIN_BESIDE_BUSY_NS);

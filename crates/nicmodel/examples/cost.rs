@@ -5,7 +5,7 @@
 //! cargo run -p verbatim-nicmodel --example cost
 //! ```
 
-use nicmodel::{Footprint, Method, Operation, OperationError, Transport, Verb, profile};
+use nicmodel::{Footprint, Operation, OperationError, PostMethod, Transport, Verb, profile};
 
 fn main() -> Result<(), OperationError> {
     let cib = profile::builtin("cib").expect("this NIC is built in");
@@ -13,9 +13,9 @@ fn main() -> Result<(), OperationError> {
     let request = Operation::new(Verb::Send, Transport::Ud, 16).inlined();
     let answer = Operation::new(Verb::Send, Transport::Ud, 32).inlined();
 
-    let read = Footprint::of_postlist(cib, &read, Method::WqeByMmio, 1)?.responder;
-    let request = Footprint::of_postlist(cib, &request, Method::WqeByMmio, 1)?.responder;
-    let answers = Footprint::of_postlist(cib, &answer, Method::Doorbell, 16)?.requester;
+    let read = Footprint::of_postlist(cib, &read, PostMethod::WqeByMmio, 1)?.responder;
+    let request = Footprint::of_postlist(cib, &request, PostMethod::WqeByMmio, 1)?.responder;
+    let answers = Footprint::of_postlist(cib, &answer, PostMethod::Doorbell, 16)?.requester;
     println!(
         "two READs of 32 bytes: {} DMA reads, {} DMA writes",
         2.0 * read.dma_reads(),

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use crate::operation::{Method, Operation, OperationError};
-use crate::pcie::{Kind, Purpose, Transactions};
+use crate::operation::{Operation, OperationError, PostMethod};
+use crate::pcie::{TransactionKind, TransactionPurpose, Transactions};
 use crate::profile::{LinkLayer, Profile};
 use crate::verb::{ATOMIC_BYTES, Transport, Verb};
-use crate::wire::{self, Exchange};
+use crate::wire::{self, OperationPackets};
 use crate::wqe::{self, CACHE_LINE_BYTES};
 
 /// Longest postlist that can be described.
@@ -25,25 +25,25 @@ pub struct Footprint {
     /// Cache lines of a WQE.
     pub wqe_lines: u32,
     /// The way in which the WQEs reach the NIC.
-    pub method: Method,
+    pub method: PostMethod,
     /// The requester's PCIe link.
-    pub requester: Side,
+    pub requester: LinkTransactions,
     /// The responder's PCIe link.
-    pub responder: Side,
+    pub responder: LinkTransactions,
     /// The network.
-    pub network: Exchange,
+    pub network: OperationPackets,
     /// Locks for atomics that the responder's NIC takes.
     pub atomic_locks: f64,
 }
 
 /// The transactions on one PCIe link, by purpose.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Side {
+pub struct LinkTransactions {
     /// One entry for each purpose that occurs.
     pub transactions: Vec<Transactions>,
 }
 
-impl Side {
+impl LinkTransactions {
     fn add(&mut self, transactions: Transactions) {
         if transactions.count > 0.0 {
             self.transactions.push(transactions);
@@ -51,51 +51,57 @@ impl Side {
     }
 
     /// Sums `what` over all transactions whose purpose satisfies `of`.
-    fn sum(&self, of: impl Fn(Purpose) -> bool, what: impl Fn(&Transactions) -> f64) -> f64 {
+    fn sum(
+        &self,
+        of: impl Fn(TransactionPurpose) -> bool,
+        what: impl Fn(&Transactions) -> f64,
+    ) -> f64 {
         let picked = self.transactions.iter().filter(|t| of(t.purpose));
         // `Iterator::sum` of no floating-point numbers is -0.0.
         picked.map(what).sum::<f64>() + 0.0
     }
 
     /// Transactions with this purpose.
-    pub fn count(&self, purpose: Purpose) -> f64 {
+    pub fn count(&self, purpose: TransactionPurpose) -> f64 {
         self.sum(|p| p == purpose, |t| t.count)
     }
 
     /// MMIO writes of the processor: cache lines of WQEs, and doorbells.
     pub fn mmio_writes(&self) -> f64 {
-        self.sum(|p| p.kind() == Kind::MmioWrite, |t| t.count)
+        self.sum(|p| p.kind() == TransactionKind::MmioWrite, |t| t.count)
     }
 
     /// Doorbells among the MMIO writes.
     pub fn doorbells(&self) -> f64 {
-        self.count(Purpose::Doorbell)
+        self.count(TransactionPurpose::Doorbell)
     }
 
     /// DMA reads, without those of RECVs' WQEs, which the publications do not count.
     pub fn dma_reads(&self) -> f64 {
-        let counted = |p: Purpose| p.kind() == Kind::DmaRead && p != Purpose::RecvWqeFetch;
+        let counted = |p: TransactionPurpose| {
+            p.kind() == TransactionKind::DmaRead && p != TransactionPurpose::RecvWqeFetch
+        };
         self.sum(counted, |t| t.count)
     }
 
     /// DMA reads of RECVs' WQEs; a fraction, since one read fetches several.
     pub fn recv_wqe_reads(&self) -> f64 {
-        self.count(Purpose::RecvWqeFetch)
+        self.count(TransactionPurpose::RecvWqeFetch)
     }
 
     /// DMA writes.
     pub fn dma_writes(&self) -> f64 {
-        self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.count)
+        self.sum(|p| p.kind() == TransactionKind::DmaWrite, |t| t.count)
     }
 
     /// Cache lines that all DMA reads touch: the processor's counter PCIeRdCur.
     pub fn lines_read(&self) -> f64 {
-        self.sum(|p| p.kind() == Kind::DmaRead, |t| t.lines)
+        self.sum(|p| p.kind() == TransactionKind::DmaRead, |t| t.lines)
     }
 
     /// Cache lines that DMA writes touch: the processor's counter PCIeItoM.
     pub fn lines_written(&self) -> f64 {
-        self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.lines)
+        self.sum(|p| p.kind() == TransactionKind::DmaWrite, |t| t.lines)
     }
 
     /// Data and headers to the device.
@@ -109,12 +115,12 @@ impl Side {
     }
 
     /// Data and headers of one kind to the device.
-    pub fn bytes_to_device_by(&self, kind: Kind) -> f64 {
+    pub fn bytes_to_device_by(&self, kind: TransactionKind) -> f64 {
         self.sum(|p| p.kind() == kind, Transactions::bytes_to_device)
     }
 
     /// Packets to the device of one kind.
-    pub fn tlps_to_device_by(&self, kind: Kind) -> f64 {
+    pub fn tlps_to_device_by(&self, kind: TransactionKind) -> f64 {
         self.sum(|p| p.kind() == kind, |t| t.tlps_to_device)
     }
 
@@ -152,7 +158,7 @@ impl Footprint {
     pub fn of_postlist(
         profile: &Profile,
         operation: &Operation,
-        method: Method,
+        method: PostMethod,
         len: u32,
     ) -> Result<Self, OperationError> {
         operation.check(profile)?;
@@ -175,7 +181,7 @@ impl Footprint {
             method,
             requester: requester(profile, operation, method, len),
             responder: responder(profile, operation, operations),
-            network: Exchange {
+            network: OperationPackets {
                 to_responder: network.to_responder.scaled(operations),
                 to_requester: network.to_requester.scaled(operations),
             },
@@ -192,7 +198,7 @@ impl Footprint {
     pub fn of_one(
         profile: &Profile,
         operation: &Operation,
-        method: Method,
+        method: PostMethod,
         mean_len: f64,
     ) -> Result<Self, OperationError> {
         if !(1.0..=f64::from(MAX_POSTLIST)).contains(&mean_len) {
@@ -220,7 +226,7 @@ impl Footprint {
 
     fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
         let mix = |of: fn(&Self) -> f64| of(self) * own + of(other) * others;
-        let packets = |of: fn(&Exchange) -> wire::Packets| {
+        let packets = |of: fn(&OperationPackets) -> wire::PacketCost| {
             of(&self.network)
                 .scaled(own)
                 .plus(of(&other.network).scaled(others))
@@ -232,7 +238,7 @@ impl Footprint {
             method: self.method,
             requester: self.requester.combined(own, &other.requester, others),
             responder: self.responder.combined(own, &other.responder, others),
-            network: Exchange {
+            network: OperationPackets {
                 to_responder: packets(|n| n.to_responder),
                 to_requester: packets(|n| n.to_requester),
             },
@@ -242,14 +248,19 @@ impl Footprint {
 }
 
 /// The requester's transactions for one postlist.
-fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32) -> Side {
-    let mut side = Side::default();
+fn requester(
+    profile: &Profile,
+    operation: &Operation,
+    method: PostMethod,
+    len: u32,
+) -> LinkTransactions {
+    let mut side = LinkTransactions::default();
     let operations = f64::from(len);
     let wqe_bytes = operation.wqe_bytes(profile);
     match method {
-        Method::WqeByMmio => {
+        PostMethod::WqeByMmio => {
             let writes = operations * f64::from(wqe::lines(wqe_bytes));
-            let purpose = Purpose::WqeByMmio;
+            let purpose = TransactionPurpose::WqeByMmio;
             side.add(Transactions::mmio(
                 profile,
                 purpose,
@@ -257,11 +268,11 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
                 CACHE_LINE_BYTES,
             ));
         }
-        Method::Doorbell => {
+        PostMethod::Doorbell => {
             let doorbell = profile.pcie.doorbell_bytes.value;
             side.add(Transactions::mmio(
                 profile,
-                Purpose::Doorbell,
+                TransactionPurpose::Doorbell,
                 1.0,
                 doorbell,
             ));
@@ -270,7 +281,12 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
             let at_once = at_once.map_or(len, |most| most.value.min(len));
             let fetch = |count: u32, wqes: u32| {
                 let bytes = slot * u64::from(wqes);
-                Transactions::dma_read(profile, Purpose::WqeFetch, f64::from(count), bytes)
+                Transactions::dma_read(
+                    profile,
+                    TransactionPurpose::WqeFetch,
+                    f64::from(count),
+                    bytes,
+                )
             };
             let whole = fetch(len / at_once, at_once);
             side.add(match len % at_once {
@@ -287,19 +303,19 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
             let (each, longer) = (u64::from(payload / elements), payload % elements);
             let read = |count: u32, bytes: u64| {
                 let count = f64::from(count) * operations;
-                Transactions::dma_read(profile, Purpose::PayloadFetch, count, bytes)
+                Transactions::dma_read(profile, TransactionPurpose::PayloadFetch, count, bytes)
             };
             side.add(read(elements - longer, each).plus(read(longer, each + 1)));
         }
     } else if payload > 0 {
-        let (purpose, bytes) = (Purpose::ResponsePlacement, u64::from(payload));
+        let (purpose, bytes) = (TransactionPurpose::ResponsePlacement, u64::from(payload));
         side.add(Transactions::dma_write(profile, purpose, operations, bytes));
     }
     let completions = operations * operation.signaled;
     let cqe = u64::from(profile.wqe.cqe_bytes.value);
     side.add(Transactions::dma_write(
         profile,
-        Purpose::Cqe,
+        TransactionPurpose::Cqe,
         completions,
         cqe,
     ));
@@ -310,8 +326,8 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
 const ZERO_LENGTH_READ_BYTES: u64 = 4;
 
 /// The responder's transactions for this number of operations.
-fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side {
-    let mut side = Side::default();
+fn responder(profile: &Profile, operation: &Operation, operations: f64) -> LinkTransactions {
+    let mut side = LinkTransactions::default();
     let payload = u64::from(operation.payload_bytes);
     let read = |purpose, bytes| Transactions::dma_read(profile, purpose, operations, bytes);
     let write = |purpose, bytes| Transactions::dma_write(profile, purpose, operations, bytes);
@@ -321,19 +337,25 @@ fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side 
                 let with_grh =
                     operation.transport == Transport::Ud && profile.link_layer == LinkLayer::Roce;
                 let grh = if with_grh { u64::from(GRH_BYTES) } else { 0 };
-                side.add(write(Purpose::PayloadPlacement, payload + grh));
+                side.add(write(TransactionPurpose::PayloadPlacement, payload + grh));
             }
         }
         Verb::RdmaRead => {
             if payload > 0 {
-                side.add(read(Purpose::ReadData, payload));
+                side.add(read(TransactionPurpose::ReadData, payload));
             }
         }
         Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
-            side.add(read(Purpose::AtomicRead, u64::from(ATOMIC_BYTES)));
-            side.add(write(Purpose::AtomicWrite, u64::from(ATOMIC_BYTES)));
+            side.add(read(
+                TransactionPurpose::AtomicRead,
+                u64::from(ATOMIC_BYTES),
+            ));
+            side.add(write(
+                TransactionPurpose::AtomicWrite,
+                u64::from(ATOMIC_BYTES),
+            ));
         }
-        Verb::Flush => side.add(read(Purpose::FlushRead, ZERO_LENGTH_READ_BYTES)),
+        Verb::Flush => side.add(read(TransactionPurpose::FlushRead, ZERO_LENGTH_READ_BYTES)),
     }
     if operation.consumes_recv() {
         // The WQEs of RECVs are adjacent in memory, and the NIC reads a cache line of them at a time.
@@ -342,11 +364,14 @@ fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side 
         let line = u64::from(CACHE_LINE_BYTES);
         side.add(Transactions::dma_read(
             profile,
-            Purpose::RecvWqeFetch,
+            TransactionPurpose::RecvWqeFetch,
             reads,
             line,
         ));
-        side.add(write(Purpose::Cqe, u64::from(profile.wqe.cqe_bytes.value)));
+        side.add(write(
+            TransactionPurpose::Cqe,
+            u64::from(profile.wqe.cqe_bytes.value),
+        ));
     }
     side
 }

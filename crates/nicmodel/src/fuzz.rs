@@ -1,7 +1,7 @@
 //! The function of this crate's fuzz target, and the replay of its corpus.
 
 use crate::profile::Profile;
-use crate::{Bounds, Footprint, Load, Method, Mix, Operation, Role, Transport, Verb};
+use crate::{Bounds, Footprint, Mix, MixOperation, Operation, PostMethod, Role, Transport, Verb};
 
 /// Parses any bytes as a NIC profile: the bytes are refused with a message, or the model can compute with the
 /// profile.
@@ -18,24 +18,24 @@ pub fn nic_profile(bytes: &[u8]) {
     };
     assert!(!profile.numbers().is_empty());
     if let Some(there) = profile.on_dpu() {
-        works(&there);
+        check_rates(&there);
     }
-    works(&profile);
+    check_rates(&profile);
 }
 
 /// Checks that the model's arithmetic over the profile gives rates.
-fn works(profile: &Profile) {
+fn check_rates(profile: &Profile) {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for verb in Verb::ALL
             .into_iter()
             .filter(|verb| transport.carries(*verb))
         {
             let operation = Operation::new(verb, transport, verb.fixed_payload().unwrap_or(8));
-            for method in [Method::WqeByMmio, Method::Doorbell] {
+            for method in [PostMethod::WqeByMmio, PostMethod::Doorbell] {
                 let _ = Footprint::of_postlist(profile, &operation, method, 16);
             }
             for role in [Role::Requester, Role::Responder] {
-                let mix = Mix::new(vec![Load::new(operation, role)]).on_cores(2);
+                let mix = Mix::new(vec![MixOperation::new(operation, role)]).on_cores(2);
                 if let Ok(bounds) = Bounds::of(profile, &mix) {
                     let rate = bounds.predicted_mops;
                     assert!(rate.is_none_or(|rate| rate >= 0.0), "{verb}: {rate:?}");

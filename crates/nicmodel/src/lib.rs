@@ -8,16 +8,17 @@
 //! - [`Footprint`]: the PCIe transactions, packets and locks that an operation causes on both sides.
 //! - [`Mix`], [`Bounds`]: the rate that each resource allows, and the bottleneck.
 //! - [`op_profile`], [`guidelines`]: the counts of a program's operations, and the changes that the model advises.
+//! - [`uncertainty`]: the range in which the real rate probably lies.
 //!
 //! ```
-//! use nicmodel::{Footprint, Method, Operation, Transport, Verb, profile};
+//! use nicmodel::{Footprint, PostMethod, Operation, Transport, Verb, profile};
 //!
 //! let cib = profile::builtin("cib").expect("it is built in");
 //! let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
 //!
 //! // Sixteen SENDs of 60 bytes: two cache lines each, or one doorbell.
-//! let single = Footprint::of_postlist(cib, &send, Method::WqeByMmio, 16)?;
-//! let batched = Footprint::of_postlist(cib, &send, Method::Doorbell, 16)?;
+//! let single = Footprint::of_postlist(cib, &send, PostMethod::WqeByMmio, 16)?;
+//! let batched = Footprint::of_postlist(cib, &send, PostMethod::Doorbell, 16)?;
 //! assert_eq!(single.requester.mmio_writes(), 32.0);
 //! assert_eq!(batched.requester.mmio_writes(), 1.0);
 //! assert_eq!(batched.requester.dma_reads(), 1.0);
@@ -39,12 +40,15 @@ mod operation;
 pub mod pcie;
 pub mod profile;
 pub mod published;
+pub mod uncertainty;
 mod verb;
 pub mod wire;
 pub mod wqe;
 
-pub use bounds::{Bounds, Load, Mix, Role};
-pub use footprint::{Footprint, MAX_POSTLIST, Side};
-pub use operation::{MAX_MESSAGE_BYTES, MAX_SGES, Method, Operation, OperationError, Receive};
+pub use bounds::{Bounds, Mix, MixOperation, Role};
+pub use footprint::{Footprint, LinkTransactions, MAX_POSTLIST};
+pub use operation::{
+    MAX_MESSAGE_BYTES, MAX_SGES, Operation, OperationError, PayloadDestination, PostMethod,
+};
 pub use profile::Profile;
 pub use verb::{ATOMIC_BYTES, Transport, Verb};

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::bounds::{Load, Mix, Role};
-use crate::operation::{Operation, Receive};
+use crate::bounds::{Mix, MixOperation, Role};
+use crate::operation::{Operation, PayloadDestination};
 use crate::profile::{Profile, Sourced, builtin};
-use crate::published::{self, Published};
+use crate::published::{self, PublishedNumber};
 use crate::verb::{Transport, Verb};
 
 /// Core time of HERD for the work of a request apart from verbs, in ns. The number of Connect-IB applies if the
@@ -25,7 +25,7 @@ pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
 }
 
 /// Size of requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
-const REQUEST_BYTES: u32 = 16;
+const WRITE_REQUEST_BYTES: u32 = 16;
 
 /// Responses per doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
 const SEQUENCER_BATCH: f64 = 15.9;
@@ -33,7 +33,7 @@ const HERD_BATCH: f64 = 14.0;
 
 /// A mix of the publications, with its name and published rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Named {
+pub struct NamedMix {
     /// Short name.
     pub name: &'static str,
     /// Description of the mix.
@@ -41,22 +41,22 @@ pub struct Named {
     /// The operations and cores of the mix.
     pub mix: Mix,
     /// The rate that was published for this NIC, if one was.
-    pub published: Option<&'static Published>,
+    pub published: Option<&'static PublishedNumber>,
 }
 
 /// Relation of a number of the model to the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Basis {
+pub enum NumberBasis {
     /// A number of the profile or of the mix was fitted to the published one.
     Fitted,
     /// No number was fitted to the published one.
     Predicted,
 }
 
-impl Named {
+impl NamedMix {
     /// Tells whether the profile or the mix was fitted to the published rate; `None` without a published rate.
-    pub fn basis(&self, profile: &Profile) -> Option<Basis> {
+    pub fn basis(&self, profile: &Profile) -> Option<NumberBasis> {
         let id = self.published?.id;
         // These two ids name the same measurement.
         let same = match id {
@@ -72,9 +72,9 @@ impl Named {
             to.any(|name| name == id || name == same)
         });
         Some(if in_profile {
-            Basis::Fitted
+            NumberBasis::Fitted
         } else {
-            Basis::Predicted
+            NumberBasis::Predicted
         })
     }
 }
@@ -82,15 +82,15 @@ impl Named {
 /// Returns the mixes of the publications that this NIC can execute.
 ///
 /// "As many cores as needed" is all cores of the profile.
-pub fn all(profile: &Profile) -> Vec<Named> {
+pub fn all(profile: &Profile) -> Vec<NamedMix> {
     let mut all = verbs(profile);
     all.extend(systems(profile));
     all.retain(|named| {
         let loads = &mut named.mix.loads.iter();
         loads.all(|load| {
             let operation = &load.operation;
-            let as_wanted =
-                operation.receive == Receive::Regular || operation.arrives_in_cqe(profile);
+            let as_wanted = operation.receive == PayloadDestination::Regular
+                || operation.arrives_in_cqe(profile);
             as_wanted && operation.check(profile).is_ok()
         })
     });
@@ -98,24 +98,24 @@ pub fn all(profile: &Profile) -> Vec<Named> {
 }
 
 /// Returns the mix of this name.
-pub fn get(profile: &Profile, name: &str) -> Option<Named> {
+pub fn get(profile: &Profile, name: &str) -> Option<NamedMix> {
     all(profile).into_iter().find(|named| named.name == name)
 }
 
 /// Returns the published number for this NIC: `ids` are pairs of profile and id.
-fn printed(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static Published> {
+fn printed(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static PublishedNumber> {
     let (_, id) = ids.iter().find(|(nic, _)| *nic == profile.name)?;
     published::get(id)
 }
 
-fn verbs(profile: &Profile) -> Vec<Named> {
+fn verbs(profile: &Profile) -> Vec<NamedMix> {
     let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
     let rc = |verb, payload| Operation::new(verb, Transport::Rc, payload);
     let header_only = Operation::header_only(Transport::Ud);
     let cores = profile.host.cores.value;
-    let sent = |operation| Load::new(operation, Role::Requester);
-    let arriving = |operation| Load::new(operation, Role::Responder);
-    let named = |name, title, mix, ids: &[(&str, &str)]| Named {
+    let sent = |operation| MixOperation::new(operation, Role::Requester);
+    let arriving = |operation| MixOperation::new(operation, Role::Responder);
+    let named = |name, title, mix, ids: &[(&str, &str)]| NamedMix {
         name,
         title,
         mix,
@@ -163,7 +163,7 @@ fn verbs(profile: &Profile) -> Vec<Named> {
         named(
             "ud-recv-inline",
             "inline UD RECV of 32 bytes",
-            from_peers(arriving(ud(32).received(Receive::Inline))),
+            from_peers(arriving(ud(32).received(PayloadDestination::Inline))),
             &[("cx3", "ud_recv_cx3_inline")],
         ),
         named(
@@ -224,19 +224,19 @@ fn verbs(profile: &Profile) -> Vec<Named> {
 }
 
 /// Returns the operations of HERD's RPC: requests by UC WRITE, responses by UD SEND.
-fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<Load> {
-    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
+fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<MixOperation> {
+    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, WRITE_REQUEST_BYTES).inlined();
     let response = Operation::new(Verb::Send, Transport::Ud, response_bytes).inlined();
     vec![
-        Load::new(request, Role::Responder),
-        Load::new(response, Role::Requester)
+        MixOperation::new(request, Role::Responder),
+        MixOperation::new(response, Role::Requester)
             .in_postlists(postlist)
             .on_queue_pairs(queue_pairs),
     ]
 }
 
 /// Returns the mix of a sequencer with these messages.
-fn sequencer(profile: &Profile, loads: Vec<Load>, cores: u32, postlist: f64) -> Mix {
+fn sequencer(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: f64) -> Mix {
     let host = &profile.host;
     let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
     let add_ns = match cores {
@@ -271,7 +271,7 @@ pub fn of_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
     }
 }
 
-fn systems(profile: &Profile) -> Vec<Named> {
+fn systems(profile: &Profile) -> Vec<NamedMix> {
     let sequencer = |loads, cores, postlist| sequencer(profile, loads, cores, postlist);
     let rpc = |cores, postlist, queue_pairs| rpc(profile, cores, postlist, queue_pairs);
     let herd = |cores, postlist, app_ns| Mix {
@@ -284,8 +284,8 @@ fn systems(profile: &Profile) -> Vec<Named> {
     let spec_s0 = |cores: u32| {
         let header_only = Operation::header_only(Transport::Ud);
         let loads = vec![
-            Load::new(header_only, Role::Responder),
-            Load::new(header_only, Role::Requester)
+            MixOperation::new(header_only, Role::Responder),
+            MixOperation::new(header_only, Role::Requester)
                 .in_postlists(SEQUENCER_BATCH)
                 .on_queue_pairs(6 * cores),
         ];
@@ -295,13 +295,13 @@ fn systems(profile: &Profile) -> Vec<Named> {
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
     // A GET is one READ, a PUT two atomics (lock, update, unlock).
     let drtm = |put: f64| {
-        let gets = Load::new(read, Role::Responder).times(1.0 - put);
-        let puts = Load::new(atomic, Role::Responder).times(2.0 * put);
+        let gets = MixOperation::new(read, Role::Responder).times(1.0 - put);
+        let puts = MixOperation::new(atomic, Role::Responder).times(2.0 * put);
         Mix::new(vec![gets, puts])
     };
     let on_cib = |id| printed(profile, &[("cib", id)]);
     let all = profile.host.cores.value;
-    let named = |name, title, mix, published| Named {
+    let named = |name, title, mix, published| NamedMix {
         name,
         title,
         mix,
@@ -348,7 +348,7 @@ fn systems(profile: &Profile) -> Vec<Named> {
             "sequencer-atomics",
             "sequencer by fetch-and-add",
             Mix::new(vec![
-                Load::new(
+                MixOperation::new(
                     Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8),
                     Role::Responder,
                 )
@@ -383,7 +383,7 @@ fn systems(profile: &Profile) -> Vec<Named> {
         named(
             "read-kv",
             "key-value store by two READs a GET",
-            Mix::new(vec![Load::new(read, Role::Responder).times(2.0)]),
+            Mix::new(vec![MixOperation::new(read, Role::Responder).times(2.0)]),
             on_cib("derived_read_kv_line"),
         ),
         named(

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounds::{Bounds, Load, Mix, Resource, Role};
-use crate::footprint::{Footprint, Side};
-use crate::operation::{Method, Operation, OperationError};
+use crate::bounds::{Bounds, Mix, MixOperation, Resource, Role};
+use crate::footprint::{Footprint, LinkTransactions};
+use crate::operation::{Operation, OperationError, PostMethod};
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
 
@@ -43,7 +43,7 @@ pub struct OperationProfile {
     /// Number of different machines that the program sent to.
     pub peers: u32,
     /// Registered memory of the program.
-    pub memory: Memory,
+    pub memory: RegisteredMemory,
     /// Notes on operations that the counts do not include.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -82,20 +82,20 @@ pub struct Thread {
     pub completions: u64,
     /// Time from the thread's first post to a send queue to its last; `None` if unknown.
     #[serde(default)]
-    pub posted: Option<Span>,
+    pub posted: Option<TimeSpan>,
 }
 
 /// A span of time, in ns since a fixed moment of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Span {
+pub struct TimeSpan {
     /// Start of the span, as exactly as the clock was read.
     pub first_ns: u64,
     /// End of the span.
     pub last_ns: u64,
 }
 
-impl Span {
+impl TimeSpan {
     /// Returns the shortest span that contains both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -115,13 +115,13 @@ pub struct QueuePair {
     /// Transport of the queue pair.
     pub transport: Transport,
     /// Operations that were posted, by kind.
-    pub sent: Vec<Counted>,
+    pub sent: Vec<CountedOperations>,
     /// Postlists of these operations: each is a doorbell, or a WQE by MMIO.
     pub postlists: u64,
     /// Runs of postlists without a poll of the posting thread in between: each run could have been one postlist.
     pub runs: u64,
     /// Messages that the RECVs of the queue pair received, by kind.
-    pub received: Vec<Counted>,
+    pub received: Vec<CountedOperations>,
     /// Most operations outstanding at a time.
     pub max_outstanding: u32,
     /// Operations outstanding on average, as each was posted.
@@ -132,10 +132,10 @@ pub struct QueuePair {
     pub atomic_slots: Vec<SlotCount>,
     /// Postlists of the queue pair by length.
     #[serde(default)]
-    pub postlist_lengths: Vec<Lengths>,
+    pub postlist_lengths: Vec<PostlistsByLength>,
     /// RECVs that were posted to the queue pair, without those of a shared receive queue.
     #[serde(default)]
-    pub recvs: Recvs,
+    pub recvs: PostedRecvs,
     /// Work requests that fit in the send queue; 0 if unknown.
     #[serde(default)]
     pub max_send_wr: u32,
@@ -150,12 +150,12 @@ pub struct QueuePair {
     pub failed: u64,
     /// Time from the first post to the send queue to the last; `None` if unknown.
     #[serde(default)]
-    pub posted: Option<Span>,
+    pub posted: Option<TimeSpan>,
 }
 
 /// Postlists that reach the NIC by the same method.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Lists {
+pub struct PostlistsByMethod {
     /// Work requests in a list, on average.
     pub postlist: f64,
     /// Share of all work requests that these postlists contain, 0 to 1.
@@ -165,7 +165,7 @@ pub struct Lists {
 /// Postlists of similar length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Lengths {
+pub struct PostlistsByLength {
     /// Most work requests of a postlist in this class; the shortest has more than half as many.
     pub at_most: u64,
     /// Postlists in this class.
@@ -175,7 +175,7 @@ pub struct Lengths {
 /// Counts of posted RECVs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recvs {
+pub struct PostedRecvs {
     /// Calls that posted RECVs.
     pub postlists: u64,
     /// Posted RECVs.
@@ -187,7 +187,7 @@ pub struct Recvs {
 /// Operations of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Counted {
+pub struct CountedOperations {
     /// The kind of operation. Payloads may be classes of similar sizes, given by their mean.
     pub operation: Operation,
     /// Number of operations.
@@ -207,7 +207,7 @@ pub struct SlotCount {
 /// Registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Memory {
+pub struct RegisteredMemory {
     /// Most bytes that were registered at a time.
     pub registered_bytes: u64,
     /// Registered bytes in pages larger than 4 KiB.
@@ -342,8 +342,8 @@ impl OperationProfile {
     ///
     /// # Errors
     /// Returned if the NIC cannot execute one of the operations.
-    pub fn side(&self, profile: &Profile) -> Result<Side, OperationError> {
-        let mut all = Side::default();
+    pub fn link_transactions(&self, profile: &Profile) -> Result<LinkTransactions, OperationError> {
+        let mut all = LinkTransactions::default();
         for load in self.mix().iter().flat_map(|mix| &mix.loads) {
             let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
             let side = match load.role {
@@ -363,7 +363,7 @@ impl OperationProfile {
     /// Effective number of queue pairs in use at a time: equally busy queue pairs with the load of the busiest would
     /// do the same work. At least 1.
     pub fn even_queue_pairs(&self) -> u32 {
-        let mut busy = Busy::default();
+        let mut busy = BusyQueuePairs::default();
         for (begins, qp) in self.in_turn() {
             busy.set(qp.operations(), begins);
         }
@@ -381,7 +381,7 @@ impl OperationProfile {
 
     /// Most queue pairs that were in use at a time.
     pub fn concurrent_queue_pairs(&self) -> u32 {
-        at_most(self.active().map(|qp| qp.posted))
+        max_overlapping(self.active().map(|qp| qp.posted))
     }
 
     /// Starts (`true`) and ends (`false`) of the use of queue pairs, in order of time.
@@ -409,7 +409,7 @@ impl OperationProfile {
     /// Threads that posted to send queues at a time; at least 1.
     pub fn posting_threads(&self) -> u32 {
         let posting = self.threads.iter().filter(|thread| thread.posts > 0);
-        at_most(posting.map(|thread| thread.posted)).max(1)
+        max_overlapping(posting.map(|thread| thread.posted)).max(1)
     }
 
     /// The work of the program's machine for one posted operation. If the program posts nothing, the work for one
@@ -427,21 +427,21 @@ impl OperationProfile {
         for qp in &self.queue_pairs {
             for lists in qp.lists() {
                 for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
-                    loads.push(Load {
-                        method: Method::of_postlist(lists.postlist),
+                    loads.push(MixOperation {
+                        method: PostMethod::of_postlist(lists.postlist),
                         postlist: lists.postlist,
                         queue_pairs: Some(queue_pairs),
                         lock_slots: qp.effective_slots(),
                         per_request: lists.share * real(counted.count) / real(total),
-                        ..Load::new(counted.operation, Role::Requester)
+                        ..MixOperation::new(counted.operation, Role::Requester)
                     });
                 }
             }
             for counted in qp.received.iter().filter(|counted| counted.count > 0) {
-                loads.push(Load {
+                loads.push(MixOperation {
                     queue_pairs: Some(receiving),
                     per_request: real(counted.count) / real(total),
-                    ..Load::new(counted.operation, Role::Responder)
+                    ..MixOperation::new(counted.operation, Role::Responder)
                 });
             }
         }
@@ -522,7 +522,7 @@ impl QueuePair {
             adjacent_reads: 0,
             atomic_slots: Vec::new(),
             postlist_lengths: Vec::new(),
-            recvs: Recvs::default(),
+            recvs: PostedRecvs::default(),
             max_send_wr: 0,
             max_inline_data: 0,
             refused: 0,
@@ -552,9 +552,9 @@ impl QueuePair {
     /// One mean of both would be wrong: a single postlist of two would turn all work requests into postlists.
     ///
     /// Returns one entry if the lengths are unknown, or do not add up to [`postlists`](Self::postlists).
-    pub fn lists(&self) -> Vec<Lists> {
+    pub fn lists(&self) -> Vec<PostlistsByMethod> {
         let operations = real(self.operations());
-        let all = vec![Lists {
+        let all = vec![PostlistsByMethod {
             postlist: self.mean_postlist(),
             share: 1.0,
         }];
@@ -568,11 +568,11 @@ impl QueuePair {
             return all;
         }
         vec![
-            Lists {
+            PostlistsByMethod {
                 postlist: 1.0,
                 share: real(singles) / operations,
             },
-            Lists {
+            PostlistsByMethod {
                 postlist: in_longer / real(longer),
                 share: in_longer / operations,
             },
@@ -598,7 +598,7 @@ impl QueuePair {
 }
 
 /// Returns the starts (`true`) and ends (`false`) of spans in order of time. An unknown span lasts the whole time.
-fn in_order<T: Copy>(all: impl Iterator<Item = (Option<Span>, T)>) -> Vec<(bool, T)> {
+fn in_order<T: Copy>(all: impl Iterator<Item = (Option<TimeSpan>, T)>) -> Vec<(bool, T)> {
     let mut turns: Vec<_> = all
         .flat_map(|(span, one)| {
             let (first, last) = span.map_or((0, u64::MAX), |span| (span.first_ns, span.last_ns));
@@ -612,7 +612,7 @@ fn in_order<T: Copy>(all: impl Iterator<Item = (Option<Span>, T)>) -> Vec<(bool,
 }
 
 /// Returns the most spans that overlap at a time.
-fn at_most(spans: impl Iterator<Item = Option<Span>>) -> u32 {
+fn max_overlapping(spans: impl Iterator<Item = Option<TimeSpan>>) -> u32 {
     let (mut now, mut most) = (0u32, 0);
     for (begins, ()) in in_order(spans.map(|span| (span, ()))) {
         now = if begins { now + 1 } else { now - 1 };
@@ -622,13 +622,13 @@ fn at_most(spans: impl Iterator<Item = Option<Span>>) -> u32 {
 }
 
 /// The queue pairs in use at a time, by their number of operations.
-struct Busy {
+struct BusyQueuePairs {
     by_work: BTreeMap<u64, u64>,
     sum: u64,
     most_even: u32,
 }
 
-impl Default for Busy {
+impl Default for BusyQueuePairs {
     fn default() -> Self {
         Self {
             by_work: BTreeMap::new(),
@@ -638,7 +638,7 @@ impl Default for Busy {
     }
 }
 
-impl Busy {
+impl BusyQueuePairs {
     fn set(&mut self, work: u64, begins: bool) {
         let count = self.by_work.entry(work).or_default();
         if begins {
@@ -686,7 +686,7 @@ mod tests {
     fn sends(payload: u32, count: u64, postlists: u64) -> OperationProfile {
         let operation = Operation::new(Verb::Send, Transport::Ud, payload).inlined();
         let qp = QueuePair {
-            sent: vec![Counted { operation, count }],
+            sent: vec![CountedOperations { operation, count }],
             postlists,
             runs: postlists,
             ..QueuePair::new(0x12, Transport::Ud)
@@ -730,19 +730,20 @@ mod tests {
         let mut one_list = sends(60, 100_000, 99_999);
         let lengths = [(1, 99_998), (2, 1)];
         one_list.queue_pairs[0].postlist_lengths = lengths
-            .map(|(at_most, count)| Lengths { at_most, count })
+            .map(|(at_most, count)| PostlistsByLength { at_most, count })
             .to_vec();
         assert!((rate(one_list) / singles - 1.0).abs() < 0.001);
         // Half of the work requests in postlists of 16.
         let mut mixed = sends(60, 3200, 1700);
         let lengths = [(1, 1600), (16, 100)];
         mixed.queue_pairs[0].postlist_lengths = lengths
-            .map(|(at_most, count)| Lengths { at_most, count })
+            .map(|(at_most, count)| PostlistsByLength { at_most, count })
             .to_vec();
         let lists: Vec<_> = mixed.queue_pairs[0].lists();
         assert_eq!(
             lists,
-            [(1.0, 0.5), (16.0, 0.5)].map(|(postlist, share)| Lists { postlist, share })
+            [(1.0, 0.5), (16.0, 0.5)]
+                .map(|(postlist, share)| PostlistsByMethod { postlist, share })
         );
         // After a change of the postlist count, the recorded lengths do not apply.
         mixed.queue_pairs[0].postlists = 200;
@@ -752,8 +753,8 @@ mod tests {
     #[test]
     fn what_comes_one_after_the_other_is_not_there_together() {
         let cib = builtin("cib").expect("built in");
-        let span = |first_ns, last_ns| Some(Span { first_ns, last_ns });
-        let of = |spans: &[Option<Span>]| {
+        let span = |first_ns, last_ns| Some(TimeSpan { first_ns, last_ns });
+        let of = |spans: &[Option<TimeSpan>]| {
             let mut profile = sends(60, 1600, 100);
             let qp = profile.queue_pairs[0].clone();
             profile.queue_pairs = spans

@@ -31,13 +31,13 @@ pub struct Operation {
     /// Scatter/gather elements of a payload that is not inlined.
     pub num_sge: u32,
     /// The place where the responder's NIC puts the payload of a SEND.
-    pub receive: Receive,
+    pub receive: PayloadDestination,
 }
 
 /// The place where the responder's NIC puts the payload of a SEND.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Receive {
+pub enum PayloadDestination {
     /// The buffer of the RECV.
     #[default]
     Regular,
@@ -48,14 +48,14 @@ pub enum Receive {
 /// The method by which WQEs reach the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Method {
+pub enum PostMethod {
     /// The processor writes each WQE to the NIC, a cache line at a time (BlueFlame).
     WqeByMmio,
     /// The processor rings once, and the NIC fetches the WQEs of the postlist by DMA.
     Doorbell,
 }
 
-impl Method {
+impl PostMethod {
     /// Returns the method that drivers use for a postlist: MMIO for one WQE, a doorbell for several.
     pub fn of_postlist(len: f64) -> Self {
         if len > 1.0 {
@@ -151,7 +151,7 @@ impl Operation {
             imm: false,
             signaled: 0.0,
             num_sge: 1,
-            receive: Receive::Regular,
+            receive: PayloadDestination::Regular,
         }
     }
 
@@ -181,7 +181,7 @@ impl Operation {
 
     /// The same operation with this receive method.
     #[must_use]
-    pub fn received(self, receive: Receive) -> Self {
+    pub fn received(self, receive: PayloadDestination) -> Self {
         Self { receive, ..self }
     }
 
@@ -226,7 +226,7 @@ impl Operation {
     pub fn arrives_in_cqe(&self, profile: &Profile) -> bool {
         let limit = profile.wqe.inline_recv_bytes.as_ref();
         self.verb == Verb::Send
-            && self.receive == Receive::Inline
+            && self.receive == PayloadDestination::Inline
             && self.payload_bytes > 0
             && limit.is_some_and(|limit| self.payload_bytes <= limit.value)
     }

@@ -13,7 +13,7 @@ use crate::wqe::CACHE_LINE_BYTES;
 /// The purpose of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Purpose {
+pub enum TransactionPurpose {
     /// WQEs that the processor writes to the NIC.
     WqeByMmio,
     /// Rings of the doorbell.
@@ -42,7 +42,7 @@ pub enum Purpose {
     Cqe,
 }
 
-impl fmt::Display for Purpose {
+impl fmt::Display for TransactionPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::WqeByMmio => "WQEs by MMIO",
@@ -64,7 +64,7 @@ impl fmt::Display for Purpose {
 /// The three kinds of transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum TransactionKind {
     /// The processor writes to the NIC.
     MmioWrite,
     /// The NIC reads memory.
@@ -73,19 +73,19 @@ pub enum Kind {
     DmaWrite,
 }
 
-impl Purpose {
+impl TransactionPurpose {
     /// Returns the kind of the transaction.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> TransactionKind {
         match self {
-            Self::WqeByMmio | Self::Doorbell => Kind::MmioWrite,
+            Self::WqeByMmio | Self::Doorbell => TransactionKind::MmioWrite,
             Self::WqeFetch
             | Self::RecvWqeFetch
             | Self::PayloadFetch
             | Self::ReadData
             | Self::AtomicRead
-            | Self::FlushRead => Kind::DmaRead,
+            | Self::FlushRead => TransactionKind::DmaRead,
             Self::AtomicWrite | Self::PayloadPlacement | Self::ResponsePlacement | Self::Cqe => {
-                Kind::DmaWrite
+                TransactionKind::DmaWrite
             }
         }
     }
@@ -95,7 +95,7 @@ impl Purpose {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Transactions {
     /// Purpose of the transactions.
-    pub purpose: Purpose,
+    pub purpose: TransactionPurpose,
     /// Number of MMIO writes or DMAs; one DMA may be several packets.
     pub count: f64,
     /// Data of the transactions.
@@ -114,7 +114,12 @@ pub struct Transactions {
 
 impl Transactions {
     /// `count` MMIO writes of `bytes` bytes each.
-    pub(crate) fn mmio(profile: &Profile, purpose: Purpose, count: f64, bytes: u32) -> Self {
+    pub(crate) fn mmio(
+        profile: &Profile,
+        purpose: TransactionPurpose,
+        count: f64,
+        bytes: u32,
+    ) -> Self {
         let header = f64::from(profile.pcie.request_header_bytes.value);
         Self {
             purpose,
@@ -129,7 +134,12 @@ impl Transactions {
     }
 
     /// `count` DMA reads of `bytes` bytes each.
-    pub(crate) fn dma_read(profile: &Profile, purpose: Purpose, count: f64, bytes: u64) -> Self {
+    pub(crate) fn dma_read(
+        profile: &Profile,
+        purpose: TransactionPurpose,
+        count: f64,
+        bytes: u64,
+    ) -> Self {
         let pcie = &profile.pcie;
         let requests = count * pieces(bytes, pcie.max_read_request_bytes.value);
         let completions = count * pieces(bytes, pcie.read_completion_bytes.value);
@@ -146,7 +156,12 @@ impl Transactions {
     }
 
     /// `count` DMA writes of `bytes` bytes each.
-    pub(crate) fn dma_write(profile: &Profile, purpose: Purpose, count: f64, bytes: u64) -> Self {
+    pub(crate) fn dma_write(
+        profile: &Profile,
+        purpose: TransactionPurpose,
+        count: f64,
+        bytes: u64,
+    ) -> Self {
         let pcie = &profile.pcie;
         let packets = count * pieces(bytes, pcie.max_payload_bytes.value);
         Self {
@@ -164,8 +179,8 @@ impl Transactions {
     /// Data and headers to the device.
     pub fn bytes_to_device(&self) -> f64 {
         let data = match self.purpose.kind() {
-            Kind::MmioWrite | Kind::DmaRead => self.data_bytes,
-            Kind::DmaWrite => 0.0,
+            TransactionKind::MmioWrite | TransactionKind::DmaRead => self.data_bytes,
+            TransactionKind::DmaWrite => 0.0,
         };
         data + self.header_bytes_to_device
     }
@@ -173,8 +188,8 @@ impl Transactions {
     /// Data and headers to the host.
     pub fn bytes_to_host(&self) -> f64 {
         let data = match self.purpose.kind() {
-            Kind::DmaWrite => self.data_bytes,
-            Kind::MmioWrite | Kind::DmaRead => 0.0,
+            TransactionKind::DmaWrite => self.data_bytes,
+            TransactionKind::MmioWrite | TransactionKind::DmaRead => 0.0,
         };
         data + self.header_bytes_to_host
     }
@@ -219,7 +234,7 @@ pub fn dma_read_mbps(profile: &Profile) -> f64 {
     bandwidth_mbps(profile) * data / (data + header)
 }
 
-/// Rate of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper, 175 on Connect-IB. Link-layer
+/// Upper limit of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper has 175 for Connect-IB. Link-layer
 /// packets are not subtracted.
 pub fn mmio_lines_mops(profile: &Profile) -> f64 {
     let header = f64::from(profile.pcie.request_header_bytes.value);
@@ -229,12 +244,19 @@ pub fn mmio_lines_mops(profile: &Profile) -> f64 {
 /// Bytes to the device for writing `bytes` bytes by MMIO (Figure 2b of the paper).
 pub fn mmio_write_bytes(profile: &Profile, bytes: u32) -> f64 {
     let count = pieces(u64::from(bytes), CACHE_LINE_BYTES);
-    Transactions::mmio(profile, Purpose::WqeByMmio, count, CACHE_LINE_BYTES).bytes_to_device()
+    Transactions::mmio(
+        profile,
+        TransactionPurpose::WqeByMmio,
+        count,
+        CACHE_LINE_BYTES,
+    )
+    .bytes_to_device()
 }
 
 /// Bytes to the device for reading `bytes` bytes by one DMA (Figure 2b of the paper).
 pub fn dma_read_bytes(profile: &Profile, bytes: u32) -> f64 {
-    Transactions::dma_read(profile, Purpose::WqeFetch, 1.0, u64::from(bytes)).bytes_to_device()
+    Transactions::dma_read(profile, TransactionPurpose::WqeFetch, 1.0, u64::from(bytes))
+        .bytes_to_device()
 }
 
 /// `ceil(bytes / size)`.

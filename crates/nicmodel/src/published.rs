@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// One published number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Published {
+pub struct PublishedNumber {
     /// Id of the number.
     pub id: &'static str,
     /// The cluster or NIC: `CX`, `CX3`, `CIB`, `BF2`, a link generation, `all` or `any`.
@@ -25,14 +25,14 @@ pub struct Published {
     pub place: &'static str,
 }
 
-static ALL: LazyLock<Vec<Published>> = LazyLock::new(|| {
+static ALL: LazyLock<Vec<PublishedNumber>> = LazyLock::new(|| {
     let lines = include_str!("../data/published.csv").lines().skip(1);
     lines.filter_map(parse).collect()
 });
 
-fn parse(line: &'static str) -> Option<Published> {
+fn parse(line: &'static str) -> Option<PublishedNumber> {
     let mut fields = line.split(',');
-    Some(Published {
+    Some(PublishedNumber {
         id: fields.next()?,
         nic: fields.next()?,
         value: fields.next()?.parse().ok()?,
@@ -42,12 +42,12 @@ fn parse(line: &'static str) -> Option<Published> {
 }
 
 /// Returns every published number of the table.
-pub fn all() -> &'static [Published] {
+pub fn all() -> &'static [PublishedNumber] {
     &ALL
 }
 
 /// Returns the published number with this id.
-pub fn get(id: &str) -> Option<&'static Published> {
+pub fn get(id: &str) -> Option<&'static PublishedNumber> {
     ALL.iter().find(|published| published.id == id)
 }
 

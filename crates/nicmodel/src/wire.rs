@@ -29,7 +29,7 @@ const ROCE: u32 = 14 + 20 + 8 + 4 + 4;
 
 /// Packets in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Packets {
+pub struct PacketCost {
     /// Number of packets.
     pub count: f64,
     /// Bytes of the packets with all headers, without the gaps between packets.
@@ -38,7 +38,7 @@ pub struct Packets {
     pub read_responses: f64,
 }
 
-impl Packets {
+impl PacketCost {
     /// Returns the bytes of the link that the packets take, gaps included.
     pub fn link_bytes(&self, profile: &Profile) -> f64 {
         let port = &profile.port;
@@ -67,32 +67,32 @@ impl Packets {
 
 /// The packets of one operation, in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Exchange {
+pub struct OperationPackets {
     /// Packets from the requester to the responder.
-    pub to_responder: Packets,
+    pub to_responder: PacketCost,
     /// Packets from the responder to the requester: responses of READs, atomics and FLUSHes, and on RC one
     /// acknowledgement for each other message.
-    pub to_requester: Packets,
+    pub to_requester: PacketCost,
 }
 
 /// Computes the packets of one operation.
-pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
+pub fn exchange(profile: &Profile, operation: &Operation) -> OperationPackets {
     let around = match profile.link_layer {
         LinkLayer::Infiniband => INFINIBAND,
         LinkLayer::Roce => ROCE,
     };
     let packet = |extended: u32, payload: u32| f64::from(around + BTH + extended + pad4(payload));
-    let one = |bytes: f64| Packets {
+    let one = |bytes: f64| PacketCost {
         count: 1.0,
         bytes,
-        ..Packets::default()
+        ..PacketCost::default()
     };
     // A message has the headers `first` in its first packet, `last` in its last, and `every` in each.
     let message = |every: u32, first: u32, last: u32, payload: u32| {
         let packets = packets(payload, profile.port.mtu_bytes.value);
         let padding = pad4(payload) - payload;
         let headers = f64::from(around + BTH + every) * packets;
-        Packets {
+        PacketCost {
             count: packets,
             bytes: headers + f64::from(first + last) + f64::from(payload) + f64::from(padding),
             read_responses: 0.0,
@@ -103,7 +103,7 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
     let ack = if operation.transport.is_reliable() {
         one(packet(AETH, 0))
     } else {
-        Packets::default()
+        PacketCost::default()
     };
     match operation.verb {
         Verb::Send => {
@@ -112,12 +112,12 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
             } else {
                 0
             };
-            Exchange {
+            OperationPackets {
                 to_responder: message(every, 0, imm, payload),
                 to_requester: ack,
             }
         }
-        Verb::RdmaWrite => Exchange {
+        Verb::RdmaWrite => OperationPackets {
             to_responder: message(0, RETH, imm, payload),
             to_requester: ack,
         },
@@ -125,20 +125,20 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
             let responses = packets(payload, profile.port.mtu_bytes.value);
             // The first and the last response carry an AETH, the others do not.
             let further = if responses > 1.0 { AETH } else { 0 };
-            Exchange {
+            OperationPackets {
                 to_responder: one(packet(RETH, 0)),
-                to_requester: Packets {
+                to_requester: PacketCost {
                     read_responses: responses,
                     ..message(0, AETH, further, payload)
                 },
             }
         }
-        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => Exchange {
+        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => OperationPackets {
             to_responder: one(packet(ATOMIC_ETH, 0)),
             to_requester: one(packet(AETH, ATOMIC_BYTES)),
         },
         // The response equals that of a READ of zero bytes.
-        Verb::Flush => Exchange {
+        Verb::Flush => OperationPackets {
             to_responder: one(packet(FETH + RETH, 0)),
             to_requester: one(packet(AETH, 0)),
         },

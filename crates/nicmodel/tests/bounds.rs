@@ -1,9 +1,9 @@
 //! Rates and bottlenecks of the model beside the published ones.
 
 use nicmodel::bounds::Resource;
-use nicmodel::mixes::{self, Basis};
+use nicmodel::mixes::{self, NumberBasis};
 use nicmodel::profile::{Profile, builtin, builtins};
-use nicmodel::{Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, published};
+use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks, published};
 use proptest::prelude::*;
 
 fn nic(name: &str) -> &'static Profile {
@@ -27,13 +27,13 @@ fn printed(id: &str) -> f64 {
     published::get(id).expect("a published number").value
 }
 
-fn ud_send(payload: u32, postlist: f64) -> Load {
+fn ud_send(payload: u32, postlist: f64) -> MixOperation {
     let send = if payload == 0 {
         Operation::header_only(Transport::Ud)
     } else {
         Operation::new(Verb::Send, Transport::Ud, payload).inlined()
     };
-    Load::new(send, Role::Requester).in_postlists(postlist)
+    MixOperation::new(send, Role::Requester).in_postlists(postlist)
 }
 
 #[test]
@@ -47,11 +47,11 @@ fn published_rates_within_3_percent_where_fitted_and_10_where_predicted() {
             let ours = rate(profile, &named.mix);
             let error = ours / published.value - 1.0;
             let limit = match named.basis(profile).expect("published") {
-                Basis::Fitted => {
+                NumberBasis::Fitted => {
                     fitted += 1;
                     0.03
                 }
-                Basis::Predicted => {
+                NumberBasis::Predicted => {
                     predicted += 1;
                     0.1
                 }
@@ -117,7 +117,7 @@ fn reads_turn_to_the_link_at_the_published_payloads() {
     ] {
         let bound_by_link = |payload: &u32| {
             let read = Operation::new(Verb::RdmaRead, Transport::Rc, *payload);
-            let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
+            let mix = Mix::new(vec![MixOperation::new(read, Role::Responder)]);
             bounds(nic(name), &mix).bottleneck() == Some(Resource::LinkOut)
         };
         let powers = (2..12).map(|power| 1 << power);
@@ -157,7 +157,7 @@ fn a_queue_pair_has_one_port() {
         (Role::Responder, Resource::LinkIn),
     ] {
         for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (5, 2.0)] {
-            let load = Load::new(write, role).on_queue_pairs(queue_pairs);
+            let load = MixOperation::new(write, role).on_queue_pairs(queue_pairs);
             let got = bounds(cib, &Mix::new(vec![load]));
             let gbytes = got.rate_mops(link).expect("it uses the link") * 65.536;
             assert!(
@@ -201,7 +201,7 @@ fn atomics_over_the_number_of_counters() {
         rate(
             cib,
             &Mix::new(vec![
-                Load::new(atomic, Role::Responder).on_lock_slots(slots),
+                MixOperation::new(atomic, Role::Responder).on_lock_slots(slots),
             ]),
         )
     };
@@ -287,7 +287,7 @@ fn page_aligned_records_serialize() {
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
     let slots = locks::used(cib, 1 << 20, 4096).expect("known");
     let mix = Mix::new(vec![
-        Load::new(atomic, Role::Responder).on_lock_slots(slots),
+        MixOperation::new(atomic, Role::Responder).on_lock_slots(slots),
     ]);
     let ours = rate(cib, &mix);
     assert!(
@@ -349,7 +349,7 @@ prop_compose! {
         num_sge in 1u32..8,
         responder: bool,
         postlist in 1.0..64.0,
-    ) -> Load {
+    ) -> MixOperation {
         let payload_bytes = verb.fixed_payload().unwrap_or(payload);
         let operation = Operation {
             inline,
@@ -358,12 +358,12 @@ prop_compose! {
             ..Operation::new(verb, transport, payload_bytes).signaled(signaled)
         };
         let role = if responder { Role::Responder } else { Role::Requester };
-        Load::new(operation, role).in_postlists(postlist)
+        MixOperation::new(operation, role).in_postlists(postlist)
     }
 }
 
 /// Returns a load that Connect-IB can execute: properties that it lacks are removed.
-fn possible_load() -> impl Strategy<Value = Load> {
+fn possible_load() -> impl Strategy<Value = MixOperation> {
     any_load().prop_map(|mut load| {
         let operation = &mut load.operation;
         if !operation.transport.carries(operation.verb) {
@@ -397,7 +397,7 @@ proptest! {
     #[test]
     fn more_is_never_less(load in possible_load(), cores in 1u32..32, more in 1u32..32) {
         let cib = nic("cib");
-        let of = |load: &Load, cores| rate(cib, &Mix::new(vec![load.clone()]).on_cores(cores));
+        let of = |load: &MixOperation, cores| rate(cib, &Mix::new(vec![load.clone()]).on_cores(cores));
         let base = of(&load, cores);
         let rounding = 1.0 + 1e-6;
         prop_assert!(of(&load, cores + more) * rounding >= base);

@@ -3,10 +3,10 @@
 
 use nicmodel::guidelines::{ALL, advise};
 use nicmodel::op_profile::{
-    Counted, Memory, OperationProfile, QueuePair, SlotCount, Thread, VERSION,
+    CountedOperations, OperationProfile, QueuePair, RegisteredMemory, SlotCount, Thread, VERSION,
 };
 use nicmodel::profile::builtins;
-use nicmodel::{Operation, Receive, Transport, Verb};
+use nicmodel::{Operation, PayloadDestination, Transport, Verb};
 use proptest::prelude::*;
 
 fn count() -> impl Strategy<Value = u64> {
@@ -23,15 +23,15 @@ prop_compose! {
         signaled in 0.0..=1.0,
         inline_recv: bool,
         count in count(),
-    ) -> Counted {
+    ) -> CountedOperations {
         let payload = verb.fixed_payload().unwrap_or(payload);
         let mut operation = Operation::new(verb, transport, payload).signaled(signaled);
         operation.inline = inline;
         operation.imm = imm;
         if inline_recv {
-            operation.receive = Receive::Inline;
+            operation.receive = PayloadDestination::Inline;
         }
-        Counted { operation, count }
+        CountedOperations { operation, count }
     }
 }
 
@@ -72,7 +72,7 @@ prop_compose! {
             queue_pairs,
             threads: (0..threads).map(thread).collect(),
             peers,
-            memory: Memory { registered_bytes: memory.0, huge_page_bytes: memory.1 },
+            memory: RegisteredMemory { registered_bytes: memory.0, huge_page_bytes: memory.1 },
             ..OperationProfile::default()
         }
     }

@@ -1,8 +1,10 @@
 //! Tests of every published count and byte figure against the model.
 
-use nicmodel::pcie::{self, Kind, Purpose};
+use nicmodel::pcie::{self, TransactionKind, TransactionPurpose};
 use nicmodel::profile::{Profile, builtin};
-use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, published, wqe};
+use nicmodel::{
+    Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, published, wqe,
+};
 
 fn nic(name: &str) -> &'static Profile {
     builtin(name).expect("built in")
@@ -27,7 +29,7 @@ fn rounds(id: &str, ours: f64, decimals: i32) {
     assert_eq!((ours * scale).round() / scale, printed(id), "{id}: {ours}");
 }
 
-fn postlist(nic_name: &str, operation: Operation, method: Method, len: u32) -> Footprint {
+fn postlist(nic_name: &str, operation: Operation, method: PostMethod, len: u32) -> Footprint {
     Footprint::of_postlist(nic(nic_name), &operation, method, len).expect("possible")
 }
 
@@ -39,25 +41,27 @@ fn write_with_wqe(bytes: u32) -> Operation {
 #[test]
 fn appendix_a() {
     let ten = |method| postlist("cib", write_with_wqe(65), method, 10);
-    let mmio = ten(Method::WqeByMmio);
+    let mmio = ten(PostMethod::WqeByMmio);
     assert_eq!(mmio.wqe_bytes, 65);
     exact("appA_bytes_mmio", mmio.requester.bytes_to_device());
     assert_eq!(mmio.requester.mmio_writes(), 20.0);
     assert_eq!(mmio.requester.dma_reads(), 0.0);
-    let doorbell = ten(Method::Doorbell);
+    let doorbell = ten(PostMethod::Doorbell);
     exact("appA_bytes_doorbell", doorbell.requester.bytes_to_device());
     assert_eq!(doorbell.requester.dma_reads(), 1.0);
     exact("batch_mmio_count", doorbell.requester.mmio_writes());
     exact("appA_slot_bytes", f64::from(wqe::slot_bytes(65)));
     let rings = doorbell.requester.transactions.iter();
-    let ring = rings.into_iter().find(|t| t.purpose == Purpose::Doorbell);
+    let ring = rings
+        .into_iter()
+        .find(|t| t.purpose == TransactionPurpose::Doorbell);
     exact("appA_doorbell_bytes", ring.expect("it rings").data_bytes);
 }
 
 #[test]
 fn one_byte_over_a_cache_line_is_a_further_mmio_write() {
     let writes = |bytes| {
-        let one = postlist("cib", write_with_wqe(bytes), Method::WqeByMmio, 1);
+        let one = postlist("cib", write_with_wqe(bytes), PostMethod::WqeByMmio, 1);
         one.requester.mmio_writes()
     };
     exact("shrink_129_mmio", writes(129));
@@ -142,7 +146,7 @@ fn wqe_sizes_and_thresholds() {
 #[test]
 fn what_the_responder_does() {
     let responder =
-        |operation: Operation| postlist("cx3", operation, Method::WqeByMmio, 1).responder;
+        |operation: Operation| postlist("cx3", operation, PostMethod::WqeByMmio, 1).responder;
     let new = Operation::new;
     let read = responder(new(Verb::RdmaRead, Transport::Rc, 32));
     exact("responder_in_read", read.dma_reads());
@@ -154,21 +158,26 @@ fn what_the_responder_does() {
     exact("ud_recv_dma_regular", responder(send).dma_writes());
     exact(
         "ud_recv_dma_inline",
-        responder(send.received(Receive::Inline)).dma_writes(),
+        responder(send.received(PayloadDestination::Inline)).dma_writes(),
     );
     exact(
         "ud_recv_dma_ho",
         responder(Operation::header_only(Transport::Ud)).dma_writes(),
     );
     // An inline RECV that is too small for the payload, and a NIC that has none.
-    let long = new(Verb::Send, Transport::Ud, 65).received(Receive::Inline);
+    let long = new(Verb::Send, Transport::Ud, 65).received(PayloadDestination::Inline);
     assert_eq!(responder(long).dma_writes(), 2.0);
-    let on_cib = postlist("cib", send.received(Receive::Inline), Method::WqeByMmio, 1);
+    let on_cib = postlist(
+        "cib",
+        send.received(PayloadDestination::Inline),
+        PostMethod::WqeByMmio,
+        1,
+    );
     assert_eq!(on_cib.responder.dma_writes(), 2.0);
     let atomic = postlist(
         "cib",
         new(Verb::AtomicFetchAndAdd, Transport::Rc, 8),
-        Method::WqeByMmio,
+        PostMethod::WqeByMmio,
         1,
     );
     assert_eq!(atomic.responder.dma_reads(), 1.0);
@@ -208,7 +217,7 @@ fn what_the_requester_does() {
                     let n = f64::from(len);
                     let lines = f64::from(wqe::lines(operation.wqe_bytes(nic("cib"))));
                     let payload_reads = if inline { 0.0 } else { n * fetches };
-                    let mmio = postlist("cib", operation, Method::WqeByMmio, len).requester;
+                    let mmio = postlist("cib", operation, PostMethod::WqeByMmio, len).requester;
                     assert_eq!(mmio.mmio_writes(), n * lines, "{operation:?}");
                     assert_eq!(mmio.doorbells(), 0.0, "{operation:?}");
                     assert_eq!(mmio.dma_reads(), payload_reads, "{operation:?}");
@@ -217,7 +226,7 @@ fn what_the_requester_does() {
                         n * (placements + signaled),
                         "{operation:?}"
                     );
-                    let rung = postlist("cib", operation, Method::Doorbell, len).requester;
+                    let rung = postlist("cib", operation, PostMethod::Doorbell, len).requester;
                     assert_eq!(rung.mmio_writes(), 1.0, "{operation:?}");
                     assert_eq!(rung.doorbells(), 1.0, "{operation:?}");
                     assert_eq!(rung.dma_reads(), 1.0 + payload_reads, "{operation:?}");
@@ -234,7 +243,7 @@ fn what_the_requester_does() {
 fn older_nics_fetch_wqes_one_by_one() {
     let send = Operation::new(Verb::Send, Transport::Ud, 8).inlined();
     let reads = |name| {
-        postlist(name, send, Method::Doorbell, 16)
+        postlist(name, send, PostMethod::Doorbell, 16)
             .requester
             .dma_reads()
     };
@@ -296,7 +305,7 @@ fn break_even_of_the_doorbell() {
         let list = postlist("cib", operation, method, len);
         list.requester.bytes_to_device()
     };
-    let (mmio, doorbell) = (Method::WqeByMmio, Method::Doorbell);
+    let (mmio, doorbell) = (PostMethod::WqeByMmio, PostMethod::Doorbell);
     let one_line = write_with_wqe(64);
     let two_lines = write_with_wqe(128);
     assert_eq!(
@@ -326,7 +335,7 @@ fn counters_count_lines() {
     assert_eq!(wqe::lines_touched(60, 4), 1);
     assert_eq!(wqe::lines_touched(0, 0), 0);
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, 65);
-    let footprint = postlist("cib", read, Method::WqeByMmio, 1);
+    let footprint = postlist("cib", read, PostMethod::WqeByMmio, 1);
     assert_eq!(footprint.responder.lines_read(), 2.0);
     assert_eq!(footprint.requester.lines_written(), 2.0);
 }
@@ -335,19 +344,22 @@ fn counters_count_lines() {
 #[test]
 fn bytes_to_the_responders_host() {
     let send = Operation::new(Verb::Send, Transport::Ud, 16).inlined();
-    let responder = postlist("cib", send, Method::WqeByMmio, 4).responder;
+    let responder = postlist("cib", send, PostMethod::WqeByMmio, 4).responder;
     // Four payloads and four CQEs with a header each, and one read request for four RECVs' WQEs.
     let expected = 4.0 * (16.0 + 26.0) + 4.0 * (64.0 + 26.0) + 26.0;
     assert_eq!(responder.bytes_to_host(), expected);
     assert_eq!(responder.recv_wqe_reads(), 1.0);
     assert_eq!(responder.bytes_to_device(), 64.0 + 22.0);
-    assert_eq!(responder.bytes_to_device_by(Kind::MmioWrite), 0.0);
+    assert_eq!(
+        responder.bytes_to_device_by(TransactionKind::MmioWrite),
+        0.0
+    );
 }
 
 #[test]
 fn impossible_operations_are_refused_with_the_reason() {
     let refused = |operation: Operation, nic_name: &str, says: &str| {
-        let result = Footprint::of_postlist(nic(nic_name), &operation, Method::Doorbell, 1);
+        let result = Footprint::of_postlist(nic(nic_name), &operation, PostMethod::Doorbell, 1);
         let message = result.expect_err("impossible").to_string();
         assert!(message.contains(says), "{message}");
     };
@@ -411,7 +423,7 @@ fn impossible_operations_are_refused_with_the_reason() {
     let long = Footprint::of_postlist(
         nic("cib"),
         &new(Verb::Send, Transport::Ud, 8),
-        Method::Doorbell,
+        PostMethod::Doorbell,
         0,
     );
     assert!(long.is_err());
@@ -486,7 +498,7 @@ fn headers_and_link_layer_packets() {
 #[test]
 fn immediates() {
     let write = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
-    let of = |operation| postlist("cib", operation, Method::WqeByMmio, 1);
+    let of = |operation| postlist("cib", operation, PostMethod::WqeByMmio, 1);
     let (plain, imm) = (of(write), of(write.with_imm()));
     assert_eq!(imm.requester, plain.requester);
     let wire = imm.network.to_responder.bytes - plain.network.to_responder.bytes;

@@ -1,11 +1,16 @@
 //! The kernel's answers (`linux:drivers/infiniband/core/nldev.c`, `netlink.c`).
 
-use crate::message::Message;
+use crate::message::MessageBuilder;
 use crate::numbers::{NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, command};
 use crate::request::{Request, requests};
-use crate::{Device, MAX_DATAGRAM_BYTES, Port, Process, Region, Source};
+use crate::resource::ResourceKind;
+use crate::{
+    AnswerSource, CompletionQueue, Device, Domain, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
+    QueuePair, Region,
+};
 
 /// `errno(3)` of Linux.
+const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 
@@ -20,40 +25,40 @@ const SHARED: u8 = 1;
 /// A dump ends with `NLMSG_DONE`; other requests with an acknowledgement where they ask for one. A malformed request
 /// fails with `EINVAL`, an unsupported one with `EOPNOTSUPP`. A datagram without a request has no answer.
 #[must_use]
-pub fn answer(datagram: &[u8], port_id: u32, source: &impl Source) -> Vec<Vec<u8>> {
+pub fn answer(datagram: &[u8], port_id: u32, source: &impl AnswerSource) -> Vec<Vec<u8>> {
     let mut sent = Vec::new();
     for request in requests(datagram) {
         let is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP;
-        let answers = Answers {
+        let answers = RequestAnswers {
             request,
             port_id,
             is_dump,
         };
-        match answers.of(source) {
+        match answers.answer(source) {
             Ok(messages) => {
-                sent.extend(messages.into_iter().map(Message::finish));
+                sent.extend(messages.into_iter().map(MessageBuilder::finish));
                 if is_dump {
-                    sent.push(Message::done(&request, port_id).finish());
+                    sent.push(MessageBuilder::done(&request, port_id).finish());
                 } else if request.flags & NLM_F_ACK != 0 {
-                    sent.push(Message::error(&request, port_id, 0).finish());
+                    sent.push(MessageBuilder::error(&request, port_id, 0).finish());
                 }
             }
-            Err(errno) => sent.push(Message::error(&request, port_id, errno).finish()),
+            Err(errno) => sent.push(MessageBuilder::error(&request, port_id, errno).finish()),
         }
     }
     sent
 }
 
 /// A request that is being answered.
-struct Answers<'a> {
+struct RequestAnswers<'a> {
     request: Request<'a>,
     port_id: u32,
     is_dump: bool,
 }
 
-impl Answers<'_> {
+impl RequestAnswers<'_> {
     /// The answers, or the errno of the refusal.
-    fn of(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
+    fn answer(&self, source: &impl AnswerSource) -> Result<Vec<MessageBuilder>, i32> {
         let (client, asked) = (self.request.kind >> 10, self.request.kind & 0x3ff);
         if client != NLDEV {
             return Err(EINVAL);
@@ -63,14 +68,17 @@ impl Answers<'_> {
             command::PORT_GET => self.ports(&source.devices()),
             command::SYS_GET => Ok(vec![self.system()]),
             command::RES_GET => self.resources(source),
-            command::RES_MR_GET => self.regions(source),
+            command::RES_QP_GET => self.objects::<QueuePair>(source),
+            command::RES_CQ_GET => self.objects::<CompletionQueue>(source),
+            command::RES_MR_GET => self.objects::<Region>(source),
+            command::RES_PD_GET => self.objects::<Domain>(source),
             command::STAT_GET => self.counters(&source.devices()),
             _ => Err(EOPNOTSUPP),
         }
     }
 
-    fn message(&self, command: u16) -> Message {
-        Message::answer(command, &self.request, self.port_id, self.is_dump)
+    fn message(&self, command: u16) -> MessageBuilder {
+        MessageBuilder::answer(command, &self.request, self.port_id, self.is_dump)
     }
 
     /// The device that the request names.
@@ -80,7 +88,7 @@ impl Answers<'_> {
     }
 
     /// The devices that the request names: one, or all for a dump that names none.
-    fn chosen<'d>(&self, devices: &'d [Device]) -> Result<Vec<(usize, &'d Device)>, i32> {
+    fn selected<'d>(&self, devices: &'d [Device]) -> Result<Vec<(usize, &'d Device)>, i32> {
         if self.is_dump && self.request.device().is_none() {
             return Ok(devices.iter().enumerate().collect());
         }
@@ -94,16 +102,16 @@ impl Answers<'_> {
         port.map(|port| (number, port)).ok_or(EINVAL)
     }
 
-    fn devices(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+    fn devices(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         let of = |(index, device): (usize, &Device)| {
             let mut message = self.message(command::GET);
             put_device(&mut message, index, device);
             message
         };
-        Ok(self.chosen(devices)?.into_iter().map(of).collect())
+        Ok(self.selected(devices)?.into_iter().map(of).collect())
     }
 
-    fn ports(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+    fn ports(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         let (index, device) = self.device(devices)?;
         let of = |(number, port): (usize, &Port)| {
             let mut message = self.message(command::PORT_GET);
@@ -120,56 +128,76 @@ impl Answers<'_> {
 
     /// The subsystem. The kernel copies pages that are registered when a process forks, so that it needs no
     /// `ibv_fork_init(3)`; registered memory of this device needs none either.
-    fn system(&self) -> Message {
+    fn system(&self) -> MessageBuilder {
         let mut message = self.message(command::SYS_GET);
         message.put_u8(attr::SYS_NETNS_MODE, SHARED);
         message.put_u8(attr::SYS_COPY_ON_FORK, 1);
         message
     }
 
-    fn resources(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
+    fn resources(&self, source: &impl AnswerSource) -> Result<Vec<MessageBuilder>, i32> {
         let devices = source.devices();
         let of = |(index, device): (usize, &Device)| {
             let mut message = self.message(command::RES_GET);
             put_handle(&mut message, index, device);
-            let processes = source.processes(device).ok_or(EOPNOTSUPP)?;
+            let processes = source.processes(index).ok_or(EOPNOTSUPP)?;
             put_summary(&mut message, &processes);
             Ok(message)
         };
-        self.chosen(&devices)?.into_iter().map(of).collect()
+        self.selected(&devices)?.into_iter().map(of).collect()
     }
 
-    fn regions(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
-        if !self.is_dump {
-            return Err(EOPNOTSUPP);
-        }
+    /// The objects of one kind, of all processes: for a dump a table in each message, otherwise one object by its number.
+    fn objects<T: ResourceKind>(
+        &self,
+        source: &impl AnswerSource,
+    ) -> Result<Vec<MessageBuilder>, i32> {
         let devices = source.devices();
         let (index, device) = self.device(&devices)?;
-        let processes = source.processes(device).ok_or(EOPNOTSUPP)?;
-        let of = |process: &Process| {
-            let pid = process.pid;
-            let regions = process.regions.clone().into_iter();
-            regions.map(move |region| (pid, region))
+        let port = match self.request.port() {
+            Some(_) => Some(to_u32(self.port(device)?.0)),
+            None => None,
         };
-        let mut regions = processes.iter().flat_map(of).peekable();
-        let mut messages = Vec::new();
-        while regions.peek().is_some() {
-            let mut message = self.message(command::RES_MR_GET);
+        let number = match (self.is_dump, T::NUMBER) {
+            (true, _) => None,
+            (false, Some(number)) => Some(self.request.number(number).ok_or(EINVAL)?),
+            (false, None) => return Err(EOPNOTSUPP),
+        };
+        let processes = source.processes(index).ok_or(EOPNOTSUPP)?;
+        let mut objects = processes
+            .iter()
+            .flat_map(|process| T::of(process).iter().map(|object| (process.pid, object)))
+            .filter(|(_, object)| object.is_at(port))
+            .peekable();
+        if let Some(number) = number {
+            let (pid, object) = objects
+                .find(|(_, object)| object.number() == number)
+                .ok_or(ENOENT)?;
+            let mut message = self.message(T::COMMAND);
             put_handle(&mut message, index, device);
-            let table = message.begin(attr::RES_MR);
-            while message.len() + REGION_BYTES <= MAX_DATAGRAM_BYTES
-                && let Some((pid, region)) = regions.next()
+            object.put(&mut message, pid);
+            return Ok(vec![message]);
+        }
+        let mut messages = Vec::new();
+        while objects.peek().is_some() {
+            let mut message = self.message(T::COMMAND);
+            put_handle(&mut message, index, device);
+            let table = message.begin_nested(T::TABLE);
+            while message.len() + T::BYTES <= MAX_DATAGRAM_BYTES
+                && let Some((pid, object)) = objects.next()
             {
-                put_region(&mut message, pid, &region);
+                let entry = message.begin_nested(T::ENTRY);
+                object.put(&mut message, pid);
+                message.end_nested(entry);
             }
-            message.end(table);
+            message.end_nested(table);
             messages.push(message);
         }
         Ok(messages)
     }
 
     /// The counters of a port, as `rdma statistic show link` asks for them; those of queue pairs are not counted apart.
-    fn counters(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+    fn counters(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         if self.request.is_of_resource() || self.is_dump {
             return Err(EOPNOTSUPP);
         }
@@ -181,23 +209,21 @@ impl Answers<'_> {
         let mut message = self.message(command::STAT_GET);
         put_handle(&mut message, index, device);
         message.put_u32(attr::PORT_INDEX, to_u32(number));
-        let table = message.begin(attr::STAT_HWCOUNTERS);
+        let table = message.begin_nested(attr::STAT_HWCOUNTERS);
         for (name, value) in &port.counters {
             if message.len() + COUNTER_BYTES + name.len() > MAX_DATAGRAM_BYTES {
                 break;
             }
-            let entry = message.begin(attr::STAT_HWCOUNTER_ENTRY);
+            let entry = message.begin_nested(attr::STAT_HWCOUNTER_ENTRY);
             message.put_text(attr::STAT_HWCOUNTER_ENTRY_NAME, name);
             message.put_u64(attr::STAT_HWCOUNTER_ENTRY_VALUE, *value);
-            message.end(entry);
+            message.end_nested(entry);
         }
-        message.end(table);
+        message.end_nested(table);
         Ok(vec![message])
     }
 }
 
-/// Bytes of a region in a message: the headers of its entry and of its attributes, and their values.
-const REGION_BYTES: usize = 4 + 4 * 8 + 2 * 12;
 /// Bytes of a counter in a message without its name: the headers, the zero behind the name and padding, the value.
 const COUNTER_BYTES: usize = 4 + 4 + 4 + 12;
 
@@ -206,13 +232,13 @@ fn to_u32(number: usize) -> u32 {
 }
 
 /// The attributes that name a device in each answer.
-fn put_handle(message: &mut Message, index: usize, device: &Device) {
+fn put_handle(message: &mut MessageBuilder, index: usize, device: &Device) {
     message.put_u32(attr::DEV_INDEX, to_u32(index));
     message.put_text(attr::DEV_NAME, &device.name);
 }
 
 /// As `fill_dev_info`.
-fn put_device(message: &mut Message, index: usize, device: &Device) {
+fn put_device(message: &mut MessageBuilder, index: usize, device: &Device) {
     put_handle(message, index, device);
     message.put_u32(attr::PORT_INDEX, to_u32(device.ports.len()));
     if let Some(firmware) = &device.firmware {
@@ -239,7 +265,7 @@ fn put_device(message: &mut Message, index: usize, device: &Device) {
 }
 
 /// As `fill_port_info`.
-fn put_port(message: &mut Message, number: usize, port: &Port) {
+fn put_port(message: &mut MessageBuilder, number: usize, port: &Port) {
     message.put_u32(attr::PORT_INDEX, to_u32(number));
     if let Some(subnet) = &port.subnet {
         if let Some(capabilities) = subnet.capabilities {
@@ -270,33 +296,22 @@ fn put_port(message: &mut Message, number: usize, port: &Port) {
 }
 
 /// As `fill_res_info`, for those kinds of resources that are known.
-fn put_summary(message: &mut Message, processes: &[Process]) {
-    let count = |of: fn(&Process) -> usize| processes.iter().map(of).sum::<usize>();
-    let table = message.begin(attr::RES_SUMMARY);
+fn put_summary(message: &mut MessageBuilder, processes: &[ProcessObjects]) {
+    let count = |of: fn(&ProcessObjects) -> usize| processes.iter().map(of).sum::<usize>();
+    let table = message.begin_nested(attr::RES_SUMMARY);
     for (name, count) in [
-        ("pd", count(|process| process.domains)),
-        ("qp", count(|process| process.queue_pairs)),
+        ("pd", count(|process| process.domains.len())),
+        ("cq", count(|process| process.completion_queues.len())),
+        ("qp", count(|process| process.queue_pairs.len())),
         ("mr", count(|process| process.regions.len())),
     ] {
-        let entry = message.begin(attr::RES_SUMMARY_ENTRY);
+        let entry = message.begin_nested(attr::RES_SUMMARY_ENTRY);
         message.put_text(attr::RES_SUMMARY_ENTRY_NAME, name);
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         message.put_u64(attr::RES_SUMMARY_ENTRY_CURR, count);
-        message.end(entry);
+        message.end_nested(entry);
     }
-    message.end(table);
-}
-
-/// As `fill_res_mr_entry`. One number serves as both keys.
-fn put_region(message: &mut Message, pid: u32, region: &Region) {
-    let entry = message.begin(attr::RES_MR_ENTRY);
-    message.put_u32(attr::RES_RKEY, region.key);
-    message.put_u32(attr::RES_LKEY, region.key);
-    message.put_u64(attr::RES_IOVA, region.iova);
-    message.put_u64(attr::RES_MRLEN, region.len_bytes);
-    message.put_u32(attr::RES_PDN, region.domain);
-    message.put_u32(attr::RES_PID, pid);
-    message.end(entry);
+    message.end_nested(table);
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
-use crate::{Device, MAX_DATAGRAM_BYTES, Port, Process, Region, Source, Subnet, answer};
+use crate::{
+    AnswerSource, CompletionQueue, Device, Domain, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
+    QueuePair, Region, Subnet, answer,
+};
 
 /// Two devices, one of each kind, with more regions than fit into a datagram.
-pub(crate) struct Example;
+pub(crate) struct ExampleSource;
 
-impl Source for Example {
+impl AnswerSource for ExampleSource {
     fn devices(&self) -> Vec<Device> {
         let roce = Port {
             state: Some(4),
@@ -34,20 +37,41 @@ impl Source for Example {
             .to_vec()
     }
 
-    fn processes(&self, device: &Device) -> Option<Vec<Process>> {
+    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
         let regions = (1..=200).map(|key| Region {
             key,
             iova: 4096,
             len_bytes: 64,
             domain: 1,
         });
-        let process = Process {
+        let process = ProcessObjects {
             pid: 17,
-            queue_pairs: 3,
-            domains: 1,
+            // A connected one, a datagram one and one without a port.
+            queue_pairs: [(Some(1), 2), (Some(1), 4), (None, 2)]
+                .into_iter()
+                .zip(5..)
+                .map(|((port_num, qp_type), qpn)| QueuePair {
+                    port_num,
+                    qp_type,
+                    qpn,
+                    dest_qpn: 9,
+                    ..QueuePair::default()
+                })
+                .collect(),
+            completion_queues: (1..=200)
+                .map(|cqn| CompletionQueue {
+                    cqn,
+                    cqe: 16,
+                    users: 2,
+                })
+                .collect(),
+            domains: vec![Domain {
+                number: 1,
+                users: 4,
+            }],
             regions: regions.collect(),
         };
-        (device.name == "a0").then(|| vec![process])
+        (device == 0).then(|| vec![process])
     }
 }
 
@@ -56,7 +80,7 @@ impl Source for Example {
 /// # Panics
 /// If an answer is larger than a client can take, or its length is not what its header says.
 pub fn datagram(bytes: &[u8]) {
-    for answer in answer(bytes, 42, &Example) {
+    for answer in answer(bytes, 42, &ExampleSource) {
         assert!(answer.len() <= MAX_DATAGRAM_BYTES);
         let len = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
         assert_eq!(usize::try_from(len).ok(), Some(answer.len()));

@@ -14,6 +14,7 @@ pub mod fuzz;
 mod message;
 mod numbers;
 mod request;
+mod resource;
 pub mod sysfs;
 
 pub use answer::answer;
@@ -70,15 +71,58 @@ pub struct Subnet {
 
 /// Objects that a process has on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessObjects {
     /// Its process id.
     pub pid: u32,
     /// Its queue pairs.
-    pub queue_pairs: usize,
+    pub queue_pairs: Vec<QueuePair>,
+    /// Its completion queues.
+    pub completion_queues: Vec<CompletionQueue>,
     /// Its protection domains.
-    pub domains: usize,
+    pub domains: Vec<Domain>,
     /// Its memory regions.
     pub regions: Vec<Region>,
+}
+
+/// A queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePair {
+    /// Its number.
+    pub qpn: u32,
+    /// Number of its port; `None` until the program has chosen one.
+    pub port_num: Option<u32>,
+    /// `ibv_qp_type`.
+    pub qp_type: u8,
+    /// `ibv_qp_state`.
+    pub state: u8,
+    /// Number of the queue pair that it is connected to.
+    pub dest_qpn: u32,
+    /// PSN of the receive queue.
+    pub rq_psn: u32,
+    /// PSN of the send queue.
+    pub sq_psn: u32,
+    /// Number of its protection domain.
+    pub domain: u32,
+}
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompletionQueue {
+    /// Its number.
+    pub cqn: u32,
+    /// Number of its entries.
+    pub cqe: u32,
+    /// Number of objects that use it.
+    pub users: u32,
+}
+
+/// A protection domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Domain {
+    /// Its number.
+    pub number: u32,
+    /// Number of objects that use it.
+    pub users: u32,
 }
 
 /// A memory region.
@@ -95,9 +139,10 @@ pub struct Region {
 }
 
 /// Where answers come from. It is asked once a request.
-pub trait Source {
+pub trait AnswerSource {
     /// The devices, in the order of their index, which begins at 0.
     fn devices(&self) -> Vec<Device>;
-    /// The processes that use a device; `None` where that is not known.
-    fn processes(&self, device: &Device) -> Option<Vec<Process>>;
+    /// The processes that use a device, with what they have on it. The device is named by its index. `None` where that is not
+    /// known.
+    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>>;
 }

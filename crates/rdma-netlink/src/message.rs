@@ -5,18 +5,18 @@ use crate::request::{HEADER_BYTES, Request};
 
 /// A message that is being written. Numbers are in the byte order of the host.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct MessageBuilder {
     bytes: Vec<u8>,
 }
 
 /// An attribute of attributes that is being written.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Nest {
+pub(crate) struct NestedAttribute {
     at: usize,
 }
 
-impl Message {
+impl MessageBuilder {
     /// A message to the socket `port_id`, of a dump or not.
     fn new(kind: u16, request: &Request<'_>, port_id: u32, flags: u16) -> Self {
         let mut bytes = vec![0; 4];
@@ -87,14 +87,14 @@ impl Message {
     }
 
     /// Begins an attribute of attributes.
-    pub(crate) fn begin(&mut self, attribute: u16) -> Nest {
+    pub(crate) fn begin_nested(&mut self, attribute: u16) -> NestedAttribute {
         let at = self.bytes.len();
         self.put(attribute | NLA_F_NESTED, &[]);
-        Nest { at }
+        NestedAttribute { at }
     }
 
     /// Ends it: the attributes since are within.
-    pub(crate) fn end(&mut self, nest: Nest) {
+    pub(crate) fn end_nested(&mut self, nest: NestedAttribute) {
         let len = u16::try_from(self.bytes.len() - nest.at).unwrap_or(u16::MAX);
         self.set(nest.at, &len.to_ne_bytes());
     }

@@ -23,7 +23,10 @@ pub(crate) mod command {
     pub(crate) const PORT_GET: u16 = 5;
     pub(crate) const SYS_GET: u16 = 6;
     pub(crate) const RES_GET: u16 = 9;
+    pub(crate) const RES_QP_GET: u16 = 10;
+    pub(crate) const RES_CQ_GET: u16 = 12;
     pub(crate) const RES_MR_GET: u16 = 13;
+    pub(crate) const RES_PD_GET: u16 = 14;
     pub(crate) const STAT_GET: u16 = 17;
 }
 
@@ -47,16 +50,31 @@ pub(crate) mod attribute {
     pub(crate) const RES_SUMMARY_ENTRY: u16 = 16;
     pub(crate) const RES_SUMMARY_ENTRY_NAME: u16 = 17;
     pub(crate) const RES_SUMMARY_ENTRY_CURR: u16 = 18;
+    pub(crate) const RES_QP: u16 = 19;
+    pub(crate) const RES_QP_ENTRY: u16 = 20;
+    pub(crate) const RES_LQPN: u16 = 21;
+    pub(crate) const RES_RQPN: u16 = 22;
+    pub(crate) const RES_RQ_PSN: u16 = 23;
+    pub(crate) const RES_SQ_PSN: u16 = 24;
+    pub(crate) const RES_TYPE: u16 = 26;
+    pub(crate) const RES_STATE: u16 = 27;
     pub(crate) const RES_PID: u16 = 28;
+    pub(crate) const RES_CQ: u16 = 35;
+    pub(crate) const RES_CQ_ENTRY: u16 = 36;
+    pub(crate) const RES_CQE: u16 = 37;
+    pub(crate) const RES_USECNT: u16 = 38;
     pub(crate) const RES_MR: u16 = 40;
     pub(crate) const RES_MR_ENTRY: u16 = 41;
     pub(crate) const RES_RKEY: u16 = 42;
     pub(crate) const RES_LKEY: u16 = 43;
     pub(crate) const RES_IOVA: u16 = 44;
     pub(crate) const RES_MRLEN: u16 = 45;
+    pub(crate) const RES_PD: u16 = 46;
+    pub(crate) const RES_PD_ENTRY: u16 = 47;
     pub(crate) const NDEV_INDEX: u16 = 50;
     pub(crate) const NDEV_NAME: u16 = 51;
     pub(crate) const RES_PDN: u16 = 60;
+    pub(crate) const RES_CQN: u16 = 61;
     pub(crate) const SYS_NETNS_MODE: u16 = 66;
     pub(crate) const DEV_PROTOCOL: u16 = 67;
     pub(crate) const STAT_RES: u16 = 75;

@@ -58,7 +58,7 @@ impl<'a> Request<'a> {
     }
 
     /// The value of an attribute of 32 bits.
-    fn number(&self, number: u16) -> Option<u32> {
+    pub(crate) fn number(&self, number: u16) -> Option<u32> {
         u32_at(self.attribute(number)?, 0)
     }
 

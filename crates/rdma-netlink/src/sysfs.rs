@@ -26,7 +26,7 @@ fn device(folder: &Path, name: String) -> Device {
         .take_while(|folder| folder.is_dir())
         .map(|folder| port(&folder, &interfaces));
     Device {
-        firmware: text(&folder.join("fw_ver")),
+        firmware: read_trimmed(&folder.join("fw_ver")),
         node_type: leading_number(&folder.join("node_type")),
         node_guid: guid(&folder.join("node_guid")),
         sys_image_guid: guid(&folder.join("sys_image_guid")),
@@ -38,11 +38,11 @@ fn device(folder: &Path, name: String) -> Device {
 fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
     // Where a device has several interfaces, the port's own is that of its first GID with one.
     let own = (0..=1).find_map(|index| {
-        let name = text(&folder.join(format!("gid_attrs/ndevs/{index}")))?;
+        let name = read_trimmed(&folder.join(format!("gid_attrs/ndevs/{index}")))?;
         interfaces.iter().find(|(other, _)| *other == name)
     });
     let interface = own.or(interfaces.first()).cloned();
-    let is_infiniband = text(&folder.join("link_layer")).as_deref() == Some("InfiniBand");
+    let is_infiniband = read_trimmed(&folder.join("link_layer")).as_deref() == Some("InfiniBand");
     Port {
         state: leading_number(&folder.join("state")),
         physical_state: leading_number(&folder.join("phys_state")),
@@ -53,10 +53,10 @@ fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
 }
 
 fn subnet(folder: &Path) -> Subnet {
-    let gid = text(&folder.join("gids/0")).unwrap_or_default();
+    let gid = read_trimmed(&folder.join("gids/0")).unwrap_or_default();
     Subnet {
         capabilities: hexadecimal(&folder.join("cap_mask")),
-        prefix: gid.get(..19).and_then(words),
+        prefix: gid.get(..19).and_then(parse_guid),
         lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
         sm_lid: hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
         lid_mask_count: decimal(&folder.join("lid_mask_count"))
@@ -97,31 +97,37 @@ fn names(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-fn text(file: &Path) -> Option<String> {
+/// The content of a file, without white space around it.
+#[must_use]
+pub fn read_trimmed(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     Some(text.trim().to_owned())
 }
 
 /// `4` of `4: ACTIVE`.
 fn leading_number(file: &Path) -> Option<u8> {
-    text(file)?.split(':').next()?.trim().parse().ok()
+    read_trimmed(file)?.split(':').next()?.trim().parse().ok()
 }
 
-fn decimal(file: &Path) -> Option<u64> {
-    text(file)?.parse().ok()
+/// The decimal number in a file.
+#[must_use]
+pub fn decimal(file: &Path) -> Option<u64> {
+    read_trimmed(file)?.parse().ok()
 }
 
-/// A number such as `0x1`.
-fn hexadecimal(file: &Path) -> Option<u32> {
-    u32::from_str_radix(text(file)?.strip_prefix("0x")?, 16).ok()
+/// The number such as `0x1` in a file.
+#[must_use]
+pub fn hexadecimal(file: &Path) -> Option<u32> {
+    u32::from_str_radix(read_trimmed(file)?.strip_prefix("0x")?, 16).ok()
 }
 
 fn guid(file: &Path) -> Option<u64> {
-    words(&text(file)?)
+    parse_guid(&read_trimmed(file)?)
 }
 
 /// Four words of 16 bits, with colons between them, as a number.
-fn words(text: &str) -> Option<u64> {
+#[must_use]
+pub fn parse_guid(text: &str) -> Option<u64> {
     let words: Vec<&str> = text.split(':').collect();
     if words.len() != 4 || words.iter().any(|word| word.len() != 4) {
         return None;

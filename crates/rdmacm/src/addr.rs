@@ -16,26 +16,26 @@ use crate::ib::IbAddr;
 
 /// The address of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Addr {
+pub enum IdAddress {
     /// An address of IPv4 or IPv6.
     Ip(SocketAddr),
     /// An address of `AF_IB`: a GID and a service id.
     Ib(IbAddr),
 }
 
-impl From<SocketAddr> for Addr {
+impl From<SocketAddr> for IdAddress {
     fn from(addr: SocketAddr) -> Self {
         Self::Ip(addr)
     }
 }
 
-impl From<IpAddr> for Addr {
+impl From<IpAddr> for IdAddress {
     fn from(ip: IpAddr) -> Self {
         Self::Ip(SocketAddr::new(ip, 0))
     }
 }
 
-impl Addr {
+impl IdAddress {
     /// The address of an id that is not bound yet.
     pub const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
 
@@ -112,14 +112,14 @@ pub fn size_of_family(family: c_int) -> Option<usize> {
 /// # Safety
 /// `addr` is NULL or points to an address of the length of its family.
 #[must_use]
-pub unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
+pub unsafe fn read(addr: *const sockaddr) -> Option<IdAddress> {
     // SAFETY: contract of this function. The pointer is not NULL, so at least the family can be read.
     unsafe {
         if i32::from(addr.as_ref()?.sa_family) == AF_IB {
             let c = addr.cast::<sockaddr_ib>().read_unaligned();
-            return Some(Addr::Ib(IbAddr::from_c(&c)));
+            return Some(IdAddress::Ib(IbAddr::from_c(&c)));
         }
-        read_ip(addr).map(Addr::Ip)
+        read_ip(addr).map(IdAddress::Ip)
     }
 }
 
@@ -157,9 +157,9 @@ unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
 
 /// Converts the address to C; returns the structure and its length.
 #[must_use]
-pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
+pub fn to_c(addr: IdAddress) -> (sockaddr_storage, socklen_t) {
     match addr {
-        Addr::Ip(SocketAddr::V4(a)) => stored(sockaddr_in {
+        IdAddress::Ip(SocketAddr::V4(a)) => to_storage(sockaddr_in {
             sin_family: AF_INET as u16,
             sin_port: a.port().to_be(),
             sin_addr: in_addr {
@@ -167,7 +167,7 @@ pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
             },
             sin_zero: [0; 8],
         }),
-        Addr::Ip(SocketAddr::V6(a)) => stored(sockaddr_in6 {
+        IdAddress::Ip(SocketAddr::V6(a)) => to_storage(sockaddr_in6 {
             sin6_family: AF_INET6 as u16,
             sin6_port: a.port().to_be(),
             sin6_flowinfo: a.flowinfo(),
@@ -176,12 +176,12 @@ pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
             },
             sin6_scope_id: a.scope_id(),
         }),
-        Addr::Ib(a) => stored(a.to_c()),
+        IdAddress::Ib(a) => to_storage(a.to_c()),
     }
 }
 
 /// Stores a C address in the type that is large enough for all families.
-fn stored<T>(addr: T) -> (sockaddr_storage, socklen_t) {
+fn to_storage<T>(addr: T) -> (sockaddr_storage, socklen_t) {
     const {
         assert!(size_of::<T>() <= size_of::<sockaddr_storage>());
         assert!(align_of::<T>() <= align_of::<sockaddr_storage>());
@@ -216,16 +216,16 @@ pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
 ///
 /// # Errors
 /// The error of the system call, e.g. if the host has no route to `dst`.
-pub(crate) fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
-    Ok(socket_towards(dst)?.local_addr()?.ip())
+pub(crate) fn source_address_to(dst: SocketAddr) -> io::Result<IpAddr> {
+    Ok(socket_to(dst)?.local_addr()?.ip())
 }
 
 /// Returns the size of the largest unfragmented IP packet to `dst`, as far as the host knows.
 ///
 /// # Errors
-/// As for [`source_towards`].
-pub(crate) fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
-    let socket = socket_towards(dst)?;
+/// As for [`source_address_to`].
+pub(crate) fn mtu_to(dst: SocketAddr) -> io::Result<u32> {
+    let socket = socket_to(dst)?;
     let mtu = if dst.is_ipv4() {
         sockopt::ip_mtu(&socket)
     } else {
@@ -235,7 +235,7 @@ pub(crate) fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
 }
 
 /// Returns a socket connected to `dst`.
-fn socket_towards(dst: SocketAddr) -> io::Result<UdpSocket> {
+fn socket_to(dst: SocketAddr) -> io::Result<UdpSocket> {
     let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
     // No packet is sent, so any port other than 0 works.
@@ -288,7 +288,7 @@ mod tests {
             assert_eq!(read, Some(addr.into()));
             assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
         }
-        let ib = Addr::Ib(IbAddr {
+        let ib = IdAddress::Ib(IbAddr {
             pkey: 1,
             flowinfo: 2,
             gid: [3; 16],
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(len, 48);
         // SAFETY: NULL is allowed.
         assert_eq!(unsafe { read(ptr::null()) }, None);
-        let mut other = to_c(Addr::NONE).0;
+        let mut other = to_c(IdAddress::NONE).0;
         other.ss_family = libc::AF_UNIX as u16;
         // SAFETY: the address is complete.
         assert_eq!(unsafe { read((&raw const other).cast()) }, None);
@@ -311,9 +311,9 @@ mod tests {
     #[test]
     fn routes_have_a_source_and_an_mtu() {
         let to = "127.0.0.1:7".parse().unwrap();
-        assert!(source_towards(to).unwrap().is_loopback());
-        assert!(mtu_towards(to).unwrap() >= 1280);
-        assert!(mtu_towards("255.255.255.255:7".parse().unwrap()).is_err());
+        assert!(source_address_to(to).unwrap().is_loopback());
+        assert!(mtu_to(to).unwrap() >= 1280);
+        assert!(mtu_to("255.255.255.255:7".parse().unwrap()).is_err());
     }
 
     #[test]

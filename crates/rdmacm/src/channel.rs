@@ -22,7 +22,7 @@ pub struct Channel<E> {
 
 impl<E> Channel<E> {
     pub(crate) fn new() -> Result<Arc<Self>> {
-        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `settle`.
+        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `clear_if_empty`.
         Ok(Arc::new(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC)?,
             queue: Mutex::new(VecDeque::new()),
@@ -54,12 +54,12 @@ impl<E> Channel<E> {
                 let mut queue = lock(&self.queue);
                 if let Some(event) = queue.pop_front() {
                     prepare(&event);
-                    self.settle(&queue);
+                    self.clear_if_empty(&queue);
                     return Ok(event);
                 }
             }
             let blocks = !fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(self.fd.as_raw_fd()) {
+            if !blocks || cancellation::is_wait_deferred(self.fd.as_raw_fd()) {
                 return Err(Errno(libc::EAGAIN));
             }
             poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
@@ -73,16 +73,16 @@ impl<E> Channel<E> {
     }
 
     /// Removes and returns the events for which `is_taken` is true; this channel will not report them.
-    pub(crate) fn take(&self, is_taken: impl Fn(&E) -> bool) -> Vec<E> {
+    pub(crate) fn remove_events(&self, is_taken: impl Fn(&E) -> bool) -> Vec<E> {
         let mut queue = lock(&self.queue);
         let (taken, kept): (VecDeque<E>, _) = queue.drain(..).partition(is_taken);
         *queue = kept;
-        self.settle(&queue);
+        self.clear_if_empty(&queue);
         Vec::from(taken)
     }
 
     /// Makes the descriptor unreadable if the queue is empty. Does not wait if it is already unreadable.
-    fn settle(&self, queue: &VecDeque<E>) {
+    fn clear_if_empty(&self, queue: &VecDeque<E>) {
         if queue.is_empty() {
             let readable = poll(
                 &mut [PollFd::new(&self.fd, PollFlags::IN)],

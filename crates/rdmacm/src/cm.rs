@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use verbs_abi::{Gsi, Symbols};
 
-use crate::addr::{Addr, gid_of};
+use crate::addr::{IdAddress, gid_of};
 use crate::device::Device;
 use crate::errno::{Errno, Result};
 use crate::fork;
 use crate::gsi;
 use crate::lock::lock;
-use crate::mad::{Hub, Settings};
+use crate::mad::{MadConnections, Settings};
 use crate::ports::Ports;
-use crate::service::Service;
+use crate::service::ServiceThread;
 
 /// The functions that a verbs provider supplies to connection management.
 #[derive(Clone, Debug)]
@@ -39,13 +39,13 @@ pub const DEFAULT_ANSWER_TIMEOUT: Duration = Duration::from_millis(64_424);
 /// (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
 pub(crate) const TIMEWAIT: Duration = Duration::from_millis(2148);
 
-type Find = fn() -> std::result::Result<Provider, c_int>;
+type FindProvider = fn() -> std::result::Result<Provider, c_int>;
 
-static PROVIDER: OnceLock<Find> = OnceLock::new();
+static PROVIDER: OnceLock<FindProvider> = OnceLock::new();
 
 /// Sets the function that finds the verbs provider. `find` is called when the verbs are first needed, and its error is
 /// the errno for the program. Only the first call has an effect.
-pub fn provide(find: Find) {
+pub fn set_provider(find: FindProvider) {
     let _ = PROVIDER.set(find);
 }
 
@@ -62,11 +62,11 @@ pub(crate) struct Cm {
     /// The ports of all devices; at least one.
     pub(crate) devices: Vec<Device>,
     pub(crate) ports: &'static Ports,
-    pub(crate) service: &'static Service,
+    pub(crate) service: &'static ServiceThread,
     pub(crate) answer_timeout: Duration,
     gsi: Option<&'static Gsi>,
-    hub: OnceLock<Arc<Hub>>,
-    starting_hub: Mutex<()>,
+    mad_hub: OnceLock<Arc<MadConnections>>,
+    mad_hub_start: Mutex<()>,
 }
 
 /// The connection manager, and the process that made it: a forked child makes a new one.
@@ -76,13 +76,13 @@ static AT_EXIT: Once = Once::new();
 
 /// Tells peers on other hosts that the process ends, since they see no end of a stream. Locks that other threads hold
 /// are skipped, because those threads may never continue.
-extern "C" fn leave() {
+extern "C" fn notify_peers_at_exit() {
     if let Ok(cm) = CM.try_lock()
         && let Some((pid, cm)) = *cm
         && pid == std::process::id()
         && let Some(hub) = cm.started_hub()
     {
-        hub.leave();
+        hub.notify_exit();
     }
 }
 
@@ -105,11 +105,11 @@ impl Cm {
         let new: &'static Self = Box::leak(Box::new(Self {
             devices,
             ports: Box::leak(Box::new(Ports::open(&provider.fabric_dir)?)),
-            service: Service::start()?,
+            service: ServiceThread::start()?,
             answer_timeout: provider.answer_timeout,
             gsi: provider.gsi,
-            hub: OnceLock::new(),
-            starting_hub: Mutex::default(),
+            mad_hub: OnceLock::new(),
+            mad_hub_start: Mutex::default(),
         }));
         *cm = Some((pid, new));
         Ok(new)
@@ -122,14 +122,14 @@ impl Cm {
     }
 
     /// The port that has an own address; the first port for addresses that none has, such as 127.0.0.1.
-    pub(crate) fn device_of(&self, own: Addr) -> &Device {
+    pub(crate) fn device_of(&self, own: IdAddress) -> &Device {
         let mut devices = self.devices.iter();
         let found = devices.find(|device| device.has_address(own));
         found.unwrap_or_else(|| self.first())
     }
 
     /// The GID of a peer's address, where packets lead to it; `None` where a socket of this host does, or nothing.
-    pub(crate) fn gid_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
+    pub(crate) fn gid_reached_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
         // Addresses of IP say nothing of ports of InfiniBand.
         let gsi = self.gsi.filter(|_| !self.first().is_infiniband())?;
         let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
@@ -137,22 +137,22 @@ impl Cm {
     }
 
     /// Returns true if requests to the local address `own` may arrive by packets.
-    pub(crate) fn may_be_asked_by_packets(&self, own: IpAddr) -> bool {
+    pub(crate) fn accepts_packet_requests(&self, own: IpAddr) -> bool {
         // Loopback addresses are this host's own, so only packets that are asked for lead there.
         !self.first().is_infiniband()
             && self.gsi.is_some()
-            && (!own.is_loopback() || self.gid_by_packets(own).is_some())
+            && (!own.is_loopback() || self.gid_reached_by_packets(own).is_some())
     }
 
     /// Returns the connections by MADs, which the first call starts.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the NIC does not reach other hosts; otherwise the error of opening QP1.
-    pub(crate) fn hub(&self) -> Result<&Arc<Hub>> {
+    pub(crate) fn hub(&self) -> Result<&Arc<MadConnections>> {
         let gsi = self.gsi.ok_or(Errno(libc::EOPNOTSUPP))?;
-        let _starting = lock(&self.starting_hub);
-        if self.hub.get().is_none() {
-            let hub = Hub::start(&Settings {
+        let _starting = lock(&self.mad_hub_start);
+        if self.mad_hub.get().is_none() {
+            let hub = MadConnections::start(&Settings {
                 gsi,
                 service: self.service,
                 ports: self.ports,
@@ -160,14 +160,14 @@ impl Cm {
                 answer_timeout: self.answer_timeout,
                 time_wait: TIMEWAIT,
             })?;
-            let _ = self.hub.set(hub);
-            AT_EXIT.call_once(|| fork::at_exit(leave));
+            let _ = self.mad_hub.set(hub);
+            AT_EXIT.call_once(|| fork::at_exit(notify_peers_at_exit));
         }
-        self.hub.get().ok_or(Errno(libc::EOPNOTSUPP))
+        self.mad_hub.get().ok_or(Errno(libc::EOPNOTSUPP))
     }
 
     /// Returns the connections by MADs, if they were started.
-    pub(crate) fn started_hub(&self) -> Option<&Arc<Hub>> {
-        self.hub.get()
+    pub(crate) fn started_hub(&self) -> Option<&Arc<MadConnections>> {
+        self.mad_hub.get()
     }
 }

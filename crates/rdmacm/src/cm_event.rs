@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use crate::addr::Addr;
+use crate::addr::IdAddress;
 use crate::channel::Channel;
 use crate::device::check;
-use crate::endpoint::{Detail, Endpoint, Event};
+use crate::endpoint::{Endpoint, EndpointEvent, EventDetail};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
-use crate::multicast::Membership;
-use crate::wire::{Params, QpAddress, Request};
+use crate::multicast::GroupMembership;
+use crate::wire::{NegotiatedParams, QpAddress, Request};
 
 /// Lengths of the private data that a program gets with an event. As from the kernel, this is the capacity of the
 /// message, padded with zeros ("may be larger than that requested", `rdma_get_cm_event(3)`). The lengths are those of
 /// IBTA vol. 1, 12.6 and 12.11. In a request between IP addresses, the addresses occupy the first 36 bytes (annex A11).
-mod room {
+mod private_data_len {
     pub(super) const IP_ADDRESSING: usize = 36;
     pub(super) const REQ: usize = 92;
     pub(super) const REP: usize = 196;
@@ -28,25 +28,25 @@ mod room {
 }
 
 /// Checks that `len` bytes of private data fit into the message of an event.
-pub(crate) fn check_room(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
-    if len <= room_of(kind, id) {
+pub(crate) fn check_private_data_len(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
+    if len <= private_data_len_of(kind, id) {
         Ok(())
     } else {
         Err(INVALID)
     }
 }
 
-fn room_of(kind: rdma_cm_event_type, id: &CmId) -> usize {
+fn private_data_len_of(kind: rdma_cm_event_type, id: &CmId) -> usize {
     let addressing = match id.source() {
-        Some(Addr::Ib(_)) => 0,
-        _ => room::IP_ADDRESSING,
+        Some(IdAddress::Ib(_)) => 0,
+        _ => private_data_len::IP_ADDRESSING,
     };
     match (kind, id.is_datagram()) {
-        (RDMA_CM_EVENT_CONNECT_REQUEST, false) => room::REQ - addressing,
-        (RDMA_CM_EVENT_CONNECT_REQUEST, true) => room::SIDR_REQ - addressing,
-        (RDMA_CM_EVENT_CONNECT_RESPONSE, _) => room::REP,
-        (RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE, true) => room::SIDR_REP,
-        (RDMA_CM_EVENT_REJECTED, _) => room::REJ,
+        (RDMA_CM_EVENT_CONNECT_REQUEST, false) => private_data_len::REQ - addressing,
+        (RDMA_CM_EVENT_CONNECT_REQUEST, true) => private_data_len::SIDR_REQ - addressing,
+        (RDMA_CM_EVENT_CONNECT_RESPONSE, _) => private_data_len::REP,
+        (RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE, true) => private_data_len::SIDR_REP,
+        (RDMA_CM_EVENT_REJECTED, _) => private_data_len::REJ,
         _ => 0,
     }
 }
@@ -70,24 +70,24 @@ fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
 ///
 /// # Errors
 /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` if a signal interrupted the wait.
-pub fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
+pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
     loop {
         let event = channel.next(|event| {
             // The queue is still locked here, so no thread can destroy the id in between.
-            event.endpoint.reported();
+            event.endpoint.count_reported();
             make_id(event);
         })?;
         let endpoint = Arc::clone(&event.endpoint);
         match id_of(&endpoint).and_then(|id| convert(id, event)) {
             Some(event) => return Ok(Box::into_raw(event).cast()),
-            None => endpoint.acknowledged(),
+            None => endpoint.count_acknowledged(),
         }
     }
 }
 
 /// Makes the id of a requested connection, so that later events find it.
-fn make_id(event: &Event) {
-    if let Detail::Request { new, .. } = &event.detail
+fn make_id(event: &EndpointEvent) {
+    if let EventDetail::Request { new, .. } = &event.detail
         && let Some(listener) = id_of(&event.endpoint)
     {
         let (channel, context) = (listener.channel_handle(), listener.context());
@@ -97,7 +97,7 @@ fn make_id(event: &Event) {
 }
 
 /// Performs the library's action for the event, and makes the C event. `None` if the program must not see the event.
-fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
+fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
     let mut abi = rdma_cm_event::zeroed();
     abi.id = id.abi();
     abi.event = event.kind;
@@ -108,14 +108,14 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
         private_data: [0; 256],
     });
     match event.detail {
-        Detail::Nothing => {}
-        Detail::Connection {
+        EventDetail::None => {}
+        EventDetail::Connection {
             qpn,
             params,
             private_data,
         } => made.set_connection(id, qpn, params, &private_data),
-        Detail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
-        Detail::Request { new, request } => {
+        EventDetail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
+        EventDetail::Request { new, request } => {
             let new_id = id_of(&new)?;
             if let Err(Errno(errno)) = take_request(id, new_id, &request) {
                 tracing::warn!("a connection request is lost: errno {errno}");
@@ -126,20 +126,20 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
             }
             made.abi.listen_id = id.abi();
             made.abi.id = new_id.abi();
-            let ends = new.ends();
+            let ends = new.connection_params();
             if id.is_datagram() {
                 made.set_datagram(new_id, &QpAddress::default(), &request.private_data);
             } else {
                 made.set_connection(new_id, ends.remote.qpn, ends.params, &request.private_data);
             }
         }
-        Detail::Program(arg) => {
+        EventDetail::WrittenByProgram(arg) => {
             let param = (&raw mut made.abi.param).cast::<u64>();
             // SAFETY: the union of a live event, which is larger than `u64` and as aligned. Newer headers declare a
             // member `arg` in it.
             unsafe { param.write(arg) };
         }
-        Detail::Joined(membership) => made.set_joined(id, &membership),
+        EventDetail::Joined(membership) => made.set_joined(id, &membership),
     }
     match made.abi.event {
         RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => match connect_qp(id) {
@@ -165,7 +165,7 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
 /// Moves the local queue pair to RTS and sends an RTU to the peer.
 fn connect_qp(id: &CmId) -> Result {
     let ready = id
-        .connect_qp(&id.endpoint.ends())
+        .connect_qp(&id.endpoint.connection_params())
         .and_then(|()| id.endpoint.establish());
     if ready.is_err() {
         let _ = id.fail_qp();
@@ -175,28 +175,28 @@ fn connect_qp(id: &CmId) -> Result {
 
 /// Sets addresses, device and parameters of the id of a requested connection.
 fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
-    listener.endpoint.request_taken();
+    listener.endpoint.count_request_taken();
     new.set_source(match request.dst {
-        Addr::Ib(addr) => Addr::Ib(addr.as_asked_for()),
-        addr @ Addr::Ip(_) => addr,
+        IdAddress::Ib(addr) => IdAddress::Ib(addr.as_request_destination()),
+        addr @ IdAddress::Ip(_) => addr,
     });
     new.set_destination(match request.src {
-        Addr::Ib(addr) => Addr::Ib(addr.as_requester()),
-        addr @ Addr::Ip(_) => addr,
+        IdAddress::Ib(addr) => IdAddress::Ib(addr.as_request_source()),
+        addr @ IdAddress::Ip(_) => addr,
     });
     new.bind_to_device();
     new.set_path();
     {
-        let params = new.endpoint.ends().params;
+        let params = new.endpoint.connection_params().params;
         let mut extra = new.extra();
         extra.initiator_depth = params.initiator_depth;
         extra.responder_resources = params.responder_resources;
     }
-    if listener.extra().sync {
+    if listener.extra().is_synchronous {
         let handle = ChannelHandle::create()?;
         // SAFETY: the id was just made, so no other thread uses it.
         unsafe { new.migrate(handle) }?;
-        new.extra().sync = true;
+        new.extra().is_synchronous = true;
     }
     Ok(())
 }
@@ -204,7 +204,7 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
 impl CmEvent {
     /// Copies private data into the event, padded to the capacity of its message.
     fn set_private_data(&mut self, id: &CmId, data: &[u8]) -> (*const c_void, u8) {
-        let room = room_of(self.abi.event, id);
+        let room = private_data_len_of(self.abi.event, id);
         let len = data.len().min(room);
         if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {
             to.copy_from_slice(from);
@@ -219,7 +219,13 @@ impl CmEvent {
         }
     }
 
-    fn set_connection(&mut self, id: &CmId, qpn: u32, params: Params, private_data: &[u8]) {
+    fn set_connection(
+        &mut self,
+        id: &CmId,
+        qpn: u32,
+        params: NegotiatedParams,
+        private_data: &[u8],
+    ) {
         let (private_data, private_data_len) = self.set_private_data(id, private_data);
         self.abi.param.conn = rdma_conn_param {
             private_data,
@@ -250,7 +256,7 @@ impl CmEvent {
     }
 
     /// Attaches the queue pair to a joined group, and fills in the address of the group for the program.
-    fn set_joined(&mut self, id: &CmId, membership: &Membership) {
+    fn set_joined(&mut self, id: &CmId, membership: &GroupMembership) {
         let mut ud = rdma_ud_param::zeroed();
         ud.private_data = ptr::with_exposed_provenance(membership.context);
         if let Some(from) = id.source() {
@@ -283,8 +289,8 @@ impl CmEvent {
 }
 
 /// For a synchronous id, waits for the outcome of a call; other ids get the outcome as an event.
-pub(crate) fn complete(id: &CmId) -> Result {
-    if !id.extra().sync {
+pub(crate) fn wait_for_outcome(id: &CmId) -> Result {
+    if !id.extra().is_synchronous {
         return Ok(());
     }
     acknowledge_last(id);
@@ -332,5 +338,5 @@ pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId
 pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };
-    event.endpoint.acknowledged();
+    event.endpoint.count_acknowledged();
 }

@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 
 use verbs_abi::*;
 
-use crate::addr::{self, Addr};
+use crate::addr::{self, IdAddress};
 use crate::cm::Cm;
-use crate::cm_event::{acknowledge_last, check_room};
+use crate::cm_event::{acknowledge_last, check_private_data_len};
 use crate::endpoint::Endpoint;
 use crate::errno::{INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
-use crate::wire::{Params, Reply, Request};
+use crate::wire::{AcceptReply, NegotiatedParams, Request};
 
 /// Default number of requests that a listener queues: that of `linux:drivers/infiniband/core/ucma.c`.
 const DEFAULT_BACKLOG: usize = 1024;
@@ -61,7 +61,7 @@ pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
     id.endpoint.wait_for_acknowledgements();
     // SAFETY: the id is not used afterwards, and a synchronous id has its own channel.
     unsafe {
-        if id.extra().sync {
+        if id.extra().is_synchronous {
             ChannelHandle::destroy((*id.abi()).channel);
         }
         CmId::free(handle);
@@ -70,9 +70,9 @@ pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
 }
 
 /// The parameters of a connection, with the program's values.
-struct Given {
+struct ConnectParams {
     private_data: Vec<u8>,
-    params: Params,
+    params: NegotiatedParams,
     qpn: u32,
 }
 
@@ -84,7 +84,7 @@ unsafe fn read_param(
     param: *const rdma_conn_param,
     kind: rdma_cm_event_type,
     id: &CmId,
-) -> Result<Given> {
+) -> Result<ConnectParams> {
     let qp = id.qp();
     // SAFETY: contract of this function.
     let (param, private_data) = unsafe {
@@ -123,10 +123,10 @@ unsafe fn read_param(
     {
         return Err(INVALID);
     }
-    check_room(kind, id, private_data.len())?;
-    Ok(Given {
+    check_private_data_len(kind, id, private_data.len())?;
+    Ok(ConnectParams {
         private_data,
-        params: Params {
+        params: NegotiatedParams {
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
             flow_control: param.flow_control,
@@ -172,17 +172,17 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     let mut given = unsafe { read_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
     let device = id.device();
     for end in [&mut src, &mut dst] {
-        if let Addr::Ib(addr) = end {
+        if let IdAddress::Ib(addr) = end {
             // The loopback address stands for the port itself, and messages name its GID.
-            let of_port = id.endpoint.cm.device_of(Addr::Ib(*addr));
-            addr.gid = of_port.gid(Addr::Ib(*addr));
+            let of_port = id.endpoint.cm.device_of(IdAddress::Ib(*addr));
+            addr.gid = of_port.gid(IdAddress::Ib(*addr));
         }
     }
     let (ece, private_data) = {
         let mut extra = id.extra();
         let mut private_data = extra.connect_data.clone();
         private_data.append(&mut given.private_data);
-        check_room(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
+        check_private_data_len(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
         if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
             given.params.initiator_depth = device.max_initiator_depth;
         }
@@ -193,7 +193,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         extra.responder_resources = given.params.responder_resources;
         (extra.ece, private_data)
     };
-    let psn = id.endpoint.ends().local.psn;
+    let psn = id.endpoint.connection_params().local.psn;
     let qp_type = id.qp_type();
     // A service id without a port space has no listener; a listener that receives it rejects the request.
     let port_space = dst
@@ -215,11 +215,11 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
 }
 
 /// Returns the coded MTU of the path to `dst`: that of the port, or less if the IP packets to `dst` are smaller.
-fn path_mtu(id: &CmId, dst: Addr) -> u8 {
+fn path_mtu(id: &CmId, dst: IdAddress) -> u8 {
     let of_port = id.device().active_mtu;
     let largest = match dst {
-        Addr::Ip(dst) if id.endpoint.cm.gid_by_packets(dst.ip()).is_some() => {
-            addr::mtu_towards(dst).unwrap_or(u32::MAX)
+        IdAddress::Ip(dst) if id.endpoint.cm.gid_reached_by_packets(dst.ip()).is_some() => {
+            addr::mtu_to(dst).unwrap_or(u32::MAX)
         }
         _ => u32::MAX,
     };
@@ -273,13 +273,13 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
         extra.responder_resources = given.params.responder_resources;
         extra.ece
     };
-    let mut ends = id.endpoint.ends();
+    let mut ends = id.endpoint.connection_params();
     ends.params.initiator_depth = given.params.initiator_depth;
     ends.params.responder_resources = given.params.responder_resources;
     if !id.is_datagram() {
         id.connect_qp(&ends)?;
     }
-    let accepted = id.endpoint.accept(Reply {
+    let accepted = id.endpoint.accept(AcceptReply {
         qp: device.address_of(src, given.qpn, ends.local.psn),
         params: given.params,
         ece,

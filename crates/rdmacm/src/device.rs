@@ -7,11 +7,11 @@ use std::sync::Mutex;
 
 use verbs_abi::*;
 
-use crate::addr::{Addr, gid_of};
-use crate::ends::Ends;
+use crate::addr::{IdAddress, gid_of};
+use crate::connection_params::ConnectionParams;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
-use crate::wire::{Params, QpAddress};
+use crate::wire::{NegotiatedParams, QpAddress};
 
 /// The default P_Key, which is the same in both byte orders.
 pub const DEFAULT_PKEY: u16 = u16::MAX;
@@ -80,7 +80,7 @@ impl Device {
             let list = (verbs.ibv_get_device_list)(&raw mut count);
             if list.is_null() {
                 let failure = last_errno();
-                let short = failure.is_shortage();
+                let short = failure.is_resource_shortage();
                 return Err(if short { failure } else { Errno(libc::ENODEV) });
             }
             let mut ports = Vec::new();
@@ -217,11 +217,11 @@ impl Device {
     /// Returns the index of the GID table's entry for the local address `own`. An IP address without an entry (in the
     /// loopback network) uses the first entry that is not link-local. Another GID uses the first entry
     /// (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
-    fn gid_index(&self, own: Addr) -> usize {
+    fn gid_index(&self, own: IdAddress) -> usize {
         let position = |gid: [u8; 16]| self.gids.iter().position(|&g| g == gid);
         let ip = match own {
-            Addr::Ip(addr) => addr.ip(),
-            Addr::Ib(addr) => return position(addr.gid).unwrap_or(0),
+            IdAddress::Ip(addr) => addr.ip(),
+            IdAddress::Ib(addr) => return position(addr.gid).unwrap_or(0),
         };
         let gid = gid_of(ip);
         let link_local = |gid: &[u8; 16]| Ipv6Addr::from(*gid).is_unicast_link_local();
@@ -231,7 +231,7 @@ impl Device {
     }
 
     /// Returns the GID of the local address `own`.
-    pub(crate) fn gid(&self, own: Addr) -> [u8; 16] {
+    pub(crate) fn gid(&self, own: IdAddress) -> [u8; 16] {
         self.gids
             .get(self.gid_index(own))
             .copied()
@@ -239,10 +239,10 @@ impl Device {
     }
 
     /// Whether an own address is one of the port's.
-    pub(crate) fn has_address(&self, own: Addr) -> bool {
+    pub(crate) fn has_address(&self, own: IdAddress) -> bool {
         self.has_gid(&match own {
-            Addr::Ip(addr) => gid_of(addr.ip()),
-            Addr::Ib(addr) => addr.gid,
+            IdAddress::Ip(addr) => gid_of(addr.ip()),
+            IdAddress::Ib(addr) => addr.gid,
         })
     }
 
@@ -271,11 +271,11 @@ impl Device {
     ///
     /// # Errors
     /// `ENOENT` if the port is not in the partition.
-    pub(crate) fn pkey_index(&self, own: Addr) -> Result<u16> {
+    pub(crate) fn pkey_index(&self, own: IdAddress) -> Result<u16> {
         const FULL_MEMBER: u16 = 0x8000;
         let pkey = match own {
-            Addr::Ip(_) => DEFAULT_PKEY,
-            Addr::Ib(addr) => addr.pkey,
+            IdAddress::Ip(_) => DEFAULT_PKEY,
+            IdAddress::Ib(addr) => addr.pkey,
         };
         let find = |pkey: u16| self.pkeys.iter().position(|&k| k == pkey);
         find(pkey | FULL_MEMBER)
@@ -286,7 +286,7 @@ impl Device {
 
     /// Returns the address of a queue pair of this device, for the local address `own`.
     #[must_use]
-    pub fn address_of(&self, own: Addr, qpn: u32, psn: u32) -> QpAddress {
+    pub fn address_of(&self, own: IdAddress, qpn: u32, psn: u32) -> QpAddress {
         QpAddress {
             qpn,
             psn,
@@ -298,7 +298,7 @@ impl Device {
 
     /// Returns the address vector from the local address `from` to `to`.
     #[must_use]
-    pub fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
+    pub fn address_vector(&self, from: IdAddress, to: &QpAddress) -> ibv_ah_attr {
         let mut av = ibv_ah_attr::zeroed();
         av.port_num = self.port_num;
         av.dlid = to.lid;
@@ -319,7 +319,7 @@ impl Device {
     }
 
     /// The path record from one of the own addresses to a port with the GID `dgid` and the LID `dlid`.
-    pub(crate) fn path(&self, from: Addr, dgid: [u8; 16], dlid: u16) -> ibv_sa_path_rec {
+    pub(crate) fn path(&self, from: IdAddress, dgid: [u8; 16], dlid: u16) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
@@ -331,7 +331,7 @@ impl Device {
         path.reversible = 1;
         path.numb_path = 1;
         path.pkey = DEFAULT_PKEY;
-        if let Addr::Ib(from) = from {
+        if let IdAddress::Ib(from) = from {
             path.pkey = from.pkey.to_be();
             // The traffic class is above the 20 bits of the flow label: `cma_query_ib_route` of
             // `linux:drivers/infiniband/core/cma.c`.
@@ -355,8 +355,8 @@ impl Device {
         &self,
         state: ibv_qp_state,
         qp_type: ibv_qp_type,
-        from: Addr,
-        ends: &Ends,
+        from: IdAddress,
+        ends: &ConnectionParams,
         ack_timeout: Option<u8>,
     ) -> Result<(ibv_qp_attr, c_int)> {
         if qp_type == IBV_QPT_UD {
@@ -377,7 +377,7 @@ impl Device {
     pub fn datagram_qp_attr(
         &self,
         state: ibv_qp_state,
-        from: Addr,
+        from: IdAddress,
     ) -> Result<(ibv_qp_attr, c_int)> {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
@@ -395,7 +395,11 @@ impl Device {
         Ok((attr, mask | IBV_QP_STATE))
     }
 
-    fn init_attr(&self, from: Addr, params: &Params) -> Result<(ibv_qp_attr, c_int)> {
+    fn init_attr(
+        &self,
+        from: IdAddress,
+        params: &NegotiatedParams,
+    ) -> Result<(ibv_qp_attr, c_int)> {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_INIT;
         attr.pkey_index = self.pkey_index(from)?;
@@ -409,7 +413,12 @@ impl Device {
         Ok((attr, mask))
     }
 
-    fn rtr_attr(&self, qp_type: ibv_qp_type, from: Addr, ends: &Ends) -> (ibv_qp_attr, c_int) {
+    fn rtr_attr(
+        &self,
+        qp_type: ibv_qp_type,
+        from: IdAddress,
+        ends: &ConnectionParams,
+    ) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTR;
         attr.ah_attr = self.address_vector(from, &ends.remote);
@@ -451,7 +460,11 @@ fn is_reliable_requester(qp_type: ibv_qp_type) -> bool {
     matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND)
 }
 
-fn rts_attr(qp_type: ibv_qp_type, ends: &Ends, ack_timeout: Option<u8>) -> (ibv_qp_attr, c_int) {
+fn rts_attr(
+    qp_type: ibv_qp_type,
+    ends: &ConnectionParams,
+    ack_timeout: Option<u8>,
+) -> (ibv_qp_attr, c_int) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_RTS;
     attr.sq_psn = ends.remote.psn;

@@ -13,19 +13,19 @@ use crate::errno::Result;
 use crate::lock::lock;
 
 /// The descriptors to replace in children, and their replacement.
-struct Fds {
+struct ForkedDescriptors {
     open: Vec<RawFd>,
     null: Option<OwnedFd>,
 }
 
-static FDS: Mutex<Fds> = Mutex::new(Fds {
+static FDS: Mutex<ForkedDescriptors> = Mutex::new(ForkedDescriptors {
     open: Vec::new(),
     null: None,
 });
 
 thread_local! {
     /// The lock of `FDS`, held across a fork in the forking thread and in its copy.
-    static HELD: RefCell<Option<MutexGuard<'static, Fds>>> = const { RefCell::new(None) };
+    static FORK_GUARD: RefCell<Option<MutexGuard<'static, ForkedDescriptors>>> = const { RefCell::new(None) };
 }
 
 /// Opens the replacement that [`close_in_children`] needs.
@@ -63,15 +63,15 @@ pub(crate) fn keep_in_children(fd: &OwnedFd) {
 }
 
 extern "C" fn prepare() {
-    HELD.set(Some(lock(&FDS)));
+    FORK_GUARD.set(Some(lock(&FDS)));
 }
 
 extern "C" fn parent() {
-    drop(HELD.take());
+    drop(FORK_GUARD.take());
 }
 
 extern "C" fn child() {
-    let mut held = HELD.take();
+    let mut held = FORK_GUARD.take();
     if let Some(fds) = held.as_deref_mut() {
         for fd in std::mem::take(&mut fds.open) {
             if let Some(null) = &fds.null {

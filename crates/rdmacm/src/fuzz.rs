@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::addr::Addr;
-use crate::ports::{Binding, Ports, owner_of, port_range};
-use crate::process::Process;
-use crate::wire::Message;
+use crate::addr::IdAddress;
+use crate::ports::{IdBinding, Ports, owner_of, port_range};
+use crate::process::ProcessIdentity;
+use crate::wire::CmMessage;
 
 /// Decodes `bytes` as a message of connection management and as the name of a process. Each decoded value must encode
 /// to the same text or bytes.
@@ -18,13 +18,16 @@ use crate::wire::Message;
 /// # Panics
 /// Decoding panics, or the encoding differs.
 pub fn messages(bytes: &[u8]) {
-    if let Ok(message) = Message::decode(bytes) {
+    if let Ok(message) = CmMessage::decode(bytes) {
         assert_eq!(message.encode(), bytes);
     }
     if let Ok(text) = std::str::from_utf8(bytes)
-        && let Ok(process) = text.parse::<Process>()
+        && let Ok(process) = text.parse::<ProcessIdentity>()
     {
-        assert_eq!(process.to_string().parse::<Process>().ok(), Some(process));
+        assert_eq!(
+            process.to_string().parse::<ProcessIdentity>().ok(),
+            Some(process)
+        );
     }
 }
 
@@ -38,22 +41,25 @@ pub fn ports(bytes: &[u8]) {
         assert!(port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
         assert!(owner_of(text).is_none() || !text.contains('/'));
     }
-    let folder = Folder::new();
+    let folder = FuzzFabricFolder::new();
     for line in bytes.split(|&b| b == b'\n').take(16) {
         folder.add(line);
     }
     if let Ok(ports) = Ports::open(&folder.0) {
         use_ports(&ports, &folder);
     }
-    assert!(folder.kept().exists(), "what is no port was deleted");
+    assert!(
+        folder.unrelated_file().exists(),
+        "what is no port was deleted"
+    );
 }
 
 const PORT_SPACE: u32 = 0x0106;
 const PORT: u16 = 7471;
 
-fn use_ports(ports: &Ports, folder: &Folder) {
-    let at = |port| Addr::Ip(SocketAddr::from(([10, 0, 0, 1], port)));
-    let binding = |port, reuse| Binding {
+fn use_ports(ports: &Ports, folder: &FuzzFabricFolder) {
+    let at = |port| IdAddress::Ip(SocketAddr::from(([10, 0, 0, 1], port)));
+    let binding = |port, reuse| IdBinding {
         addr: at(port),
         afonly: false,
         reuse,
@@ -70,29 +76,29 @@ fn use_ports(ports: &Ports, folder: &Folder) {
             drop(Ports::open(&folder.0));
             assert!(ports.connect(PORT_SPACE, at(PORT)).is_ok());
         }
-        ports.closing(&claim);
+        ports.record_closing(&claim);
         ports.release(&claim);
         assert!(ports.connect(PORT_SPACE, at(PORT)).is_err());
-        ports.opens_soon(PORT_SPACE, at(PORT));
+        ports.may_open_soon(PORT_SPACE, at(PORT));
     }
 }
 
 /// A temporary fabric folder.
-struct Folder(PathBuf);
+struct FuzzFabricFolder(PathBuf);
 
-impl Folder {
+impl FuzzFabricFolder {
     fn new() -> Self {
         let path =
             Path::new("/dev/shm").join(format!("verbatim-fuzz-ports-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(path.join("rdma_cm")).expect("shared memory");
         let folder = Self(path);
-        fs::write(folder.kept(), "").expect("shared memory");
+        fs::write(folder.unrelated_file(), "").expect("shared memory");
         folder
     }
 
     /// Returns the path of a file that is not a port and must not be deleted.
-    fn kept(&self) -> PathBuf {
+    fn unrelated_file(&self) -> PathBuf {
         self.0.join("kept")
     }
 
@@ -116,7 +122,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for FuzzFabricFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -99,7 +99,7 @@ impl IbAddr {
     }
 
     /// Returns the loopback address with the same service id.
-    pub(crate) fn on_loopback(self) -> Self {
+    pub(crate) fn to_loopback(self) -> Self {
         Self {
             gid: Ipv6Addr::LOCALHOST.octets(),
             ..self
@@ -148,7 +148,7 @@ impl IbAddr {
 
     /// Returns the local address of an id made for a request: the address in the request (`cma_save_ib_info` of
     /// `linux:drivers/infiniband/core/cma.c`).
-    pub(crate) fn as_asked_for(self) -> Self {
+    pub(crate) fn as_request_destination(self) -> Self {
         Self {
             mask: u64::MAX,
             scope_id: 0,
@@ -157,7 +157,7 @@ impl IbAddr {
     }
 
     /// Returns the peer's address of an id made for a request: without a service id, since a requester has none.
-    pub(crate) fn as_requester(self) -> Self {
+    pub(crate) fn as_request_source(self) -> Self {
         Self {
             service_id: 0,
             mask: 0,
@@ -292,7 +292,7 @@ mod tests {
     fn any_gid_is_none_or_loopback_and_subnets_are_told_by_prefix() {
         assert!(addr("::").is_any() && addr("::1").is_any());
         assert!(!addr("fe80::1").is_any());
-        assert!(addr("fe80::1").on_loopback().is_any());
+        assert!(addr("fe80::1").to_loopback().is_any());
         assert!(addr("fe80::1").shares_subnet(&addr("fe80::ffff:2").gid));
         assert!(!addr("fe80::1").shares_subnet(&addr("fec0::1").gid));
     }
@@ -305,12 +305,12 @@ mod tests {
             ..addr("fe80::1")
         }
         .with_service(RDMA_PS_IB, 4);
-        let own = asked.as_asked_for();
+        let own = asked.as_request_destination();
         assert_eq!(
             (own.service_id, own.mask, own.scope_id),
             (0x013f_0004, u64::MAX, 0)
         );
-        let peer = asked.as_requester();
+        let peer = asked.as_request_source();
         assert_eq!((peer.service_id, peer.mask, peer.gid), (0, 0, asked.gid));
     }
 }

@@ -13,26 +13,26 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use verbs_abi::*;
 
-use crate::addr::{self, Addr};
+use crate::addr::{self, IdAddress};
+use crate::address_list::AddressList;
 use crate::channel::Channel;
 use crate::device::{DEFAULT_PKEY, Device};
-use crate::endpoint::{Endpoint, Event};
+use crate::endpoint::{Endpoint, EndpointEvent};
 use crate::errno::{Errno, INVALID, Result};
-use crate::found::Found;
 use crate::lock::lock;
-use crate::multicast::Membership;
+use crate::multicast::GroupMembership;
 
 /// An event channel; the program's handle points to its first field.
 #[repr(C)]
 pub struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
     /// The channel; `None` after its destruction.
-    channel: Mutex<Option<Arc<Channel<Event>>>>,
+    channel: Mutex<Option<Arc<Channel<EndpointEvent>>>>,
 }
 
 /// Number of destroyed handles that stay readable: another thread may just be about to ask a destroyed handle for an
 /// event.
-const KEPT_HANDLES: usize = 64;
+const MAX_DESTROYED_HANDLES: usize = 64;
 
 /// Addresses of destroyed handles, oldest first.
 static DESTROYED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
@@ -61,7 +61,7 @@ impl ChannelHandle {
     ///
     /// # Safety
     /// `handle` is NULL or came from [`ChannelHandle::create`]. It is live, or one of the last 64 that were destroyed.
-    pub unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<Event>>> {
+    pub unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<EndpointEvent>>> {
         // SAFETY: contract of this function; the handle points to the first field.
         let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
         lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
@@ -81,7 +81,7 @@ impl ChannelHandle {
         }
         let mut destroyed = lock(&DESTROYED);
         destroyed.push_back(handle.expose_provenance());
-        if destroyed.len() > KEPT_HANDLES
+        if destroyed.len() > MAX_DESTROYED_HANDLES
             && let Some(oldest) = destroyed.pop_front()
         {
             // SAFETY: the handle was made by `create` and destroyed once. It is older than the destroyed handles that
@@ -92,9 +92,9 @@ impl ChannelHandle {
 }
 
 /// The fields that this crate adds to the C fields of an id.
-pub(crate) struct Extra {
+pub(crate) struct ExtraFields {
     /// True if the id has its own channel and its calls wait for their outcome.
-    pub(crate) sync: bool,
+    pub(crate) is_synchronous: bool,
     /// True if the queue pair could not be connected, so that the end of the connection is not reported.
     pub(crate) connect_error: bool,
     pub(crate) initiator_depth: u8,
@@ -103,13 +103,13 @@ pub(crate) struct Extra {
     pub(crate) qp_init_attr: Option<ibv_qp_init_attr>,
     /// Private data of `rdma_addrinfo`, which precedes the program's own.
     pub(crate) connect_data: Vec<u8>,
-    pub(crate) memberships: Vec<Arc<Membership>>,
+    pub(crate) memberships: Vec<Arc<GroupMembership>>,
     pub(crate) reuse_address: bool,
     pub(crate) afonly: bool,
     pub(crate) ack_timeout: Option<u8>,
     pub(crate) ece: (u32, u32),
     /// The result of the last `rdma_resolve_addrinfo`.
-    pub(crate) addrinfo: Option<Found>,
+    pub(crate) addrinfo: Option<AddressList>,
     /// The path record to which `route.path_rec` points.
     path: Option<Box<UnsafeCell<ibv_sa_path_rec>>>,
 }
@@ -176,7 +176,7 @@ c_fields! {
 pub struct CmId {
     abi: UnsafeCell<rdma_cm_id>,
     pub(crate) endpoint: Arc<Endpoint>,
-    extra: Mutex<Extra>,
+    extra: Mutex<ExtraFields>,
 }
 
 impl CmId {
@@ -199,8 +199,8 @@ impl CmId {
         let id = Box::new(Self {
             abi: UnsafeCell::new(abi),
             endpoint: Arc::clone(&endpoint),
-            extra: Mutex::new(Extra {
-                sync,
+            extra: Mutex::new(ExtraFields {
+                is_synchronous: sync,
                 connect_error: false,
                 initiator_depth: 0,
                 responder_resources: 0,
@@ -281,12 +281,12 @@ impl CmId {
     }
 
     /// Returns the id's event channel.
-    pub(crate) fn channel(&self) -> Result<Arc<Channel<Event>>> {
+    pub(crate) fn channel(&self) -> Result<Arc<Channel<EndpointEvent>>> {
         // SAFETY: a live id's channel is live.
         unsafe { ChannelHandle::channel(self.channel_handle()) }
     }
 
-    pub(crate) fn extra(&self) -> MutexGuard<'_, Extra> {
+    pub(crate) fn extra(&self) -> MutexGuard<'_, ExtraFields> {
         lock(&self.extra)
     }
 
@@ -305,26 +305,26 @@ impl CmId {
     }
 
     /// Returns the local address; `None` before the id is bound.
-    pub fn source(&self) -> Option<Addr> {
+    pub fn source(&self) -> Option<IdAddress> {
         // SAFETY: the field holds what `set_source` wrote, or zeros, which are an address of no family.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.src.src_addr) }
     }
 
     /// Returns the peer's address; `None` before it is resolved.
-    pub fn destination(&self) -> Option<Addr> {
+    pub fn destination(&self) -> Option<IdAddress> {
         // SAFETY: as above.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
     }
 
-    fn source_or_none(&self) -> Addr {
-        self.source().unwrap_or(Addr::NONE)
+    fn source_or_none(&self) -> IdAddress {
+        self.source().unwrap_or(IdAddress::NONE)
     }
 
-    pub(crate) fn set_source(&self, to: Addr) {
+    pub(crate) fn set_source(&self, to: IdAddress) {
         self.change_route(|route| route.addr.src.src_storage = addr::to_c(to).0);
     }
 
-    pub(crate) fn set_destination(&self, to: Addr) {
+    pub(crate) fn set_destination(&self, to: IdAddress) {
         self.change_route(|route| route.addr.dst.dst_storage = addr::to_c(to).0);
     }
 
@@ -348,8 +348,8 @@ impl CmId {
             // SAFETY: every byte pattern is valid for each member of the union.
             let ib = unsafe { &mut route.addr.addr.ibaddr };
             ib.pkey = match source {
-                Addr::Ip(_) => DEFAULT_PKEY,
-                Addr::Ib(source) => source.pkey.to_be(),
+                IdAddress::Ip(_) => DEFAULT_PKEY,
+                IdAddress::Ib(source) => source.pkey.to_be(),
             };
             ib.sgid.raw = device.gid(source);
         });
@@ -360,8 +360,8 @@ impl CmId {
         let from = self.source_or_none();
         let to = self.destination().unwrap_or(from);
         let by_packets = match to {
-            Addr::Ip(to) => self.endpoint.cm.gid_by_packets(to.ip()),
-            Addr::Ib(_) => None,
+            IdAddress::Ip(to) => self.endpoint.cm.gid_reached_by_packets(to.ip()),
+            IdAddress::Ib(_) => None,
         };
         let peer = self.endpoint.cm.device_of(to);
         let dgid = by_packets.unwrap_or_else(|| peer.gid(to));

@@ -1,6 +1,6 @@
 //! Connection management for the software NIC: the functions of librdmacm, within a host and between hosts.
 //!
-//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`provide`] sets,
+//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`set_provider`] sets,
 //! and the fabric's folder, in which processes find each other.
 //!
 //! # The layers, bottom up
@@ -28,21 +28,21 @@
 pub mod abi;
 #[allow(unsafe_code)]
 pub mod addr;
+#[allow(unsafe_code)]
+mod address_list;
 mod channel;
 mod cm;
 #[allow(unsafe_code)]
 pub mod cm_event;
 #[allow(unsafe_code)]
 pub mod connect;
+mod connection_params;
 #[allow(unsafe_code)]
 pub mod device;
 mod endpoint;
-mod ends;
 pub mod errno;
 #[allow(unsafe_code)]
 mod fork;
-#[allow(unsafe_code)]
-mod found;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[allow(unsafe_code)]
@@ -60,7 +60,7 @@ mod service;
 mod wire;
 
 pub use channel::Channel;
-pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, device, provide};
-pub use endpoint::Event;
+pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, device, set_provider};
+pub use endpoint::EndpointEvent;
 pub use ib::IbAddr;
 pub use wire::QpAddress;

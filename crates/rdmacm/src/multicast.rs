@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_abi::IBV_LINK_LAYER_ETHERNET;
 
-use crate::addr::Addr;
+use crate::addr::IdAddress;
 use crate::errno::{INVALID, Result};
 
 /// The membership of an id in a multicast group.
 #[derive(Debug)]
-pub(crate) struct Membership {
+pub(crate) struct GroupMembership {
     /// Address of the group, as given by the program.
-    pub(crate) addr: Addr,
+    pub(crate) addr: IdAddress,
     /// Context that the program gets back with the event.
     pub(crate) context: usize,
     /// True if the queue pair only sends to the group.
@@ -24,17 +24,22 @@ pub(crate) struct Membership {
 /// without switches, no packet is routed by this LID.
 const MLID: u16 = 0xc000;
 
-impl Membership {
+impl GroupMembership {
     /// Makes the membership in the group at `addr`, addressed as `link_layer` requires.
     ///
     /// # Errors
     /// `EINVAL` for an `AF_IB` address on Ethernet, whose groups have IP addresses.
-    pub(crate) fn new(addr: Addr, context: usize, send_only: bool, link_layer: u8) -> Result<Self> {
+    pub(crate) fn new(
+        addr: IdAddress,
+        context: usize,
+        send_only: bool,
+        link_layer: u8,
+    ) -> Result<Self> {
         let ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
         let mgid = match addr {
-            Addr::Ib(_) if ethernet => return Err(INVALID),
-            Addr::Ib(addr) => addr.gid,
-            Addr::Ip(addr) => match addr.ip() {
+            IdAddress::Ib(_) if ethernet => return Err(INVALID),
+            IdAddress::Ib(addr) => addr.gid,
+            IdAddress::Ip(addr) => match addr.ip() {
                 IpAddr::V6(ip) => ip.octets(),
                 // RoCEv2 uses the group's IP address (IBTA annex A17).
                 IpAddr::V4(ip) if ethernet => ip.to_ipv6_mapped().octets(),
@@ -73,8 +78,8 @@ mod tests {
     #[test]
     fn groups_have_the_gids_that_linux_gives_them() {
         let mgid = |addr: &str, link_layer| {
-            let addr = Addr::Ip(addr.parse().unwrap());
-            let m = Membership::new(addr, 0, false, link_layer).unwrap();
+            let addr = IdAddress::Ip(addr.parse().unwrap());
+            let m = GroupMembership::new(addr, 0, false, link_layer).unwrap();
             Ipv6Addr::from(m.mgid).to_string()
         };
         let roce = IBV_LINK_LAYER_ETHERNET;
@@ -83,8 +88,8 @@ mod tests {
         assert_eq!(mgid("239.1.2.3:0", ib), "ff12:4001:ffff::f01:203");
         assert_eq!(mgid("[ff0e::5]:0", roce), "ff0e::5");
         assert_eq!(mgid("[ff0e::5]:0", ib), "ff0e::5");
-        let group = Addr::Ib(IbAddr::new([0xff; 16], 0xffff));
-        let joined = |link_layer| Membership::new(group, 0, false, link_layer).map(|m| m.mgid);
+        let group = IdAddress::Ib(IbAddr::new([0xff; 16], 0xffff));
+        let joined = |link_layer| GroupMembership::new(group, 0, false, link_layer).map(|m| m.mgid);
         assert_eq!(joined(ib), Ok([0xff; 16]));
         assert_eq!(joined(roce), Err(INVALID));
     }

@@ -23,20 +23,20 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use crate::addr::Addr;
+use crate::addr::IdAddress;
 use crate::errno::{Errno, Result};
-use crate::process::Process;
-use names::{Address, CLOSED, UNFINISHED, closed_file, link_prefix};
+use crate::process::ProcessIdentity;
+use names::{CLOSED, NOT_LISTENING_SUFFIX, NamedAddress, closed_file, link_prefix};
 
-pub(crate) use names::{Binding, owner_of};
+pub(crate) use names::{IdBinding, owner_of};
 
 /// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
-const REOPENING: Duration = Duration::from_secs(2);
+const REOPEN_TIME: Duration = Duration::from_secs(2);
 /// The folder of port numbers, as used by one process.
 pub(crate) struct Ports {
     folder: OwnedFd,
     path: PathBuf,
-    me: Process,
+    process: ProcessIdentity,
     /// Number of the next socket name; number 0 is the socket for MADs.
     next: AtomicU64,
     next_port: AtomicU64,
@@ -50,7 +50,7 @@ pub(crate) struct Claim {
     /// Name of the socket to which the link points, if the port has a listener.
     target: String,
     pub(crate) port_space: u32,
-    pub(crate) binding: Binding,
+    pub(crate) binding: IdBinding,
 }
 
 impl Claim {
@@ -62,7 +62,7 @@ impl Claim {
 
 /// The reason why no listener was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unreached {
+pub(crate) enum UnreachedReason {
     /// No process listens at the address.
     Refused,
     /// The listener's queue is full: try again later.
@@ -94,7 +94,7 @@ impl Ports {
         let ports = Self {
             folder,
             path: fabric.join("rdma_cm"),
-            me: Process::own()?,
+            process: ProcessIdentity::own()?,
             next: AtomicU64::new(1),
             next_port: AtomicU64::new(offset),
         };
@@ -107,7 +107,7 @@ impl Ports {
     /// # Errors
     /// `EADDRINUSE` if the port is taken at this address. `EADDRNOTAVAIL` if a wildcard is involved (as in Linux's
     /// `rdma_bind_addr`), or if no port is free.
-    pub(crate) fn claim(&self, port_space: u32, binding: Binding) -> Result<Claim> {
+    pub(crate) fn claim(&self, port_space: u32, binding: IdBinding) -> Result<Claim> {
         if binding.addr.port() == 0 {
             return self.claim_any(port_space, binding);
         }
@@ -118,14 +118,16 @@ impl Ports {
         Ok(claim)
     }
 
-    fn claim_any(&self, port_space: u32, binding: Binding) -> Result<Claim> {
+    fn claim_any(&self, port_space: u32, binding: IdBinding) -> Result<Claim> {
         let (low, high) = ephemeral_ports();
         let count = u64::from(high - low) + 1;
         for _ in 0..count {
             let nth = self.next_port.fetch_add(1, Ordering::Relaxed) % count;
             let port = low + u16::try_from(nth).unwrap_or(0);
             // A port that is taken under any name is skipped, which needs no lock of the folder.
-            let wildcards = Address::WILDCARDS.iter().map(|a| a.link(port_space, port));
+            let wildcards = NamedAddress::WILDCARDS
+                .iter()
+                .map(|a| a.link_name(port_space, port));
             if wildcards
                 .into_iter()
                 .any(|link| self.owner(&link).is_some())
@@ -146,17 +148,17 @@ impl Ports {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    fn new_claim(&self, port_space: u32, mut binding: Binding, port: u16) -> Claim {
+    fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> Claim {
         binding.addr = binding.addr.with_port(port);
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut link = Address::of(binding).link(port_space, port);
+        let mut link = NamedAddress::of(binding).link_name(port_space, port);
         if binding.reuse {
             // Several links may have the same port until one of their owners listens.
-            link = format!("{link}+{}-{n}", self.me);
+            link = format!("{link}+{}-{n}", self.process);
         }
         Claim {
             link,
-            target: format!("{}-{n}", self.me),
+            target: format!("{}-{n}", self.process),
             port_space,
             binding,
         }
@@ -174,7 +176,7 @@ impl Ports {
             self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
         }
         // The socket gets its final name only after it listens, so that peers cannot find it earlier.
-        let unfinished = format!("{}{UNFINISHED}", claim.target);
+        let unfinished = format!("{}{NOT_LISTENING_SUFFIX}", claim.target);
         bind(&socket, &self.address(&unfinished)?)?;
         let listens = listen(&socket, libc::SOMAXCONN).and_then(|()| {
             renameat_with(
@@ -191,7 +193,7 @@ impl Ports {
         }
         if claim.binding.reuse {
             let port = claim.binding.addr.port();
-            let link = Address::of(claim.binding).link(claim.port_space, port);
+            let link = NamedAddress::of(claim.binding).link_name(claim.port_space, port);
             renameat_with(
                 &self.folder,
                 &claim.link,
@@ -207,16 +209,16 @@ impl Ports {
 
     /// Frees a port. Does nothing in a child that was forked from its owner.
     pub(crate) fn release(&self, claim: &Claim) {
-        if std::process::id() == self.me.pid() {
+        if std::process::id() == self.process.pid() {
             let _ = unlinkat(&self.folder, &claim.target, AtFlags::empty());
             let _ = unlinkat(&self.folder, &claim.link, AtFlags::empty());
         }
     }
 
-    /// Records that the listener of a port is about to close, so that [`opens_soon`](Self::opens_soon) returns true for
+    /// Records that the listener of a port is about to close, so that [`may_open_soon`](Self::may_open_soon) returns true for
     /// a while.
-    pub(crate) fn closing(&self, claim: &Claim) {
-        if std::process::id() == self.me.pid() {
+    pub(crate) fn record_closing(&self, claim: &Claim) {
+        if std::process::id() == self.process.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
             let name = closed_file(claim.binding.addr.port());
             if let Ok(file) = openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
@@ -232,15 +234,15 @@ impl Ports {
     /// Some programs listen for one connection, close, and listen for the next (perftest, for datagrams as well).
     /// Others bind a port, publish its number, and then listen (qperf). Over a network, the resolution of the address
     /// gives them enough time for that.
-    pub(crate) fn opens_soon(&self, port_space: u32, addr: Addr) -> bool {
+    pub(crate) fn may_open_soon(&self, port_space: u32, addr: IdAddress) -> bool {
         let Some((port_space, port)) = addr.service(port_space) else {
             return false;
         };
-        let candidates = Address::listeners_for(addr);
+        let candidates = NamedAddress::listeners_for(addr);
         self.is_recent(&closed_file(port))
             || candidates
                 .into_iter()
-                .any(|candidate| self.is_recent(&candidate.link(port_space, port)))
+                .any(|candidate| self.is_recent(&candidate.link_name(port_space, port)))
     }
 
     fn is_recent(&self, name: &str) -> bool {
@@ -250,28 +252,28 @@ impl Ports {
         let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
         let changed = UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_mtime_nsec);
         // After the clock was set back, the age is an error and does not count as recent.
-        changed.elapsed().is_ok_and(|age| age < REOPENING)
+        changed.elapsed().is_ok_and(|age| age < REOPEN_TIME)
     }
 
     /// Connects to the listener at `addr`, for an id of `port_space`.
     pub(crate) fn connect(
         &self,
         port_space: u32,
-        addr: Addr,
-    ) -> std::result::Result<OwnedFd, Unreached> {
-        let (port_space, port) = addr.service(port_space).ok_or(Unreached::Refused)?;
-        let socket = new_socket().map_err(Unreached::Failed)?;
-        for candidate in Address::listeners_for(addr) {
-            let link = candidate.link(port_space, port);
-            let to = self.address(&link).map_err(Unreached::Failed)?;
+        addr: IdAddress,
+    ) -> std::result::Result<OwnedFd, UnreachedReason> {
+        let (port_space, port) = addr.service(port_space).ok_or(UnreachedReason::Refused)?;
+        let socket = new_socket().map_err(UnreachedReason::Failed)?;
+        for candidate in NamedAddress::listeners_for(addr) {
+            let link = candidate.link_name(port_space, port);
+            let to = self.address(&link).map_err(UnreachedReason::Failed)?;
             match connect(&socket, &to) {
                 Ok(()) => return Ok(socket),
-                Err(rustix::io::Errno::AGAIN) => return Err(Unreached::Busy),
+                Err(rustix::io::Errno::AGAIN) => return Err(UnreachedReason::Busy),
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => {}
-                Err(e) => return Err(Unreached::Failed(e.into())),
+                Err(e) => return Err(UnreachedReason::Failed(e.into())),
             }
         }
-        Err(Unreached::Refused)
+        Err(UnreachedReason::Refused)
     }
 
     /// Returns the address of the socket `name`, which is short however long the folder's path is.
@@ -281,7 +283,7 @@ impl Ports {
     }
 
     /// Returns the owner of a link.
-    fn owner(&self, link: &str) -> Option<Process> {
+    fn owner(&self, link: &str) -> Option<ProcessIdentity> {
         let target = readlinkat(&self.folder, link, Vec::new()).ok()?;
         owner_of(target.to_str().ok()?)
     }
@@ -302,11 +304,11 @@ impl Ports {
     fn check_conflicts(
         &self,
         port_space: u32,
-        binding: Binding,
+        binding: IdBinding,
         may_share: bool,
         own_link: Option<&str>,
     ) -> Result {
-        let address = Address::of(binding);
+        let address = NamedAddress::of(binding);
         let prefix = link_prefix(port_space, binding.addr.port());
         for link in self.names()? {
             let Some(rest) = link.strip_prefix(&prefix) else {

@@ -9,12 +9,12 @@ use crate::errno::Result;
 
 /// A process: its pid, and the clock tick after boot at which it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct ProcessIdentity {
     pid: u32,
     start_time: u64,
 }
 
-impl Process {
+impl ProcessIdentity {
     /// Returns the identity of the calling process.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Process {
     }
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for ProcessIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.pid, self.start_time)
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Process {
 #[derive(Debug)]
 pub(crate) struct NotAProcess;
 
-impl FromStr for Process {
+impl FromStr for ProcessIdentity {
     type Err = NotAProcess;
 
     fn from_str(text: &str) -> std::result::Result<Self, NotAProcess> {
@@ -67,16 +67,16 @@ mod tests {
 
     #[test]
     fn a_process_is_told_from_a_later_one_with_its_pid() {
-        let me = Process::own().unwrap();
+        let me = ProcessIdentity::own().unwrap();
         assert!(me.is_alive());
-        let copy: Process = me.to_string().parse().unwrap();
+        let copy: ProcessIdentity = me.to_string().parse().unwrap();
         assert_eq!(copy, me);
-        let earlier = Process {
+        let earlier = ProcessIdentity {
             start_time: me.start_time - 1,
             ..me
         };
         assert!(!earlier.is_alive());
-        assert!("12".parse::<Process>().is_err());
-        assert!("12-x".parse::<Process>().is_err());
+        assert!("12".parse::<ProcessIdentity>().is_err());
+        assert!("12-x".parse::<ProcessIdentity>().is_err());
     }
 }

@@ -19,7 +19,7 @@ use crate::lock::lock;
 
 /// The purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Alarm {
+pub(crate) enum TimerPurpose {
     /// Send the REQ again: the listener was missing or its queue was full.
     RetryRequest,
     /// Accept requests again: no descriptor was available.
@@ -35,25 +35,25 @@ pub(crate) enum Alarm {
 }
 
 /// An object whose socket and timers the service thread handles.
-pub(crate) trait Watched: Send + Sync {
-    /// Returns the token that identifies the object: [`Service::new_token`].
+pub(crate) trait EventHandler: Send + Sync {
+    /// Returns the token that identifies the object: [`ServiceThread::new_token`].
     fn token(&self) -> u64;
 
     /// Handles a readable socket.
     fn on_readable(self: Arc<Self>);
 
     /// Handles an expired timer.
-    fn on_alarm(self: Arc<Self>, alarm: Alarm);
+    fn on_alarm(self: Arc<Self>, alarm: TimerPurpose);
 }
 
 /// The timers by expiry; a number distinguishes timers with the same expiry.
-type Timers = BTreeMap<(Instant, u64), (Weak<dyn Watched>, Alarm)>;
+type Timers = BTreeMap<(Instant, u64), (Weak<dyn EventHandler>, TimerPurpose)>;
 
 /// The handle of the service thread.
-pub(crate) struct Service {
+pub(crate) struct ServiceThread {
     epoll: OwnedFd,
     wake: OwnedFd,
-    watched: Mutex<HashMap<u64, Arc<dyn Watched>>>,
+    watched: Mutex<HashMap<u64, Arc<dyn EventHandler>>>,
     timers: Mutex<Timers>,
     next: AtomicU64,
 }
@@ -61,7 +61,7 @@ pub(crate) struct Service {
 /// Token of the eventfd that wakes the thread; watched objects have other tokens.
 const WAKE: u64 = 0;
 
-impl Service {
+impl ServiceThread {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
         fork::prepare_replacement()?;
@@ -99,11 +99,15 @@ impl Service {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls [`Watched::on_readable`] whenever `socket` is readable.
-    pub(crate) fn watch<W: Watched + 'static>(&self, socket: &OwnedFd, watched: &Arc<W>) -> Result {
+    /// Calls [`EventHandler::on_readable`] whenever `socket` is readable.
+    pub(crate) fn watch<W: EventHandler + 'static>(
+        &self,
+        socket: &OwnedFd,
+        watched: &Arc<W>,
+    ) -> Result {
         fork::close_in_children(socket);
         let token = watched.token();
-        lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn Watched>);
+        lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn EventHandler>);
         let data = epoll::EventData::new_u64(token);
         let added = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN);
         if added.is_err() {
@@ -112,17 +116,17 @@ impl Service {
         Ok(added?)
     }
 
-    /// Undoes [`Service::watch`]. The socket may be closed afterwards.
+    /// Undoes [`ServiceThread::watch`]. The socket may be closed afterwards.
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.watched).remove(&token);
         fork::keep_in_children(socket);
     }
 
-    /// Suspends calls of [`Watched::on_readable`] for a watched socket, or resumes them.
-    pub(crate) fn mute(&self, socket: &OwnedFd, token: u64, mute: bool) {
+    /// Suspends calls of [`EventHandler::on_readable`] for a watched socket, or resumes them.
+    pub(crate) fn pause_reading(&self, socket: &OwnedFd, token: u64, pause_reading: bool) {
         let data = epoll::EventData::new_u64(token);
-        let events = if mute {
+        let events = if pause_reading {
             epoll::EventFlags::empty()
         } else {
             epoll::EventFlags::IN
@@ -130,17 +134,20 @@ impl Service {
         let _ = epoll::modify(&self.epoll, socket, data, events);
     }
 
-    /// Calls [`Watched::on_alarm`] after `delay`, if `watched` still exists.
-    pub(crate) fn after<W: Watched + 'static>(
+    /// Calls [`EventHandler::on_alarm`] after `delay`, if `watched` still exists.
+    pub(crate) fn set_alarm<W: EventHandler + 'static>(
         &self,
         delay: Duration,
         watched: &Arc<W>,
-        alarm: Alarm,
+        alarm: TimerPurpose,
     ) {
         let at = Instant::now() + delay;
         let mut timers = lock(&self.timers);
         let key = (at, self.new_token());
-        timers.insert(key, (Arc::downgrade(watched) as Weak<dyn Watched>, alarm));
+        timers.insert(
+            key,
+            (Arc::downgrade(watched) as Weak<dyn EventHandler>, alarm),
+        );
         if timers
             .first_key_value()
             .is_some_and(|(first, _)| *first == key)

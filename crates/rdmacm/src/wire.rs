@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use crate::addr::Addr;
+use crate::addr::IdAddress;
 use crate::ib::IbAddr;
 
 /// First byte of every message: the version of this encoding.
@@ -32,7 +32,7 @@ pub struct QpAddress {
 
 /// The negotiated parameters: the fields of `struct rdma_conn_param`, from the view of the message's sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Params {
+pub(crate) struct NegotiatedParams {
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     pub(crate) flow_control: u8,
@@ -49,11 +49,11 @@ pub(crate) struct Request {
     /// Type of the requester's queue pair, `IBV_QPT_*`.
     pub(crate) qp_type: u32,
     /// The requester's address.
-    pub(crate) src: Addr,
+    pub(crate) src: IdAddress,
     /// The requested address.
-    pub(crate) dst: Addr,
+    pub(crate) dst: IdAddress,
     pub(crate) qp: QpAddress,
-    pub(crate) params: Params,
+    pub(crate) params: NegotiatedParams,
     /// Vendor and options of `struct ibv_ece`.
     pub(crate) ece: (u32, u32),
     /// MTU of the path, `IBV_MTU_*`; 0 for the MTU of the port.
@@ -63,20 +63,20 @@ pub(crate) struct Request {
 
 /// The reply that accepts a request (REP, SIDR_REP).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reply {
+pub(crate) struct AcceptReply {
     pub(crate) qp: QpAddress,
-    pub(crate) params: Params,
+    pub(crate) params: NegotiatedParams,
     pub(crate) ece: (u32, u32),
     pub(crate) private_data: Vec<u8>,
 }
 
 /// A message of connection management.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum CmMessage {
     /// Request for a connection (REQ, SIDR_REQ).
     Request(Request),
     /// Reply that accepts the request (REP, SIDR_REP).
-    Reply(Reply),
+    Reply(AcceptReply),
     /// Ready to use: the requester has received the reply (RTU).
     ReadyToUse,
     /// Rejection with a reason of IBTA vol. 1, 12.6.7.2 (REJ).
@@ -101,7 +101,7 @@ pub(crate) mod reason {
 
 /// Error: the bytes are not a message of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedMessage;
 
 const KIND_REQUEST: u8 = 1;
 const KIND_REPLY: u8 = 2;
@@ -116,10 +116,10 @@ const ADDRESS_IPV4: u8 = 4;
 const ADDRESS_IPV6: u8 = 6;
 const ADDRESS_IB: u8 = 27;
 
-impl Message {
+impl CmMessage {
     /// Encodes the message. Private data is cut to 255 bytes, the limit of `rdma_conn_param`.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut w = Writer(vec![VERSION]);
+        let mut w = MessageWriter(vec![VERSION]);
         match self {
             Self::Request(r) => {
                 w.u8(KIND_REQUEST);
@@ -158,10 +158,10 @@ impl Message {
     }
 
     /// Decodes a message.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut r = Reader(bytes);
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
+        let mut r = MessageReader(bytes);
         if r.u8()? != VERSION {
-            return Err(Malformed);
+            return Err(MalformedMessage);
         }
         let message = match r.u8()? {
             KIND_REQUEST => Self::Request(Request {
@@ -175,7 +175,7 @@ impl Message {
                 path_mtu: r.u8()?,
                 private_data: r.private_data()?,
             }),
-            KIND_REPLY => Self::Reply(Reply {
+            KIND_REPLY => Self::Reply(AcceptReply {
                 qp: r.qp()?,
                 params: r.params()?,
                 ece: (r.u32()?, r.u32()?),
@@ -188,19 +188,19 @@ impl Message {
             },
             KIND_DISCONNECT => Self::Disconnect,
             KIND_DISCONNECTED => Self::Disconnected,
-            _ => return Err(Malformed),
+            _ => return Err(MalformedMessage),
         };
         if r.0.is_empty() {
             Ok(message)
         } else {
-            Err(Malformed)
+            Err(MalformedMessage)
         }
     }
 }
 
-struct Writer(Vec<u8>);
+struct MessageWriter(Vec<u8>);
 
-impl Writer {
+impl MessageWriter {
     fn u8(&mut self, n: u8) {
         self.0.push(n);
     }
@@ -217,21 +217,21 @@ impl Writer {
         self.0.extend(n.to_le_bytes());
     }
 
-    fn address(&mut self, a: Addr) {
+    fn address(&mut self, a: IdAddress) {
         match a {
-            Addr::Ip(SocketAddr::V4(a)) => {
+            IdAddress::Ip(SocketAddr::V4(a)) => {
                 self.u16(a.port());
                 self.u8(ADDRESS_IPV4);
                 self.0.extend(a.ip().octets());
             }
-            Addr::Ip(SocketAddr::V6(a)) => {
+            IdAddress::Ip(SocketAddr::V6(a)) => {
                 self.u16(a.port());
                 self.u8(ADDRESS_IPV6);
                 self.0.extend(a.ip().octets());
                 self.u32(a.flowinfo());
                 self.u32(a.scope_id());
             }
-            Addr::Ib(a) => {
+            IdAddress::Ib(a) => {
                 self.u16(a.pkey);
                 self.u8(ADDRESS_IB);
                 self.0.extend(a.gid);
@@ -251,7 +251,7 @@ impl Writer {
         self.u32(qp.qkey);
     }
 
-    fn params(&mut self, p: &Params) {
+    fn params(&mut self, p: &NegotiatedParams) {
         self.0.extend([
             p.responder_resources,
             p.initiator_depth,
@@ -269,44 +269,44 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (head, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+impl MessageReader<'_> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], MalformedMessage> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(MalformedMessage)?;
         self.0 = rest;
         Ok(*head)
     }
 
-    fn u8(&mut self) -> Result<u8, Malformed> {
+    fn u8(&mut self) -> Result<u8, MalformedMessage> {
         self.bytes::<1>().map(|[n]| n)
     }
 
-    fn u16(&mut self) -> Result<u16, Malformed> {
+    fn u16(&mut self) -> Result<u16, MalformedMessage> {
         self.bytes().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    fn u32(&mut self) -> Result<u32, MalformedMessage> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    fn u64(&mut self) -> Result<u64, MalformedMessage> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    fn address(&mut self) -> Result<Addr, Malformed> {
+    fn address(&mut self) -> Result<IdAddress, MalformedMessage> {
         let first = self.u16()?;
         Ok(match self.u8()? {
             ADDRESS_IPV4 => {
                 let ip = IpAddr::V4(Ipv4Addr::from(self.bytes::<4>()?));
-                Addr::Ip(SocketAddr::new(ip, first))
+                IdAddress::Ip(SocketAddr::new(ip, first))
             }
             ADDRESS_IPV6 => {
                 let ip = Ipv6Addr::from(self.bytes::<16>()?);
                 let v6 = SocketAddrV6::new(ip, first, self.u32()?, self.u32()?);
-                Addr::Ip(SocketAddr::V6(v6))
+                IdAddress::Ip(SocketAddr::V6(v6))
             }
-            ADDRESS_IB => Addr::Ib(IbAddr {
+            ADDRESS_IB => IdAddress::Ib(IbAddr {
                 pkey: first,
                 gid: self.bytes()?,
                 flowinfo: self.u32()?,
@@ -314,11 +314,11 @@ impl Reader<'_> {
                 mask: self.u64()?,
                 scope_id: self.u64()?,
             }),
-            _ => return Err(Malformed),
+            _ => return Err(MalformedMessage),
         })
     }
 
-    fn qp(&mut self) -> Result<QpAddress, Malformed> {
+    fn qp(&mut self) -> Result<QpAddress, MalformedMessage> {
         Ok(QpAddress {
             qpn: self.u32()?,
             psn: self.u32()?,
@@ -328,7 +328,7 @@ impl Reader<'_> {
         })
     }
 
-    fn params(&mut self) -> Result<Params, Malformed> {
+    fn params(&mut self) -> Result<NegotiatedParams, MalformedMessage> {
         let [
             responder_resources,
             initiator_depth,
@@ -337,7 +337,7 @@ impl Reader<'_> {
             rnr_retry_count,
             srq,
         ] = self.bytes()?;
-        Ok(Params {
+        Ok(NegotiatedParams {
             responder_resources,
             initiator_depth,
             flow_control,
@@ -347,9 +347,9 @@ impl Reader<'_> {
         })
     }
 
-    fn private_data(&mut self) -> Result<Vec<u8>, Malformed> {
+    fn private_data(&mut self) -> Result<Vec<u8>, MalformedMessage> {
         let len = usize::from(self.u8()?);
-        let (data, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        let (data, rest) = self.0.split_at_checked(len).ok_or(MalformedMessage)?;
         self.0 = rest;
         Ok(data.to_vec())
     }
@@ -364,8 +364,8 @@ mod tests {
         Request {
             port_space: 0x0106,
             qp_type: 2,
-            src: Addr::Ip("127.0.0.1:4000".parse().unwrap()),
-            dst: Addr::Ip("[fe80::1%3]:7471".parse().unwrap()),
+            src: IdAddress::Ip("127.0.0.1:4000".parse().unwrap()),
+            dst: IdAddress::Ip("[fe80::1%3]:7471".parse().unwrap()),
             qp: QpAddress {
                 qpn: 0x00ab_cdef,
                 psn: 0x0012_3456,
@@ -373,7 +373,7 @@ mod tests {
                 gid: [7; 16],
                 qkey: 5,
             },
-            params: Params {
+            params: NegotiatedParams {
                 responder_resources: 1,
                 initiator_depth: 2,
                 flow_control: 3,
@@ -387,7 +387,7 @@ mod tests {
         }
     }
 
-    fn all() -> Vec<Message> {
+    fn all() -> Vec<CmMessage> {
         let r = request();
         let ib = IbAddr {
             pkey: 1,
@@ -398,25 +398,25 @@ mod tests {
             scope_id: 6,
         };
         vec![
-            Message::Request(Request {
-                src: Addr::Ib(ib),
-                dst: Addr::Ib(IbAddr::default()),
+            CmMessage::Request(Request {
+                src: IdAddress::Ib(ib),
+                dst: IdAddress::Ib(IbAddr::default()),
                 ..request()
             }),
-            Message::Reply(Reply {
+            CmMessage::Reply(AcceptReply {
                 qp: r.qp,
                 params: r.params,
                 ece: r.ece,
                 private_data: Vec::new(),
             }),
-            Message::Request(r),
-            Message::ReadyToUse,
-            Message::Reject {
+            CmMessage::Request(r),
+            CmMessage::ReadyToUse,
+            CmMessage::Reject {
                 reason: 28,
                 private_data: vec![3; 148],
             },
-            Message::Disconnect,
-            Message::Disconnected,
+            CmMessage::Disconnect,
+            CmMessage::Disconnected,
         ]
     }
 
@@ -425,7 +425,7 @@ mod tests {
         for message in all() {
             let bytes = message.encode();
             assert!(bytes.len() <= MAX_MESSAGE, "{} bytes", bytes.len());
-            assert_eq!(Message::decode(&bytes), Ok(message));
+            assert_eq!(CmMessage::decode(&bytes), Ok(message));
         }
     }
 
@@ -434,22 +434,22 @@ mod tests {
         for message in all() {
             let mut bytes = message.encode();
             for len in 0..bytes.len() {
-                assert_eq!(Message::decode(&bytes[..len]), Err(Malformed));
+                assert_eq!(CmMessage::decode(&bytes[..len]), Err(MalformedMessage));
             }
             bytes.push(0);
-            assert_eq!(Message::decode(&bytes), Err(Malformed));
+            assert_eq!(CmMessage::decode(&bytes), Err(MalformedMessage));
         }
         assert_eq!(
-            Message::decode(&[VERSION + 1, KIND_READY_TO_USE]),
-            Err(Malformed)
+            CmMessage::decode(&[VERSION + 1, KIND_READY_TO_USE]),
+            Err(MalformedMessage)
         );
-        assert_eq!(Message::decode(&[VERSION, 77]), Err(Malformed));
+        assert_eq!(CmMessage::decode(&[VERSION, 77]), Err(MalformedMessage));
     }
 
     proptest! {
         #[test]
         fn garbage_is_decoded_to_what_it_says_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-            if let Ok(message) = Message::decode(&bytes) {
+            if let Ok(message) = CmMessage::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);
             }
         }

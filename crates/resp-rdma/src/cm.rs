@@ -6,10 +6,10 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
-use rdmacm::addr::Addr;
+use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::{ChannelHandle, CmId};
-use rdmacm::{Channel, DEFAULT_ANSWER_TIMEOUT, Event, Provider};
+use rdmacm::{Channel, DEFAULT_ANSWER_TIMEOUT, EndpointEvent, Provider};
 use rdmacm::{cm_event, connect, resolve};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs::{PreparedQp, QueuePair, Rc, VerbError};
@@ -20,15 +20,15 @@ const RETRY_COUNT: u8 = 7;
 /// The RNR retry count 7: wait without limit for a receive of a slow peer, so that no message is
 /// lost. The count is for the other side's queue pair. Valkey's server uses 0, and so drops clients
 /// that overrun it; this server lets them wait.
-const RNR_RETRY_FOR_EVER: u8 = 7;
+const RNR_RETRY_UNLIMITED: u8 = 7;
 /// The RNR timer code, for 0.01 ms: the time that a peer waits after finding no receive.
 const MIN_RNR_TIMER: u8 = 1;
 /// Outstanding READs and atomics. The protocol uses none; the value is that of Valkey's server.
 const DEPTH: u8 = 1;
 
 /// Registers the verbs provider with connection management; effective once a process.
-pub(crate) fn provide() {
-    rdmacm::provide(|| {
+pub(crate) fn register_provider() {
+    rdmacm::set_provider(|| {
         Ok(Provider {
             verbs: verbs::raw::symbols(&verbs::Provider::softnic()),
             fabric_dir: softnic::fabric_dir().map_err(|_| Errno::from(EINVAL).0)?,
@@ -42,7 +42,7 @@ const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 
 /// The kind of a connection management event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum CmEvent {
     Resolved,
     Request,
     Response,
@@ -50,23 +50,23 @@ pub(crate) enum News {
     Refused,
     Unreachable,
     /// The peer has disconnected, or the path to the peer failed.
-    Over,
+    Disconnected,
     Other,
 }
 
 /// A connection identifier with its channel.
-pub(crate) struct Id {
+pub(crate) struct OwnedCmId {
     handle: *mut rdma_cm_id,
     channel_handle: *mut rdma_event_channel,
-    channel: Arc<Channel<Event>>,
+    channel: Arc<Channel<EndpointEvent>>,
 }
 
 // SAFETY: ids may be used from any thread, since `rdmacm` locks its state of an id; this id is used
 // only by the owner of the value.
-unsafe impl Send for Id {}
+unsafe impl Send for OwnedCmId {}
 
 /// Creates a non-blocking event channel.
-fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
+fn create_nonblocking_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
     let handle = ChannelHandle::create()?;
     // SAFETY: the handle was just made; its descriptor is open as long as the channel.
     unsafe {
@@ -82,12 +82,12 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
     }
 }
 
-impl Id {
+impl OwnedCmId {
     /// Creates an unbound id.
     pub(crate) fn new() -> Result<Self> {
-        provide();
+        register_provider();
         rdmacm::device()?;
-        let (channel_handle, channel) = own_channel()?;
+        let (channel_handle, channel) = create_nonblocking_channel()?;
         // SAFETY: a live channel.
         let id =
             unsafe { connect::new_id(channel_handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC) };
@@ -128,7 +128,7 @@ impl Id {
     }
 
     pub(crate) fn resolve_addr(&self, to: SocketAddr) -> Result {
-        resolve::resolve_addr(self.id()?, None, Addr::from(to))
+        resolve::resolve_addr(self.id()?, None, IdAddress::from(to))
     }
 
     pub(crate) fn resolve_route(&self) -> Result {
@@ -137,14 +137,14 @@ impl Id {
 
     /// Requests a connection for the queue pair with this number.
     pub(crate) fn connect(&self, qpn: u32) -> Result {
-        let param = param(qpn);
+        let param = conn_param(qpn);
         // SAFETY: the parameters are valid, and have no private data.
         unsafe { connect::connect(self.id()?, &raw const param) }
     }
 
     /// Accepts a connection for the queue pair with this number.
     pub(crate) fn accept(&self, qpn: u32) -> Result {
-        let param = param(qpn);
+        let param = conn_param(qpn);
         // SAFETY: as above.
         unsafe { connect::accept(self.id()?, &raw const param) }
     }
@@ -167,7 +167,7 @@ impl Id {
     ) -> std::result::Result<QueuePair<Rc>, VerbError> {
         let attrs = |state| -> Result<(ibv_qp_attr, i32)> { self.id()?.qp_attr(state) };
         let step = |state| {
-            attrs(state).map_err(|errno| VerbError {
+            attrs(state).map_err(|errno| VerbError::Other {
                 verb: "rdma_init_qp_attr",
                 source: std::io::Error::from_raw_os_error(errno.0),
             })
@@ -176,13 +176,16 @@ impl Id {
         rtr.min_rnr_timer = MIN_RNR_TIMER;
         let (mut rts, rts_mask) = step(IBV_QPS_RTS)?;
         // Ignore the RNR retry count from the peer: this end waits for the peer's receives.
-        rts.rnr_retry = RNR_RETRY_FOR_EVER;
-        verbs::raw::connect(qp, &mut [(rtr, rtr_mask), (rts, rts_mask)])
+        rts.rnr_retry = RNR_RETRY_UNLIMITED;
+        Ok(verbs::raw::connect(
+            qp,
+            &mut [(rtr, rtr_mask), (rts, rts_mask)],
+        )?)
     }
 
     /// Returns the next event, with the new id of a connection request; `None` without a pending
     /// event.
-    pub(crate) fn next(&self) -> Option<(News, Option<Self>)> {
+    pub(crate) fn next(&self) -> Option<(CmEvent, Option<Self>)> {
         if self.channel.is_empty() {
             return None;
         }
@@ -194,22 +197,22 @@ impl Id {
             about
         };
         let news = match kind {
-            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => News::Resolved,
-            RDMA_CM_EVENT_CONNECT_REQUEST => News::Request,
-            RDMA_CM_EVENT_CONNECT_RESPONSE => News::Response,
-            RDMA_CM_EVENT_ESTABLISHED => News::Established,
-            RDMA_CM_EVENT_REJECTED => News::Refused,
+            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => CmEvent::Resolved,
+            RDMA_CM_EVENT_CONNECT_REQUEST => CmEvent::Request,
+            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEvent::Response,
+            RDMA_CM_EVENT_ESTABLISHED => CmEvent::Established,
+            RDMA_CM_EVENT_REJECTED => CmEvent::Refused,
             RDMA_CM_EVENT_ADDR_ERROR
             | RDMA_CM_EVENT_ROUTE_ERROR
             | RDMA_CM_EVENT_UNREACHABLE
-            | RDMA_CM_EVENT_CONNECT_ERROR => News::Unreachable,
+            | RDMA_CM_EVENT_CONNECT_ERROR => CmEvent::Unreachable,
             RDMA_CM_EVENT_DISCONNECTED
             | RDMA_CM_EVENT_TIMEWAIT_EXIT
             | RDMA_CM_EVENT_ADDR_CHANGE
-            | RDMA_CM_EVENT_DEVICE_REMOVAL => News::Over,
-            _ => News::Other,
+            | RDMA_CM_EVENT_DEVICE_REMOVAL => CmEvent::Disconnected,
+            _ => CmEvent::Other,
         };
-        if news != News::Request {
+        if news != CmEvent::Request {
             return Some((news, None));
         }
         // SAFETY: the id of a request, which no other code knows.
@@ -225,7 +228,7 @@ impl Id {
     unsafe fn of_request(handle: *mut rdma_cm_id) -> Option<Self> {
         // SAFETY: contract of this function; the channel was just made.
         unsafe {
-            let moved = own_channel().and_then(|(channel_handle, channel)| {
+            let moved = create_nonblocking_channel().and_then(|(channel_handle, channel)| {
                 let moved = CmId::borrow(handle).and_then(|id| id.migrate(channel_handle));
                 if moved.is_err() {
                     ChannelHandle::destroy(channel_handle);
@@ -258,7 +261,7 @@ impl Id {
     }
 }
 
-impl Drop for Id {
+impl Drop for OwnedCmId {
     fn drop(&mut self) {
         // SAFETY: this value owns the id and its channel; its events were acknowledged when they
         // were taken.
@@ -270,12 +273,12 @@ impl Drop for Id {
 }
 
 /// Returns the parameters of a connection. The protocol has no private data.
-fn param(qpn: u32) -> rdma_conn_param {
+fn conn_param(qpn: u32) -> rdma_conn_param {
     let mut param = rdma_conn_param::zeroed();
     param.responder_resources = DEPTH;
     param.initiator_depth = DEPTH;
     param.retry_count = RETRY_COUNT;
-    param.rnr_retry_count = RNR_RETRY_FOR_EVER;
+    param.rnr_retry_count = RNR_RETRY_UNLIMITED;
     param.qp_num = qpn;
     param
 }

@@ -7,7 +7,7 @@ pub const COMMAND_BYTES: usize = 32;
 
 /// A receive buffer, as its owner announces it to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer {
+pub struct AnnouncedBuffer {
     /// Address of the first byte.
     pub addr: u64,
     /// Length in bytes.
@@ -38,7 +38,7 @@ pub enum Command {
     /// Shows that the sender is alive; no answer follows.
     Keepalive,
     /// Announces the sender's receive buffer, which is empty.
-    RegisterXferMemory(Buffer),
+    RegisterXferMemory(AnnouncedBuffer),
 }
 
 impl Command {
@@ -59,7 +59,7 @@ impl Command {
                 bytes[24..].copy_from_slice(&features.to_be_bytes());
             }
             Self::Keepalive => {}
-            Self::RegisterXferMemory(Buffer { addr, len, rkey }) => {
+            Self::RegisterXferMemory(AnnouncedBuffer { addr, len, rkey }) => {
                 bytes[16..24].copy_from_slice(&addr.to_be_bytes());
                 bytes[24..28].copy_from_slice(&len.to_be_bytes());
                 bytes[28..].copy_from_slice(&rkey.to_be_bytes());
@@ -86,7 +86,7 @@ impl Command {
             0 => Ok(Self::GetServerFeature { select, features }),
             1 => Ok(Self::SetClientFeature { select, features }),
             2 => Ok(Self::Keepalive),
-            3 => Ok(Self::RegisterXferMemory(Buffer {
+            3 => Ok(Self::RegisterXferMemory(AnnouncedBuffer {
                 addr: u64::from_be_bytes([*a0, *a1, *a2, *a3, *a4, *a5, *a6, *a7]),
                 len: u32::from_be_bytes([*l0, *l1, *l2, *l3]),
                 rkey: u32::from_be_bytes([*k0, *k1, *k2, *k3]),
@@ -127,7 +127,7 @@ mod tests {
             0x00, 0x10, 0x00, 0x00, // length: 1 MiB
             0xde, 0xad, 0xbe, 0xef, // R_Key
         ]);
-        let buffer = Buffer {
+        let buffer = AnnouncedBuffer {
             addr: 0x7f12_3456_7000,
             len: 1 << 20,
             rkey: 0xdead_beef,

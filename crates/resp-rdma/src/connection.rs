@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::cm::{Id, News};
+use crate::cm::{CmEvent, OwnedCmId};
 use crate::error::ProtocolError;
-use crate::queue::{Arrival, Queue};
-use crate::stream::Stream;
+use crate::queue::{ConnectedQp, PeerArrival};
+use crate::stream::ByteStream;
 
 /// The time that [`Connection::wait`] polls before sleeping; waking takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// Accepted by this end; the peer is not ready yet.
     Accepting,
     Open,
     /// The peer has disconnected. Bytes that arrived before can still be read.
-    Ended,
+    Disconnected,
     /// The peer violated the protocol, or a WR failed.
     Failed(ErrorKind),
 }
@@ -41,32 +41,32 @@ enum Phase {
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {
     // Fields are dropped in this order: the queue pair must be destroyed before the id.
-    queue: Queue,
-    id: Id,
-    stream: Stream,
-    phase: Phase,
+    queue: ConnectedQp,
+    id: OwnedCmId,
+    stream: ByteStream,
+    phase: ConnectionPhase,
     failure: Option<String>,
     /// True if an arrival has not been reported by [`poll`](Self::poll) yet.
-    news: bool,
+    has_unreported_arrival: bool,
 }
 
 impl Connection {
     /// The interval of the keepalive messages of Valkey's server.
     pub const KEEP_ALIVE: Duration = Duration::from_millis(3000);
 
-    pub(crate) fn new(id: Id, queue: Queue, established: bool) -> Self {
-        let stream = Stream::new(queue.own_buffer());
+    pub(crate) fn new(id: OwnedCmId, queue: ConnectedQp, established: bool) -> Self {
+        let stream = ByteStream::new(queue.own_buffer());
         let mut connection = Self {
             queue,
             id,
             stream,
             phase: if established {
-                Phase::Open
+                ConnectionPhase::Open
             } else {
-                Phase::Accepting
+                ConnectionPhase::Accepting
             },
             failure: None,
-            news: false,
+            has_unreported_arrival: false,
         };
         // An error is reported at the first read.
         let _ = connection.send_commands();
@@ -87,7 +87,7 @@ impl Connection {
     /// Returns true if anything arrived since the last call, so that a read or a write may succeed.
     #[inline]
     pub fn poll(&mut self) -> bool {
-        self.take().is_err() | std::mem::take(&mut self.news)
+        self.process_completions().is_err() | std::mem::take(&mut self.has_unreported_arrival)
     }
 
     /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
@@ -133,7 +133,7 @@ impl Connection {
     /// # Errors
     /// The errors of writing.
     pub fn keep_alive(&mut self) -> io::Result<()> {
-        if self.phase == Phase::Open {
+        if self.phase == ConnectionPhase::Open {
             self.stream.keep_alive();
             self.send_commands()?;
         }
@@ -142,17 +142,17 @@ impl Connection {
 
     /// Processes completions; returns true if any were found.
     #[inline]
-    fn take(&mut self) -> io::Result<bool> {
-        if matches!(self.phase, Phase::Failed(_)) {
-            self.news = true;
+    fn process_completions(&mut self) -> io::Result<bool> {
+        if matches!(self.phase, ConnectionPhase::Failed(_)) {
+            self.has_unreported_arrival = true;
             return Ok(true);
         }
         let Self { queue, stream, .. } = self;
         let taken = queue.poll(|arrival| -> io::Result<()> {
             Ok(match arrival {
-                Arrival::Data { imm, len } => stream.on_data(imm, len),
-                Arrival::Command(bytes) => stream.on_command(&bytes),
-                Arrival::Odd(len) => Err(ProtocolError::CommandLength(len)),
+                PeerArrival::Data { imm, len } => stream.on_data(imm, len),
+                PeerArrival::Command(bytes) => stream.on_command(&bytes),
+                PeerArrival::WrongLength(len) => Err(ProtocolError::CommandLength(len)),
             }?)
         });
         match taken {
@@ -160,10 +160,10 @@ impl Connection {
             Ok(_) => {}
             Err(e) => return Err(self.fail(e)),
         }
-        self.news = true;
-        if self.phase == Phase::Accepting {
+        self.has_unreported_arrival = true;
+        if self.phase == ConnectionPhase::Accepting {
             // A peer that sends is ready, even if its ESTABLISHED event comes later.
-            self.phase = Phase::Open;
+            self.phase = ConnectionPhase::Open;
         }
         self.send_commands()?;
         Ok(true)
@@ -173,18 +173,18 @@ impl Connection {
     fn take_events(&mut self) {
         while let Some((news, _)) = self.id.next() {
             match (news, self.phase) {
-                (News::Established, Phase::Accepting) => {
-                    self.phase = Phase::Open;
+                (CmEvent::Established, ConnectionPhase::Accepting) => {
+                    self.phase = ConnectionPhase::Open;
                     let _ = self.send_commands();
                 }
                 (
-                    News::Over | News::Refused | News::Unreachable,
-                    Phase::Accepting | Phase::Open,
+                    CmEvent::Disconnected | CmEvent::Refused | CmEvent::Unreachable,
+                    ConnectionPhase::Accepting | ConnectionPhase::Open,
                 ) => {
                     // Bytes that arrived before the end can still be read. WRs fail because of the
                     // end.
-                    let _ = self.take();
-                    self.phase = Phase::Ended;
+                    let _ = self.process_completions();
+                    self.phase = ConnectionPhase::Disconnected;
                 }
                 _ => {}
             }
@@ -193,10 +193,10 @@ impl Connection {
 
     /// Sends the pending control messages.
     fn send_commands(&mut self) -> io::Result<()> {
-        if self.phase != Phase::Open {
+        if self.phase != ConnectionPhase::Open {
             return Ok(());
         }
-        while self.stream.has_command() && self.queue.takes_command() {
+        while self.stream.has_command() && self.queue.has_command_room() {
             let Some(command) = self.stream.next_command() else {
                 break;
             };
@@ -209,8 +209,8 @@ impl Connection {
 
     /// Marks the connection as failed; returns the error for the caller.
     fn fail(&mut self, error: io::Error) -> io::Error {
-        if self.phase != Phase::Ended {
-            self.phase = Phase::Failed(error.kind());
+        if self.phase != ConnectionPhase::Disconnected {
+            self.phase = ConnectionPhase::Failed(error.kind());
             self.failure = Some(error.to_string());
             self.queue.stop();
         }
@@ -232,8 +232,8 @@ impl Read for Connection {
     /// [`ErrorKind::WouldBlock`] if nothing has arrived; [`ErrorKind::InvalidData`] if the peer
     /// violated the protocol ([`ProtocolError`]); [`ErrorKind::ConnectionReset`] if a WR failed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.stream.readable().1 == 0 && self.phase != Phase::Ended {
-            self.take()?;
+        if self.stream.readable().1 == 0 && self.phase != ConnectionPhase::Disconnected {
+            self.process_completions()?;
         }
         let (offset, there) = self.stream.readable();
         if there > 0 && !into.is_empty() {
@@ -246,11 +246,11 @@ impl Read for Connection {
         }
         self.take_events();
         match self.phase {
-            Phase::Failed(kind) => Err(self.failure(kind)),
+            ConnectionPhase::Failed(kind) => Err(self.failure(kind)),
             // More bytes may have arrived before the disconnect event.
             _ if self.stream.readable().1 > 0 && !into.is_empty() => self.read(into),
-            Phase::Ended => Ok(0),
-            Phase::Accepting | Phase::Open => Err(ErrorKind::WouldBlock.into()),
+            ConnectionPhase::Disconnected => Ok(0),
+            ConnectionPhase::Accepting | ConnectionPhase::Open => Err(ErrorKind::WouldBlock.into()),
         }
     }
 }
@@ -264,15 +264,15 @@ impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            let mut room = self.queue.room(rest.len());
+            let mut room = self.queue.writable_bytes(rest.len());
             if room == 0 || self.stream.writable() == 0 {
-                self.take()?;
-                room = self.queue.room(rest.len());
+                self.process_completions()?;
+                room = self.queue.writable_bytes(rest.len());
             }
             match self.phase {
-                Phase::Failed(kind) => return Err(self.failure(kind)),
-                Phase::Ended => return Err(ErrorKind::BrokenPipe.into()),
-                Phase::Accepting | Phase::Open => {}
+                ConnectionPhase::Failed(kind) => return Err(self.failure(kind)),
+                ConnectionPhase::Disconnected => return Err(ErrorKind::BrokenPipe.into()),
+                ConnectionPhase::Accepting | ConnectionPhase::Open => {}
             }
             // A shorter piece may be inline, or fit the staging memory, although the whole does
             // not.
@@ -292,7 +292,7 @@ impl Write for Connection {
         }
         self.take_events();
         match self.phase {
-            Phase::Ended => Err(ErrorKind::BrokenPipe.into()),
+            ConnectionPhase::Disconnected => Err(ErrorKind::BrokenPipe.into()),
             _ => Err(ErrorKind::WouldBlock.into()),
         }
     }

@@ -41,7 +41,7 @@ pub enum ProtocolError {
     },
     /// The peer requests answers without receiving any.
     #[error("the peer asks for {0} answers, and takes none of them")]
-    Flood(usize),
+    TooManyRequests(usize),
 }
 
 impl From<ProtocolError> for io::Error {
@@ -88,6 +88,8 @@ pub enum SetupError {
     TimedOut(SocketAddr),
 }
 
+verbs::from_verb_errors!(SetupError);
+
 impl SetupError {
     pub(crate) fn cm(step: &'static str) -> impl FnOnce(rdmacm::errno::Errno) -> Self {
         move |errno| Self::Cm {
@@ -101,7 +103,7 @@ impl From<SetupError> for io::Error {
     fn from(e: SetupError) -> Self {
         let kind = match &e {
             SetupError::Cm { source, .. } => source.kind(),
-            SetupError::Verb(e) => e.source.kind(),
+            SetupError::Verb(e) => e.os_error().kind(),
             SetupError::Refused(_) => io::ErrorKind::ConnectionRefused,
             SetupError::Unreachable(_) => io::ErrorKind::HostUnreachable,
             SetupError::TimedOut(_) => io::ErrorKind::TimedOut,

@@ -1,6 +1,6 @@
 //! The fuzz target of this crate, the replay of its corpus, and tests of two connected streams.
 
-use crate::{Buffer, Command, Stream};
+use crate::{AnnouncedBuffer, ByteStream, Command};
 
 /// Runs a stream against an arbitrary peer. The bytes are actions, each with a message or numbers.
 /// Reads must stay inside the own buffer, and writes inside the peer's, whatever the peer sends.
@@ -8,12 +8,12 @@ use crate::{Buffer, Command, Stream};
 /// # Panics
 /// A read or a write leaves its buffer.
 pub fn stream(mut bytes: &[u8]) {
-    let own = Buffer {
+    let own = AnnouncedBuffer {
         addr: 0x10_0000,
         len: u32::from(take::<1>(&mut bytes)[0]) + 1,
         rkey: 7,
     };
-    let mut stream = Stream::new(own);
+    let mut stream = ByteStream::new(own);
     let mut peer: Option<(u64, u64)> = None;
     let mut told = 0;
     while !bytes.is_empty() {
@@ -86,7 +86,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use crate::{Buffer, Command, Stream};
+    use crate::{AnnouncedBuffer, ByteStream, Command};
 
     #[test]
     fn the_corpus_of_valkey_streams_is_replayed() {
@@ -101,11 +101,11 @@ mod tests {
 
     /// One end with its memory, and the messages on the way to it.
     struct End {
-        stream: Stream,
-        own: Buffer,
+        stream: ByteStream,
+        own: AnnouncedBuffer,
         memory: Vec<u8>,
         /// Messages on the way to this end.
-        coming: VecDeque<Message>,
+        incoming: VecDeque<Message>,
         sent: u64,
         received: u64,
         to_send: u64,
@@ -119,12 +119,12 @@ mod tests {
 
     impl End {
         fn new(addr: u64, len: u32, to_send: u64) -> Self {
-            let own = Buffer { addr, len, rkey: 1 };
+            let own = AnnouncedBuffer { addr, len, rkey: 1 };
             Self {
-                stream: Stream::new(own),
+                stream: ByteStream::new(own),
                 own,
                 memory: vec![0; len as usize],
-                coming: VecDeque::new(),
+                incoming: VecDeque::new(),
                 sent: 0,
                 received: 0,
                 to_send,
@@ -134,14 +134,14 @@ mod tests {
         /// Sends at most `most` bytes to `other`, and the pending control messages.
         fn send(&mut self, other: &mut Self, most: u32) {
             while let Some(command) = self.stream.next_command() {
-                other.coming.push_back(Message::Command(command.encode()));
+                other.incoming.push_back(Message::Command(command.encode()));
             }
             let left = u32::try_from(self.to_send - self.sent).expect("small");
             if let Some(piece) = self.stream.write(most.min(left)) {
                 let salt = self.own.addr;
                 let bytes = (0..u64::from(piece.len)).map(|i| byte(self.sent + i, salt));
                 let at = usize::try_from(piece.addr - other.own.addr).expect("inside");
-                other.coming.push_back(Message::Write {
+                other.incoming.push_back(Message::Write {
                     at,
                     bytes: bytes.collect(),
                 });
@@ -152,7 +152,7 @@ mod tests {
         /// Receives at most `messages` messages, and reads at most `most` bytes.
         fn receive(&mut self, messages: usize, most: u32, salt: u64) {
             for _ in 0..messages {
-                match self.coming.pop_front() {
+                match self.incoming.pop_front() {
                     Some(Message::Command(bytes)) => {
                         self.stream.on_command(&bytes).expect("a good message");
                     }
@@ -223,7 +223,7 @@ mod tests {
                         let command = match opcode {
                             0 => Command::GetServerFeature { select: 0, features: 0 },
                             1 => Command::Keepalive,
-                            _ => Command::RegisterXferMemory(Buffer { addr, len, rkey: 3 }),
+                            _ => Command::RegisterXferMemory(AnnouncedBuffer { addr, len, rkey: 3 }),
                         };
                         bytes.extend(command.encode());
                     }

@@ -2,7 +2,7 @@
 //! server.
 //!
 //! - [`Command`]: the control messages, 32 bytes each, without I/O.
-//! - [`Stream`]: the state of a connection, without I/O: the places of bytes, and the messages to
+//! - [`ByteStream`]: the state of a connection, without I/O: the places of bytes, and the messages to
 //!   the peer.
 //! - [`Connection`], [`Listener`]: a stream over a queue pair of the crate `verbs`, set up by
 //!   `rdma_cm`.
@@ -30,9 +30,9 @@ mod listener;
 mod queue;
 mod stream;
 
-pub use command::{Buffer, COMMAND_BYTES, Command};
+pub use command::{AnnouncedBuffer, COMMAND_BYTES, Command};
 pub use connection::Connection;
 pub use error::{ProtocolError, SetupError};
 pub use listener::{Connector, Listener};
 pub use queue::{BUFFER_BYTES, Config, RECEIVES};
-pub use stream::{Piece, Stream};
+pub use stream::{ByteStream, WriteTarget};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::{Context, ProtectionDomain};
 
-use crate::cm::{Id, News};
+use crate::cm::{CmEvent, OwnedCmId};
 use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::queue::{BUFFER_BYTES, Config, Prepared};
@@ -44,25 +44,25 @@ impl Connector {
     /// The reason why the connection failed.
     pub fn connect(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, SetupError> {
         let deadline = Instant::now().checked_add(timeout);
-        let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
-        let expect = |expected: News| -> Result<(), SetupError> {
+        let id = OwnedCmId::new().map_err(SetupError::cm("rdma_create_id"))?;
+        let expect = |expected: CmEvent| -> Result<(), SetupError> {
             match wait(&id, deadline)? {
                 Some(news) if news == expected => Ok(()),
-                Some(News::Refused | News::Over) => Err(SetupError::Refused(to)),
+                Some(CmEvent::Refused | CmEvent::Disconnected) => Err(SetupError::Refused(to)),
                 Some(_) => Err(SetupError::Unreachable(to)),
                 None => Err(SetupError::TimedOut(to)),
             }
         };
         id.resolve_addr(to)
             .map_err(SetupError::cm("rdma_resolve_addr"))?;
-        expect(News::Resolved)?;
+        expect(CmEvent::Resolved)?;
         id.resolve_route()
             .map_err(SetupError::cm("rdma_resolve_route"))?;
-        expect(News::Resolved)?;
+        expect(CmEvent::Resolved)?;
         let prepared = Prepared::new(&self.pd, &self.config)?;
         id.connect(prepared.qpn())
             .map_err(SetupError::cm("rdma_connect"))?;
-        expect(News::Response)?;
+        expect(CmEvent::Response)?;
         let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
         id.establish().map_err(SetupError::cm("rdma_establish"))?;
         Ok(Connection::new(id, queue, true))
@@ -73,7 +73,7 @@ impl Connector {
     /// # Errors
     /// The errors of `rdma_bind_addr(3)`.
     pub fn listen(&self, at: SocketAddr) -> Result<Listener, SetupError> {
-        let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
+        let id = OwnedCmId::new().map_err(SetupError::cm("rdma_create_id"))?;
         id.listen(at).map_err(SetupError::cm("rdma_bind_addr"))?;
         Ok(Listener {
             id,
@@ -83,7 +83,7 @@ impl Connector {
 }
 
 /// Waits for the next event; returns `None` at the deadline.
-fn wait(id: &Id, deadline: Option<Instant>) -> Result<Option<News>, SetupError> {
+fn wait(id: &OwnedCmId, deadline: Option<Instant>) -> Result<Option<CmEvent>, SetupError> {
     loop {
         if let Some((news, _)) = id.next() {
             return Ok(Some(news));
@@ -108,7 +108,7 @@ fn wait(id: &Id, deadline: Option<Instant>) -> Result<Option<News>, SetupError> 
 
 /// A listener, which accepts connections.
 pub struct Listener {
-    id: Id,
+    id: OwnedCmId,
     connector: Connector,
 }
 
@@ -123,15 +123,15 @@ impl Listener {
             let Some((news, requested)) = self.id.next() else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            if news != News::Request {
+            if news != CmEvent::Request {
                 continue;
             }
             let id = requested.ok_or(io::ErrorKind::OutOfMemory)?;
-            return Ok(self.grant(id)?);
+            return Ok(self.accept_request(id)?);
         }
     }
 
-    fn grant(&self, id: Id) -> Result<Connection, SetupError> {
+    fn accept_request(&self, id: OwnedCmId) -> Result<Connection, SetupError> {
         let prepared = Prepared::new(&self.connector.pd, &self.connector.config)?;
         let qpn = prepared.qpn();
         let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;

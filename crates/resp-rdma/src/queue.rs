@@ -8,9 +8,9 @@ use verbs::{
     ProtectionDomain, QueuePair, Rc, RecvList, RemoteMemory, WcBuffer, WcOpcode, WcStatus,
 };
 
-use crate::command::{Buffer, COMMAND_BYTES};
+use crate::command::{AnnouncedBuffer, COMMAND_BYTES};
 use crate::error::SetupError;
-use crate::stream::Piece;
+use crate::stream::WriteTarget;
 
 /// Receives that are kept posted; clients rely on this number (`VALKEY_RDMA_MAX_WQE` of
 /// `valkey:src/rdma.c`).
@@ -52,36 +52,36 @@ impl Default for Config {
 /// A queue pair before its connection, with posted receives.
 pub(crate) struct Prepared {
     pub(crate) qp: PreparedQp<Rc>,
-    parts: Parts,
+    resources: QueueResources,
 }
 
 /// The objects that a queue pair uses.
-struct Parts {
+struct QueueResources {
     cq: CompletionQueue,
     channel: CompletionChannel,
     /// The receive buffer, into which the peer writes.
-    inbox: MemoryRegion,
+    receive_buffer: MemoryRegion,
     /// A slot for a control message for each receive, then the staging memory.
-    private: MemoryRegion,
+    staging: MemoryRegion,
     staging_bytes: u32,
     recvs: RecvList,
 }
 
 /// An arrival from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub(crate) enum PeerArrival {
     /// A control message.
     Command([u8; COMMAND_BYTES]),
     /// A control message of a wrong length, with its bytes.
-    Odd(usize),
+    WrongLength(usize),
     /// `imm` bytes in the receive buffer, announced by a message of `len` bytes.
     Data { imm: u32, len: u32 },
 }
 
 /// A connected queue pair.
-pub(crate) struct Queue {
+pub(crate) struct ConnectedQp {
     qp: QueuePair<Rc>,
-    parts: Parts,
+    resources: QueueResources,
     list: Postlist<Rc>,
     completions: WcBuffer<POLL>,
     /// Counters of send WRs, which wrap around: posted, covered by the last signaled WR, and known
@@ -137,11 +137,11 @@ impl Prepared {
         }
         Ok(Self {
             qp,
-            parts: Parts {
+            resources: QueueResources {
                 cq,
                 channel,
-                inbox,
-                private,
+                receive_buffer: inbox,
+                staging: private,
                 staging_bytes,
                 recvs,
             },
@@ -156,12 +156,12 @@ impl Prepared {
     pub(crate) fn connected(
         self,
         connect: impl FnOnce(PreparedQp<Rc>) -> Result<QueuePair<Rc>, SetupError>,
-    ) -> Result<Queue, SetupError> {
+    ) -> Result<ConnectedQp, SetupError> {
         let qp = connect(self.qp)?;
         let list = qp.postlist(1);
-        Ok(Queue {
+        Ok(ConnectedQp {
             qp,
-            parts: self.parts,
+            resources: self.resources,
             list,
             completions: WcBuffer::new(),
             posted: 0,
@@ -183,11 +183,11 @@ fn slot_of(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
         .expect("a slot of the region")
 }
 
-impl Queue {
+impl ConnectedQp {
     /// Returns the receive buffer, as announced to the peer.
-    pub(crate) fn own_buffer(&self) -> Buffer {
-        let remote = self.parts.inbox.remote();
-        Buffer {
+    pub(crate) fn own_buffer(&self) -> AnnouncedBuffer {
+        let remote = self.resources.receive_buffer.remote();
+        AnnouncedBuffer {
             addr: remote.addr,
             len: u32::try_from(remote.len).unwrap_or(u32::MAX),
             rkey: remote.rkey.0,
@@ -197,15 +197,15 @@ impl Queue {
     /// Copies bytes from the receive buffer; they must be inside it.
     pub(crate) fn read(&self, offset: u32, into: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        self.parts
-            .inbox
+        self.resources
+            .receive_buffer
             .read_at(offset, into)
             .expect("bytes of the receive buffer");
     }
 
     /// Returns the bytes of a payload of `len` that one WRITE can carry now; 0 if the send queue or
     /// the staging memory is full.
-    pub(crate) fn room(&self, len: usize) -> u32 {
+    pub(crate) fn writable_bytes(&self, len: usize) -> u32 {
         if SENDS - CONTROL_SENDS <= self.posted.wrapping_sub(self.completed) {
             return 0;
         }
@@ -213,7 +213,7 @@ impl Queue {
         if self.is_inline(len) {
             return len;
         }
-        let ring = self.parts.staging_bytes;
+        let ring = self.resources.staging_bytes;
         let free = ring - self.staged.wrapping_sub(self.staged_free);
         let to_end = ring - self.staged % ring;
         len.min(free).min(to_end)
@@ -224,19 +224,19 @@ impl Queue {
         usize::try_from(len).is_ok_and(|len| len <= most)
     }
 
-    /// WRITEs `bytes`, for which [room](Self::room) must exist, with their number as the immediate.
-    pub(crate) fn write(&mut self, bytes: &[u8], to: Piece) -> Result<(), verbs::PostError> {
+    /// WRITEs `bytes`, for which [room](Self::writable_bytes) must exist, with their number as the immediate.
+    pub(crate) fn write(&mut self, bytes: &[u8], to: WriteTarget) -> Result<(), verbs::PostError> {
         let remote = RemoteMemory {
             addr: to.addr,
             len: to.len.into(),
             rkey: verbs::RKey(to.rkey),
         };
         let inline = self.is_inline(to.len);
-        let ring = self.parts.staging_bytes;
+        let ring = self.resources.staging_bytes;
         let at = RECEIVES * COMMAND_BYTES + usize::try_from(self.staged % ring).unwrap_or(0);
         if !inline {
-            self.parts
-                .private
+            self.resources
+                .staging
                 .write_at(at, bytes)
                 .expect("room in the staging memory");
             self.staged = self.staged.wrapping_add(to.len);
@@ -248,7 +248,7 @@ impl Queue {
         let wr = if inline {
             self.list.rdma_write_with_imm(Inline(bytes), remote, to.len)
         } else {
-            let slice = self.parts.private.slice(at..at + bytes.len());
+            let slice = self.resources.staging.slice(at..at + bytes.len());
             let slice = slice.expect("room in the staging memory");
             self.list.rdma_write_with_imm(slice, remote, to.len)
         };
@@ -260,7 +260,7 @@ impl Queue {
     }
 
     /// Sends a control message; the send queue must have room, see
-    /// [`takes_command`](Self::takes_command).
+    /// [`has_command_room`](Self::has_command_room).
     pub(crate) fn send(&mut self, command: &[u8; COMMAND_BYTES]) -> Result<(), verbs::PostError> {
         self.posted = self.posted.wrapping_add(1);
         (self.signaled, self.staged_signaled) = (self.posted, self.staged);
@@ -271,14 +271,14 @@ impl Queue {
     }
 
     /// Returns true if the send queue has room for a control message.
-    pub(crate) fn takes_command(&self) -> bool {
+    pub(crate) fn has_command_room(&self) -> bool {
         self.posted.wrapping_sub(self.completed) < SENDS
     }
 
     /// Returns true if the WR that was just counted must be signaled: after each quarter of the
     /// send queue or of the staging ring.
     fn is_signal_due(&mut self) -> bool {
-        let quarter = self.parts.staging_bytes / 4;
+        let quarter = self.resources.staging_bytes / 4;
         let due = self.posted.wrapping_sub(self.signaled) >= SENDS / 4
             || self.staged.wrapping_sub(self.staged_signaled) >= quarter;
         if due {
@@ -294,12 +294,12 @@ impl Queue {
     /// A failed WR, which ends the connection, or an error of `arrived`.
     pub(crate) fn poll<E: From<QueueError>>(
         &mut self,
-        mut arrived: impl FnMut(Arrival) -> Result<(), E>,
+        mut arrived: impl FnMut(PeerArrival) -> Result<(), E>,
     ) -> Result<usize, E> {
         let mut taken = 0;
         loop {
-            let polled = self.parts.cq.poll(&mut self.completions);
-            let completions = polled.map_err(|e| E::from(QueueError::Verb(e)))?;
+            let polled = self.resources.cq.poll(&mut self.completions);
+            let completions = polled.map_err(|e| E::from(e.into()))?;
             let count = completions.len();
             taken += count;
             for wc in completions {
@@ -308,11 +308,11 @@ impl Queue {
                     Err(failed) => return Err(QueueError::Failed(failed.status()).into()),
                 };
                 let arrival = match (wc.opcode(), wc.imm()) {
-                    (WcOpcode::RecvRdmaWithImm, Some(imm)) => Arrival::Data {
+                    (WcOpcode::RecvRdmaWithImm, Some(imm)) => PeerArrival::Data {
                         imm,
                         len: wc.byte_len(),
                     },
-                    _ if wc.is_recv() => command(&self.parts.private, &wc),
+                    _ if wc.is_recv() => command(&self.resources.staging, &wc),
                     _ => {
                         let id = wc.wr_id();
                         #[expect(clippy::cast_possible_truncation, reason = "two words in one")]
@@ -323,8 +323,8 @@ impl Queue {
                     }
                 };
                 let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
-                let recvs = &mut self.parts.recvs;
-                recvs.recv(slot_of(&self.parts.private, slot), slot as u64);
+                let recvs = &mut self.resources.recvs;
+                recvs.recv(slot_of(&self.resources.staging, slot), slot as u64);
                 if recvs.len() == recvs.capacity() {
                     let posted = self.qp.post_recv(recvs);
                     recvs.clear();
@@ -340,7 +340,7 @@ impl Queue {
 
     /// Reposts the used receives.
     pub(crate) fn post_receives(&mut self) -> Result<(), verbs::PostError> {
-        let recvs = &mut self.parts.recvs;
+        let recvs = &mut self.resources.recvs;
         if recvs.is_empty() {
             return Ok(());
         }
@@ -351,13 +351,13 @@ impl Queue {
 
     /// Arms the descriptor for the next completion. Earlier completions raise no event, so poll
     /// once more afterwards.
-    pub(crate) fn arm(&mut self) -> Result<(), verbs::VerbError> {
+    pub(crate) fn arm(&mut self) -> Result<(), verbs::EventError> {
         if self.armed {
             // Take a pending event, or the channel would keep it.
-            let _ = self.parts.channel.wait();
+            let _ = self.resources.channel.wait();
         }
         self.armed = true;
-        self.parts.cq.req_notify(false)
+        self.resources.cq.req_notify(false)
     }
 
     /// Takes the queue pair to ERR, so that the peer cannot access memory any more.
@@ -366,17 +366,17 @@ impl Queue {
     }
 
     pub(crate) fn borrowed_fd(&self) -> BorrowedFd<'_> {
-        self.parts.channel.as_fd()
+        self.resources.channel.as_fd()
     }
 
     /// Returns the descriptor of the completion channel.
     pub(crate) fn fd(&self) -> RawFd {
-        self.parts.channel.as_fd().as_raw_fd()
+        self.resources.channel.as_fd().as_raw_fd()
     }
 }
 
 #[cfg(test)]
-impl Queue {
+impl ConnectedQp {
     /// Sends a message of any length.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> Result<(), verbs::PostError> {
         self.posted = self.posted.wrapping_add(1);
@@ -386,7 +386,11 @@ impl Queue {
     }
 
     /// WRITEs with an arbitrary immediate, the length of the piece.
-    pub(crate) fn write_raw(&mut self, bytes: &[u8], to: Piece) -> Result<(), verbs::PostError> {
+    pub(crate) fn write_raw(
+        &mut self,
+        bytes: &[u8],
+        to: WriteTarget,
+    ) -> Result<(), verbs::PostError> {
         self.posted = self.posted.wrapping_add(1);
         let remote = RemoteMemory {
             addr: to.addr,
@@ -400,17 +404,17 @@ impl Queue {
 }
 
 /// Returns the control message in the slot of a completed receive.
-fn command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> Arrival {
+fn command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
     let len = usize::try_from(wc.byte_len()).unwrap_or(usize::MAX);
     if len != COMMAND_BYTES {
-        return Arrival::Odd(len);
+        return PeerArrival::WrongLength(len);
     }
     let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
     let mut bytes = [0; COMMAND_BYTES];
     private
         .read_at(slot * COMMAND_BYTES, &mut bytes)
         .expect("a slot of the region");
-    Arrival::Command(bytes)
+    PeerArrival::Command(bytes)
 }
 
 /// The reason why a queue cannot be used any more.
@@ -423,6 +427,8 @@ pub(crate) enum QueueError {
     #[error(transparent)]
     Post(#[from] verbs::PostError),
 }
+
+verbs::from_verb_errors!(QueueError);
 
 impl From<QueueError> for std::io::Error {
     fn from(e: QueueError) -> Self {

@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-use crate::command::{Buffer, Command};
+use crate::command::{AnnouncedBuffer, Command};
 use crate::error::ProtocolError;
 
 /// The most pending control messages. This end sends few on its own; the rest are answers to a peer
 /// that requests answers but receives none.
-const MAX_DUE: usize = 64;
+const MAX_UNSENT_COMMANDS: usize = 64;
 
 /// The destination of a WRITE in the peer's memory. The WRITE's immediate is `len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct WriteTarget {
     /// Address of the first byte.
     pub addr: u64,
     /// Length in bytes, at least 1.
@@ -23,51 +23,53 @@ pub struct Piece {
 /// One end of a byte stream. It holds no bytes: the caller moves them to and from the returned
 /// places.
 #[derive(Debug)]
-pub struct Stream {
-    own: Buffer,
-    /// Bytes of the own buffer that have arrived, and that were read; `read <= filled <= own.len`.
-    filled: u32,
+pub struct ByteStream {
+    own: AnnouncedBuffer,
+    /// Bytes of the own buffer that have arrived, and that were read; `read <= received <= own.len`.
+    received: u32,
     read: u32,
     /// True if the peer knows that the own buffer is empty and may be filled.
-    told: bool,
+    is_announced: bool,
     /// The peer's buffer, once announced.
-    peer: Option<Buffer>,
+    peer: Option<AnnouncedBuffer>,
     /// Bytes written to the peer's buffer; at most its length.
     written: u32,
-    due: VecDeque<Command>,
+    unsent_commands: VecDeque<Command>,
 }
 
-impl Stream {
+impl ByteStream {
     /// Makes a stream whose receive buffer is `own`, of at least one byte. The first message to the
     /// peer announces the buffer.
-    pub fn new(own: Buffer) -> Self {
+    pub fn new(own: AnnouncedBuffer) -> Self {
         Self {
             own,
-            filled: 0,
+            received: 0,
             read: 0,
-            told: false,
+            is_announced: false,
             peer: None,
             written: 0,
-            due: VecDeque::from([Command::RegisterXferMemory(own)]),
+            unsent_commands: VecDeque::from([Command::RegisterXferMemory(own)]),
         }
     }
 
     /// Processes a control message from the peer.
     ///
     /// # Errors
-    /// The errors of [`Command::decode`]; [`ProtocolError::Buffer`], [`ProtocolError::Flood`].
+    /// The errors of [`Command::decode`]; [`ProtocolError::Buffer`], [`ProtocolError::TooManyRequests`].
     pub fn on_command(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         match Command::decode(bytes)? {
-            Command::GetServerFeature { select, .. } => self.tell(Command::GetServerFeature {
-                select,
-                features: 0,
-            }),
+            Command::GetServerFeature { select, .. } => {
+                self.queue_command(Command::GetServerFeature {
+                    select,
+                    features: 0,
+                })
+            }
             // Valkey's server accepts no features and does not answer.
             Command::SetClientFeature { .. } | Command::Keepalive => Ok(()),
             Command::RegisterXferMemory(buffer) => {
                 let end = buffer.addr.checked_add(buffer.len.into());
                 if buffer.len == 0 || end.is_none() {
-                    let Buffer { addr, len, .. } = buffer;
+                    let AnnouncedBuffer { addr, len, .. } = buffer;
                     return Err(ProtocolError::Buffer { addr, len });
                 }
                 self.peer = Some(buffer);
@@ -83,8 +85,8 @@ impl Stream {
     /// # Errors
     /// [`ProtocolError::Overrun`], [`ProtocolError::Immediate`].
     pub fn on_data(&mut self, imm: u32, len: u32) -> Result<(), ProtocolError> {
-        let left = if self.told {
-            self.own.len - self.filled
+        let left = if self.is_announced {
+            self.own.len - self.received
         } else {
             0
         };
@@ -94,14 +96,14 @@ impl Stream {
         if imm < len {
             return Err(ProtocolError::Immediate { imm, len });
         }
-        self.filled += imm;
+        self.received += imm;
         Ok(())
     }
 
     /// Returns the bytes that have arrived and were not read: their offset in the own buffer, and
     /// their number.
     pub fn readable(&self) -> (u32, u32) {
-        (self.read, self.filled - self.read)
+        (self.read, self.received - self.read)
     }
 
     /// Marks `bytes` as read. After the last byte of the buffer, the buffer is announced again.
@@ -110,16 +112,17 @@ impl Stream {
     /// `bytes` exceeds the number of readable bytes.
     pub fn consume(&mut self, bytes: u32) {
         assert!(
-            bytes <= self.filled - self.read,
+            bytes <= self.received - self.read,
             "{bytes} bytes are read of {}",
-            self.filled - self.read
+            self.received - self.read
         );
         self.read += bytes;
         if self.read == self.own.len {
-            (self.filled, self.read) = (0, 0);
+            (self.received, self.read) = (0, 0);
             // Only one announcement is pending at a time: no byte arrives before it is sent.
-            self.told = false;
-            self.due.push_back(Command::RegisterXferMemory(self.own));
+            self.is_announced = false;
+            self.unsent_commands
+                .push_back(Command::RegisterXferMemory(self.own));
         }
     }
 
@@ -130,42 +133,42 @@ impl Stream {
 
     /// Returns the place for at most `most` bytes to write; `None` if the peer's buffer is full or
     /// unknown.
-    pub fn write(&mut self, most: u32) -> Option<Piece> {
+    pub fn write(&mut self, most: u32) -> Option<WriteTarget> {
         let peer = self.peer?;
         let len = most.min(peer.len - self.written);
         let addr = peer.addr + u64::from(self.written);
         self.written += len;
-        (len > 0).then_some(Piece {
+        (len > 0).then_some(WriteTarget {
             addr,
             len,
             rkey: peer.rkey,
         })
     }
 
-    /// Queues a keepalive message, unless another message is pending.
+    /// Queues a keepalive message, unless another message waits to be sent.
     pub fn keep_alive(&mut self) {
-        if self.due.is_empty() {
-            self.due.push_back(Command::Keepalive);
+        if self.unsent_commands.is_empty() {
+            self.unsent_commands.push_back(Command::Keepalive);
         }
     }
 
     /// Takes the next control message to send.
     pub fn next_command(&mut self) -> Option<Command> {
-        let next = self.due.pop_front();
-        self.told |= matches!(next, Some(Command::RegisterXferMemory(_)));
+        let next = self.unsent_commands.pop_front();
+        self.is_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
         next
     }
 
-    /// Returns true if a control message is pending.
+    /// Returns true if a control message waits to be sent.
     pub fn has_command(&self) -> bool {
-        !self.due.is_empty()
+        !self.unsent_commands.is_empty()
     }
 
-    fn tell(&mut self, command: Command) -> Result<(), ProtocolError> {
-        if self.due.len() >= MAX_DUE {
-            return Err(ProtocolError::Flood(MAX_DUE));
+    fn queue_command(&mut self, command: Command) -> Result<(), ProtocolError> {
+        if self.unsent_commands.len() >= MAX_UNSENT_COMMANDS {
+            return Err(ProtocolError::TooManyRequests(MAX_UNSENT_COMMANDS));
         }
-        self.due.push_back(command);
+        self.unsent_commands.push_back(command);
         Ok(())
     }
 }
@@ -174,19 +177,19 @@ impl Stream {
 mod tests {
     use super::*;
 
-    const OWN: Buffer = Buffer {
+    const OWN: AnnouncedBuffer = AnnouncedBuffer {
         addr: 0x1000,
         len: 100,
         rkey: 1,
     };
 
     fn register(addr: u64, len: u32) -> [u8; 32] {
-        Command::RegisterXferMemory(Buffer { addr, len, rkey: 9 }).encode()
+        Command::RegisterXferMemory(AnnouncedBuffer { addr, len, rkey: 9 }).encode()
     }
 
     /// Returns a stream that has announced its buffer.
-    fn open() -> Stream {
-        let mut stream = Stream::new(OWN);
+    fn open() -> ByteStream {
+        let mut stream = ByteStream::new(OWN);
         let first = stream.next_command();
         assert_eq!(first, Some(Command::RegisterXferMemory(OWN)));
         assert_eq!(stream.next_command(), None);
@@ -203,7 +206,7 @@ mod tests {
     fn a_buffer_is_filled_to_its_last_byte_and_no_further() {
         let mut stream = open();
         stream.on_command(&register(0x8000, 10)).expect("a buffer");
-        let piece = |addr, len| Some(Piece { addr, len, rkey: 9 });
+        let piece = |addr, len| Some(WriteTarget { addr, len, rkey: 9 });
         assert_eq!(stream.write(4), piece(0x8000, 4));
         assert_eq!(stream.write(0), None);
         assert_eq!(stream.write(7), piece(0x8004, 6));
@@ -230,7 +233,7 @@ mod tests {
 
     #[test]
     fn no_byte_comes_before_the_peer_knows_where_to() {
-        let mut stream = Stream::new(OWN);
+        let mut stream = ByteStream::new(OWN);
         let early = Err(ProtocolError::Overrun { imm: 1, left: 0 });
         assert_eq!(stream.on_data(1, 1), early);
         stream.next_command();
@@ -268,21 +271,21 @@ mod tests {
             select: 3,
             features: 0,
         };
-        for _ in 0..MAX_DUE {
+        for _ in 0..MAX_UNSENT_COMMANDS {
             stream.on_command(&question.encode()).expect("room");
         }
-        let flood = Err(ProtocolError::Flood(MAX_DUE));
+        let flood = Err(ProtocolError::TooManyRequests(MAX_UNSENT_COMMANDS));
         assert_eq!(stream.on_command(&question.encode()), flood);
         assert_eq!(stream.next_command(), Some(question));
         let wish = Command::SetClientFeature {
             select: 0,
             features: 1,
         };
-        let before = stream.due.len();
+        let before = stream.unsent_commands.len();
         stream.on_command(&wish.encode()).expect("ignored");
         stream
             .on_command(&Command::Keepalive.encode())
             .expect("ignored");
-        assert_eq!(stream.due.len(), before);
+        assert_eq!(stream.unsent_commands.len(), before);
     }
 }

@@ -4,12 +4,12 @@
 
 use std::time::Instant;
 
-use roce::opcode::Tail;
+use roce::opcode::LastPacketField;
 use roce::packet::Packet;
 use roce::rc::requester::{
     LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
 };
-use roce::rc::responder::{Atomic, Refusal, Responder, ResponderConfig, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, Target};
 
 /// Number of requests that are posted at once.
 const POSTLIST: usize = 16;
@@ -58,7 +58,12 @@ impl Target for Memory {
             .ok_or(Refusal::RemoteOperational)
     }
 
-    fn finish_receive(&mut self, _: Option<u32>, _: Tail, _: bool) -> Result<(), Refusal> {
+    fn finish_receive(
+        &mut self,
+        _: Option<u32>,
+        _: LastPacketField,
+        _: bool,
+    ) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -78,7 +83,7 @@ impl Target for Memory {
         self.copy_out(addr, into).ok_or(Refusal::RemoteAccess)
     }
 
-    fn atomic(&mut self, _: u64, _: u32, _: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Err(Refusal::InvalidRequest)
     }
 
@@ -143,7 +148,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
         wire.fill(|out| requester.transmit(0, local, out));
         for packet in wire.packets() {
             responder.receive(0, &packet, false, remote);
-            responder.heard(0);
+            responder.on_heard(0);
         }
         wire.fill(|out| responder.transmit(0, remote, out));
         for packet in wire.packets() {
@@ -154,7 +159,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
 }
 
 fn main() {
-    let (addr, rkey, imm, tail) = (0, 1, None, Tail::None);
+    let (addr, rkey, imm, tail) = (0, 1, None, LastPacketField::None);
     for (len, requests) in [(8, 5_000_000), (65_536, 50_000)] {
         let write = RequestOperation::Write {
             addr,

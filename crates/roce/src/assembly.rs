@@ -1,7 +1,7 @@
 //! Checks and execution of the packets of a message at the responder.
 
-use crate::opcode::{Operation, Position, Tail};
-use crate::packet::{Extended, Packet, Reth};
+use crate::opcode::{LastPacketField, MessagePosition, PacketOperation};
+use crate::packet::{ExtendedHeaders, Packet, Reth};
 use crate::target::{Refusal, Target};
 
 /// Largest message (IBTA vol. 1, 9.7.4.1.6).
@@ -9,7 +9,7 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// A message whose last packet has not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum PartialMessage {
     /// A SEND.
     Send {
         /// Bytes that have arrived.
@@ -24,12 +24,27 @@ pub(crate) enum Message {
     },
 }
 
-impl Message {
+impl PartialMessage {
+    /// Bytes that have arrived.
+    pub(crate) fn received(&self) -> u32 {
+        match self {
+            Self::Send { received } | Self::Write { received, .. } => *received,
+        }
+    }
+
+    /// The length in the RETH of a WRITE.
+    pub(crate) fn announced(&self) -> Option<u32> {
+        match self {
+            Self::Send { .. } => None,
+            Self::Write { reth, .. } => Some(reth.len),
+        }
+    }
+
     /// Writes the payload of a packet to the target; returns the message with its new length.
     ///
     /// # Errors
     /// The target's refusal.
-    pub(crate) fn place(
+    pub(crate) fn write_payload(
         self,
         packet: &Packet<'_>,
         target: &mut impl Target,
@@ -65,19 +80,21 @@ impl Message {
         packet: &Packet<'_>,
         target: &mut impl Target,
     ) -> Result<(), Refusal> {
-        let Extended { imm, ieth, .. } = packet.extended;
+        let ExtendedHeaders { imm, ieth, .. } = packet.extended;
         let solicited = packet.bth.solicited;
         match self {
             Self::Send { .. } => {
                 let tail = match (imm, ieth) {
-                    (Some(imm), _) => Tail::Imm(imm),
-                    (None, Some(rkey)) => Tail::Invalidate(rkey),
-                    (None, None) => Tail::None,
+                    (Some(imm), _) => LastPacketField::Imm(imm),
+                    (None, Some(rkey)) => LastPacketField::Invalidate(rkey),
+                    (None, None) => LastPacketField::None,
                 };
                 target.finish_receive(None, tail, solicited)
             }
             Self::Write { received, .. } => match imm {
-                Some(imm) => target.finish_receive(Some(received), Tail::Imm(imm), solicited),
+                Some(imm) => {
+                    target.finish_receive(Some(received), LastPacketField::Imm(imm), solicited)
+                }
                 None => Ok(()),
             },
         }
@@ -88,8 +105,8 @@ impl Message {
 /// (IBTA vol. 1, 9.7.4.1.4).
 pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
     match packet.bth.operation {
-        Operation::Send => packet.bth.position.is_first(),
-        Operation::Write => packet.extended.imm.is_some(),
+        PacketOperation::Send => packet.bth.position.is_first(),
+        PacketOperation::Write => packet.extended.imm.is_some(),
         _ => false,
     }
 }
@@ -100,20 +117,20 @@ pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
 /// # Errors
 /// The packet does not fit: NAK invalid request.
 pub(crate) fn opcode_sequence(
-    message: Option<Message>,
+    message: Option<PartialMessage>,
     packet: &Packet<'_>,
-) -> Result<Option<Message>, Refusal> {
+) -> Result<Option<PartialMessage>, Refusal> {
     let position = packet.bth.position;
     let operation = packet.bth.operation;
     match (message, operation, position.is_first()) {
-        (None, Operation::Send, true) => Ok(Some(Message::Send { received: 0 })),
-        (None, Operation::Write, true) => {
+        (None, PacketOperation::Send, true) => Ok(Some(PartialMessage::Send { received: 0 })),
+        (None, PacketOperation::Write, true) => {
             let reth = packet.extended.reth.ok_or(Refusal::InvalidRequest)?;
-            Ok(Some(Message::Write { reth, received: 0 }))
+            Ok(Some(PartialMessage::Write { reth, received: 0 }))
         }
-        (Some(Message::Send { .. }), Operation::Send, false)
-        | (Some(Message::Write { .. }), Operation::Write, false) => Ok(message),
-        (None, Operation::Send | Operation::Write, false) | (Some(_), ..) => {
+        (Some(PartialMessage::Send { .. }), PacketOperation::Send, false)
+        | (Some(PartialMessage::Write { .. }), PacketOperation::Write, false) => Ok(message),
+        (None, PacketOperation::Send | PacketOperation::Write, false) | (Some(_), ..) => {
             Err(Refusal::InvalidRequest)
         }
         (None, _, _) => Ok(None),
@@ -125,33 +142,33 @@ pub(crate) fn opcode_sequence(
 /// # Errors
 /// A length is wrong: NAK invalid request.
 pub(crate) fn length(
-    message: Option<Message>,
+    message: Option<PartialMessage>,
     packet: &Packet<'_>,
     mtu_bytes: u32,
 ) -> Result<(), Refusal> {
     let is_valid = match message {
-        Some(message) => part_fits(message, packet, mtu_bytes),
+        Some(message) => has_valid_length(message, packet, mtu_bytes),
         None => is_single_valid(packet),
     };
     is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
 }
 
 /// Returns true if a packet of a SEND or WRITE has the length that its position in the message requires.
-fn part_fits(message: Message, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
+fn has_valid_length(message: PartialMessage, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
     let Ok(len) = u32::try_from(packet.payload.len()) else {
         return false;
     };
     let position = packet.bth.position;
     let fits_mtu = match position {
-        Position::First | Position::Middle => len == mtu_bytes,
-        Position::Last => len >= 1 && len <= mtu_bytes,
-        Position::Only => len <= mtu_bytes,
+        MessagePosition::First | MessagePosition::Middle => len == mtu_bytes,
+        MessagePosition::Last => len >= 1 && len <= mtu_bytes,
+        MessagePosition::Only => len <= mtu_bytes,
     };
     let fits_message = match message {
-        Message::Send { received } => received
+        PartialMessage::Send { received } => received
             .checked_add(len)
             .is_some_and(|received| received <= MAX_MESSAGE_BYTES),
-        Message::Write { reth, received } => {
+        PartialMessage::Write { reth, received } => {
             let received = received.checked_add(len);
             reth.len <= MAX_MESSAGE_BYTES
                 && received.is_some_and(|received| match position.is_last() {
@@ -165,21 +182,21 @@ fn part_fits(message: Message, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
 
 /// Returns true if a request other than SEND and WRITE is well-formed.
 fn is_single_valid(packet: &Packet<'_>) -> bool {
-    let Extended {
+    let ExtendedHeaders {
         reth, atomic, feth, ..
     } = packet.extended;
     let payload = packet.payload.len();
     match packet.bth.operation {
-        Operation::ReadRequest => {
+        PacketOperation::ReadRequest => {
             payload == 0 && reth.is_some_and(|reth| reth.len <= MAX_MESSAGE_BYTES)
         }
-        Operation::CompareSwap | Operation::FetchAdd => {
+        PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
             payload == 0 && atomic.is_some_and(|atomic| atomic.addr.is_multiple_of(8))
         }
-        Operation::AtomicWrite => {
+        PacketOperation::AtomicWrite => {
             payload == 8 && reth.is_some_and(|reth| reth.len == 8 && reth.addr.is_multiple_of(8))
         }
-        Operation::Flush => payload == 0 && reth.is_some() && feth.is_some(),
+        PacketOperation::Flush => payload == 0 && reth.is_some() && feth.is_some(),
         _ => false,
     }
 }
@@ -189,12 +206,12 @@ fn is_single_valid(packet: &Packet<'_>) -> bool {
 ///
 /// # Errors
 /// The target's refusal.
-pub(crate) fn rights(packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Refusal> {
+pub(crate) fn check_rights(packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Refusal> {
     match (packet.extended.reth, packet.bth.operation) {
-        (Some(reth), Operation::Write) if reth.len > 0 => {
+        (Some(reth), PacketOperation::Write) if reth.len > 0 => {
             target.check_write(reth.addr, reth.rkey, reth.len)
         }
-        (Some(reth), Operation::ReadRequest) if reth.len > 0 => {
+        (Some(reth), PacketOperation::ReadRequest) if reth.len > 0 => {
             target.check_read(reth.addr, reth.rkey, reth.len)
         }
         _ => Ok(()),

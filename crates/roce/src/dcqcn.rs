@@ -3,7 +3,7 @@
 
 /// Constants of the reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parameters {
+pub struct DcqcnParameters {
     /// Highest rate, in bits per second; also the rate of a sender that has received no notification.
     pub line_rate_bps: f64,
     /// Lowest rate, in bits per second.
@@ -24,7 +24,7 @@ pub struct Parameters {
     pub hyper_increase_bps: f64,
 }
 
-impl Parameters {
+impl DcqcnParameters {
     /// The constants of the paper (section 5.2), for a line rate of 40 Gb/s.
     pub const SIGCOMM_2015: Self = Self {
         line_rate_bps: 40e9,
@@ -39,7 +39,7 @@ impl Parameters {
     };
 }
 
-impl Default for Parameters {
+impl Default for DcqcnParameters {
     fn default() -> Self {
         Self::SIGCOMM_2015
     }
@@ -51,14 +51,14 @@ const FORGET_NS: u64 = 1_000_000_000;
 /// The rate limit of a sender: unlimited until a notification arrives.
 #[derive(Clone, Debug)]
 pub struct ReactionPoint {
-    parameters: Parameters,
-    limit: Option<Limit>,
+    parameters: DcqcnParameters,
+    limit: Option<RateLimitState>,
     next_send_ns: u64,
 }
 
 /// The state of a sender between a notification and its recovery.
 #[derive(Clone, Debug)]
-struct Limit {
+struct RateLimitState {
     rate_bps: f64,
     target_bps: f64,
     alpha: f64,
@@ -73,7 +73,7 @@ struct Limit {
 impl ReactionPoint {
     /// Returns a sender without a rate limit.
     #[must_use]
-    pub const fn new(parameters: Parameters) -> Self {
+    pub const fn new(parameters: DcqcnParameters) -> Self {
         Self {
             parameters,
             limit: None,
@@ -94,10 +94,10 @@ impl ReactionPoint {
     }
 
     /// Records a received notification: the rate falls, the first time by half.
-    pub fn notified(&mut self, now_ns: u64) {
+    pub fn on_cnp(&mut self, now_ns: u64) {
         self.advance(now_ns);
         let parameters = self.parameters;
-        let limit = self.limit.get_or_insert(Limit {
+        let limit = self.limit.get_or_insert(RateLimitState {
             rate_bps: parameters.line_rate_bps,
             target_bps: parameters.line_rate_bps,
             alpha: 1.0,
@@ -120,7 +120,7 @@ impl ReactionPoint {
     }
 
     /// Records a sent packet of `bytes`, which delays the next one if the rate is limited.
-    pub fn sent(&mut self, bytes: usize, now_ns: u64) {
+    pub fn on_sent(&mut self, bytes: usize, now_ns: u64) {
         if self.limit.is_none() {
             return;
         }
@@ -163,9 +163,9 @@ impl ReactionPoint {
     }
 }
 
-impl Limit {
+impl RateLimitState {
     /// Makes one step of recovery: fast, additive or hyper increase (section 5.1).
-    fn increase(&mut self, parameters: &Parameters) {
+    fn increase(&mut self, parameters: &DcqcnParameters) {
         let fast = parameters.fast_recovery_steps;
         if self.timer_steps.min(self.byte_steps) > fast {
             self.target_bps += parameters.hyper_increase_bps;
@@ -193,7 +193,7 @@ pub struct NotificationPoint {
 
 impl NotificationPoint {
     /// Records a received packet that a switch marked with ECN.
-    pub fn marked(&mut self, now_ns: u64) {
+    pub fn on_ecn(&mut self, now_ns: u64) {
         let is_early = self
             .last_ns
             .is_some_and(|last| now_ns.saturating_sub(last) < NOTIFICATION_INTERVAL_NS);
@@ -210,7 +210,7 @@ impl NotificationPoint {
     }
 
     /// Returns true if a notification must be sent, and clears that state.
-    pub fn take(&mut self) -> bool {
+    pub fn take_pending_cnp(&mut self) -> bool {
         std::mem::take(&mut self.is_due)
     }
 }
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn a_notification_halves_the_rate_and_five_steps_bring_it_back() {
-        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
+        let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
         assert_eq!(point.rate_bps(0), None);
-        point.notified(1000);
+        point.on_cnp(1000);
         assert_eq!(point.rate_bps(1000), Some(20e9));
         assert_eq!(point.rate_bps(1000 + 55_000), Some(30e9));
         assert_eq!(point.rate_bps(1000 + 2 * 55_000), Some(35e9));
@@ -234,20 +234,20 @@ mod tests {
 
     #[test]
     fn packets_are_spaced_by_the_rate() {
-        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
-        point.sent(4096, 10);
+        let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
+        point.on_sent(4096, 10);
         assert_eq!(point.blocked_until(10), None);
-        point.notified(10);
-        point.sent(2500, 10);
+        point.on_cnp(10);
+        point.on_sent(2500, 10);
         assert_eq!(point.blocked_until(10), Some(1010));
         assert_eq!(point.blocked_until(1010), None);
     }
 
     #[test]
     fn notifications_under_a_flood_keep_the_lowest_rate() {
-        let mut point = ReactionPoint::new(Parameters::SIGCOMM_2015);
+        let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
         for _ in 0..10_000 {
-            point.notified(5);
+            point.on_cnp(5);
         }
         assert_eq!(point.rate_bps(5), Some(40e6));
     }
@@ -257,8 +257,8 @@ mod tests {
         let mut point = NotificationPoint::default();
         let sent = (0..1000u64)
             .filter(|packet| {
-                point.marked(packet * 1000);
-                point.take()
+                point.on_ecn(packet * 1000);
+                point.take_pending_cnp()
             })
             .count();
         assert_eq!(sent, 20);

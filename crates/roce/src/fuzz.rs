@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::cm::{CmError, IpHeader, Message};
-use crate::icrc::{self, Addresses, Frame};
+use crate::cm::{CmError, CmMessage, IpHeader};
+use crate::icrc::{self, FrameAddresses, IcrcFields};
 use crate::packet::Packet;
 
 /// Parses `bytes` as a datagram from a UDP socket: a packet must be equal after emitting and parsing it again, and an
@@ -34,17 +34,17 @@ pub fn packets(bytes: &[u8]) {
 
 fn check_icrc(v4: bool, transport: &[u8], received: u32) {
     let addresses = if v4 {
-        Addresses::V4 {
+        FrameAddresses::V4 {
             src: Ipv4Addr::LOCALHOST,
             dst: Ipv4Addr::LOCALHOST,
         }
     } else {
-        Addresses::V6 {
+        FrameAddresses::V6 {
             src: Ipv6Addr::LOCALHOST,
             dst: Ipv6Addr::LOCALHOST,
         }
     };
-    let frame = Frame {
+    let frame = IcrcFields {
         addresses,
         src_port: 0xc000,
         dst_port: crate::UDP_PORT,
@@ -65,7 +65,7 @@ fn check_icrc(v4: bool, transport: &[u8], received: u32) {
 /// # Panics
 /// One of these properties is violated.
 pub fn mads(bytes: &[u8]) {
-    match Message::parse(bytes) {
+    match CmMessage::parse(bytes) {
         Err(error) => {
             assert!(!error.to_string().is_empty());
             assert_eq!(
@@ -75,10 +75,10 @@ pub fn mads(bytes: &[u8]) {
         }
         Ok((transaction, message)) => {
             let again = message.emit(transaction);
-            assert_eq!(Message::parse(&again), Ok((transaction, message)));
+            assert_eq!(CmMessage::parse(&again), Ok((transaction, message)));
             let private_data = match &message {
-                Message::Req(req) => &*req.private_data,
-                Message::SidrReq(req) => &*req.private_data,
+                CmMessage::Req(req) => &*req.private_data,
+                CmMessage::SidrReq(req) => &*req.private_data,
                 _ => return,
             };
             if let Ok((header, consumer)) = IpHeader::parse(private_data) {

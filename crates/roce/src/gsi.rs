@@ -4,31 +4,31 @@
 //! at it. All other messages name a communication id of their receiver, whose upper bits are the slot of the receiving
 //! process.
 
-use crate::cm::Message;
+use crate::cm::CmMessage;
 use crate::mad::MAD_BYTES;
 
 /// Position of the slot's lowest bit in a communication id and in a SIDR request id.
 pub const SLOT_SHIFT: u32 = 22;
 
-/// Bytes of a [`Delivery`].
+/// Bytes of a [`DeliveredMad`].
 pub const DELIVERY_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
 const GID_BYTES: usize = 16;
 
 /// The process that receives a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recipient {
+pub enum MadRecipient {
     /// The process that listens at the service.
     Listener,
     /// The process in this slot.
     Slot(u16),
 }
 
-impl Message {
+impl CmMessage {
     /// Returns the process of the receiving host that the message is for.
     #[must_use]
-    pub const fn recipient(&self) -> Recipient {
+    pub const fn recipient(&self) -> MadRecipient {
         let id = match self {
-            Self::Req(_) | Self::SidrReq(_) => return Recipient::Listener,
+            Self::Req(_) | Self::SidrReq(_) => return MadRecipient::Listener,
             Self::Mra(mra) => mra.remote_comm_id,
             Self::Rej(rej) => rej.remote_comm_id,
             Self::Rep(rep) => rep.remote_comm_id,
@@ -38,13 +38,13 @@ impl Message {
         };
         // The upper ten bits remain.
         #[allow(clippy::cast_possible_truncation)]
-        Recipient::Slot((id >> SLOT_SHIFT) as u16)
+        MadRecipient::Slot((id >> SLOT_SHIFT) as u16)
     }
 }
 
 /// A management datagram, with the GIDs of the sending and the receiving port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivery {
+pub struct DeliveredMad {
     /// GID of the sending port.
     pub source: [u8; GID_BYTES],
     /// GID of the receiving port.
@@ -53,7 +53,7 @@ pub struct Delivery {
     pub mad: [u8; MAD_BYTES],
 }
 
-impl Delivery {
+impl DeliveredMad {
     /// Encodes the delivery as the datagram that one process sends to another.
     #[must_use]
     pub fn emit(&self) -> [u8; DELIVERY_BYTES] {
@@ -79,8 +79,8 @@ impl Delivery {
     }
 }
 
-/// Returns the name of the socket on which the process in `slot` receives deliveries: a Unix datagram socket in the
-/// fabric's folder `rdma_cm`.
+/// Returns the name of the socket on which the process in `slot` receives [`DeliveredMad`] datagrams: a Unix datagram socket
+/// in the fabric's folder `rdma_cm`.
 #[must_use]
 pub fn socket_name(slot: u16) -> String {
     format!("{SOCKET_PREFIX}{slot}")
@@ -92,49 +92,49 @@ pub const SOCKET_PREFIX: &str = "mads-";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cm::{Data, Notice, SidrRep, SidrReq};
+    use crate::cm::{BoundedData, RtuOrDrep, SidrRep, SidrReq};
 
     #[test]
     fn the_upper_ten_bits_of_an_id_are_the_slot() {
-        let rtu = Message::Rtu(Notice {
+        let rtu = CmMessage::Rtu(RtuOrDrep {
             local_comm_id: 5,
             remote_comm_id: 1023 << SLOT_SHIFT | 77,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         });
-        assert_eq!(rtu.recipient(), Recipient::Slot(1023));
-        let request = Message::SidrReq(SidrReq {
+        assert_eq!(rtu.recipient(), MadRecipient::Slot(1023));
+        let request = CmMessage::SidrReq(SidrReq {
             request_id: u32::MAX,
             pkey: 0xffff,
             service_id: 0x0111_0007,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         });
-        assert_eq!(request.recipient(), Recipient::Listener);
-        let mad = Message::SidrRep(SidrRep {
+        assert_eq!(request.recipient(), MadRecipient::Listener);
+        let mad = CmMessage::SidrRep(SidrRep {
             request_id: 3 << SLOT_SHIFT,
             status: 1,
             qpn: 0,
             service_id: 0,
             qkey: 0,
-            info: Data::default(),
-            private_data: Data::default(),
+            info: BoundedData::default(),
+            private_data: BoundedData::default(),
         })
         .emit(9);
         assert_eq!(
-            Message::parse(&mad).unwrap().1.recipient(),
-            Recipient::Slot(3)
+            CmMessage::parse(&mad).unwrap().1.recipient(),
+            MadRecipient::Slot(3)
         );
     }
 
     #[test]
     fn deliveries_come_back_and_other_sizes_are_refused() {
-        let delivery = Delivery {
+        let delivery = DeliveredMad {
             source: [1; 16],
             destination: [2; 16],
             mad: [3; MAD_BYTES],
         };
         let bytes = delivery.emit();
-        assert_eq!(Delivery::parse(&bytes), Some(delivery));
-        assert_eq!(Delivery::parse(&bytes[1..]), None);
-        assert_eq!(Delivery::parse(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(DeliveredMad::parse(&bytes), Some(delivery));
+        assert_eq!(DeliveredMad::parse(&bytes[1..]), None);
+        assert_eq!(DeliveredMad::parse(&[&bytes[..], &[0]].concat()), None);
     }
 }

@@ -1,6 +1,6 @@
 //! The headers of a packet: the BTH, and the extended headers that its opcode determines.
 
-use crate::opcode::{Opcode, Operation, Position, TailKind, Transport};
+use crate::opcode::{LastPacketFieldKind, MessagePosition, Opcode, PacketOperation, Transport};
 use crate::psn::Psn;
 
 /// The base transport header.
@@ -9,9 +9,9 @@ pub struct Bth {
     /// The transport service.
     pub transport: Transport,
     /// The operation that the packet requests or answers.
-    pub operation: Operation,
+    pub operation: PacketOperation,
     /// The packet's position in its message.
-    pub position: Position,
+    pub position: MessagePosition,
     /// Solicited event bit: the responder generates a completion event.
     pub solicited: bool,
     /// Partition key.
@@ -101,7 +101,7 @@ pub struct Feth {
 
 /// The extended headers of a packet. The opcode determines which of them the packet has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Extended {
+pub struct ExtendedHeaders {
     /// DETH, in datagrams.
     pub deth: Option<Deth>,
     /// XRC: number of the destination shared receive queue.
@@ -155,7 +155,7 @@ const MASK_24: u32 = 0x00ff_ffff;
 
 /// The extended headers, and the payload, that an opcode determines.
 #[derive(Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct OpcodeLayout {
     pub(crate) deth: bool,
     pub(crate) xrceth: bool,
     pub(crate) feth: bool,
@@ -168,9 +168,9 @@ pub(crate) struct Layout {
     pub(crate) payload: bool,
 }
 
-impl Layout {
+impl OpcodeLayout {
     pub(crate) const fn of(opcode: Opcode) -> Self {
-        use Operation as O;
+        use PacketOperation as O;
         let operation = opcode.operation;
         let response = matches!(
             operation,
@@ -188,12 +188,12 @@ impl Layout {
             },
             atomic: matches!(operation, O::CompareSwap | O::FetchAdd),
             aeth: match operation {
-                O::ReadResponse => !matches!(opcode.position, Position::Middle),
+                O::ReadResponse => !matches!(opcode.position, MessagePosition::Middle),
                 _ => response,
             },
             original: matches!(operation, O::AtomicAcknowledge),
-            imm: matches!(opcode.tail, TailKind::Imm),
-            ieth: matches!(opcode.tail, TailKind::Invalidate),
+            imm: matches!(opcode.tail, LastPacketFieldKind::Imm),
+            ieth: matches!(opcode.tail, LastPacketFieldKind::Invalidate),
             payload: matches!(
                 operation,
                 O::Send | O::Write | O::ReadResponse | O::AtomicWrite
@@ -203,9 +203,9 @@ impl Layout {
 }
 
 /// A cursor that takes fields from the front of a byte slice.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl Reader<'_> {
+impl FieldReader<'_> {
     pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
         let (head, rest) = self.0.split_first_chunk().ok_or(ParseError::Truncated)?;
         self.0 = rest;
@@ -224,7 +224,7 @@ impl Reader<'_> {
 impl Bth {
     /// Parses the BTH; also returns the opcode and the number of pad bytes.
     #[inline]
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<(Self, Opcode, u8), ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<(Self, Opcode, u8), ParseError> {
         let [byte, flags, key_high, key_low] = reader.take()?;
         let (queue_pair, sequence) = (reader.u32()?, reader.u32()?);
         let opcode = Opcode::from_byte(byte).ok_or(ParseError::UnknownOpcode(byte))?;
@@ -266,7 +266,7 @@ impl Bth {
 }
 
 impl Reth {
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
             addr: reader.u64()?,
             rkey: reader.u32()?,
@@ -282,7 +282,7 @@ impl Reth {
 }
 
 impl AtomicEth {
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
             addr: reader.u64()?,
             rkey: reader.u32()?,
@@ -324,7 +324,7 @@ impl Syndrome {
 }
 
 impl Aeth {
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         let word = reader.u32()?;
         let [byte, ..] = word.to_be_bytes();
         Ok(Self {
@@ -340,7 +340,7 @@ impl Aeth {
 }
 
 impl Deth {
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
             qkey: reader.u32()?,
             src_qpn: reader.u32()? & MASK_24,
@@ -354,7 +354,7 @@ impl Deth {
 }
 
 impl Feth {
-    pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         let [.., low] = reader.take::<4>()?;
         Ok(Self {
             placement: low & 0x0f,
@@ -368,9 +368,12 @@ impl Feth {
     }
 }
 
-impl Extended {
+impl ExtendedHeaders {
     #[inline]
-    pub(crate) fn parse(layout: Layout, reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    pub(crate) fn parse(
+        layout: OpcodeLayout,
+        reader: &mut FieldReader<'_>,
+    ) -> Result<Self, ParseError> {
         let mut extended = Self::default();
         if layout.deth {
             extended.deth = Some(Deth::parse(reader)?);
@@ -404,7 +407,7 @@ impl Extended {
 
     /// Appends the headers of `layout`; returns `None` if one of them is missing.
     #[inline]
-    pub(crate) fn emit(&self, layout: Layout, out: &mut Vec<u8>) -> Option<()> {
+    pub(crate) fn emit(&self, layout: OpcodeLayout, out: &mut Vec<u8>) -> Option<()> {
         if layout.deth {
             self.deth?.emit(out);
         }
@@ -436,11 +439,11 @@ impl Extended {
     }
 
     /// Returns the kind of the additional field in the last packet of the message.
-    pub(crate) const fn tail(&self) -> TailKind {
+    pub(crate) const fn tail(&self) -> LastPacketFieldKind {
         match (&self.imm, &self.ieth) {
-            (Some(_), _) => TailKind::Imm,
-            (None, Some(_)) => TailKind::Invalidate,
-            (None, None) => TailKind::None,
+            (Some(_), _) => LastPacketFieldKind::Imm,
+            (None, Some(_)) => LastPacketFieldKind::Invalidate,
+            (None, None) => LastPacketFieldKind::None,
         }
     }
 }

@@ -32,7 +32,7 @@ const MASKED_BTH_BYTE: usize = 4;
 
 /// Source and destination address of a frame, both IPv4 or both IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Addresses {
+pub enum FrameAddresses {
     /// IPv4.
     V4 {
         /// Source address.
@@ -49,7 +49,7 @@ pub enum Addresses {
     },
 }
 
-impl Addresses {
+impl FrameAddresses {
     /// Pairs source and destination; `None` if one is IPv4 and the other IPv6. IPv4-mapped IPv6 addresses count as
     /// IPv4.
     #[must_use]
@@ -82,9 +82,9 @@ impl Addresses {
 
 /// The fields of the IP and UDP headers that the ICRC covers. The IPv4 header has no options, and DF is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
+pub struct IcrcFields {
     /// IP addresses.
-    pub addresses: Addresses,
+    pub addresses: FrameAddresses,
     /// UDP source port.
     pub src_port: u16,
     /// UDP destination port.
@@ -93,7 +93,7 @@ pub struct Frame {
     pub identification: u16,
 }
 
-impl Frame {
+impl IcrcFields {
     /// Returns the frame of segment `k` of a UDP GSO send whose first segment has this frame. The kernel increments the
     /// identification with each segment.
     #[must_use]
@@ -112,7 +112,7 @@ impl Frame {
         let udp_len = transport_len.saturating_add(UDP_BYTES + 4);
         let mut bytes = [0xff; 48];
         let ip_len = match self.addresses {
-            Addresses::V4 { src, dst } => {
+            FrameAddresses::V4 { src, dst } => {
                 bytes[0] = 0x45;
                 bytes[2..4].copy_from_slice(&udp_len.saturating_add(IPV4_BYTES).to_be_bytes());
                 bytes[4..6].copy_from_slice(&self.identification.to_be_bytes());
@@ -122,7 +122,7 @@ impl Frame {
                 bytes[16..20].copy_from_slice(&dst.octets());
                 20
             }
-            Addresses::V6 { src, dst } => {
+            FrameAddresses::V6 { src, dst } => {
                 // The masked traffic class leaves only the version in the first byte.
                 bytes[0] = 0x6f;
                 bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
@@ -143,7 +143,7 @@ impl Frame {
 /// Computes the ICRC of a frame whose bytes from the BTH through the pad are `transport`. Its least significant byte is
 /// sent first.
 #[must_use]
-pub fn icrc(frame: &Frame, transport: &[u8]) -> u32 {
+pub fn icrc(frame: &IcrcFields, transport: &[u8]) -> u32 {
     let (mut head, headers_len) = frame.headers(transport.len());
     // Calls the hasher once for the bytes in front of the masked byte and once for the rest.
     let front_len = transport.len().min(MASKED_BTH_BYTE);
@@ -167,7 +167,7 @@ pub fn icrc(frame: &Frame, transport: &[u8]) -> u32 {
 ///
 /// # Panics
 /// `start` is past the end of `out`.
-pub fn append(frame: &Frame, out: &mut Vec<u8>, start: usize) {
+pub fn append(frame: &IcrcFields, out: &mut Vec<u8>, start: usize) {
     let icrc = icrc(frame, &out[start..]);
     out.extend_from_slice(&icrc.to_le_bytes());
 }
@@ -184,20 +184,20 @@ pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
 /// For IPv4, the result is the frame's own identification or the only other one that yields the ICRC, since sockets do
 /// not report it. For IPv6, the result is the frame's field, which has no meaning.
 #[must_use]
-pub fn verify(frame: &Frame, transport: &[u8], received: u32) -> Option<u16> {
+pub fn verify(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16> {
     let difference = icrc(frame, transport) ^ received;
     if difference == 0 {
         return Some(frame.identification);
     }
     match frame.addresses {
-        Addresses::V4 { .. } => {
+        FrameAddresses::V4 { .. } => {
             // The bytes from the identification on: the IPv4 header without its first 4 bytes, and all that follows.
             let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
-            let at_identification = rewind(difference, behind);
+            let at_identification = rewind_crc(difference, behind);
             let changed = u16::try_from(at_identification).ok()?;
             Some(frame.identification ^ changed.swap_bytes())
         }
-        Addresses::V6 { .. } => None,
+        FrameAddresses::V6 { .. } => None,
     }
 }
 
@@ -220,7 +220,7 @@ const ONE: u32 = 1 << 31;
 /// `bytes` is the number of bytes from the first of the four to the end.
 ///
 /// Each zero byte multiplies the register by x^8, so the function multiplies by x^-8 for each byte.
-fn rewind(difference: u32, bytes: usize) -> u32 {
+fn rewind_crc(difference: u32, bytes: usize) -> u32 {
     match INVERSES.get(bytes) {
         Some(factor) => multiply(difference, *factor),
         None => (0..bytes).fold(difference, |value, _| divide_by_x8(value)),
@@ -255,19 +255,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn frame(v6: bool, identification: u16) -> Frame {
+    fn frame(v6: bool, identification: u16) -> IcrcFields {
         let addresses = if v6 {
-            Addresses::V6 {
+            FrameAddresses::V6 {
                 src: Ipv6Addr::LOCALHOST,
                 dst: Ipv6Addr::LOCALHOST,
             }
         } else {
-            Addresses::V4 {
+            FrameAddresses::V4 {
                 src: Ipv4Addr::new(10, 0, 0, 1),
                 dst: Ipv4Addr::new(10, 0, 0, 2),
             }
         };
-        Frame {
+        IcrcFields {
             addresses,
             src_port: 0xc123,
             dst_port: 4791,
@@ -316,7 +316,7 @@ mod tests {
             let frame = frame(v6, 5);
             let expected = icrc(&frame, &transport);
             if let Some(identification) = verify(&frame, &transport, received) {
-                let explained = Frame { identification, ..frame };
+                let explained = IcrcFields { identification, ..frame };
                 prop_assert_eq!(icrc(&explained, &transport), received);
             } else {
                 prop_assert_ne!(expected, received);

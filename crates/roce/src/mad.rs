@@ -21,7 +21,7 @@ const BASE_VERSION: u8 = 1;
 
 /// The header of a management datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct MadHeader {
     /// Management class.
     pub class: u8,
     /// Version of the class.
@@ -51,9 +51,9 @@ pub enum MadError {
 
 /// The body of a management datagram: fields at the offsets of the specification's tables.
 #[derive(Clone, Copy)]
-pub(crate) struct Body([u8; BODY_BYTES]);
+pub(crate) struct MadBody([u8; BODY_BYTES]);
 
-impl Body {
+impl MadBody {
     pub(crate) const fn zeroed() -> Self {
         Self([0; BODY_BYTES])
     }
@@ -97,9 +97,9 @@ impl Body {
     }
 }
 
-impl Header {
+impl MadHeader {
     /// Parses a management datagram into header and body.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<(Self, Body), MadError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<(Self, MadBody), MadError> {
         let length = || MadError::Length(bytes.len());
         let mad: &[u8; MAD_BYTES] = bytes.try_into().map_err(|_| length())?;
         let (head, body) = mad.split_first_chunk::<HEADER_BYTES>().ok_or_else(length)?;
@@ -117,11 +117,11 @@ impl Header {
             attribute: u16::from_be_bytes([a0, a1]),
             modifier: u32::from_be_bytes([m0, m1, m2, m3]),
         };
-        Ok((header, Body(body.try_into().map_err(|_| length())?)))
+        Ok((header, MadBody(body.try_into().map_err(|_| length())?)))
     }
 
     /// Encodes a management datagram with this header.
-    pub(crate) fn emit(&self, body: &Body) -> [u8; MAD_BYTES] {
+    pub(crate) fn emit(&self, body: &MadBody) -> [u8; MAD_BYTES] {
         let mut mad = [0; MAD_BYTES];
         mad[..4].copy_from_slice(&[BASE_VERSION, self.class, self.class_version, self.method]);
         mad[4..6].copy_from_slice(&self.status.to_be_bytes());

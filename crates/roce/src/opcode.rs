@@ -17,7 +17,7 @@ pub enum Transport {
 
 /// The operation that a packet requests or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum PacketOperation {
     /// Part of a SEND.
     Send,
     /// Part of an RDMA WRITE.
@@ -42,7 +42,7 @@ pub enum Operation {
     Cnp,
 }
 
-impl Operation {
+impl PacketOperation {
     /// Returns true if packets of this operation go to a requester: they answer a request or notify of congestion.
     #[must_use]
     pub const fn is_response(self) -> bool {
@@ -55,7 +55,7 @@ impl Operation {
 
 /// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Position {
+pub enum MessagePosition {
     /// The first of several packets.
     First,
     /// A packet between the first and the last.
@@ -66,7 +66,7 @@ pub enum Position {
     Only,
 }
 
-impl Position {
+impl MessagePosition {
     /// Returns true if the message begins with this packet.
     #[must_use]
     pub const fn is_first(self) -> bool {
@@ -93,7 +93,7 @@ impl Position {
 
 /// The field that the last packet of a SEND or WRITE carries in addition to its payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tail {
+pub enum LastPacketField {
     /// No additional field.
     #[default]
     None,
@@ -103,9 +103,9 @@ pub enum Tail {
     Invalidate(u32),
 }
 
-/// The kind of a [`Tail`].
+/// The kind of a [`LastPacketField`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TailKind {
+pub enum LastPacketFieldKind {
     /// No immediate data and no key.
     #[default]
     None,
@@ -121,18 +121,18 @@ pub struct Opcode {
     /// The transport service.
     pub transport: Transport,
     /// The operation that the packet requests or answers.
-    pub operation: Operation,
+    pub operation: PacketOperation,
     /// The packet's position in its message; `Only` for operations of a single packet.
-    pub position: Position,
+    pub position: MessagePosition,
     /// The additional field in the last packet of a SEND or WRITE.
-    pub tail: TailKind,
+    pub tail: LastPacketFieldKind,
 }
 
 /// The lower five bits of each opcode, with their meaning; RC, UC, UD and XRC use the same values.
-const MEANINGS: [(u8, Operation, Position, TailKind); 25] = {
-    use Operation as O;
-    use Position::{First, Last, Middle, Only};
-    use TailKind::{Imm, Invalidate, None};
+const LOW_BITS: [(u8, PacketOperation, MessagePosition, LastPacketFieldKind); 25] = {
+    use LastPacketFieldKind::{Imm, Invalidate, None};
+    use MessagePosition::{First, Last, Middle, Only};
+    use PacketOperation as O;
     [
         (0x00, O::Send, First, None),
         (0x01, O::Send, Middle, None),
@@ -173,10 +173,10 @@ const BY_BYTE: [Option<Opcode>; 256] = {
     while each < transports.len() {
         let transport = transports[each];
         let mut row = 0;
-        while row < MEANINGS.len() {
-            let (low, operation, position, tail) = MEANINGS[row];
-            if transport.has(low) {
-                table[(transport.bits() | low) as usize] = Some(Opcode {
+        while row < LOW_BITS.len() {
+            let (low, operation, position, tail) = LOW_BITS[row];
+            if transport.supports(low) {
+                table[(transport.code() | low) as usize] = Some(Opcode {
                     transport,
                     operation,
                     position,
@@ -189,16 +189,16 @@ const BY_BYTE: [Option<Opcode>; 256] = {
     }
     table[CNP as usize] = Some(Opcode {
         transport: Transport::Cnp,
-        operation: Operation::Cnp,
-        position: Position::Only,
-        tail: TailKind::None,
+        operation: PacketOperation::Cnp,
+        position: MessagePosition::Only,
+        tail: LastPacketFieldKind::None,
     });
     table
 };
 
 impl Transport {
     /// Returns the transport's code in the upper three bits of a byte.
-    const fn bits(self) -> u8 {
+    const fn code(self) -> u8 {
         match self {
             Self::Rc => 0x00,
             Self::Uc => 0x20,
@@ -209,7 +209,7 @@ impl Transport {
     }
 
     /// Returns true if the transport service defines the opcode with these lower five bits.
-    const fn has(self, low: u8) -> bool {
+    const fn supports(self, low: u8) -> bool {
         match self {
             Self::Rc => true,
             Self::Uc => low <= 0x0b,
@@ -231,10 +231,11 @@ impl Opcode {
     #[must_use]
     pub const fn to_byte(self) -> Option<u8> {
         let Some(low) = self.low() else { return None };
-        if self.transport.has(low)
-            && matches!(self.transport, Transport::Cnp) == matches!(self.operation, Operation::Cnp)
+        if self.transport.supports(low)
+            && matches!(self.transport, Transport::Cnp)
+                == matches!(self.operation, PacketOperation::Cnp)
         {
-            Some(self.transport.bits() | low)
+            Some(self.transport.code() | low)
         } else {
             None
         }
@@ -243,29 +244,35 @@ impl Opcode {
     /// Returns the lower five bits of the opcode, without a check of the transport.
     const fn low(self) -> Option<u8> {
         let position = match self.position {
-            Position::First => 0,
-            Position::Middle => 1,
-            Position::Last => 2,
-            Position::Only => 4,
+            MessagePosition::First => 0,
+            MessagePosition::Middle => 1,
+            MessagePosition::Last => 2,
+            MessagePosition::Only => 4,
         };
-        let single = matches!(self.position, Position::Only);
+        let single = matches!(self.position, MessagePosition::Only);
         Some(match (self.operation, self.tail) {
-            (Operation::Send, TailKind::None) => position,
-            (Operation::Write, TailKind::None) => 0x06 + position,
-            (Operation::Send, TailKind::Imm) if self.position.is_last() => position + 1,
-            (Operation::Write, TailKind::Imm) if self.position.is_last() => 0x06 + position + 1,
-            (Operation::Send, TailKind::Invalidate) if single => 0x17,
-            (Operation::Send, TailKind::Invalidate) if self.position.is_last() => 0x16,
-            (Operation::ReadResponse, TailKind::None) if single => 0x10,
-            (Operation::ReadResponse, TailKind::None) => 0x0d + position,
-            (Operation::ReadRequest, TailKind::None) if single => 0x0c,
-            (Operation::Acknowledge, TailKind::None) if single => 0x11,
-            (Operation::AtomicAcknowledge, TailKind::None) if single => 0x12,
-            (Operation::CompareSwap, TailKind::None) if single => 0x13,
-            (Operation::FetchAdd, TailKind::None) if single => 0x14,
-            (Operation::Flush, TailKind::None) if single => 0x1c,
-            (Operation::AtomicWrite, TailKind::None) if single => 0x1d,
-            (Operation::Cnp, TailKind::None) if single => CNP & 0x1f,
+            (PacketOperation::Send, LastPacketFieldKind::None) => position,
+            (PacketOperation::Write, LastPacketFieldKind::None) => 0x06 + position,
+            (PacketOperation::Send, LastPacketFieldKind::Imm) if self.position.is_last() => {
+                position + 1
+            }
+            (PacketOperation::Write, LastPacketFieldKind::Imm) if self.position.is_last() => {
+                0x06 + position + 1
+            }
+            (PacketOperation::Send, LastPacketFieldKind::Invalidate) if single => 0x17,
+            (PacketOperation::Send, LastPacketFieldKind::Invalidate) if self.position.is_last() => {
+                0x16
+            }
+            (PacketOperation::ReadResponse, LastPacketFieldKind::None) if single => 0x10,
+            (PacketOperation::ReadResponse, LastPacketFieldKind::None) => 0x0d + position,
+            (PacketOperation::ReadRequest, LastPacketFieldKind::None) if single => 0x0c,
+            (PacketOperation::Acknowledge, LastPacketFieldKind::None) if single => 0x11,
+            (PacketOperation::AtomicAcknowledge, LastPacketFieldKind::None) if single => 0x12,
+            (PacketOperation::CompareSwap, LastPacketFieldKind::None) if single => 0x13,
+            (PacketOperation::FetchAdd, LastPacketFieldKind::None) if single => 0x14,
+            (PacketOperation::Flush, LastPacketFieldKind::None) if single => 0x1c,
+            (PacketOperation::AtomicWrite, LastPacketFieldKind::None) if single => 0x1d,
+            (PacketOperation::Cnp, LastPacketFieldKind::None) if single => CNP & 0x1f,
             _ => return None,
         })
     }
@@ -299,18 +306,42 @@ mod tests {
         let only = |transport, operation, tail| Opcode {
             transport,
             operation,
-            position: Position::Only,
+            position: MessagePosition::Only,
             tail,
         };
         for none in [
-            only(Transport::Uc, Operation::ReadRequest, TailKind::None),
-            only(Transport::Ud, Operation::Write, TailKind::None),
-            only(Transport::Rc, Operation::Write, TailKind::Invalidate),
-            only(Transport::Rc, Operation::Cnp, TailKind::None),
-            only(Transport::Cnp, Operation::Send, TailKind::None),
+            only(
+                Transport::Uc,
+                PacketOperation::ReadRequest,
+                LastPacketFieldKind::None,
+            ),
+            only(
+                Transport::Ud,
+                PacketOperation::Write,
+                LastPacketFieldKind::None,
+            ),
+            only(
+                Transport::Rc,
+                PacketOperation::Write,
+                LastPacketFieldKind::Invalidate,
+            ),
+            only(
+                Transport::Rc,
+                PacketOperation::Cnp,
+                LastPacketFieldKind::None,
+            ),
+            only(
+                Transport::Cnp,
+                PacketOperation::Send,
+                LastPacketFieldKind::None,
+            ),
             Opcode {
-                position: Position::Middle,
-                ..only(Transport::Rc, Operation::Send, TailKind::Imm)
+                position: MessagePosition::Middle,
+                ..only(
+                    Transport::Rc,
+                    PacketOperation::Send,
+                    LastPacketFieldKind::Imm,
+                )
             },
         ] {
             assert_eq!(none.to_byte(), None, "{none:?}");

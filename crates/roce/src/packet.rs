@@ -1,11 +1,11 @@
 //! A packet from the BTH through the pad, without the ICRC.
 
-use crate::headers::{Layout, Reader};
+use crate::headers::{FieldReader, OpcodeLayout};
 use crate::opcode::{Opcode, Transport};
 
 pub use crate::headers::{
-    Aeth, AtomicEth, BTH_BYTES, Bth, Deth, Extended, Feth, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE,
-    NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATIONAL, ParseError, Reth, Syndrome,
+    Aeth, AtomicEth, BTH_BYTES, Bth, Deth, ExtendedHeaders, Feth, NAK_INVALID_REQUEST,
+    NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATIONAL, ParseError, Reth, Syndrome,
 };
 
 /// Number of reserved bytes after the BTH of a CNP.
@@ -17,7 +17,7 @@ pub struct Packet<'a> {
     /// Base transport header.
     pub bth: Bth,
     /// Extended headers.
-    pub extended: Extended,
+    pub extended: ExtendedHeaders,
     /// Payload, without the pad.
     pub payload: &'a [u8],
 }
@@ -28,10 +28,10 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// The bytes are not a valid packet. The payload length is not checked, since its limit depends on the queue pair.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         let (bth, opcode, pad) = Bth::parse(&mut reader)?;
-        let layout = Layout::of(opcode);
-        let extended = Extended::parse(layout, &mut reader)?;
+        let layout = OpcodeLayout::of(opcode);
+        let extended = ExtendedHeaders::parse(layout, &mut reader)?;
         if opcode.transport == Transport::Cnp {
             reader.take::<CNP_RESERVED>()?;
         }
@@ -72,7 +72,7 @@ impl<'a> Packet<'a> {
 /// The error of `fill`; `out` is then unchanged.
 pub(crate) fn emit_with<E>(
     bth: &Bth,
-    extended: &Extended,
+    extended: &ExtendedHeaders,
     payload_len: usize,
     out: &mut Vec<u8>,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -91,7 +91,7 @@ pub(crate) fn emit_with<E>(
 /// Appends all headers; returns the pad that must follow the payload.
 fn emit_headers(
     bth: &Bth,
-    extended: &Extended,
+    extended: &ExtendedHeaders,
     payload_len: usize,
     out: &mut Vec<u8>,
 ) -> &'static [u8] {
@@ -107,7 +107,7 @@ fn emit_headers(
     let pad = [0_u8, 3, 2, 1][payload_len % 4];
     bth.emit(byte, pad, out);
     assert!(
-        extended.emit(Layout::of(opcode), out).is_some(),
+        extended.emit(OpcodeLayout::of(opcode), out).is_some(),
         "a packet {opcode:?} lacks an extended header: {extended:?}",
     );
     if opcode.transport == Transport::Cnp {
@@ -119,14 +119,14 @@ fn emit_headers(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::opcode::{Operation, Position};
+    use crate::opcode::{MessagePosition, PacketOperation};
     use crate::psn::Psn;
     use proptest::prelude::*;
 
     const BTH: Bth = Bth {
         transport: Transport::Rc,
-        operation: Operation::Send,
-        position: Position::Only,
+        operation: PacketOperation::Send,
+        position: MessagePosition::Only,
         solicited: false,
         pkey: 0xffff,
         fecn: false,
@@ -144,7 +144,7 @@ mod tests {
 
     /// Builds a packet with `opcode`, whose header fields come from `words`.
     fn packet(opcode: Opcode, words: [u64; 6], flags: u8, payload: &[u8]) -> Packet<'_> {
-        let layout = Layout::of(opcode);
+        let layout = OpcodeLayout::of(opcode);
         let [a, b, c, d, e, f] = words;
         let [.., low, _, _] = f.to_be_bytes();
         let half = |word: u64| u32::try_from(word >> 32).expect("32 bits");
@@ -166,7 +166,7 @@ mod tests {
                 ack_request: flags & 8 != 0,
                 psn: Psn::new(half(b)),
             },
-            extended: Extended {
+            extended: ExtendedHeaders {
                 deth: layout.deth.then_some(Deth {
                     qkey: half(c),
                     src_qpn: half(d) >> 8,
@@ -247,7 +247,7 @@ mod tests {
     fn each_kind_of_malformed_packet_has_its_reason() {
         let packet = Packet {
             bth: BTH,
-            extended: Extended::default(),
+            extended: ExtendedHeaders::default(),
             payload: b"abcde",
         };
         let good = bytes_of(&packet);
@@ -283,11 +283,11 @@ mod tests {
         // FLUSH: BTH, FETH, RETH (annex A19).
         let flush = Packet {
             bth: Bth {
-                operation: Operation::Flush,
+                operation: PacketOperation::Flush,
                 solicited: true,
                 ..BTH
             },
-            extended: Extended {
+            extended: ExtendedHeaders {
                 feth: Some(Feth {
                     placement: 3,
                     selectivity: 1,
@@ -297,7 +297,7 @@ mod tests {
                     rkey: 0x1112_1314,
                     len: 0x2122_2324,
                 }),
-                ..Extended::default()
+                ..ExtendedHeaders::default()
             },
             payload: &[],
         };
@@ -313,10 +313,10 @@ mod tests {
     fn a_write_without_reth_is_not_sent() {
         let packet = Packet {
             bth: Bth {
-                operation: Operation::Write,
+                operation: PacketOperation::Write,
                 ..BTH
             },
-            extended: Extended::default(),
+            extended: ExtendedHeaders::default(),
             payload: &[],
         };
         bytes_of(&packet);

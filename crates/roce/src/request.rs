@@ -1,6 +1,6 @@
 //! Work requests of a requester, and the interface to its memory.
 
-use crate::opcode::Tail;
+use crate::opcode::LastPacketField;
 
 /// A work request as the requester sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum RequestOperation {
         /// Length in bytes.
         len: u32,
         /// Immediate data or a key to invalidate.
-        tail: Tail,
+        tail: LastPacketField,
     },
     /// RDMA WRITE of `len` bytes.
     Write {
@@ -108,7 +108,7 @@ pub struct LocalFault;
 
 /// The reason why a work request, and with it the queue pair, has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum RequestFailure {
     /// `IBV_WC_LOC_PROT_ERR`: the requester's memory cannot be accessed.
     LocalProtection,
     /// `IBV_WC_BAD_RESP_ERR`: an unexpected response.

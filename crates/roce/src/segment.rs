@@ -1,7 +1,7 @@
 //! Segmentation of requests: the number of packets of a request, and the headers and payload of each packet.
 
-use crate::opcode::{Operation, Position, Tail, Transport};
-use crate::packet::{AtomicEth, Bth, Extended, Feth, Reth};
+use crate::opcode::{LastPacketField, MessagePosition, PacketOperation, Transport};
+use crate::packet::{AtomicEth, Bth, ExtendedHeaders, Feth, Reth};
 use crate::psn::Psn;
 use crate::request::{Request, RequestOperation};
 
@@ -22,7 +22,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Returns a base transport header for this connection.
-    pub(crate) const fn bth(&self, operation: Operation, position: Position, psn: Psn) -> Bth {
+    pub(crate) const fn bth(
+        &self,
+        operation: PacketOperation,
+        position: MessagePosition,
+        psn: Psn,
+    ) -> Bth {
         Bth {
             transport: self.transport,
             operation,
@@ -79,7 +84,7 @@ pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) bth: Bth,
-    pub(crate) extended: Extended,
+    pub(crate) extended: ExtendedHeaders,
     pub(crate) offset: u32,
     pub(crate) payload_bytes: u32,
 }
@@ -94,10 +99,10 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
     };
     let is_last = is_single || index + 1 == connection.packets_of(len);
     let (position, (offset, payload_bytes)) = if is_single {
-        (Position::Only, (0, len))
+        (MessagePosition::Only, (0, len))
     } else {
         (
-            Position::of(index == 0, is_last),
+            MessagePosition::of(index == 0, is_last),
             connection.part(len, index),
         )
     };
@@ -118,16 +123,16 @@ fn headers(
     operation: &RequestOperation,
     index: u32,
     is_last: bool,
-) -> (Operation, Extended) {
-    let mut extended = Extended::default();
+) -> (PacketOperation, ExtendedHeaders) {
+    let mut extended = ExtendedHeaders::default();
     let operation = match *operation {
         RequestOperation::Send { tail, .. } => {
             match tail {
-                Tail::Imm(imm) if is_last => extended.imm = Some(imm),
-                Tail::Invalidate(rkey) if is_last => extended.ieth = Some(rkey),
+                LastPacketField::Imm(imm) if is_last => extended.imm = Some(imm),
+                LastPacketField::Invalidate(rkey) if is_last => extended.ieth = Some(rkey),
                 _ => {}
             }
-            Operation::Send
+            PacketOperation::Send
         }
         RequestOperation::Write {
             addr,
@@ -137,14 +142,14 @@ fn headers(
         } => {
             extended.reth = reth(addr, rkey, len).filter(|_| index == 0);
             extended.imm = imm.filter(|_| is_last);
-            Operation::Write
+            PacketOperation::Write
         }
         RequestOperation::Read { addr, rkey, len } => {
             let (offset, _) = connection.part(len, index);
             let end = connection.read_end(index, connection.packets_of(len));
             let (behind, _) = connection.part(len, end);
             extended.reth = reth(addr.wrapping_add(offset.into()), rkey, behind - offset);
-            Operation::ReadRequest
+            PacketOperation::ReadRequest
         }
         RequestOperation::CompareSwap {
             addr,
@@ -153,15 +158,15 @@ fn headers(
             swap,
         } => {
             extended.atomic = atomic(addr, rkey, swap, compare);
-            Operation::CompareSwap
+            PacketOperation::CompareSwap
         }
         RequestOperation::FetchAdd { addr, rkey, add } => {
             extended.atomic = atomic(addr, rkey, add, 0);
-            Operation::FetchAdd
+            PacketOperation::FetchAdd
         }
         RequestOperation::AtomicWrite { addr, rkey } => {
             extended.reth = reth(addr, rkey, 8);
-            Operation::AtomicWrite
+            PacketOperation::AtomicWrite
         }
         RequestOperation::Flush {
             addr,
@@ -172,7 +177,7 @@ fn headers(
         } => {
             extended.reth = reth(addr, rkey, len);
             extended.feth = feth(placement, selectivity);
-            Operation::Flush
+            PacketOperation::Flush
         }
     };
     (operation, extended)

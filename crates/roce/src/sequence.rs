@@ -9,11 +9,11 @@ pub(crate) const START: u64 = 1 << 24;
 
 /// The translation between PSNs and sequence numbers of 64 bits, which begin at [`START`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbering {
+pub(crate) struct PsnNumbering {
     first: Psn,
 }
 
-impl Numbering {
+impl PsnNumbering {
     /// Makes the translation in which `first` is the PSN of [`START`].
     pub(crate) const fn new(first: Psn) -> Self {
         Self { first }
@@ -39,7 +39,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_psn_finds_its_sequence_number(first: u32, near in 0u64..1 << 40, apart in -(1i64 << 23)..1 << 23) {
-            let numbering = Numbering::new(Psn::new(first));
+            let numbering = PsnNumbering::new(Psn::new(first));
             let near = START + near;
             let sequence = near.saturating_add_signed(apart);
             prop_assert_eq!(numbering.sequence(numbering.psn(sequence), near), sequence);

@@ -1,6 +1,6 @@
 //! The interface from a responder to its memory and its receive work requests.
 
-use crate::opcode::Tail;
+use crate::opcode::LastPacketField;
 
 /// The reason why a responder refuses a request; each is a NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub trait Target {
     fn finish_receive(
         &mut self,
         by_write: Option<u32>,
-        tail: Tail,
+        tail: LastPacketField,
         solicited: bool,
     ) -> Result<(), Refusal>;
 
@@ -74,7 +74,7 @@ pub trait Target {
     ///
     /// # Errors
     /// The reason of the refusal.
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: Atomic) -> Result<u64, Refusal>;
+    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal>;
 
     /// Executes a FLUSH.
     ///
@@ -92,7 +92,7 @@ pub trait Target {
 
 /// An atomic operation on 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atomic {
+pub enum AtomicOperation {
     /// Stores `swap` if the value equals `compare`.
     CompareSwap {
         /// The value to compare with.

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use crate::assembly::{self, Message};
-use crate::counts::Counts;
-use crate::opcode::{Operation, Tail, Transport};
+use crate::assembly::{self, PartialMessage};
+use crate::counts::MachineCounters;
+use crate::opcode::{LastPacketField, PacketOperation, Transport};
 use crate::packet::{Packet, emit_with};
 use crate::psn::Psn;
-use crate::request::{Failure, LocalMemory, Request, RequestOperation};
+use crate::request::{LocalMemory, Request, RequestFailure, RequestOperation};
 use crate::segment::{Connection, segment};
 use crate::target::{Refusal, Target};
 
@@ -20,9 +20,9 @@ pub struct Sender {
     /// Packets of the oldest request that have been sent.
     sent: u32,
     next: Psn,
-    failure: Option<Failure>,
-    /// Counters since the last [`Counts::take`].
-    pub counts: Counts,
+    failure: Option<RequestFailure>,
+    /// Counters since the last [`MachineCounters::take_nonzero`].
+    pub counts: MachineCounters,
 }
 
 impl Sender {
@@ -42,7 +42,7 @@ impl Sender {
             sent: 0,
             next: first_psn,
             failure: None,
-            counts: Counts::default(),
+            counts: MachineCounters::default(),
         }
     }
 
@@ -60,12 +60,14 @@ impl Sender {
         };
         let packets = match request.operation {
             // Only reliable connections have SEND with invalidate (IBTA vol. 1, table 38).
-            RequestOperation::Send { len, tail } if !matches!(tail, Tail::Invalidate(_)) => {
+            RequestOperation::Send { len, tail }
+                if !matches!(tail, LastPacketField::Invalidate(_)) =>
+            {
                 self.connection.packets_of(len)
             }
             RequestOperation::Write { len, .. } => self.connection.packets_of(len),
             _ => {
-                self.failure = Some(Failure::RemoteInvalidRequest);
+                self.failure = Some(RequestFailure::RemoteInvalidRequest);
                 return false;
             }
         };
@@ -76,7 +78,7 @@ impl Sender {
             memory.read(position, segment.offset, payload)
         });
         if emitted.is_err() {
-            self.failure = Some(Failure::LocalProtection);
+            self.failure = Some(RequestFailure::LocalProtection);
             return false;
         }
         self.next = self.next.plus(1);
@@ -99,7 +101,7 @@ impl Sender {
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent.
     #[must_use]
-    pub fn failure(&self) -> Option<Failure> {
+    pub fn failure(&self) -> Option<RequestFailure> {
         self.failure
     }
 }
@@ -112,7 +114,7 @@ impl Sender {
 pub struct Receiver {
     mtu_bytes: u32,
     expected: Psn,
-    message: Option<Message>,
+    message: Option<PartialMessage>,
     failure: Option<Refusal>,
 }
 
@@ -137,7 +139,10 @@ impl Receiver {
     /// Processes a received packet. Packets that do not continue a message are ignored.
     pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
         let is_message = packet.bth.transport == Transport::Uc
-            && matches!(packet.bth.operation, Operation::Send | Operation::Write);
+            && matches!(
+                packet.bth.operation,
+                PacketOperation::Send | PacketOperation::Write
+            );
         if self.failure.is_some() || !is_message || packet.bth.psn.is_before(self.expected) {
             return;
         }
@@ -160,10 +165,10 @@ impl Receiver {
     /// Executes a packet of a message; returns the message unless this packet is its last.
     fn process(
         &mut self,
-        message: Option<Message>,
+        message: Option<PartialMessage>,
         packet: &Packet<'_>,
         target: &mut impl Target,
-    ) -> Result<Option<Message>, Refusal> {
+    ) -> Result<Option<PartialMessage>, Refusal> {
         let Some(message) = assembly::opcode_sequence(message, packet)? else {
             return Ok(None);
         };
@@ -171,8 +176,8 @@ impl Receiver {
             return Err(Refusal::NotReady);
         }
         assembly::length(Some(message), packet, self.mtu_bytes)?;
-        assembly::rights(packet, target)?;
-        let message = message.place(packet, target)?;
+        assembly::check_rights(packet, target)?;
+        let message = message.write_payload(packet, target)?;
         if !packet.bth.position.is_last() {
             return Ok(Some(message));
         }

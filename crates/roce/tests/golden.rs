@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use roce::icrc::{self, Addresses, Frame};
-use roce::opcode::{Operation, Position, Transport};
+use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::opcode::{MessagePosition, PacketOperation, Transport};
 use roce::packet::{Aeth, Deth, Packet, Reth, Syndrome};
 
 /// Ethernet frames as scapy built them.
@@ -26,7 +26,7 @@ mod frames {
 }
 
 /// Splits an Ethernet frame: returns the headers in front of the BTH, and the UDP payload.
-fn opened(hex: &str) -> (Frame, Vec<u8>) {
+fn opened(hex: &str) -> (IcrcFields, Vec<u8>) {
     let bytes: Vec<u8> = (0..hex.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits"))
@@ -36,15 +36,15 @@ fn opened(hex: &str) -> (Frame, Vec<u8>) {
     let address = |at: usize| Ipv4Addr::from_octets(*bytes[at..].first_chunk().expect("4 bytes"));
     let (addresses, udp) = if word(12) == 0x0800 {
         let (src, dst) = (address(26), address(30));
-        (Addresses::V4 { src, dst }, 34)
+        (FrameAddresses::V4 { src, dst }, 34)
     } else {
         let (src, dst) = (
             Ipv6Addr::from_octets(part(22)),
             Ipv6Addr::from_octets(part(38)),
         );
-        (Addresses::V6 { src, dst }, 54)
+        (FrameAddresses::V6 { src, dst }, 54)
     };
-    let frame = Frame {
+    let frame = IcrcFields {
         addresses,
         src_port: word(udp),
         dst_port: word(udp + 2),
@@ -83,7 +83,7 @@ fn fields_are_those_that_scapy_was_given() {
     let write = Packet::parse(&write[..write.len() - 4]).expect("a WRITE");
     assert_eq!(
         (write.bth.transport, write.bth.operation, write.bth.position),
-        (Transport::Rc, Operation::Write, Position::Only)
+        (Transport::Rc, PacketOperation::Write, MessagePosition::Only)
     );
     assert!(write.bth.ack_request && write.bth.fecn && !write.bth.becn && !write.bth.solicited);
     assert_eq!(
@@ -128,7 +128,7 @@ fn fields_are_those_that_scapy_was_given() {
     let cnp = Packet::parse(&cnp[..cnp.len() - 4]).expect("a CNP");
     assert_eq!(
         (cnp.bth.operation, cnp.bth.becn, cnp.bth.dest_qpn),
-        (Operation::Cnp, true, 0x99)
+        (PacketOperation::Cnp, true, 0x99)
     );
 }
 
@@ -138,14 +138,14 @@ fn the_identification_is_found_from_the_icrc() {
         let (frame, datagram) = opened(hex);
         let (transport, icrc) = icrc::split(&datagram).expect("an ICRC");
         for unknown in [0, 1, 0xffff, 0x1234] {
-            let guess = Frame {
+            let guess = IcrcFields {
                 identification: unknown,
                 ..frame
             };
             let found = icrc::verify(&guess, transport, icrc);
             match frame.addresses {
-                Addresses::V4 { .. } => assert_eq!(found, Some(frame.identification), "{hex}"),
-                Addresses::V6 { .. } => assert_eq!(found, Some(unknown), "{hex}"),
+                FrameAddresses::V4 { .. } => assert_eq!(found, Some(frame.identification), "{hex}"),
+                FrameAddresses::V6 { .. } => assert_eq!(found, Some(unknown), "{hex}"),
             }
         }
     }
@@ -153,18 +153,18 @@ fn the_identification_is_found_from_the_icrc() {
 
 #[test]
 fn segments_count_their_identification_up() {
-    let addresses = Addresses::new(
+    let addresses = FrameAddresses::new(
         IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
         "::ffff:127.0.0.3".parse().expect("an address"),
     );
-    let frame = Frame {
+    let frame = IcrcFields {
         addresses: addresses.expect("of one family"),
         src_port: 0xc000,
         dst_port: roce::UDP_PORT,
         identification: 0xfffe,
     };
     let transport = [7; 32];
-    let unknown = Frame {
+    let unknown = IcrcFields {
         identification: 0,
         ..frame
     };

@@ -6,9 +6,9 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use roce::cm::Message;
-use roce::icrc::{self, Addresses, Frame};
-use roce::opcode::{Operation, Transport};
+use roce::cm::CmMessage;
+use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::opcode::{PacketOperation, Transport};
 use roce::packet::{Packet, Syndrome};
 
 const VERBS: &[u8] = include_bytes!("golden/verbs.pcap");
@@ -32,18 +32,18 @@ fn frames(pcap: &[u8]) -> Vec<&[u8]> {
 }
 
 /// Splits an Ethernet frame: returns the headers in front of the BTH, and the UDP payload.
-fn opened(ethernet: &[u8]) -> (Frame, &[u8]) {
+fn opened(ethernet: &[u8]) -> (IcrcFields, &[u8]) {
     let word = |at: usize| u16::from_be_bytes([ethernet[at], ethernet[at + 1]]);
     let v4 = |at: usize| Ipv4Addr::from_octets(*ethernet[at..].first_chunk().expect("4 bytes"));
     let v6 = |at: usize| Ipv6Addr::from_octets(*ethernet[at..].first_chunk().expect("16 bytes"));
     let (addresses, identification, udp) = if word(12) == 0x0800 {
         let (src, dst) = (v4(26), v4(30));
-        (Addresses::V4 { src, dst }, word(18), 34)
+        (FrameAddresses::V4 { src, dst }, word(18), 34)
     } else {
         let (src, dst) = (v6(22), v6(38));
-        (Addresses::V6 { src, dst }, 0, 54)
+        (FrameAddresses::V6 { src, dst }, 0, 54)
     };
-    let frame = Frame {
+    let frame = IcrcFields {
         addresses,
         src_port: word(udp),
         dst_port: word(udp + 2),
@@ -68,7 +68,7 @@ fn icrcs_are_those_of_soft_roce() {
         let (transport, received) = icrc::split(datagram).expect("an ICRC");
         assert_eq!(icrc::icrc(&frame, transport), received, "{frame:?}");
         // A socket does not report the identification.
-        let guess = Frame {
+        let guess = IcrcFields {
             identification: 0,
             ..frame
         };
@@ -123,7 +123,10 @@ fn immediates_have_the_bytes_of_the_work_request() {
         .filter_map(|packet| Some((packet.bth.operation, packet.extended.imm?)));
     let mut count = 0;
     for (operation, imm) in with_imm {
-        assert!(matches!(operation, Operation::Send | Operation::Write));
+        assert!(matches!(
+            operation,
+            PacketOperation::Send | PacketOperation::Write
+        ));
         // The sending program used the number of its step as immediate data.
         assert!((1..64).contains(&u32::from_be_bytes(imm)), "{imm:?}");
         count += 1;
@@ -137,18 +140,18 @@ fn messages_of_connection_management_are_emitted_as_the_kernel_does() {
     for ethernet in frames(CM) {
         let (transport, _) = icrc::split(opened(ethernet).1).expect("an ICRC");
         let packet = Packet::parse(transport).expect("a packet");
-        let (transaction, message) = Message::parse(packet.payload).expect("a message");
+        let (transaction, message) = CmMessage::parse(packet.payload).expect("a message");
         assert_eq!(message.emit(transaction), packet.payload, "{message:?}");
         kinds.insert(match message {
-            Message::Req(_) => "REQ",
-            Message::Mra(_) => "MRA",
-            Message::Rej(_) => "REJ",
-            Message::Rep(_) => "REP",
-            Message::Rtu(_) => "RTU",
-            Message::Dreq(_) => "DREQ",
-            Message::Drep(_) => "DREP",
-            Message::SidrReq(_) => "SIDR_REQ",
-            Message::SidrRep(_) => "SIDR_REP",
+            CmMessage::Req(_) => "REQ",
+            CmMessage::Mra(_) => "MRA",
+            CmMessage::Rej(_) => "REJ",
+            CmMessage::Rep(_) => "REP",
+            CmMessage::Rtu(_) => "RTU",
+            CmMessage::Dreq(_) => "DREQ",
+            CmMessage::Drep(_) => "DREP",
+            CmMessage::SidrReq(_) => "SIDR_REQ",
+            CmMessage::SidrRep(_) => "SIDR_REP",
         });
     }
     let expected = [

@@ -7,8 +7,8 @@ use verbs::{
 
 use crate::error::MAX_LIST;
 use crate::{
-    ClientTable, Counts, Handler, MAX_BATCH, Received, Reply, Request, RpcError, UdPort,
-    UdPortConfig,
+    ClientTable, MAX_BATCH, ReceivedDatagram, Request, RequestReply, RpcError, RpcHandler,
+    RpcWorkerCounts, UdPort, UdPortConfig,
 };
 
 /// Capabilities that datagram RPC needs of a device. A port with a channel also needs [completion
@@ -25,17 +25,17 @@ pub struct Server {
     table: ClientTable,
     clients: Vec<Option<UdDestination>>,
     batch: Vec<(u32, u32)>,
-    most: usize,
+    max_batch: usize,
     /// Maximum answers per doorbell.
     answers: usize,
     /// Further queue pairs for answers. Batches rotate over the port's own queue pair (`turn` 0)
     /// and these.
-    more: Vec<(UdPort, Postlist<Ud>)>,
-    turn: usize,
+    answer_queues: Vec<(UdPort, Postlist<Ud>)>,
+    next_queue: usize,
     payloads: Vec<u8>,
     lens: Vec<usize>,
     payload_max: usize,
-    counts: Counts,
+    counts: RpcWorkerCounts,
 }
 
 impl Server {
@@ -63,21 +63,21 @@ impl Server {
             table: ClientTable::new(),
             clients: Vec::new(),
             batch: Vec::with_capacity(MAX_BATCH),
-            most: batch,
+            max_batch: batch,
             answers: batch,
-            more: Vec::new(),
-            turn: 0,
+            answer_queues: Vec::new(),
+            next_queue: 0,
             payloads: vec![0; config.recv_payload * MAX_BATCH],
             lens: vec![0; MAX_BATCH],
             payload_max: config.recv_payload,
-            counts: Counts::new(MAX_BATCH),
+            counts: RpcWorkerCounts::new(MAX_BATCH),
         })
     }
 
     /// Limits the answers per doorbell to `answers`, 1 or more. Requests are still handled batch by
     /// batch.
     #[must_use]
-    pub fn answering(self, answers: usize) -> Self {
+    pub fn with_max_answers(self, answers: usize) -> Self {
         Self {
             answers: answers.max(1),
             ..self
@@ -90,7 +90,7 @@ impl Server {
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
-    pub fn rotating(
+    pub fn with_answer_queues(
         mut self,
         pd: &ProtectionDomain,
         queues: usize,
@@ -107,7 +107,7 @@ impl Server {
             let list = port.postlist(MAX_LIST);
             Ok::<_, RpcError>((port, list))
         });
-        self.more = more.collect::<Result<_, _>>()?;
+        self.answer_queues = more.collect::<Result<_, _>>()?;
         Ok(self)
     }
 
@@ -122,7 +122,7 @@ impl Server {
     }
 
     /// Returns the counts so far.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &RpcWorkerCounts {
         &self.counts
     }
 
@@ -154,13 +154,13 @@ impl Server {
     /// # Errors
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
-    pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
+    pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
             port,
             buffer,
             table,
             batch,
-            most,
+            max_batch: most,
             payloads,
             lens,
             payload_max,
@@ -191,12 +191,16 @@ impl Server {
             return Ok(came);
         }
         let mut state = handler.begin(self.batch.len());
-        let turn = self.turn;
-        self.turn = if turn < self.more.len() { turn + 1 } else { 0 };
+        let turn = self.next_queue;
+        self.next_queue = if turn < self.answer_queues.len() {
+            turn + 1
+        } else {
+            0
+        };
         let (port, list) = match turn {
             0 => (&mut self.port, &mut self.list),
             turn => {
-                let (port, list) = &mut self.more[turn - 1];
+                let (port, list) = &mut self.answer_queues[turn - 1];
                 (port, list)
             }
         };
@@ -227,7 +231,7 @@ impl Server {
             handler.handle(
                 &mut state,
                 request,
-                Reply {
+                RequestReply {
                     port: &mut *port,
                     list: &mut *list,
                     to,
@@ -327,7 +331,7 @@ impl Client {
         self.ready = (0, 0);
         self.list.clear();
         let (outbox, number) = self.port.outbox();
-        match outbox.place(number, payload) {
+        match outbox.stage(number, payload) {
             None => self.list.send_with_imm(Inline(payload), server, imm),
             Some(slot) => self.list.send_with_imm(slot, server, imm),
         };
@@ -339,7 +343,7 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
-    pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
+    pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)
     }
 }

@@ -23,6 +23,8 @@ pub enum RpcError {
     Config(String),
 }
 
+verbs::from_verb_errors!(RpcError);
+
 /// Maximum number of requests in a batch.
 pub const MAX_BATCH: usize = 64;
 

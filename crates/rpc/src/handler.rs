@@ -6,7 +6,7 @@ use crate::error::{MAX_BATCH, RpcError};
 use crate::port::UdPort;
 
 /// The handler of a server's requests.
-pub trait Handler {
+pub trait RpcHandler {
     /// The state that [`begin`](Self::begin) prepares for a batch.
     type Batch;
 
@@ -26,7 +26,7 @@ pub trait Handler {
     }
 
     /// Answers one request of the batch. Dropping `reply` sends no answer.
-    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>);
+    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: RequestReply<'_>);
 }
 
 /// A request, as passed to the handler.
@@ -45,14 +45,14 @@ pub struct Request<'a> {
 
 /// The means to answer one request.
 #[derive(Debug)]
-pub struct Reply<'a> {
+pub struct RequestReply<'a> {
     pub(crate) port: &'a mut UdPort,
     pub(crate) list: &'a mut Postlist<Ud>,
     pub(crate) to: &'a UdDestination,
     pub(crate) imm: u32,
 }
 
-impl Reply<'_> {
+impl RequestReply<'_> {
     /// Answers with payload and with the immediate of the request.
     ///
     /// # Panics
@@ -61,13 +61,13 @@ impl Reply<'_> {
     #[inline]
     pub fn bytes(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();
-        match outbox.place(first + self.list.len() as u64, payload) {
+        match outbox.stage(first + self.list.len() as u64, payload) {
             None => {
                 self.list.send_with_imm(Inline(payload), self.to, self.imm);
             }
             Some(slot) => {
                 self.list.send_with_imm(slot, self.to, self.imm);
-                self.port.note_long();
+                self.port.set_registered_payload();
             }
         }
     }
@@ -86,7 +86,7 @@ impl Reply<'_> {
             self.port.post(self.list)?;
             self.list.clear();
         }
-        Reply {
+        RequestReply {
             port: &mut *self.port,
             list: &mut *self.list,
             ..*self
@@ -111,7 +111,7 @@ impl Reply<'_> {
 
 /// Counts of a server's worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Counts {
+pub struct RpcWorkerCounts {
     /// Number of answered requests.
     pub requests: u64,
     /// Number of doorbells for answers.
@@ -122,7 +122,7 @@ pub struct Counts {
     pub strangers: u64,
 }
 
-impl Counts {
+impl RpcWorkerCounts {
     pub(crate) fn new(max: usize) -> Self {
         Self {
             postlists: vec![0; max],

@@ -28,8 +28,8 @@ mod server;
 use verbs::Capability;
 
 pub use client::{Client, PreparedClient};
-pub use layout::{Layout, Tag, region_of};
-pub use server::{Connected, Doorbells, Scan, Server, connect_client};
+pub use layout::{RequestRegionLayout, Tag, region_of};
+pub use server::{ConnectedClient, DoorbellPolicy, RegionScan, Server, connect_client};
 
 /// Capabilities that HERD needs of a device.
 pub const NEEDS: &[Capability] = &[Capability::Uc, Capability::Ud, Capability::Immediates];

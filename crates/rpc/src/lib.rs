@@ -5,9 +5,9 @@
 //! - [`datagram`]: requests and responses are UD SENDs, which are header-only if the immediate
 //!   carries all data.
 //! - [`one_sided`]: no calls, but READs, WRITEs and atomics on the server's memory, without the
-//!   server's processor. [`Loopback`] is for a server that competes with its clients for locks.
+//!   server's processor. [`LoopbackQp`] is for a server that competes with its clients for locks.
 //!
-//! [`herd`] and [`datagram`] serve a [`Handler`]. The handler receives the number of requests in a
+//! [`herd`] and [`datagram`] serve a [`RpcHandler`]. The handler receives the number of requests in a
 //! batch before the requests, so that shared work can be done once per batch. The answers of a
 //! batch are sent with one doorbell. None of the modules depends on the called functions or on the
 //! NIC. The caller exchanges endpoints, for example with the crate `service`.
@@ -33,7 +33,7 @@ mod port;
 mod table;
 
 pub use error::{MAX_BATCH, RpcError};
-pub use handler::{Counts, Handler, Reply, Request};
-pub use loopback::Loopback;
-pub use port::{Received, UdPort, UdPortConfig};
+pub use handler::{Request, RequestReply, RpcHandler, RpcWorkerCounts};
+pub use loopback::LoopbackQp;
+pub use port::{ReceivedDatagram, UdPort, UdPortConfig};
 pub use table::ClientTable;

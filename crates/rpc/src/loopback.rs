@@ -14,14 +14,14 @@ use crate::RpcError;
 /// `ibv_query_device(3)`). A server that competes with its clients for a lock must therefore use
 /// the NIC.
 #[derive(Debug)]
-pub struct Loopback {
+pub struct LoopbackQp {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     /// Previous value of the word.
     result: MemoryRegion,
 }
 
-impl Loopback {
+impl LoopbackQp {
     /// Creates and connects the queue pair.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_word_is_swapped_if_it_is_what_was_expected() {
         let device = verbs::Provider::softnic().device(None);
-        let context = device.and_then(|d| d.open()).expect("opens");
+        let context = device.expect("a device").open().expect("opens");
         let pd = context.alloc_pd().expect("a domain");
         let port = PortGid {
             port_num: 1,
@@ -87,7 +87,7 @@ mod tests {
         let memory = pd.alloc(16, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
         let memory = memory.expect("memory");
         let word = memory.remote().at(8).expect("inside");
-        let mut loopback = Loopback::new(&pd, port).expect("connects");
+        let mut loopback = LoopbackQp::new(&pd, port).expect("connects");
         assert!(loopback.compare_and_swap(word, 0, 7).expect("swapped"));
         assert!(!loopback.compare_and_swap(word, 0, 8).expect("compared"));
         let words = [0, 8].map(|at| memory.read_u64(at).expect("inside"));

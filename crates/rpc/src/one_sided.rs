@@ -6,7 +6,7 @@
 //! signaled work request is the number of its slot.
 //!
 //! [`Prepared`] is the queue before the server's queue pair is known, and [`OneSided`] the
-//! connected queue. A system implements [`Steps`]: the next step of a slot whose work requests have
+//! connected queue. A system implements [`RequestSteps`]: the next step of a slot whose work requests have
 //! completed.
 
 use std::sync::atomic::AtomicU64;
@@ -86,10 +86,10 @@ impl Prepared {
             cq: self.cq,
             batch: self.batch.min(MAX_BATCH),
             buffers: self.pd.alloc(self.window * room, Access::LOCAL_WRITE)?,
-            room,
+            slot_bytes: room,
             scratch: Some(Scratch::new(room)),
             doorbells: 0,
-            broken: None,
+            error: None,
         })
     }
 }
@@ -106,11 +106,11 @@ pub struct OneSided {
     batch: usize,
     buffers: MemoryRegion,
     /// Bytes of a slot's buffer.
-    room: usize,
+    slot_bytes: usize,
     /// Scratch space; `None` while completions are handled.
     scratch: Option<Box<Scratch>>,
     doorbells: u64,
-    broken: Option<RpcError>,
+    error: Option<RpcError>,
 }
 
 #[derive(Debug)]
@@ -131,15 +131,15 @@ impl Scratch {
 
 /// Returns the error of a server that names memory outside of its announced region.
 #[cold]
-fn outside() -> RpcError {
+fn outside_region() -> RpcError {
     RpcError::Config("a place outside of the server's memory".to_owned())
 }
 
 impl OneSided {
     /// Returns the bytes of a slot's buffer.
     #[inline]
-    pub fn room(&self) -> usize {
-        self.room
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
     }
 
     /// Returns the number of work requests that are prepared and not posted.
@@ -154,32 +154,32 @@ impl OneSided {
         self.doorbells
     }
 
-    /// Returns the CQ, for a caller that polls it directly instead of by [`Steps::post_and_poll`].
+    /// Returns the CQ, for a caller that polls it directly instead of by [`RequestSteps::post_and_poll`].
     pub fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
 
     /// Returns the offset of a slot's byte in the buffers of all slots.
     #[inline]
-    fn place(&self, slot: u32, at: usize) -> usize {
-        slot as usize * self.room + at
+    fn buffer_offset(&self, slot: u32, at: usize) -> usize {
+        slot as usize * self.slot_bytes + at
     }
 
     /// Records an error until the next [`check`](Self::check), for callers that cannot return it.
     #[inline]
-    pub fn note(&mut self, result: Result<(), RpcError>) {
+    pub fn record_error(&mut self, result: Result<(), RpcError>) {
         if let Err(e) = result {
-            self.broken.get_or_insert(e);
+            self.error.get_or_insert(e);
         }
     }
 
-    /// Returns an error that was [noted](Self::note).
+    /// Returns an error that was [noted](Self::record_error).
     ///
     /// # Errors
     /// The first noted error since the last call.
     #[inline]
     pub fn check(&mut self) -> Result<(), RpcError> {
-        self.broken.take().map_or(Ok(()), Err)
+        self.error.take().map_or(Ok(()), Err)
     }
 
     /// Prepares a signaled READ into a slot's buffer. Its completion covers all work requests that were prepared before it.
@@ -195,9 +195,9 @@ impl OneSided {
         from: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
         self.make_room(1);
-        let start = self.place(slot, at);
+        let start = self.buffer_offset(slot, at);
         let into = self.buffers.slice(start..start + bytes)?;
-        let read = self.list.rdma_read(into, from.ok_or_else(outside)?);
+        let read = self.list.rdma_read(into, from.ok_or_else(outside_region)?);
         read.signaled().wr_id(slot.into());
         if self.list.len() >= self.batch {
             return self.flush();
@@ -218,9 +218,9 @@ impl OneSided {
         (from, to): (u64, u64),
         signaled: bool,
     ) -> Result<(), RpcError> {
-        let start = self.place(slot, at);
+        let start = self.buffer_offset(slot, at);
         let into = self.buffers.slice(start..start + 8)?;
-        let word = word.ok_or_else(outside)?;
+        let word = word.ok_or_else(outside_region)?;
         let swap = self.list.atomic_cmp_and_swp(into, word, from, to);
         if signaled {
             swap.signaled().wr_id(slot.into());
@@ -232,8 +232,8 @@ impl OneSided {
     ///
     /// # Errors
     /// When the buffer is too short.
-    pub fn fill(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<(), RpcError> {
-        Ok(self.buffers.write_at(self.place(slot, at), bytes)?)
+    pub fn write_buffer(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<(), RpcError> {
+        Ok(self.buffers.write_at(self.buffer_offset(slot, at), bytes)?)
     }
 
     /// Prepares an unsignaled WRITE of a part of a slot's buffer. A signaled work request must follow it.
@@ -246,9 +246,9 @@ impl OneSided {
         bytes: usize,
         to: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
-        let start = self.place(slot, at);
+        let start = self.buffer_offset(slot, at);
         let from = self.buffers.slice(start..start + bytes)?;
-        self.list.rdma_write(from, to.ok_or_else(outside)?);
+        self.list.rdma_write(from, to.ok_or_else(outside_region)?);
         Ok(())
     }
 
@@ -257,8 +257,8 @@ impl OneSided {
     /// # Errors
     /// When the buffer is too short.
     #[inline]
-    pub fn copy(&self, slot: u32, at: usize, into: &mut [u8]) -> Result<(), RpcError> {
-        Ok(self.buffers.read_at(self.place(slot, at), into)?)
+    pub fn read_buffer(&self, slot: u32, at: usize, into: &mut [u8]) -> Result<(), RpcError> {
+        Ok(self.buffers.read_at(self.buffer_offset(slot, at), into)?)
     }
 
     /// Returns a word of a slot's buffer, at an offset that is a multiple of 8.
@@ -266,8 +266,8 @@ impl OneSided {
     /// # Errors
     /// When the buffer is too short.
     #[inline]
-    pub fn word(&self, slot: u32, at: usize) -> Result<u64, RpcError> {
-        Ok(self.buffers.read_u64(self.place(slot, at))?)
+    pub fn buffer_word(&self, slot: u32, at: usize) -> Result<u64, RpcError> {
+        Ok(self.buffers.read_u64(self.buffer_offset(slot, at))?)
     }
 
     /// Returns words of a slot's buffer without a copy, from an offset that is a multiple of 8 on.
@@ -276,15 +276,17 @@ impl OneSided {
     /// When the buffer is too short.
     #[inline]
     pub fn words(&self, slot: u32, at: usize, count: usize) -> Result<&[AtomicU64], RpcError> {
-        Ok(self.buffers.atomics_u64(self.place(slot, at), count)?)
+        Ok(self
+            .buffers
+            .atomics_u64(self.buffer_offset(slot, at), count)?)
     }
 
     /// Makes room for `work_requests` more in the postlist, so that one doorbell posts them. Posts
-    /// the prepared work requests if necessary. An error is [noted](Self::note).
+    /// the prepared work requests if necessary. An error is [noted](Self::record_error).
     pub fn make_room(&mut self, work_requests: usize) {
         if self.list.len() + work_requests > self.list.capacity() {
             let flushed = self.flush();
-            self.note(flushed);
+            self.record_error(flushed);
         }
     }
 
@@ -317,7 +319,7 @@ impl OneSided {
 }
 
 /// The steps of a system's requests over a queue, slot by slot.
-pub trait Steps {
+pub trait RequestSteps {
     /// State of the request in a slot.
     type Pending;
     /// Statistics of the caller.
@@ -330,11 +332,11 @@ pub trait Steps {
 
     /// Handles the completion of a slot's signaled work request. Returns the result of the request,
     /// or `None` if the request needs further steps. `bytes` is scratch space as long as a slot's
-    /// buffer, for [`copy`](OneSided::copy).
+    /// buffer, for [`read_buffer`](OneSided::read_buffer).
     ///
     /// # Errors
     /// When the queue cannot be used any more.
-    fn arrived<'b>(
+    fn handle_completion<'b>(
         &mut self,
         pending: &Self::Pending,
         slot: u32,
@@ -342,12 +344,12 @@ pub trait Steps {
         bytes: &'b mut [u8],
     ) -> Result<Option<Self::Done<'b>>, RpcError>;
 
-    /// Posts the prepared work requests and polls once. Calls [`arrived`](Self::arrived) for each
+    /// Posts the prepared work requests and polls once. Calls [`handle_completion`](Self::handle_completion) for each
     /// completion, and `done` for each finished request. `pending` is indexed by slot. Returns the
     /// number of completions.
     ///
     /// # Errors
-    /// A [noted](OneSided::note) error, a failed work request, or a failed verb.
+    /// A [noted](OneSided::record_error) error, a failed work request, or a failed verb.
     #[inline]
     fn post_and_poll(
         &mut self,
@@ -358,7 +360,7 @@ pub trait Steps {
         let queue = self.queue();
         queue.check()?;
         queue.flush()?;
-        let room = queue.room;
+        let room = queue.slot_bytes;
         let scratch = queue.scratch.take();
         let mut scratch = scratch.unwrap_or_else(|| Scratch::new(room));
         let mut came = 0;
@@ -371,7 +373,9 @@ pub trait Steps {
                     continue;
                 };
                 came += 1;
-                if let Some(over) = self.arrived(pending, slot, stats, &mut scratch.bytes)? {
+                if let Some(over) =
+                    self.handle_completion(pending, slot, stats, &mut scratch.bytes)?
+                {
                     done(pending, slot, over);
                 }
             }

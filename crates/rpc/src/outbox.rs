@@ -57,7 +57,7 @@ impl Outbox {
     /// # Panics
     /// When the payload is longer than the maximum given at creation.
     #[inline]
-    pub(crate) fn place(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
+    pub(crate) fn stage(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
         (payload.len() > self.inline).then(|| self.register(number, payload))
     }
 
@@ -84,7 +84,7 @@ mod tests {
 
     fn pd() -> ProtectionDomain {
         let device = verbs::Provider::softnic().device(None);
-        let context = device.and_then(|d| d.open()).expect("opens");
+        let context = device.expect("a device").open().expect("opens");
         context.alloc_pd().expect("a PD")
     }
 
@@ -99,7 +99,7 @@ mod tests {
             // The worst case: the whole send queue is outstanding while a list is built.
             let under_way = posted.saturating_sub(DEPTH)..posted;
             for number in posted..posted + list {
-                let slot = outbox.place(number, b"twelve bytes").expect("not inline");
+                let slot = outbox.stage(number, b"twelve bytes").expect("not inline");
                 assert_eq!((slot.len(), slot.addr() % 8), (12, 0));
                 if let Some(before) = last.insert(slot.addr(), number) {
                     assert!(!under_way.contains(&before), "{number} over {before}");
@@ -114,11 +114,11 @@ mod tests {
     #[test]
     fn memory_is_registered_only_for_what_does_not_fit_inline() {
         let inline = Outbox::new(&pd(), 16, 16, 10).expect("made");
-        assert!(inline.ring.is_none() && inline.place(0, &[1; 16]).is_none());
+        assert!(inline.ring.is_none() && inline.stage(0, &[1; 16]).is_none());
         let some = Outbox::new(&pd(), 16, 8, 10).expect("made");
-        assert!(some.place(0, &[1; 8]).is_none());
+        assert!(some.stage(0, &[1; 8]).is_none());
         let slot = some
-            .place(3, &[7; 9])
+            .stage(3, &[7; 9])
             .expect("nine bytes are more than eight");
         let ring = some.ring.as_ref().expect("memory");
         let mut there = [0; 9];
@@ -131,6 +131,6 @@ mod tests {
     #[should_panic(expected = "made for less")]
     fn more_than_was_announced_is_a_mistake_of_the_caller() {
         let outbox = Outbox::new(&pd(), 8, 0, 1).expect("made");
-        outbox.place(0, &[0; 9]);
+        outbox.stage(0, &[0; 9]);
     }
 }

@@ -58,7 +58,7 @@ pub struct UdPort {
     /// Index in the list of the first RECV that is consumed and not posted again yet.
     recv_next: usize,
     recvs: RecvList,
-    buffers: Buffers,
+    buffers: PortBuffers,
     /// Number of SENDs posted, known to be complete, and posted since the last signaled one.
     posted: u64,
     reaped: u64,
@@ -67,21 +67,21 @@ pub struct UdPort {
     outbox: Outbox,
     send_cq: CompletionQueue,
     /// True if the list that is being built has payload in registered memory.
-    is_long: bool,
+    has_registered_payload: bool,
     /// Number up to which [`progress`](UdPort::progress) polls for completions of SENDs.
-    awaited: u64,
+    await_sends_until: u64,
 }
 
 #[derive(Debug)]
 #[repr(C)]
-struct Buffers {
+struct PortBuffers {
     stride: usize,
     payload: usize,
     mr: MemoryRegion,
 }
 
 /// Fails for a postlist that is longer than the send queue.
-pub(crate) fn fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
+pub(crate) fn check_fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
     if wrs > send_depth {
         return Err(RpcError::Config(format!(
             "a postlist of {wrs} in a send queue of {send_depth}"
@@ -92,7 +92,7 @@ pub(crate) fn fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
 
 /// A received datagram.
 #[derive(Debug, Clone, Copy)]
-pub struct Received<'a> {
+pub struct ReceivedDatagram<'a> {
     /// Immediate of the datagram; 0 without an immediate.
     pub imm: u32,
     /// Queue pair number of the sender.
@@ -103,7 +103,7 @@ pub struct Received<'a> {
     mr: &'a MemoryRegion,
 }
 
-impl Received<'_> {
+impl ReceivedDatagram<'_> {
     /// Copies the payload, as much as exists and fits. Returns the number of copied bytes.
     #[inline]
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
@@ -177,11 +177,11 @@ impl UdPort {
             send_depth: qp.max_send_wr() as u64,
             qp,
             send_cq,
-            is_long: false,
-            awaited: 0,
+            has_registered_payload: false,
+            await_sends_until: 0,
             recv_cq,
             recvs,
-            buffers: Buffers {
+            buffers: PortBuffers {
                 mr,
                 stride: if shared { 0 } else { stride },
                 payload: config.recv_payload,
@@ -227,7 +227,7 @@ impl UdPort {
         }
         // Signal once per quarter of the queue, so that completions are known long before the room
         // runs out.
-        let is_long = std::mem::take(&mut self.is_long);
+        let is_long = std::mem::take(&mut self.has_registered_payload);
         let signal = is_long || self.since_signal + wrs >= self.send_depth / 4;
         let last = list.len() - 1;
         if signal {
@@ -249,15 +249,15 @@ impl UdPort {
         }
         self.posted += wrs;
         if is_long {
-            self.awaited = self.posted;
+            self.await_sends_until = self.posted;
         }
         Ok(result?)
     }
 
     /// Notes that the list being built has payload in registered memory.
     #[inline]
-    pub(crate) fn note_long(&mut self) {
-        self.is_long = true;
+    pub(crate) fn set_registered_payload(&mut self) {
+        self.has_registered_payload = true;
     }
 
     /// Polls for outstanding SENDs with payload in registered memory, for callers that otherwise
@@ -268,7 +268,7 @@ impl UdPort {
     /// When a SEND or a verb has failed.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<(), RpcError> {
-        if self.awaited > self.reaped {
+        if self.await_sends_until > self.reaped {
             let mut buffer = WcBuffer::<16>::new();
             for wc in self.send_cq.poll(&mut buffer)? {
                 self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
@@ -280,7 +280,7 @@ impl UdPort {
     /// Polls send completions until the send queue has room for `wrs` more SENDs.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
-        fits(wrs, self.send_depth)?;
+        check_fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted + wrs - self.reaped > self.send_depth {
@@ -302,7 +302,7 @@ impl UdPort {
         &mut self,
         most: usize,
         buffer: &mut WcBuffer<MAX_BATCH>,
-        mut each: impl FnMut(Received<'_>),
+        mut each: impl FnMut(ReceivedDatagram<'_>),
     ) -> Result<usize, RpcError> {
         let wcs = self.recv_cq.poll_up_to(most, buffer)?;
         let n = wcs.len();
@@ -315,7 +315,7 @@ impl UdPort {
                 Err(e) => return Err(RpcError::Completion(e.status())),
             };
             let index = usize::try_from(wc.wr_id()).unwrap_or(0);
-            each(Received {
+            each(ReceivedDatagram {
                 imm: wc.imm().unwrap_or(0),
                 src_qp: wc.src_qp(),
                 len: (wc.byte_len() as usize)

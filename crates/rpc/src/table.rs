@@ -28,7 +28,7 @@ impl ClientTable {
     pub fn get(&self, qpn: Qpn) -> Option<usize> {
         let key = u64::from(qpn.0) + 1;
         let mask = self.slots.len() - 1;
-        let mut i = home(qpn, mask);
+        let mut i = home_slot(qpn, mask);
         loop {
             let slot = self.slots[i & mask];
             if slot >> 32 == key {
@@ -76,7 +76,7 @@ impl ClientTable {
     fn put(&mut self, slot: u64) {
         let mask = self.slots.len() - 1;
         #[expect(clippy::cast_possible_truncation, reason = "24 bits and one")]
-        let mut i = home(Qpn(((slot >> 32) - 1) as u32), mask);
+        let mut i = home_slot(Qpn(((slot >> 32) - 1) as u32), mask);
         while self.slots[i & mask] != 0 {
             i += 1;
         }
@@ -85,7 +85,7 @@ impl ClientTable {
 }
 
 #[inline]
-fn home(qpn: Qpn, mask: usize) -> usize {
+fn home_slot(qpn: Qpn, mask: usize) -> usize {
     (qpn.0.wrapping_mul(0x9e37_79b1) >> 8) as usize & mask
 }
 

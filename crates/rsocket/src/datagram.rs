@@ -15,16 +15,18 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::pair::{Pair, Received};
-use crate::protocol::{Datagram as Message, Label};
-use crate::sizes::Sizes;
+use crate::pair::{BufferedUdQp, ReceivedDatagram};
+use crate::protocol::{Datagram as Message, SenderHeader};
+use crate::sizes::QueueSizes;
 use crate::wait::lock;
-use crate::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_reading};
+use crate::wait::{
+    self, BlockingMode, Deadline, SocketWaiters, WaitableState, WaitingThread, for_reading,
+};
 use rdmacm::QpAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 /// Time without a datagram from a peer after which the address of its queue pair is asked for again.
-const ROUTE_LASTS: Duration = Duration::from_secs(1);
+const ROUTE_TTL: Duration = Duration::from_secs(1);
 /// Largest number of routes.
 const MAX_ROUTES: usize = 4096;
 /// Largest number of unread datagrams that arrived over UDP; further ones are dropped, as UDP does.
@@ -33,38 +35,38 @@ const MAX_UDP_WAITING: usize = 1024;
 const UDP_BYTES: usize = 65_536;
 
 /// The address of a peer's queue pair, and the time at which the peer was last heard.
-struct Route {
+struct PeerRoute {
     to: QpAddress,
     /// Own address, as the peer sees it.
     own: SocketAddr,
-    heard: Instant,
+    last_heard: Instant,
 }
 
 /// A datagram that has arrived and is not read.
-enum Arrived {
-    Rdma(Received, usize),
+enum UnreadDatagram {
+    Rdma(ReceivedDatagram, usize),
     Udp(Vec<u8>),
 }
 
-struct State {
+struct DatagramState {
     udp: UdpSocket,
     /// Queue pair; made when first needed, because options must be set before.
-    pair: Option<Pair>,
-    sizes: Sizes,
+    pair: Option<BufferedUdQp>,
+    sizes: QueueSizes,
     peer: Option<SocketAddr>,
-    routes: HashMap<SocketAddr, Route>,
-    arrived: VecDeque<(SocketAddr, Arrived)>,
+    routes: HashMap<SocketAddr, PeerRoute>,
+    arrived: VecDeque<(SocketAddr, UnreadDatagram)>,
     /// Number of datagrams in `arrived` that came over UDP.
     udp_waiting: usize,
     error: Option<Errno>,
     /// Buffer for a UDP datagram.
     scratch: Box<[u8]>,
-    blocking: Blocking,
-    waiters: Waiters,
+    blocking: BlockingMode,
+    waiters: SocketWaiters,
 }
 
 /// A datagram socket.
-pub(crate) struct DatagramSocket(Mutex<State>);
+pub(crate) struct DatagramSocket(Mutex<DatagramState>);
 
 impl DatagramSocket {
     /// Makes a socket; returns the socket and its descriptor, which is that of the UDP socket.
@@ -80,23 +82,23 @@ impl DatagramSocket {
             UdpSocket::from_raw_fd(fd)
         };
         let fd = udp.as_raw_fd();
-        let state = State {
+        let state = DatagramState {
             udp,
             pair: None,
-            sizes: Sizes::default(),
+            sizes: QueueSizes::default(),
             peer: None,
             routes: HashMap::new(),
             arrived: VecDeque::new(),
             udp_waiting: 0,
             error: None,
             scratch: vec![0; UDP_BYTES].into(),
-            blocking: Blocking::new(nonblocking),
-            waiters: Waiters::default(),
+            blocking: BlockingMode::new(nonblocking),
+            waiters: SocketWaiters::default(),
         };
         Ok((Arc::new(Self(Mutex::new(state))), fd))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DatagramState> {
         lock(&self.0)
     }
 
@@ -135,12 +137,12 @@ impl DatagramSocket {
 
     /// Implements `sendto(2)`; without `to`, sends to the connected peer.
     pub(crate) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
-        wait::unless_nonblocking(&self.0, flags, |state| state.send(bytes, to).transpose())?
+        wait::wait_unless_nonblocking(&self.0, flags, |state| state.send(bytes, to).transpose())?
     }
 
     /// Implements `recvfrom(2)`: bytes that do not fit are lost, and are counted with `MSG_TRUNC`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
-        wait::unless_nonblocking(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
+        wait::wait_unless_nonblocking(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
     }
 
     /// Implements `shutdown(2)`: only checks that the socket is connected.
@@ -154,11 +156,11 @@ impl DatagramSocket {
     /// Waits until all posted datagrams are sent, and closes the socket.
     pub(crate) fn close(&self) {
         // Datagrams that are still waiting for a receive after this time are dropped.
-        let sent = |state: &mut State| {
-            let all = state.pair.as_ref().is_none_or(Pair::all_sent);
+        let sent = |state: &mut DatagramState| {
+            let all = state.pair.as_ref().is_none_or(BufferedUdQp::all_sent);
             all.then_some(())
         };
-        let _ = wait::until(&self.0, Deadline::after(ROUTE_LASTS), sent);
+        let _ = wait::wait_until(&self.0, Deadline::after(ROUTE_TTL), sent);
         let mut state = self.lock();
         state.arrived.clear();
         state.pair = None;
@@ -166,11 +168,11 @@ impl DatagramSocket {
     }
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.lock().blocking = Blocking::new(nonblocking);
+        self.lock().blocking = BlockingMode::new(nonblocking);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.lock().blocking.never()
+        self.lock().blocking.is_nonblocking()
     }
 
     /// Implements `setsockopt(2)` for options whose value is an `int`: the sizes of RDMA queues, and options of UDP
@@ -234,14 +236,14 @@ impl DatagramSocket {
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
-        waiter: Option<&Arc<Waiter>>,
+        waiter: Option<&Arc<WaitingThread>>,
         fds: &mut Vec<libc::pollfd>,
     ) -> libc::c_short {
         wait::poll_events(&self.0, events, waiter, fds)
     }
 }
 
-impl Waitable for State {
+impl WaitableState for DatagramState {
     fn progress(&mut self) {
         let mut any = false;
         if let Some(pair) = &mut self.pair {
@@ -262,7 +264,7 @@ impl Waitable for State {
         if !self.arrived.is_empty() || self.error.is_some() {
             found |= asked & (libc::POLLIN | libc::POLLRDNORM);
         }
-        if self.pair.as_ref().is_none_or(Pair::has_room) {
+        if self.pair.as_ref().is_none_or(BufferedUdQp::has_room) {
             found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
         }
         if self.error.is_some() {
@@ -285,19 +287,19 @@ impl Waitable for State {
         fds
     }
 
-    fn waiters(&mut self) -> &mut Waiters {
+    fn waiters(&mut self) -> &mut SocketWaiters {
         &mut self.waiters
     }
 
-    fn blocking(&mut self) -> &mut Blocking {
+    fn blocking(&mut self) -> &mut BlockingMode {
         &mut self.blocking
     }
 }
 
-impl State {
-    fn pair(&mut self) -> Result<&mut Pair> {
+impl DatagramState {
+    fn pair(&mut self) -> Result<&mut BufferedUdQp> {
         if self.pair.is_none() {
-            self.pair = Some(Pair::new(rdmacm::device()?, self.sizes)?);
+            self.pair = Some(BufferedUdQp::new(rdmacm::device()?, self.sizes)?);
         }
         self.pair.as_mut().ok_or(INVALID)
     }
@@ -328,10 +330,10 @@ impl State {
         let to = to.or(self.peer).ok_or(Errno(libc::EDESTADDRREQ))?;
         let route = self.routes.get(&to);
         let route = route
-            .filter(|route| route.heard.elapsed() < ROUTE_LASTS)
+            .filter(|route| route.last_heard.elapsed() < ROUTE_TTL)
             .map(|route| (route.to, route.own));
         let mtu = self.pair()?.mtu();
-        if Label::MAX_BYTES + bytes.len() > mtu {
+        if SenderHeader::MAX_BYTES + bytes.len() > mtu {
             return Err(Errno(libc::EMSGSIZE));
         }
         let Some((route, own)) = route else {
@@ -340,7 +342,7 @@ impl State {
         if !self.pair()?.has_room() {
             return Ok(None);
         }
-        let label = Label(own).encode();
+        let label = SenderHeader(own).encode();
         self.pair()?.send(own.ip(), &route, [&label, bytes])?;
         Ok(Some(bytes.len()))
     }
@@ -410,10 +412,10 @@ impl State {
             any = true;
             if !is_answer && self.udp_waiting < MAX_UDP_WAITING {
                 self.udp_waiting += 1;
-                let arrived = Arrived::Udp(payload.to_vec());
+                let arrived = UnreadDatagram::Udp(payload.to_vec());
                 self.arrived.push_back((from, arrived));
             }
-            if self.learn(from, sender).is_err() || is_answer {
+            if self.add_route(from, sender).is_err() || is_answer {
                 continue;
             }
             // If the answer is lost, the sender's next datagram asks again.
@@ -421,30 +423,38 @@ impl State {
         }
     }
 
-    fn learn(&mut self, from: SocketAddr, to: QpAddress) -> Result {
+    fn add_route(&mut self, from: SocketAddr, to: QpAddress) -> Result {
         if self.routes.len() >= MAX_ROUTES {
             self.routes.clear();
         }
         let own = self.name_for(from)?;
         let heard = Instant::now();
-        self.routes.insert(from, Route { to, own, heard });
+        self.routes.insert(
+            from,
+            PeerRoute {
+                to,
+                own,
+                last_heard: heard,
+            },
+        );
         Ok(())
     }
 
     /// Processes a datagram that has arrived over RDMA.
-    fn take_rdma(&mut self, datagram: Received) {
+    fn take_rdma(&mut self, datagram: ReceivedDatagram) {
         let Some(pair) = &mut self.pair else { return };
-        let mut head = [0; Label::MAX_BYTES];
+        let mut head = [0; SenderHeader::MAX_BYTES];
         let len = datagram.len().min(head.len());
         pair.read(&datagram, 0, &mut head[..len]);
-        match Label::decode(&head[..len]) {
-            Some((Label(from), at)) if self.peer.is_none_or(|peer| peer == from) => {
+        match SenderHeader::decode(&head[..len]) {
+            Some((SenderHeader(from), at)) if self.peer.is_none_or(|peer| peer == from) => {
                 if let Some(route) = self.routes.get_mut(&from) {
-                    route.heard = Instant::now();
+                    route.last_heard = Instant::now();
                 }
-                self.arrived.push_back((from, Arrived::Rdma(datagram, at)));
+                self.arrived
+                    .push_back((from, UnreadDatagram::Rdma(datagram, at)));
             }
-            _ => pair.give_back(&datagram),
+            _ => pair.repost(&datagram),
         }
     }
 
@@ -459,14 +469,14 @@ impl State {
         };
         let from = *from;
         let (len, copied) = match arrived {
-            Arrived::Rdma(datagram, at) => {
+            UnreadDatagram::Rdma(datagram, at) => {
                 let len = datagram.len() - at;
                 let copied = len.min(bytes.len());
                 let to = bytes.get_mut(..copied).unwrap_or_default();
                 pair.read(datagram, *at, to);
                 (len, copied)
             }
-            Arrived::Udp(payload) => {
+            UnreadDatagram::Udp(payload) => {
                 let copied = payload.len().min(bytes.len());
                 if let (Some(to), Some(payload)) = (bytes.get_mut(..copied), payload.get(..copied))
                 {
@@ -477,8 +487,8 @@ impl State {
         };
         if flags & libc::MSG_PEEK == 0 {
             match self.arrived.pop_front() {
-                Some((_, Arrived::Rdma(datagram, _))) => pair.give_back(&datagram),
-                Some((_, Arrived::Udp(_))) => self.udp_waiting -= 1,
+                Some((_, UnreadDatagram::Rdma(datagram, _))) => pair.repost(&datagram),
+                Some((_, UnreadDatagram::Udp(_))) => self.udp_waiting -= 1,
                 None => {}
             }
         }

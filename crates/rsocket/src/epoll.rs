@@ -18,27 +18,27 @@ use rdmacm::errno::{Errno, INVALID, Result};
 
 /// The events of one descriptor for which a set waits.
 #[derive(Clone, Copy)]
-struct Interest {
+struct DescriptorInterest {
     events: u32,
     data: u64,
     /// True after an event was reported if `EPOLLONESHOT` is set.
-    silent: bool,
+    is_disabled: bool,
 }
 
 /// A set of descriptors.
-struct Set {
+struct DescriptorSet {
     /// Eventfd. It is closed by [`close`], or by the program's `close(2)`, after which the number may belong to another
     /// descriptor.
     fd: RawFd,
-    interests: Mutex<BTreeMap<RawFd, Interest>>,
+    interests: Mutex<BTreeMap<RawFd, DescriptorInterest>>,
 }
 
-static SETS: Mutex<BTreeMap<RawFd, Arc<Set>>> = Mutex::new(BTreeMap::new());
+static SETS: Mutex<BTreeMap<RawFd, Arc<DescriptorSet>>> = Mutex::new(BTreeMap::new());
 
 /// The bits that `epoll_event.events` and `poll(2)` share.
 const POLL_BITS: u32 = 0x3fff;
 /// Longest time after which a change by another thread is noticed.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Makes a set: `epoll_create1(2)`.
 pub(crate) fn create(flags: c_int) -> Result<c_int> {
@@ -51,27 +51,27 @@ pub(crate) fn create(flags: c_int) -> Result<c_int> {
     let fd = fd.into_raw_fd();
     let interests = Mutex::new(BTreeMap::new());
     // This replaces a set that the program has closed by `close(2)`.
-    lock(&SETS).insert(fd, Arc::new(Set { fd, interests }));
+    lock(&SETS).insert(fd, Arc::new(DescriptorSet { fd, interests }));
     Ok(fd)
 }
 
-impl Set {
+impl DescriptorSet {
     /// Makes waiting threads check the set again.
-    fn changed(&self) {
+    fn notify_waiters(&self) {
         let one = 1u64;
         // SAFETY: the pointer leads to eight bytes, as eventfds require.
         unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
     }
 
     /// Clears the eventfd after a check of the set.
-    fn seen(&self) {
+    fn clear_notification(&self) {
         let mut count = 0u64;
         // SAFETY: room for eight bytes; the descriptor does not block.
         unsafe { libc::read(self.fd, (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
 
-fn find(number: c_int) -> Result<Arc<Set>> {
+fn find(number: c_int) -> Result<Arc<DescriptorSet>> {
     lock(&SETS).get(&number).cloned().ok_or(Errno(libc::EBADF))
 }
 
@@ -108,10 +108,10 @@ pub(crate) fn control(
             libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !there => return Err(Errno(libc::ENOENT)),
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
                 let event = event.ok_or(Errno(libc::EFAULT))?;
-                let new = Interest {
+                let new = DescriptorInterest {
                     events: event.events,
                     data: event.u64,
-                    silent: false,
+                    is_disabled: false,
                 };
                 interests.insert(fd, new);
             }
@@ -121,7 +121,7 @@ pub(crate) fn control(
             _ => return Err(INVALID),
         }
     }
-    set.changed();
+    set.notify_waiters();
     Ok(())
 }
 
@@ -135,20 +135,23 @@ pub(crate) fn wait(
     let deadline = Deadline::from_poll(timeout_ms);
     loop {
         let mut fds = vec![for_reading(number)];
-        fds.extend(lock(&set.interests).iter().filter(|(_, i)| !i.silent).map(
-            |(&fd, interest)| libc::pollfd {
+        fds.extend(
+            lock(&set.interests)
+                .iter()
+                .filter(|(_, i)| !i.is_disabled)
+                .map(|(&fd, interest)| libc::pollfd {
                 fd,
                 #[allow(clippy::cast_possible_truncation)] // 14 bits
                 events: (interest.events & POLL_BITS) as libc::c_short,
                 revents: 0,
-            },
-        ));
-        rpoll(&mut fds, deadline.sooner(LOOK_AGAIN).timeout_ms())?;
-        set.seen();
+            }),
+        );
+        rpoll(&mut fds, deadline.sooner(RECHECK_INTERVAL).timeout_ms())?;
+        set.clear_notification();
         if fds.first().is_some_and(|f| f.revents & libc::POLLNVAL != 0) {
             return Err(Errno(libc::EBADF));
         }
-        let found = take(&set, fds.get(1..).unwrap_or_default(), most);
+        let found = ready_events(&set, fds.get(1..).unwrap_or_default(), most);
         if !found.is_empty() || deadline.has_passed() {
             return Ok(found);
         }
@@ -156,7 +159,11 @@ pub(crate) fn wait(
 }
 
 /// Returns the events of polled descriptors for which the set still waits.
-fn take(set: &Set, polled: &[libc::pollfd], most: usize) -> Vec<libc::epoll_event> {
+fn ready_events(
+    set: &DescriptorSet,
+    polled: &[libc::pollfd],
+    most: usize,
+) -> Vec<libc::epoll_event> {
     let mut found = Vec::new();
     let mut interests = lock(&set.interests);
     for p in polled.iter().filter(|p| p.revents != 0) {
@@ -165,13 +172,13 @@ fn take(set: &Set, polled: &[libc::pollfd], most: usize) -> Vec<libc::epoll_even
             interests.remove(&p.fd);
             continue;
         }
-        let Some(interest) = interests.get_mut(&p.fd).filter(|i| !i.silent) else {
+        let Some(interest) = interests.get_mut(&p.fd).filter(|i| !i.is_disabled) else {
             continue;
         };
         if found.len() == most {
             break;
         }
-        interest.silent = interest.events & libc::EPOLLONESHOT as u32 != 0;
+        interest.is_disabled = interest.events & libc::EPOLLONESHOT as u32 != 0;
         found.push(libc::epoll_event {
             events: u32::from(p.revents.cast_unsigned()),
             u64: interest.data,

@@ -10,6 +10,7 @@
 //! - `pair`: a UD queue pair; `datagram`: a datagram socket, which has such a pair.
 //! - `table`: the sockets of the process by descriptor.
 //! - `poll`: `poll(2)` over rsockets and other descriptors; `epoll`: `epoll(7)` on top of it.
+//! - [`net`]: stream sockets for Rust programs.
 //!
 //! The number of a socket is a real descriptor, and thus unique: that of a stream's event channel, or of a datagram
 //! socket's UDP socket.
@@ -27,6 +28,7 @@ mod datagram;
 mod epoll;
 #[allow(unsafe_code)]
 mod memory;
+pub mod net;
 mod options;
 #[allow(unsafe_code)]
 mod pair;

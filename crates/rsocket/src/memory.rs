@@ -12,7 +12,7 @@ use rdmacm::device::{Device, last_errno};
 use rdmacm::errno::{Errno, Result};
 
 /// Zeroed, registered memory. It is deregistered and freed on drop.
-pub(crate) struct Memory {
+pub(crate) struct ZeroedRegion {
     start: NonNull<u8>,
     len: usize,
     is_sysv: bool,
@@ -23,9 +23,9 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: an address range and a registration, which only this value owns.
-unsafe impl Send for Memory {}
+unsafe impl Send for ZeroedRegion {}
 
-impl Memory {
+impl ZeroedRegion {
     /// Allocates `len` bytes and registers them in `pd` with the rights `access`.
     ///
     /// # Safety
@@ -110,7 +110,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for ZeroedRegion {
     fn drop(&mut self) {
         // SAFETY: `new` made both objects, each is released once, and no reference into the memory exists.
         unsafe {

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 /// Options that are stored and returned without effect.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Remembered {
+pub(crate) struct StoredOptions {
     pub(crate) keep_alive: c_int,
     pub(crate) keep_idle: c_int,
     pub(crate) keep_interval: c_int,

@@ -11,10 +11,10 @@ use std::ptr;
 use verbs_abi::*;
 
 use crate::cq::{Cq, NO_COMPLETIONS};
-use crate::memory::Memory;
-use crate::sizes::Sizes;
+use crate::memory::ZeroedRegion;
+use crate::sizes::QueueSizes;
 use rdmacm::QpAddress;
-use rdmacm::addr::Addr;
+use rdmacm::addr::IdAddress;
 use rdmacm::device::{Device, check, last_errno};
 use rdmacm::errno::{Errno, Result};
 
@@ -23,14 +23,14 @@ const GRH_BYTES: usize = 40;
 /// Largest number of cached address handles; each is for one port of the fabric.
 const MAX_HANDLES: usize = 4096;
 
-/// A datagram in a receive buffer; [`Pair::give_back`] must return the buffer.
+/// A datagram in a receive buffer; [`BufferedUdQp::repost`] must return the buffer.
 #[derive(Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedDatagram {
     slot: usize,
     len: usize,
 }
 
-impl Received {
+impl ReceivedDatagram {
     /// Returns the number of bytes, without the GRH.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -38,12 +38,12 @@ impl Received {
 }
 
 /// A UD queue pair with its buffers.
-pub(crate) struct Pair {
+pub(crate) struct BufferedUdQp {
     device: &'static Device,
     cq: Cq,
     qp: *mut ibv_qp,
-    send_buffers: Memory,
-    recv_buffers: Memory,
+    send_buffers: ZeroedRegion,
+    recv_buffers: ZeroedRegion,
     /// Largest datagram in bytes; `recv_stride`: the distance of receive buffers.
     mtu: usize,
     recv_stride: usize,
@@ -57,10 +57,10 @@ pub(crate) struct Pair {
 }
 
 // SAFETY: verbs handles may be used from any thread, and only the owner of a pair uses its handles.
-unsafe impl Send for Pair {}
+unsafe impl Send for BufferedUdQp {}
 
-impl Pair {
-    pub(crate) fn new(device: &'static Device, sizes: Sizes) -> Result<Self> {
+impl BufferedUdQp {
+    pub(crate) fn new(device: &'static Device, sizes: QueueSizes) -> Result<Self> {
         // `enum ibv_mtu`: 1 is 256 bytes, and each following value is twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
@@ -69,8 +69,8 @@ impl Pair {
         let (send_buffers, recv_buffers) = unsafe {
             let access = IBV_ACCESS_LOCAL_WRITE;
             (
-                Memory::new(device, device.pd, usize::from(sq) * mtu, access)?,
-                Memory::new(device, device.pd, usize::from(rq) * recv_stride, access)?,
+                ZeroedRegion::new(device, device.pd, usize::from(sq) * mtu, access)?,
+                ZeroedRegion::new(device, device.pd, usize::from(rq) * recv_stride, access)?,
             )
         };
         let mut pair = Self {
@@ -115,7 +115,7 @@ impl Pair {
                 return Err(last_errno());
             }
             for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-                let (mut attr, mask) = device.datagram_qp_attr(state, Addr::NONE)?;
+                let (mut attr, mask) = device.datagram_qp_attr(state, IdAddress::NONE)?;
                 device.modify_qp(self.qp, &mut attr, mask)?;
             }
         }
@@ -209,7 +209,7 @@ impl Pair {
     }
 
     /// Polls the completion queue and passes received datagrams to `received`. Returns true if a completion was found.
-    pub(crate) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
+    pub(crate) fn progress(&mut self, mut received: impl FnMut(ReceivedDatagram)) -> bool {
         let mut any = false;
         let mut wcs = NO_COMPLETIONS;
         loop {
@@ -224,7 +224,7 @@ impl Pair {
                     self.completed += 1;
                     continue;
                 };
-                let datagram = Received {
+                let datagram = ReceivedDatagram {
                     slot: slot as usize,
                     len: (wc.byte_len as usize).saturating_sub(GRH_BYTES),
                 };
@@ -236,13 +236,13 @@ impl Pair {
     }
 
     /// Copies bytes of a datagram, from `offset` on.
-    pub(crate) fn read(&self, datagram: &Received, offset: usize, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, datagram: &ReceivedDatagram, offset: usize, bytes: &mut [u8]) {
         let at = datagram.slot * self.recv_stride + GRH_BYTES + offset;
         self.recv_buffers.read(at, bytes);
     }
 
     /// Posts the buffer of a datagram for the next one.
-    pub(crate) fn give_back(&mut self, datagram: &Received) {
+    pub(crate) fn repost(&mut self, datagram: &ReceivedDatagram) {
         if let Err(Errno(errno)) = self.post_recv(datagram.slot) {
             tracing::warn!("a receive buffer is lost: errno {errno}");
         }
@@ -276,7 +276,7 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for BufferedUdQp {
     fn drop(&mut self) {
         self.drop_handles();
         if !self.qp.is_null() {

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use crate::table::find;
-use crate::wait::{Deadline, Waiter, for_reading, poll};
+use crate::wait::{Deadline, WaitingThread, for_reading, poll};
 use rdmacm::errno::{Errno, INVALID, Result};
 
 /// Implements `poll(2)`; some of `fds` may be rsockets. Returns the number of entries with events.
@@ -18,7 +18,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     if sockets.iter().all(Option::is_none) {
         return poll(fds, deadline);
     }
-    let waiter = Waiter::own()?;
+    let waiter = WaitingThread::of_this_thread()?;
     loop {
         waiter.reset();
         // Polls the descriptors of the rsockets and the waiter, followed by those that are not rsockets.
@@ -90,8 +90,8 @@ pub(crate) unsafe fn rselect(
     timeout: Option<Duration>,
 ) -> Result<usize> {
     /// Events of `poll(2)` for the read, write and exception sets of `select(2)`.
-    const ASKED: [libc::c_short; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-    const FOUND: [libc::c_short; 3] = [
+    const REQUESTED_EVENTS: [libc::c_short; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+    const REPORTED_EVENTS: [libc::c_short; 3] = [
         libc::POLLIN | libc::POLLHUP | libc::POLLERR,
         libc::POLLOUT | libc::POLLERR,
         libc::POLLPRI,
@@ -102,7 +102,7 @@ pub(crate) unsafe fn rselect(
     let mut fds = Vec::new();
     for fd in 0..nfds {
         let mut events = 0;
-        for (set, asked) in sets.into_iter().zip(ASKED) {
+        for (set, asked) in sets.into_iter().zip(REQUESTED_EVENTS) {
             // SAFETY: contract of this function.
             if unsafe { is_in(set, fd) } {
                 events |= asked;
@@ -122,7 +122,7 @@ pub(crate) unsafe fn rselect(
     }
     let mut bits = 0;
     for fd in &fds {
-        for ((set, asked), found) in sets.into_iter().zip(ASKED).zip(FOUND) {
+        for ((set, asked), found) in sets.into_iter().zip(REQUESTED_EVENTS).zip(REPORTED_EVENTS) {
             if fd.events & asked == 0 {
                 continue;
             }

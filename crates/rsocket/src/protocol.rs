@@ -7,13 +7,13 @@ use rdmacm::QpAddress;
 
 /// A buffer that a peer may write: its address, R_Key and length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct RemoteBuffer {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u32,
 }
 
-impl Target {
+impl RemoteBuffer {
     /// Bytes of a target in memory: address, R_Key and length.
     pub(crate) const SIZE: usize = 16;
 
@@ -57,7 +57,7 @@ impl Target {
 }
 
 /// Bytes of an iomap entry in memory: offset and target.
-pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + Target::SIZE;
+pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + RemoteBuffer::SIZE;
 
 /// Version of the protocol.
 const VERSION: u8 = 1;
@@ -74,9 +74,9 @@ pub(crate) struct ConnData {
     /// Number of iomap entries after the target SGL, at most 128 × 256.
     pub(crate) iomap_entries: u16,
     /// Location of the target SGL, to which the peer writes its receive buffers; `len` is the number of targets.
-    pub(crate) target_sgl: Target,
+    pub(crate) target_sgl: RemoteBuffer,
     /// First receive buffer.
-    pub(crate) data_buf: Target,
+    pub(crate) data_buf: RemoteBuffer,
 }
 
 impl ConnData {
@@ -112,8 +112,8 @@ impl ConnData {
             } else {
                 0
             },
-            target_sgl: Target::from_wire(&bytes[8..24])?,
-            data_buf: Target::from_wire(&bytes[24..])?,
+            target_sgl: RemoteBuffer::from_wire(&bytes[8..24])?,
+            data_buf: RemoteBuffer::from_wire(&bytes[24..])?,
         })
     }
 }
@@ -196,9 +196,9 @@ impl Immediate {
 
 /// The header of a datagram over RDMA: its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Label(pub(crate) SocketAddr);
+pub(crate) struct SenderHeader(pub(crate) SocketAddr);
 
-impl Label {
+impl SenderHeader {
     /// Largest number of bytes, for an IPv6 address.
     pub(crate) const MAX_BYTES: usize = 20;
 
@@ -283,7 +283,7 @@ pub fn fuzz_messages(bytes: &[u8]) {
     if let Some(data) = ConnData::decode(bytes) {
         assert_eq!(ConnData::decode(&data.encode()), Some(data));
     }
-    if let Some((label, len)) = Label::decode(bytes) {
+    if let Some((label, len)) = SenderHeader::decode(bytes) {
         assert_eq!(label.encode(), bytes[..len]);
     }
     if let Some(datagram) = Datagram::decode(bytes) {
@@ -310,12 +310,12 @@ mod tests {
         let data = ConnData {
             credits: 0x0102,
             iomap_entries: 3,
-            target_sgl: Target {
+            target_sgl: RemoteBuffer {
                 addr: 0x1112_1314_1516_1718,
                 rkey: 0x2122_2324,
                 len: 2,
             },
-            data_buf: Target {
+            data_buf: RemoteBuffer {
                 addr: 5,
                 rkey: 6,
                 len: 7,
@@ -360,14 +360,14 @@ mod tests {
 
     #[test]
     fn targets_survive_memory() {
-        let target = Target {
+        let target = RemoteBuffer {
             addr: 0x0102_0304_0506_0708,
             rkey: 9,
             len: 10,
         };
         let bytes = target.to_memory();
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
-        assert_eq!(Target::from_words(word(0), word(8)), target);
+        assert_eq!(RemoteBuffer::from_words(word(0), word(8)), target);
     }
 
     #[test]

@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use crate::options::Remembered;
+use crate::options::StoredOptions;
 use crate::protocol::ConnData;
-use crate::sizes::Sizes;
+use crate::sizes::QueueSizes;
 use crate::stream::Stream;
-use crate::wait::{Blocking, Waitable, Waiters, for_reading};
-use rdmacm::addr::Addr;
+use crate::wait::{BlockingMode, SocketWaiters, WaitableState, for_reading};
+use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::id::{ChannelHandle, CmId};
-use rdmacm::{Channel, Event, cm_event, connect, resolve};
+use rdmacm::{Channel, EndpointEvent, cm_event, connect, resolve};
 
 /// The phase of a socket's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum SocketPhase {
     New,
     Listening,
     /// A connection was requested.
@@ -34,25 +34,25 @@ pub(crate) enum Phase {
 /// The state of a stream socket; the caller holds the socket's lock.
 pub(crate) struct Session {
     pub(crate) id: *mut rdma_cm_id,
-    pub(crate) channel: Arc<Channel<Event>>,
-    pub(crate) phase: Phase,
+    pub(crate) channel: Arc<Channel<EndpointEvent>>,
+    pub(crate) phase: SocketPhase,
     /// Stream, while the socket is connecting or connected.
     pub(crate) stream: Option<Stream>,
-    pub(crate) blocking: Blocking,
-    pub(crate) sizes: Sizes,
+    pub(crate) blocking: BlockingMode,
+    pub(crate) sizes: QueueSizes,
     pub(crate) reuse_address: c_int,
     pub(crate) v6only: c_int,
-    pub(crate) remembered: Remembered,
+    pub(crate) stored_options: StoredOptions,
     /// Error that `SO_ERROR` returns.
     pub(crate) error: c_int,
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: SocketWaiters,
 }
 
 // SAFETY: ids may be used from any thread, and only the holder of the lock uses a socket's id.
 unsafe impl Send for Session {}
 
 /// Makes an event channel whose descriptor does not block.
-fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
+fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
     let handle = ChannelHandle::create()?;
     // SAFETY: the channel was just made, so its descriptor is open.
     unsafe {
@@ -62,10 +62,10 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
     }
 }
 
-impl Waitable for Session {
+impl WaitableState for Session {
     fn progress(&mut self) {
         let mut any = false;
-        if !self.channel.is_empty() && self.phase != Phase::Listening {
+        if !self.channel.is_empty() && self.phase != SocketPhase::Listening {
             any = self.take_cm_events();
         }
         if let Some(stream) = &mut self.stream {
@@ -78,10 +78,10 @@ impl Waitable for Session {
 
     fn events(&mut self, asked: libc::c_short) -> libc::c_short {
         let (can_read, can_write, state) = match (self.phase, &self.stream) {
-            (Phase::Listening, _) => (!self.channel.is_empty(), false, 0),
-            (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
-            (Phase::Connected, Some(stream)) => {
-                let state = match stream.over {
+            (SocketPhase::Listening, _) => (!self.channel.is_empty(), false, 0),
+            (SocketPhase::Connecting | SocketPhase::Accepting, _) => (false, false, 0),
+            (SocketPhase::Connected, Some(stream)) => {
+                let state = match stream.final_status {
                     // Programs take a hang-up for the end of the data, so data that arrived before must be read first.
                     _ if stream.has_data() => 0,
                     None => 0,
@@ -90,7 +90,7 @@ impl Waitable for Session {
                 };
                 (stream.can_read(), stream.can_write(), state)
             }
-            (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
+            (SocketPhase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
             // As for TCP sockets that were never connected.
             _ => (false, true, libc::POLLHUP),
         };
@@ -119,11 +119,11 @@ impl Waitable for Session {
         fds
     }
 
-    fn waiters(&mut self) -> &mut Waiters {
+    fn waiters(&mut self) -> &mut SocketWaiters {
         &mut self.waiters
     }
 
-    fn blocking(&mut self) -> &mut Blocking {
+    fn blocking(&mut self) -> &mut BlockingMode {
         &mut self.blocking
     }
 }
@@ -144,20 +144,20 @@ impl Session {
         Ok(Self {
             id,
             channel,
-            phase: Phase::New,
+            phase: SocketPhase::New,
             stream: None,
-            blocking: Blocking::new(nonblocking),
-            sizes: Sizes::default(),
+            blocking: BlockingMode::new(nonblocking),
+            sizes: QueueSizes::default(),
             reuse_address: 0,
             v6only: 0,
-            remembered: Remembered::default(),
+            stored_options: StoredOptions::default(),
             error: 0,
-            waiters: Waiters::default(),
+            waiters: SocketWaiters::default(),
         })
     }
 
     pub(crate) fn cm_id(&self) -> Result<&'static CmId> {
-        if self.phase == Phase::Closed {
+        if self.phase == SocketPhase::Closed {
             return Err(Errno(libc::EBADF));
         }
         // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
@@ -166,48 +166,50 @@ impl Session {
 
     fn take_cm_events(&mut self) -> bool {
         let mut any = false;
-        while let Ok(news) = News::next(&self.channel) {
+        while let Ok(news) = CmNotification::next(&self.channel) {
             any = true;
-            self.on_event(&news);
+            self.handle_event(&news);
         }
         any
     }
 
-    fn on_event(&mut self, news: &News) {
+    fn handle_event(&mut self, news: &CmNotification) {
         match (news.event, self.phase) {
-            (RDMA_CM_EVENT_ESTABLISHED, Phase::Connecting) => {
+            (RDMA_CM_EVENT_ESTABLISHED, SocketPhase::Connecting) => {
                 let set = news
                     .peer
                     .as_ref()
                     .ok_or(Errno(libc::EPROTO))
                     .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(peer));
                 match set {
-                    Ok(()) => self.phase = Phase::Connected,
+                    Ok(()) => self.phase = SocketPhase::Connected,
                     Err(Errno(errno)) => self.fail(errno),
                 }
             }
-            (RDMA_CM_EVENT_ESTABLISHED, Phase::Accepting) => self.phase = Phase::Connected,
-            (RDMA_CM_EVENT_DISCONNECTED, Phase::Connected) => {
+            (RDMA_CM_EVENT_ESTABLISHED, SocketPhase::Accepting) => {
+                self.phase = SocketPhase::Connected
+            }
+            (RDMA_CM_EVENT_DISCONNECTED, SocketPhase::Connected) => {
                 if let Some(stream) = &mut self.stream {
                     // Data that arrived before the disconnect can still be read.
                     stream.progress();
-                    stream.over.get_or_insert(0);
+                    stream.final_status.get_or_insert(0);
                 }
             }
-            (RDMA_CM_EVENT_UNREACHABLE, Phase::Connecting) => self.fail(libc::ETIMEDOUT),
+            (RDMA_CM_EVENT_UNREACHABLE, SocketPhase::Connecting) => self.fail(libc::ETIMEDOUT),
             (
                 RDMA_CM_EVENT_REJECTED
                 | RDMA_CM_EVENT_CONNECT_ERROR
                 | RDMA_CM_EVENT_UNREACHABLE
                 | RDMA_CM_EVENT_DISCONNECTED,
-                Phase::Connecting | Phase::Accepting,
+                SocketPhase::Connecting | SocketPhase::Accepting,
             ) => self.fail(libc::ECONNREFUSED),
             _ => {}
         }
     }
 
     fn fail(&mut self, errno: c_int) {
-        self.phase = Phase::Failed;
+        self.phase = SocketPhase::Failed;
         self.error = errno;
     }
 
@@ -221,21 +223,21 @@ impl Session {
     /// Returns the outcome of connecting; `None` while it is pending.
     pub(crate) fn outcome(&mut self) -> Option<Result> {
         match self.phase {
-            Phase::Connecting | Phase::Accepting => None,
-            Phase::Connected => Some(Ok(())),
+            SocketPhase::Connecting | SocketPhase::Accepting => None,
+            SocketPhase::Connected => Some(Ok(())),
             _ => Some(Err(self.take_error(libc::ECONNREFUSED))),
         }
     }
 
-    pub(crate) fn start_connecting(&mut self, addr: Addr) -> Result {
+    pub(crate) fn start_connecting(&mut self, addr: IdAddress) -> Result {
         let id = self.cm_id()?;
         resolve::resolve_addr(id, None, addr)?;
-        let resolved = News::next(&self.channel)?;
+        let resolved = CmNotification::next(&self.channel)?;
         if resolved.event != RDMA_CM_EVENT_ADDR_RESOLVED {
             return Err(Errno(resolved.status.abs()));
         }
         resolve::resolve_route(id)?;
-        News::next(&self.channel)?;
+        CmNotification::next(&self.channel)?;
         // SAFETY: the id is bound to a device and has no other user. The parameters point to `data`, which is live.
         unsafe {
             let stream = Stream::new(id, self.sizes)?;
@@ -244,14 +246,14 @@ impl Session {
             let param = conn_param(&data);
             connect::connect(id, &raw const param)?;
         }
-        self.phase = Phase::Connecting;
+        self.phase = SocketPhase::Connecting;
         Ok(())
     }
 
     /// For a listener, returns the next request as a connecting session, with the peer's address.
-    pub(crate) fn take_request(&mut self) -> Option<Result<(Self, Addr)>> {
+    pub(crate) fn take_request(&mut self) -> Option<Result<(Self, IdAddress)>> {
         loop {
-            let news = match News::next(&self.channel) {
+            let news = match CmNotification::next(&self.channel) {
                 Ok(news) => news,
                 Err(Errno(libc::EAGAIN)) => return None,
                 Err(e) => return Some(Err(e)),
@@ -260,10 +262,10 @@ impl Session {
                 continue;
             }
             // SAFETY: the id of a request, which has no other user.
-            match unsafe { self.serve(news.id, news.peer) } {
+            match unsafe { self.accept_request(news.id, news.peer) } {
                 Ok(new) => return Some(Ok(new)),
                 // The program may retry when another thread has freed resources.
-                Err(e) if e.is_shortage() => return Some(Err(e)),
+                Err(e) if e.is_resource_shortage() => return Some(Err(e)),
                 // The next request may be valid.
                 Err(Errno(errno)) => {
                     tracing::debug!("a connection is refused: errno {errno}");
@@ -276,11 +278,11 @@ impl Session {
     ///
     /// # Safety
     /// `handle` is a requested id without another user.
-    unsafe fn serve(
+    unsafe fn accept_request(
         &mut self,
         handle: *mut rdma_cm_id,
         peer: Option<ConnData>,
-    ) -> Result<(Self, Addr)> {
+    ) -> Result<(Self, IdAddress)> {
         // SAFETY: contract of this function.
         unsafe {
             let id = CmId::borrow(handle)?;
@@ -296,15 +298,15 @@ impl Session {
             let mut new = Self {
                 id: handle,
                 channel,
-                phase: Phase::Accepting,
+                phase: SocketPhase::Accepting,
                 stream: Some(stream),
-                blocking: Blocking::new(false),
+                blocking: BlockingMode::new(false),
                 sizes: self.sizes,
                 reuse_address: self.reuse_address,
                 v6only: self.v6only,
-                remembered: self.remembered,
+                stored_options: self.stored_options,
                 error: 0,
-                waiters: Waiters::default(),
+                waiters: SocketWaiters::default(),
             };
             let param = conn_param(&data);
             let accepted = id
@@ -330,7 +332,7 @@ impl Session {
         &self,
         id: &CmId,
         peer: Option<ConnData>,
-    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel<Event>>)> {
+    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
         let peer = peer.ok_or(Errno(libc::EPROTO))?;
         // SAFETY: contract of this function.
         let mut stream = unsafe { Stream::new(id, self.sizes) }?;
@@ -346,12 +348,12 @@ impl Session {
     /// Returns the stream for sending; `None` while the connection is pending.
     pub(crate) fn stream_for_data(&mut self) -> Result<Option<&mut Stream>> {
         match (self.phase, &mut self.stream) {
-            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
-            (Phase::Connected, Some(stream)) => {
-                match stream.over {
+            (SocketPhase::Connecting | SocketPhase::Accepting, _) => Ok(None),
+            (SocketPhase::Connected, Some(stream)) => {
+                match stream.final_status {
                     Some(0) => return Err(Errno(libc::EPIPE)),
                     Some(errno) => return Err(Errno(errno)),
-                    None if stream.shut => return Err(Errno(libc::EPIPE)),
+                    None if stream.has_shut_down => return Err(Errno(libc::EPIPE)),
                     None => {}
                 }
                 Ok(Some(stream))
@@ -370,14 +372,14 @@ impl Session {
 
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> Result<Option<usize>> {
         match (self.phase, &mut self.stream) {
-            (Phase::Connecting | Phase::Accepting, _) => Ok(None),
-            (Phase::Connected, Some(stream)) => {
+            (SocketPhase::Connecting | SocketPhase::Accepting, _) => Ok(None),
+            (SocketPhase::Connected, Some(stream)) => {
                 let got = stream.recv(bytes, peek);
                 if got > 0 || bytes.is_empty() {
                     return Ok(Some(got));
                 }
-                match stream.over {
-                    None if !stream.ended => Ok(None),
+                match stream.final_status {
+                    None if !stream.peer_has_shut_down => Ok(None),
                     Some(errno) if errno != 0 => Err(Errno(errno)),
                     _ => Ok(Some(0)),
                 }
@@ -388,7 +390,7 @@ impl Session {
 
     /// Destroys the id, its queue pair and its event channel.
     pub(crate) fn dispose(&mut self) {
-        if self.phase == Phase::Closed {
+        if self.phase == SocketPhase::Closed {
             return;
         }
         if let Ok(id) = self.cm_id() {
@@ -396,7 +398,7 @@ impl Session {
             id.destroy_qp();
         }
         self.stream = None;
-        self.phase = Phase::Closed;
+        self.phase = SocketPhase::Closed;
         // SAFETY: the id and its channel belong to this socket.
         unsafe {
             let channel = (*self.id).channel;
@@ -408,7 +410,7 @@ impl Session {
 }
 
 /// The contents of an event.
-struct News {
+struct CmNotification {
     event: rdma_cm_event_type,
     status: c_int,
     id: *mut rdma_cm_id,
@@ -416,9 +418,9 @@ struct News {
     peer: Option<ConnData>,
 }
 
-impl News {
+impl CmNotification {
     /// Returns the next event, and acknowledges it.
-    fn next(channel: &Channel<Event>) -> Result<Self> {
+    fn next(channel: &Channel<EndpointEvent>) -> Result<Self> {
         let event = cm_event::next_event(channel)?;
         // SAFETY: the event is live until it is acknowledged here. Events of streams have the parameters of a
         // connection, or zeros, and the private data has the given length.

@@ -7,7 +7,7 @@ use verbs_abi::*;
 use crate::session::Session;
 use crate::sizes::buffer_size;
 use crate::stream::Stream;
-use crate::wait::Waitable;
+use crate::wait::WaitableState;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 impl Session {
@@ -27,14 +27,14 @@ impl Session {
             }
             // The buffers of a connection keep their size, which is only a hint.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.remembered.keep_alive = value,
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.remembered.oob_inline = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.remembered.keep_idle = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.remembered.keep_interval = value,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count = value,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.stored_options.keep_alive = value,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.stored_options.oob_inline = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.stored_options.keep_idle = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.stored_options.keep_interval = value,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.stored_options.keep_count = value,
             // Sends are never delayed, so the option has no effect.
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay = value,
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.remembered.max_segment = value,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.stored_options.no_delay = value,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.stored_options.max_segment = value,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = value,
             (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
                 let set = before_connecting.then(|| self.sizes.set(name, value));
@@ -56,18 +56,18 @@ impl Session {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer),
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.remembered.keep_alive,
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.remembered.oob_inline,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.stored_options.keep_alive,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.stored_options.oob_inline,
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 self.progress();
                 std::mem::take(&mut self.error)
             }
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.remembered.keep_idle,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.remembered.keep_interval,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count,
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay,
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match self.remembered.max_segment {
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.stored_options.keep_idle,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.stored_options.keep_interval,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.stored_options.keep_count,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.stored_options.no_delay,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match self.stored_options.max_segment {
                 // The default is the largest MTU.
                 0 => 4096,
                 asked => asked,

@@ -9,7 +9,7 @@ const MIN_BUFFER: c_int = 2048;
 
 /// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct QueueSizes {
     /// Bytes of the send buffer; `recv_buffer`: of the receive buffer.
     pub(crate) send_buffer: usize,
     pub(crate) recv_buffer: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Sizes {
     pub(crate) iomap_entries: u16,
 }
 
-impl Default for Sizes {
+impl Default for QueueSizes {
     fn default() -> Self {
         Self {
             send_buffer: 1 << 17,
@@ -34,7 +34,7 @@ impl Default for Sizes {
     }
 }
 
-impl Sizes {
+impl QueueSizes {
     /// Sets an option of the level `SOL_RDMA`; `None` if no such option exists.
     pub(crate) fn set(&mut self, name: c_int, value: c_int) -> Option<()> {
         let value = u16::try_from(value.clamp(0, 8192)).ok()?;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use verbs_abi::AF_IB;
 
 use crate::protocol::Immediate;
-use crate::session::{Phase, Session};
+use crate::session::{Session, SocketPhase};
 use crate::stream::Stream;
-use crate::wait::{self, Blocking, Deadline, Waitable, Waiter, lock};
-use rdmacm::addr::Addr;
+use crate::wait::{self, BlockingMode, Deadline, WaitableState, WaitingThread, lock};
+use rdmacm::addr::IdAddress;
 use rdmacm::device::DEFAULT_PKEY;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::{IbAddr, connect, resolve};
@@ -21,7 +21,7 @@ use rdmacm::{IbAddr, connect, resolve};
 const LINGER: Duration = Duration::from_secs(10);
 
 /// An accepted socket, its descriptor, and the peer's address.
-type New = (Arc<StreamSocket>, RawFd, Addr);
+type AcceptedSocket = (Arc<StreamSocket>, RawFd, IdAddress);
 
 /// A stream socket.
 pub(crate) struct StreamSocket {
@@ -32,10 +32,10 @@ pub(crate) struct StreamSocket {
 impl StreamSocket {
     /// Makes a socket; returns the socket and its descriptor.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        Ok(Self::of(domain, Session::new(nonblocking)?))
+        Ok(Self::register(domain, Session::new(nonblocking)?))
     }
 
-    fn of(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
+    fn register(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
         let fd = session.channel.raw_fd();
         let session = Mutex::new(session);
         (Arc::new(Self { domain, session }), fd)
@@ -52,7 +52,7 @@ impl StreamSocket {
             session.progress();
             if let Some(stream) = &mut session.stream {
                 stream.send_control(Immediate::Disconnect);
-                stream.shut = true;
+                stream.has_shut_down = true;
             }
         }
         // Neither an unresponsive peer nor a signal may keep the close waiting beyond the deadline.
@@ -72,7 +72,7 @@ impl StreamSocket {
         deadline: Deadline,
         ready: impl FnMut(&mut Session) -> Option<T>,
     ) -> Result<T> {
-        wait::until(&self.session, deadline, ready)
+        wait::wait_until(&self.session, deadline, ready)
     }
 
     fn wait_unless_nonblocking<T>(
@@ -80,12 +80,12 @@ impl StreamSocket {
         flags: c_int,
         ready: impl FnMut(&mut Session) -> Option<T>,
     ) -> Result<T> {
-        wait::unless_nonblocking(&self.session, flags, ready)
+        wait::wait_unless_nonblocking(&self.session, flags, ready)
     }
 
     // Addresses and connections.
 
-    pub(crate) fn bind(&self, addr: Addr) -> Result {
+    pub(crate) fn bind(&self, addr: IdAddress) -> Result {
         let session = self.lock();
         let id = session.cm_id()?;
         id.set_bind_options(session.reuse_address != 0, session.v6only != 0);
@@ -94,7 +94,7 @@ impl StreamSocket {
 
     pub(crate) fn listen(&self, backlog: c_int) -> Result {
         let mut session = self.lock();
-        if session.phase == Phase::Listening {
+        if session.phase == SocketPhase::Listening {
             return Ok(());
         }
         let id = session.cm_id()?;
@@ -102,31 +102,33 @@ impl StreamSocket {
             resolve::bind(id, self.any_address())?;
         }
         connect::listen(id, backlog)?;
-        session.phase = Phase::Listening;
+        session.phase = SocketPhase::Listening;
         Ok(())
     }
 
-    fn any_address(&self) -> Addr {
+    fn any_address(&self) -> IdAddress {
         match self.domain {
-            AF_IB => Addr::Ib(IbAddr::new([0; 16], DEFAULT_PKEY)),
+            AF_IB => IdAddress::Ib(IbAddr::new([0; 16], DEFAULT_PKEY)),
             libc::AF_INET6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED).into(),
             _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED).into(),
         }
     }
 
-    pub(crate) fn connect(&self, addr: Addr) -> Result {
+    pub(crate) fn connect(&self, addr: IdAddress) -> Result {
         {
             let mut session = self.lock();
             session.progress();
             match session.phase {
-                Phase::New => {}
-                Phase::Connecting | Phase::Accepting => return Err(Errno(libc::EALREADY)),
-                Phase::Connected => return Err(Errno(libc::EISCONN)),
-                Phase::Failed => return Err(session.take_error(libc::ECONNREFUSED)),
-                Phase::Listening | Phase::Closed => return Err(INVALID),
+                SocketPhase::New => {}
+                SocketPhase::Connecting | SocketPhase::Accepting => {
+                    return Err(Errno(libc::EALREADY));
+                }
+                SocketPhase::Connected => return Err(Errno(libc::EISCONN)),
+                SocketPhase::Failed => return Err(session.take_error(libc::ECONNREFUSED)),
+                SocketPhase::Listening | SocketPhase::Closed => return Err(INVALID),
             }
             session.start_connecting(addr)?;
-            if session.blocking.never() {
+            if session.blocking.is_nonblocking() {
                 return Err(Errno(libc::EINPROGRESS));
             }
         }
@@ -134,15 +136,15 @@ impl StreamSocket {
     }
 
     /// Returns the next connection: its socket, descriptor and peer's address.
-    pub(crate) fn accept(&self) -> Result<New> {
+    pub(crate) fn accept(&self) -> Result<AcceptedSocket> {
         loop {
-            if self.lock().phase != Phase::Listening {
+            if self.lock().phase != SocketPhase::Listening {
                 return Err(INVALID);
             }
             let new = self.wait_unless_nonblocking(0, Session::take_request)?;
             let (session, peer) = new?;
-            let (socket, fd) = Self::of(self.domain, session);
-            if !self.lock().blocking.never() {
+            let (socket, fd) = Self::register(self.domain, session);
+            if !self.lock().blocking.is_nonblocking() {
                 match socket.wait(Deadline::NEVER, Session::outcome) {
                     Ok(Ok(())) => {}
                     // The peer has closed the connection in the meantime; accept the next one.
@@ -161,7 +163,7 @@ impl StreamSocket {
     }
 
     /// Returns the own address, or the peer's if `peer` is true.
-    pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
+    pub(crate) fn name(&self, peer: bool) -> Result<IdAddress> {
         let session = self.lock();
         let id = session.cm_id()?;
         if peer {
@@ -219,20 +221,20 @@ impl StreamSocket {
             session.progress();
             let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
             match how {
-                libc::SHUT_RD => stream.ended = true,
-                libc::SHUT_WR if stream.shut => return Ok(()),
-                libc::SHUT_WR if stream.ended => {
+                libc::SHUT_RD => stream.peer_has_shut_down = true,
+                libc::SHUT_WR if stream.has_shut_down => return Ok(()),
+                libc::SHUT_WR if stream.peer_has_shut_down => {
                     stream.send_control(Immediate::Disconnect);
-                    stream.shut = true;
+                    stream.has_shut_down = true;
                 }
                 libc::SHUT_WR => {
                     stream.send_control(Immediate::Shutdown);
-                    stream.shut = true;
+                    stream.has_shut_down = true;
                 }
                 libc::SHUT_RDWR => {
                     stream.send_control(Immediate::Disconnect);
-                    stream.shut = true;
-                    stream.ended = true;
+                    stream.has_shut_down = true;
+                    stream.peer_has_shut_down = true;
                 }
                 _ => return Err(INVALID),
             }
@@ -323,7 +325,7 @@ impl StreamSocket {
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
-        waiter: Option<&Arc<Waiter>>,
+        waiter: Option<&Arc<WaitingThread>>,
         fds: &mut Vec<libc::pollfd>,
     ) -> libc::c_short {
         wait::poll_events(&self.session, events, waiter, fds)
@@ -332,11 +334,11 @@ impl StreamSocket {
     // Options.
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.lock().blocking = Blocking::new(nonblocking);
+        self.lock().blocking = BlockingMode::new(nonblocking);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.lock().blocking.never()
+        self.lock().blocking.is_nonblocking()
     }
 
     /// Implements `setsockopt(2)` for options whose value is an `int`.
@@ -351,11 +353,11 @@ impl StreamSocket {
 
     /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers all sent data.
     pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
-        self.lock().remembered.linger = (on, seconds);
+        self.lock().stored_options.linger = (on, seconds);
     }
 
     /// Returns the stored `SO_LINGER`.
     pub(crate) fn linger(&self) -> (c_int, c_int) {
-        self.lock().remembered.linger
+        self.lock().stored_options.linger
     }
 }

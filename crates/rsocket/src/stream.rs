@@ -14,9 +14,9 @@ use std::ptr;
 use verbs_abi::*;
 
 use crate::cq::Cq;
-use crate::memory::Memory;
-use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, Target, agreed_iomap_entries};
-use crate::sizes::Sizes;
+use crate::memory::ZeroedRegion;
+use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer, agreed_iomap_entries};
+use crate::sizes::QueueSizes;
 use rdmacm::device::{Device, check};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
@@ -37,20 +37,20 @@ const MIN_BUFFER: usize = 4096;
 
 /// The remote address of a WRITE.
 #[derive(Clone, Copy)]
-struct Remote {
+struct RemoteAddress {
     addr: u64,
     rkey: u32,
 }
 
 /// The purpose of a send work request, encoded in its `wr_id`.
 #[derive(Clone, Copy)]
-enum Sent {
+enum SendPurpose {
     /// Data; the value is the number of bytes of the send buffer that its completion frees.
     Data(u32),
     Control,
 }
 
-impl Sent {
+impl SendPurpose {
     fn wr_id(self) -> u64 {
         match self {
             Self::Data(len) => u64::from(len),
@@ -64,7 +64,7 @@ impl Sent {
 }
 
 /// A buffer that the peer may write by `riowrite`.
-struct Mapped {
+struct PeerWritableBuffer {
     mr: *mut ibv_mr,
     addr: usize,
     index: u16,
@@ -76,18 +76,18 @@ pub(crate) struct Stream {
     qp: *mut ibv_qp,
     pub(crate) cq: Cq,
     /// Target SGL, iomap and receive buffer, which the peer writes.
-    shared: Memory,
+    shared: ZeroedRegion,
     /// Send buffer.
-    private: Memory,
-    sizes: Sizes,
+    private: ZeroedRegion,
+    sizes: QueueSizes,
 
     // Sending.
     /// Location of the peer's target SGL and iomap.
-    remote_sgl: Target,
+    remote_sgl: RemoteBuffer,
     /// Index of the peer's target that gets the next receive buffer.
     remote_target: usize,
     /// Unused rest of the current target; `target_index`: the target's index.
-    target: Target,
+    target: RemoteBuffer,
     target_index: usize,
     /// Number of data messages sent; `allowed`: the number of the first one that must not be sent yet.
     sent: u16,
@@ -104,23 +104,23 @@ pub(crate) struct Stream {
     /// Number of bytes that the peer may still write, to detect peers that claim more.
     granted: usize,
     /// Number of bytes that were read and not yet granted to the peer again.
-    returned: usize,
+    unreturned_credit_bytes: usize,
     /// Start of the half of the receive buffer that is granted next.
     grant_at: usize,
     /// Number of data messages received; `credits_due`: the number at which further credits must be sent.
     received: u16,
     credits_due: u16,
 
-    mapped: Vec<Mapped>,
+    mapped: Vec<PeerWritableBuffer>,
     /// Free iomap entries of the peer.
     free_maps: VecDeque<u16>,
 
     /// True if the peer sends no more.
-    pub(crate) ended: bool,
+    pub(crate) peer_has_shut_down: bool,
     /// True if this end sends no more.
-    pub(crate) shut: bool,
+    pub(crate) has_shut_down: bool,
     /// Set if neither end sends any more: 0, or the errno of a failure.
-    pub(crate) over: Option<c_int>,
+    pub(crate) final_status: Option<c_int>,
 }
 
 // SAFETY: verbs handles may be used from any thread, and only the owner of a stream uses its handles.
@@ -132,8 +132,8 @@ impl Stream {
     /// # Safety
     /// `id` is bound to a device. The queue pair that this function makes is destroyed before the stream is dropped,
     /// and the stream is not used in between.
-    pub(crate) unsafe fn new(id: &CmId, sizes: Sizes) -> Result<Self> {
-        let sizes = Sizes {
+    pub(crate) unsafe fn new(id: &CmId, sizes: QueueSizes) -> Result<Self> {
+        let sizes = QueueSizes {
             send_buffer: sizes.send_buffer.max(MIN_BUFFER),
             // The buffer has two halves of whole words.
             recv_buffer: sizes.recv_buffer.max(MIN_BUFFER).next_multiple_of(16),
@@ -154,15 +154,15 @@ impl Stream {
     ///
     /// # Safety
     /// `id` is bound to a device.
-    unsafe fn without_qp(id: &CmId, sizes: Sizes) -> Result<Self> {
+    unsafe fn without_qp(id: &CmId, sizes: QueueSizes) -> Result<Self> {
         let device = id.device();
         let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: the protection domain belongs to an id that is bound to the device.
         let (shared, private) = unsafe {
             (
-                Memory::new(device, id.pd(), shared_len, remote)?,
-                Memory::new(device, id.pd(), sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?,
+                ZeroedRegion::new(device, id.pd(), shared_len, remote)?,
+                ZeroedRegion::new(device, id.pd(), sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?,
             )
         };
         let cqe = c_int::from(sizes.sq) + c_int::from(sizes.rq + CONTROL_RECEIVES);
@@ -174,9 +174,9 @@ impl Stream {
             shared,
             private,
             sizes,
-            remote_sgl: Target::default(),
+            remote_sgl: RemoteBuffer::default(),
             remote_target: 0,
-            target: Target::default(),
+            target: RemoteBuffer::default(),
             target_index: 0,
             sent: 0,
             allowed: 0,
@@ -187,15 +187,15 @@ impl Stream {
             recv_at: 0,
             readable: 0,
             granted: sizes.recv_buffer / 2,
-            returned: sizes.recv_buffer / 2,
+            unreturned_credit_bytes: sizes.recv_buffer / 2,
             grant_at: sizes.recv_buffer / 2,
             received: 0,
             credits_due: sizes.rq / 2,
             mapped: Vec::new(),
             free_maps: VecDeque::new(),
-            ended: false,
-            shut: false,
-            over: None,
+            peer_has_shut_down: false,
+            has_shut_down: false,
+            final_status: None,
         })
     }
 
@@ -238,7 +238,7 @@ impl Stream {
 
     /// Returns the offset of iomap entry `index` in the shared memory.
     fn iomap_at(index: u16) -> usize {
-        TARGETS * Target::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
+        TARGETS * RemoteBuffer::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
     }
 
     /// Returns the data for the peer when the connection is made.
@@ -247,12 +247,12 @@ impl Stream {
         ConnData {
             credits: self.sizes.rq,
             iomap_entries: self.sizes.iomap_entries,
-            target_sgl: Target {
+            target_sgl: RemoteBuffer {
                 addr: self.shared.address(0),
                 rkey,
                 len: TARGETS as u32,
             },
-            data_buf: Target {
+            data_buf: RemoteBuffer {
                 addr: self
                     .shared
                     .address(Self::recv_buffer_at(self.sizes.iomap_entries)),
@@ -280,7 +280,7 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn sizes(&self) -> Sizes {
+    pub(crate) fn sizes(&self) -> QueueSizes {
         self.sizes
     }
 
@@ -288,7 +288,7 @@ impl Stream {
 
     /// Returns true if a read would not block: data, the end of the stream, or an error.
     pub(crate) fn can_read(&self) -> bool {
-        self.readable > 0 || self.ended || self.over.is_some()
+        self.readable > 0 || self.peer_has_shut_down || self.final_status.is_some()
     }
 
     /// Returns true if data can be read.
@@ -298,7 +298,7 @@ impl Stream {
 
     /// Returns true if a write would not block, including writes that fail.
     pub(crate) fn can_write(&self) -> bool {
-        self.has_room() || self.shut || self.over.is_some()
+        self.has_room() || self.has_shut_down || self.final_status.is_some()
     }
 
     fn has_room(&self) -> bool {
@@ -310,17 +310,17 @@ impl Stream {
 
     /// Returns true if all sends have completed, or the connection is over.
     pub(crate) fn all_sent(&self) -> bool {
-        self.over.is_some()
+        self.final_status.is_some()
             || (self.sq_free == self.sizes.sq - CONTROL_WRS && self.control_free == CONTROL_WRS)
     }
 
     /// Returns the target for the next data.
-    fn current_target(&self) -> Target {
+    fn current_target(&self) -> RemoteBuffer {
         if self.target.len > 0 {
             return self.target;
         }
-        let at = self.target_index * Target::SIZE;
-        Target::from_words(self.shared.word(at), self.shared.word(at + 8))
+        let at = self.target_index * RemoteBuffer::SIZE;
+        RemoteBuffer::from_words(self.shared.word(at), self.shared.word(at + 8))
     }
 
     // Sending.
@@ -340,9 +340,9 @@ impl Stream {
                 .min(self.target.len as usize)
                 .min(self.send_free);
             let chunk = rest.get(..len).unwrap_or_default();
-            let Target { addr, rkey, .. } = self.target;
+            let RemoteBuffer { addr, rkey, .. } = self.target;
             let imm = Immediate::Data(len as u32);
-            self.post_data(chunk, Remote { addr, rkey }, Some(imm))?;
+            self.post_data(chunk, RemoteAddress { addr, rkey }, Some(imm))?;
             self.sent = self.sent.wrapping_add(1);
             self.target.addr += len as u64;
             self.target.len -= len as u32;
@@ -356,12 +356,14 @@ impl Stream {
 
     /// Marks the target as used, so that it is not used again before the peer has renewed it.
     fn clear_target(&mut self) {
-        self.shared
-            .write(self.target_index * Target::SIZE, &[0; Target::SIZE]);
+        self.shared.write(
+            self.target_index * RemoteBuffer::SIZE,
+            &[0; RemoteBuffer::SIZE],
+        );
     }
 
     /// Copies `chunk`, which must fit, to the send buffer and posts a WRITE of it.
-    fn post_data(&mut self, chunk: &[u8], to: Remote, imm: Option<Immediate>) -> Result {
+    fn post_data(&mut self, chunk: &[u8], to: RemoteAddress, imm: Option<Immediate>) -> Result {
         let inline = chunk.len() <= usize::from(self.sizes.max_inline);
         let size = self.sizes.send_buffer;
         let first = chunk.len().min(size - self.send_at);
@@ -377,7 +379,7 @@ impl Stream {
         let count = if tail.is_empty() { 1 } else { 2 };
         let flags = if inline { IBV_SEND_INLINE } else { 0 };
         let used = pieces.get_mut(..count).unwrap_or_default();
-        self.post_write(used, to, imm, flags, Sent::Data(chunk.len() as u32))?;
+        self.post_write(used, to, imm, flags, SendPurpose::Data(chunk.len() as u32))?;
         self.send_at = (self.send_at + chunk.len()) % size;
         self.send_free -= chunk.len();
         self.sq_free -= 1;
@@ -397,8 +399,8 @@ impl Stream {
             std::slice::from_mut(&mut sge)
         };
         let rkey = self.remote_sgl.rkey;
-        let to = Remote { addr, rkey };
-        self.post_write(sges, to, Some(imm), IBV_SEND_INLINE, Sent::Control)?;
+        let to = RemoteAddress { addr, rkey };
+        self.post_write(sges, to, Some(imm), IBV_SEND_INLINE, SendPurpose::Control)?;
         self.control_free -= 1;
         Ok(())
     }
@@ -406,10 +408,10 @@ impl Stream {
     fn post_write(
         &mut self,
         sges: &mut [ibv_sge],
-        to: Remote,
+        to: RemoteAddress,
         imm: Option<Immediate>,
         flags: ibv_send_flags,
-        what: Sent,
+        what: SendPurpose,
     ) -> Result {
         let mut wr = ibv_send_wr::zeroed();
         wr.wr_id = what.wr_id();
@@ -433,10 +435,10 @@ impl Stream {
 
     /// Sends a control message: this end sends no more, or is closed.
     pub(crate) fn send_control(&mut self, imm: Immediate) {
-        if self.over.is_none() && self.control_free > 0 {
+        if self.final_status.is_none() && self.control_free > 0 {
             let to = self.remote_sgl.addr;
             if self.post_control(&mut [], to, imm).is_err() {
-                self.over = Some(libc::ECONNRESET);
+                self.final_status = Some(libc::ECONNRESET);
             }
         }
     }
@@ -456,7 +458,7 @@ impl Stream {
         if !peek {
             self.recv_at = (self.recv_at + len) % size;
             self.readable -= len;
-            self.returned += len;
+            self.unreturned_credit_bytes += len;
             self.grant();
         }
         len
@@ -466,32 +468,33 @@ impl Stream {
     fn grant(&mut self) {
         let half = self.sizes.recv_buffer / 2;
         loop {
-            let buffer_due = self.returned >= half;
+            let buffer_due = self.unreturned_credit_bytes >= half;
             let credits_due = self.received.wrapping_sub(self.credits_due).cast_signed() >= 0;
-            let may = self.over.is_none() && self.control_free > 0 && self.remote_sgl.len > 0;
+            let may =
+                self.final_status.is_none() && self.control_free > 0 && self.remote_sgl.len > 0;
             if !may || !(buffer_due || credits_due) {
                 return;
             }
             let imm = Immediate::Credits(self.received.wrapping_add(self.sizes.rq));
             let posted = if buffer_due {
                 let base = Self::recv_buffer_at(self.sizes.iomap_entries);
-                let mut bytes = Target {
+                let mut bytes = RemoteBuffer {
                     addr: self.shared.address(base + self.grant_at),
                     rkey: self.shared.rkey(),
                     len: half as u32,
                 }
                 .to_memory();
-                let to = self.remote_sgl.addr + (self.remote_target * Target::SIZE) as u64;
+                let to = self.remote_sgl.addr + (self.remote_target * RemoteBuffer::SIZE) as u64;
                 self.remote_target = (self.remote_target + 1) % self.remote_sgl.len as usize;
                 self.grant_at = (self.grant_at + half) % (2 * half);
-                self.returned -= half;
+                self.unreturned_credit_bytes -= half;
                 self.granted += half;
                 self.post_control(&mut bytes, to, imm)
             } else {
                 self.post_control(&mut [], self.remote_sgl.addr, imm)
             };
             if posted.is_err() {
-                self.over = Some(libc::ECONNRESET);
+                self.final_status = Some(libc::ECONNRESET);
                 return;
             }
             self.credits_due = self.received.wrapping_add(self.sizes.rq / 2);

@@ -8,8 +8,8 @@ use verbs_abi::AF_IB;
 
 use crate::datagram::DatagramSocket;
 use crate::socket::StreamSocket;
-use crate::wait::Waiter;
-use rdmacm::addr::Addr;
+use crate::wait::WaitingThread;
+use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, Result};
 
 /// A socket.
@@ -24,7 +24,7 @@ use RSocket::{Datagram, Stream};
 /// The sockets, indexed by descriptor: every call does this look-up.
 static SOCKETS: RwLock<Vec<Option<RSocket>>> = RwLock::new(Vec::new());
 
-fn place(fd: RawFd) -> Result<usize> {
+fn table_index(fd: RawFd) -> Result<usize> {
     usize::try_from(fd).map_err(|_| Errno(libc::EBADF))
 }
 
@@ -34,14 +34,14 @@ fn place(fd: RawFd) -> Result<usize> {
 /// `EBADF` if no such socket exists.
 pub(crate) fn find(fd: RawFd) -> Result<RSocket> {
     let sockets = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
-    let found = sockets.get(place(fd)?).and_then(Clone::clone);
+    let found = sockets.get(table_index(fd)?).and_then(Clone::clone);
     found.ok_or(Errno(libc::EBADF))
 }
 
 fn insert(socket: RSocket, fd: RawFd) -> RawFd {
     let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     // A descriptor is never negative.
-    let at = place(fd).unwrap_or(0);
+    let at = table_index(fd).unwrap_or(0);
     if sockets.len() <= at {
         sockets.resize(at + 1, None);
     }
@@ -76,7 +76,7 @@ impl RSocket {
     pub(crate) fn close(fd: RawFd) -> Result {
         let socket = {
             let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-            let found = sockets.get_mut(place(fd)?).and_then(Option::take);
+            let found = sockets.get_mut(table_index(fd)?).and_then(Option::take);
             found.ok_or(Errno(libc::EBADF))?
         };
         match socket {
@@ -101,7 +101,7 @@ impl RSocket {
         matches!(self, Datagram(_))
     }
 
-    pub(crate) fn bind(&self, addr: Addr) -> Result {
+    pub(crate) fn bind(&self, addr: IdAddress) -> Result {
         match self {
             Stream(s) => s.bind(addr),
             Datagram(s) => s.bind(addr.ip()?),
@@ -109,12 +109,12 @@ impl RSocket {
     }
 
     /// Returns the next connection and the peer's address.
-    pub(crate) fn accept(&self) -> Result<(RawFd, Addr)> {
+    pub(crate) fn accept(&self) -> Result<(RawFd, IdAddress)> {
         let (socket, fd, peer) = self.stream()?.accept()?;
         Ok((insert(Stream(socket), fd), peer))
     }
 
-    pub(crate) fn connect(&self, addr: Addr) -> Result {
+    pub(crate) fn connect(&self, addr: IdAddress) -> Result {
         match self {
             Stream(s) => s.connect(addr),
             Datagram(s) => s.connect(addr.ip()?),
@@ -122,10 +122,10 @@ impl RSocket {
     }
 
     /// Returns the own address, or the peer's if `peer` is true.
-    pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
+    pub(crate) fn name(&self, peer: bool) -> Result<IdAddress> {
         match self {
             Stream(s) => s.name(peer),
-            Datagram(s) => s.name(peer).map(Addr::Ip),
+            Datagram(s) => s.name(peer).map(IdAddress::Ip),
         }
     }
 
@@ -133,21 +133,26 @@ impl RSocket {
     ///
     /// # Errors
     /// `EISCONN` if a stream is given an address.
-    pub(crate) fn send_to(&self, bytes: &[u8], flags: c_int, to: Option<Addr>) -> Result<usize> {
+    pub(crate) fn send_to(
+        &self,
+        bytes: &[u8],
+        flags: c_int,
+        to: Option<IdAddress>,
+    ) -> Result<usize> {
         match self {
             Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
             Stream(s) => s.send(bytes, flags),
-            Datagram(s) => s.send(bytes, flags, to.map(Addr::ip).transpose()?),
+            Datagram(s) => s.send(bytes, flags, to.map(IdAddress::ip).transpose()?),
         }
     }
 
     /// Implements `recvfrom(2)`.
-    pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, Addr)> {
+    pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, IdAddress)> {
         match self {
             Stream(s) => Ok((s.recv(bytes, flags)?, s.name(true)?)),
             Datagram(s) => s
                 .recv(bytes, flags)
-                .map(|(len, from)| (len, Addr::Ip(from))),
+                .map(|(len, from)| (len, IdAddress::Ip(from))),
         }
     }
 
@@ -206,7 +211,7 @@ impl RSocket {
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
-        waiter: Option<&Arc<Waiter>>,
+        waiter: Option<&Arc<WaitingThread>>,
         fds: &mut Vec<libc::pollfd>,
     ) -> libc::c_short {
         match self {

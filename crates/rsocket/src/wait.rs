@@ -19,20 +19,20 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Time that a thread polls for completions before it sleeps: less than a wake-up takes.
 const SPIN: Duration = Duration::from_micros(20);
 /// Number of unsuccessful non-blocking calls after which the caller yields, since the peer may need its core.
-const YIELD_EVERY: u32 = 64;
+const CALLS_PER_YIELD: u32 = 64;
 
 /// A waiting thread, which other threads wake by its eventfd.
-pub(crate) struct Waiter(OwnedFd);
+pub(crate) struct WaitingThread(OwnedFd);
 
 thread_local! {
     /// The thread's waiter, made at its first wait.
-    static OWN: std::cell::RefCell<Option<Arc<Waiter>>> = const { std::cell::RefCell::new(None) };
+    static THREAD_WAITER: std::cell::RefCell<Option<Arc<WaitingThread>>> = const { std::cell::RefCell::new(None) };
 }
 
-impl Waiter {
+impl WaitingThread {
     /// Returns the waiter of the calling thread.
-    pub(crate) fn own() -> Result<Arc<Self>> {
-        OWN.with_borrow_mut(|own| {
+    pub(crate) fn of_this_thread() -> Result<Arc<Self>> {
+        THREAD_WAITER.with_borrow_mut(|own| {
             if let Some(own) = own {
                 return Ok(Arc::clone(own));
             }
@@ -59,10 +59,10 @@ impl Waiter {
 
 /// The threads that wait for a socket.
 #[derive(Default)]
-pub(crate) struct Waiters(Vec<Weak<Waiter>>);
+pub(crate) struct SocketWaiters(Vec<Weak<WaitingThread>>);
 
-impl Waiters {
-    pub(crate) fn add(&mut self, waiter: &Arc<Waiter>) {
+impl SocketWaiters {
+    pub(crate) fn add(&mut self, waiter: &Arc<WaitingThread>) {
         self.0.retain(|w| w.strong_count() > 0);
         let known = self.0.iter().any(|w| w.as_ptr() == Arc::as_ptr(waiter));
         if !known {
@@ -75,7 +75,8 @@ impl Waiters {
         if self.0.is_empty() {
             return;
         }
-        let own = OWN.with_borrow(|own| own.as_ref().map_or(std::ptr::null(), Arc::as_ptr));
+        let own =
+            THREAD_WAITER.with_borrow(|own| own.as_ref().map_or(std::ptr::null(), Arc::as_ptr));
         for waiter in self.0.drain(..).filter_map(|w| w.upgrade()) {
             if Arc::as_ptr(&waiter) != own {
                 waiter.wake();
@@ -126,7 +127,7 @@ impl Deadline {
 }
 
 /// The state behind a socket's lock, for the functions that wait for it.
-pub(crate) trait Waitable {
+pub(crate) trait WaitableState {
     /// Processes completions and events, and wakes waiting threads.
     fn progress(&mut self);
 
@@ -140,29 +141,29 @@ pub(crate) trait Waitable {
     fn descriptors(&self) -> Vec<libc::pollfd>;
 
     /// Returns the list of waiting threads.
-    fn waiters(&mut self) -> &mut Waiters;
+    fn waiters(&mut self) -> &mut SocketWaiters;
 
     /// Returns the blocking mode of the socket.
-    fn blocking(&mut self) -> &mut Blocking;
+    fn blocking(&mut self) -> &mut BlockingMode;
 }
 
 /// The blocking mode of a socket, and the number of non-blocking calls that found nothing.
-pub(crate) struct Blocking {
-    never: bool,
+pub(crate) struct BlockingMode {
+    is_nonblocking: bool,
     empty_calls: u32,
 }
 
-impl Blocking {
+impl BlockingMode {
     pub(crate) fn new(nonblocking: bool) -> Self {
         Self {
-            never: nonblocking,
+            is_nonblocking: nonblocking,
             empty_calls: 0,
         }
     }
 
     /// Returns true if calls on the socket do not block.
-    pub(crate) fn never(&self) -> bool {
-        self.never
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.is_nonblocking
     }
 }
 
@@ -170,7 +171,7 @@ impl Blocking {
 ///
 /// # Errors
 /// `EAGAIN` at the deadline, `EINTR` if a signal interrupted the wait.
-pub(crate) fn until<S: Waitable, T>(
+pub(crate) fn wait_until<S: WaitableState, T>(
     socket: &Mutex<S>,
     deadline: Deadline,
     mut ready: impl FnMut(&mut S) -> Option<T>,
@@ -190,7 +191,7 @@ pub(crate) fn until<S: Waitable, T>(
                 std::thread::yield_now();
                 continue;
             }
-            let waiter = Waiter::own()?;
+            let waiter = WaitingThread::of_this_thread()?;
             waiter.reset();
             inner.waiters().add(&waiter);
             // Completions from before the arming cause no event.
@@ -209,8 +210,8 @@ pub(crate) fn until<S: Waitable, T>(
     }
 }
 
-/// Waits as [`until`], unless the socket or `flags` are non-blocking.
-pub(crate) fn unless_nonblocking<S: Waitable, T>(
+/// Waits as [`wait_until`], unless the socket or `flags` are non-blocking.
+pub(crate) fn wait_unless_nonblocking<S: WaitableState, T>(
     socket: &Mutex<S>,
     flags: i32,
     mut ready: impl FnMut(&mut S) -> Option<T>,
@@ -222,9 +223,9 @@ pub(crate) fn unless_nonblocking<S: Waitable, T>(
             return Ok(found);
         }
         let blocking = inner.blocking();
-        if blocking.never || flags & libc::MSG_DONTWAIT != 0 {
+        if blocking.is_nonblocking || flags & libc::MSG_DONTWAIT != 0 {
             blocking.empty_calls = blocking.empty_calls.wrapping_add(1);
-            let yields = blocking.empty_calls.is_multiple_of(YIELD_EVERY);
+            let yields = blocking.empty_calls.is_multiple_of(CALLS_PER_YIELD);
             drop(inner);
             if yields {
                 std::thread::yield_now();
@@ -232,15 +233,15 @@ pub(crate) fn unless_nonblocking<S: Waitable, T>(
             return Err(Errno(libc::EAGAIN));
         }
     }
-    until(socket, Deadline::NEVER, ready)
+    wait_until(socket, Deadline::NEVER, ready)
 }
 
 /// Returns the pending events among `events`. With a waiter and no pending event, adds the descriptors that announce
 /// one to `fds`.
-pub(crate) fn poll_events<S: Waitable>(
+pub(crate) fn poll_events<S: WaitableState>(
     socket: &Mutex<S>,
     events: libc::c_short,
-    waiter: Option<&Arc<Waiter>>,
+    waiter: Option<&Arc<WaitingThread>>,
     fds: &mut Vec<libc::pollfd>,
 ) -> libc::c_short {
     let mut inner = lock(socket);

@@ -10,20 +10,20 @@ use crate::{ClientReport, NumberSet};
 /// Collects the numbers of all clients.
 ///
 /// ```
-/// use sequencer::{Checker, NumberSet};
-/// let mut checker = Checker::new(100);
+/// use sequencer::{NumberChecker, NumberSet};
+/// let mut checker = NumberChecker::new(100);
 /// checker.add_numbers("a", &(100..150).collect::<NumberSet>());
 /// checker.add_numbers("b", &(150..200).collect::<NumberSet>());
 /// let verdict = checker.verdict(Some(200));
 /// assert!(verdict.ok);
 /// ```
 #[derive(Debug, Clone)]
-pub struct Checker {
+pub struct NumberChecker {
     start: u64,
-    all: NumberSet,
+    numbers: NumberSet,
     clients: usize,
     duplicates: u64,
-    example: Option<(String, u64)>,
+    duplicate_example: Option<(String, u64)>,
     not_increasing: u64,
     lost: u64,
     dead_clients: usize,
@@ -32,7 +32,7 @@ pub struct Checker {
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct NumberVerdict {
     /// True if all checks passed and at least one number was checked.
     pub ok: bool,
     /// Number of clients whose numbers were checked.
@@ -58,15 +58,15 @@ pub struct Verdict {
     pub outside: u64,
 }
 
-impl Checker {
+impl NumberChecker {
     /// Creates a checker for a server whose first number is `start`.
     pub fn new(start: u64) -> Self {
         Self {
             start,
-            all: NumberSet::new(),
+            numbers: NumberSet::new(),
             clients: 0,
             duplicates: 0,
-            example: None,
+            duplicate_example: None,
             not_increasing: 0,
             lost: 0,
             dead_clients: 0,
@@ -85,10 +85,10 @@ impl Checker {
     /// Adds the numbers of a client.
     pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
         self.clients += 1;
-        let (duplicates, example) = self.all.merge(numbers);
+        let (duplicates, example) = self.numbers.merge(numbers);
         self.duplicates += duplicates;
-        if let (None, Some(n)) = (&self.example, example) {
-            self.example = Some((name.to_owned(), n));
+        if let (None, Some(n)) = (&self.duplicate_example, example) {
+            self.duplicate_example = Some((name.to_owned(), n));
         }
     }
 
@@ -103,13 +103,13 @@ impl Checker {
     }
 
     /// Returns the verdict; `next` is the server's next number, if known.
-    pub fn verdict(&self, next: Option<u64>) -> Verdict {
-        let bounds = self.all.bounds();
+    pub fn verdict(&self, next: Option<u64>) -> NumberVerdict {
+        let bounds = self.numbers.bounds();
         let end =
             next.unwrap_or_else(|| bounds.map_or(self.start, |(_, last)| last.saturating_add(1)));
         let count = |from: u64, to: u64| -> u64 {
             // `to` is exclusive; runs are inclusive.
-            self.all
+            self.numbers
                 .runs()
                 .iter()
                 .filter(|r| r.1 >= from && r.0 < to)
@@ -121,11 +121,11 @@ impl Checker {
         } else {
             0
         };
-        let numbers = self.all.len();
+        let numbers = self.numbers.len();
         let outside = numbers - inside;
         let skipped = end.saturating_sub(self.start).saturating_sub(inside);
         let excused = skipped <= self.lost || self.dead_clients > 0 || self.restarts > 0;
-        Verdict {
+        NumberVerdict {
             ok: numbers > 0
                 && self.duplicates == 0
                 && self.not_increasing == 0
@@ -134,7 +134,7 @@ impl Checker {
             clients: self.clients,
             numbers,
             duplicates: self.duplicates,
-            duplicate: self.example.clone(),
+            duplicate: self.duplicate_example.clone(),
             not_increasing: self.not_increasing,
             skipped,
             lost: self.lost,
@@ -145,7 +145,7 @@ impl Checker {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for NumberVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             clients,
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_good_run_is_verified() {
-        let mut c = Checker::new(10);
+        let mut c = NumberChecker::new(10);
         c.add_numbers("a", &(10..1_000_000).step_by(2).collect());
         c.add_numbers("b", &(11..1_000_000).step_by(2).collect());
         let v = c.verdict(Some(1_000_000));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_planted_duplicate_is_found() {
-        let mut c = Checker::new(0);
+        let mut c = NumberChecker::new(0);
         c.add_numbers("a", &set(0..500));
         c.add_numbers("b", &set(499..900));
         let v = c.verdict(Some(900));
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_planted_gap_is_found_and_excused_only_by_a_reason() {
-        let mut c = Checker::new(0);
+        let mut c = NumberChecker::new(0);
         c.add_numbers("a", &set(0..500));
         c.add_numbers("b", &set(502..900));
         assert_eq!(
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn numbers_that_the_server_never_gave_are_found() {
-        let mut c = Checker::new(100);
+        let mut c = NumberChecker::new(100);
         c.add_numbers("a", &set(99..200));
         assert_eq!(
             (c.verdict(Some(200)).ok, c.verdict(Some(200)).outside),
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn order_violations_fail() {
-        let mut c = Checker::new(0);
+        let mut c = NumberChecker::new(0);
         c.add_numbers("a", &set(0..10));
         c.not_increasing = 1;
         assert!(!c.verdict(None).ok);

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use rpc::{RpcError, UdPortConfig, datagram, herd};
-use service::{ConnectError, Connection, Latency, Protocol, Refused, Target};
+use service::{ConnectError, Connection, LatencySummary, Protocol, RefusedClient, ServerLocation};
 use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, time};
 
 use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
-use crate::run::{Run, SessionEnd};
-use crate::{ClientConfig, ClientReport, Connector, Design, Failures, Until};
+use crate::run::{ClientRun, SessionEnd};
+use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunEnd};
 
 /// A client of a [`Server`](crate::Server). Dropping the client disconnects it.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Client {
     design: Design,
     results: LaneResults,
     start: u64,
-    target: Target<Rendezvous>,
+    target: ServerLocation<Rendezvous>,
 }
 
 /// The reason why a client cannot connect, or stopped.
@@ -39,20 +39,22 @@ pub enum ClientError {
     #[error(transparent)]
     Rpc(#[from] RpcError),
     /// The client got fewer numbers than requested.
-    #[error("got {got} of {wanted} numbers: {why}")]
-    Short {
+    #[error("got {received} of {requested} numbers: {why}")]
+    TooFewNumbers {
         /// Numbers that the client got.
-        got: u64,
+        received: u64,
         /// Numbers that were requested.
-        wanted: u64,
+        requested: u64,
         /// The reason why the run ended.
         why: String,
     },
 }
 
+verbs::from_verb_errors!(ClientError);
+
 impl ClientError {
     fn refused(reason: String) -> Self {
-        ConnectError::refused::<Rendezvous>(Refused::permanent(reason)).into()
+        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason)).into()
     }
 
     /// Returns true if another attempt to connect cannot help.
@@ -90,7 +92,7 @@ impl Client {
 
     /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        let target = Target::Tcp(config.server.clone());
+        let target = ServerLocation::Tcp(config.server.clone());
         Self::connect_to(target, context, config)
     }
 
@@ -100,11 +102,11 @@ impl Client {
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::connect_to(Target::Local(connector), context, config)
+        Self::connect_to(ServerLocation::Local(connector), context, config)
     }
 
     fn connect_to(
-        target: Target<Rendezvous>,
+        target: ServerLocation<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -132,15 +134,15 @@ impl Client {
     }
 
     /// Returns the first number of the server.
-    pub fn start(&self) -> u64 {
+    pub fn first_number(&self) -> u64 {
         self.start
     }
 
     /// Gets numbers until the time is over or there are enough. The report includes failures.
-    pub fn run(&mut self, until: Until) -> ClientReport {
-        let mut run = Run::new(until, &self.config);
+    pub fn run(&mut self, until: RunEnd) -> ClientReport {
+        let mut run = ClientRun::new(until, &self.config);
         self.results.numbers = crate::NumberSet::new();
-        self.results.above_at_start = self.results.above;
+        self.results.next_expected_at_start = self.results.next_expected;
         (
             self.results.received,
             self.results.not_increasing,
@@ -166,18 +168,18 @@ impl Client {
             match end {
                 SessionEnd::Done => break,
                 // The next session guesses right: see `lanes`, rule 4.
-                SessionEnd::Renew => self.session = None,
+                SessionEnd::NewSession => self.session = None,
                 SessionEnd::UsedUp => {
                     run.failures.end_reason = Some("the numbers are used up".to_owned());
                     break;
                 }
-                SessionEnd::Broken { lost, why } => {
+                SessionEnd::Failed { lost, why } => {
                     tracing::info!("{lost} requests lost, connecting again: {why}");
                     run.failures.lost += lost as u64;
                     run.failures.reconnects += 1;
                     // Dropping the session destroys its queue pairs and its connection: see `lanes`, rule 5.
                     self.session = None;
-                    if run.is_over(self.results.received) {
+                    if run.is_finished(self.results.received) {
                         break;
                     }
                 }
@@ -187,9 +189,9 @@ impl Client {
     }
 
     /// Gets exactly `count` numbers.
-    pub fn take(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
+    pub fn take_numbers(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
         self.results.all_numbers = Some(Vec::new());
-        let report = self.run(Until::Count(count));
+        let report = self.run(RunEnd::Count(count));
         let numbers = self.results.all_numbers.take().unwrap_or_default();
         if report.requests == count {
             return Ok(numbers);
@@ -198,15 +200,16 @@ impl Client {
             .failures
             .end_reason
             .unwrap_or_else(|| "unknown".to_owned());
-        Err(ClientError::Short {
-            got: report.requests,
-            wanted: count,
+        Err(ClientError::TooFewNumbers {
+            received: report.requests,
+            requested: count,
             why,
         })
     }
 
-    fn report(&mut self, run: Run) -> ClientReport {
-        let seconds = Duration::from_nanos(run.last.saturating_sub(run.started)).as_secs_f64();
+    fn report(&mut self, run: ClientRun) -> ClientReport {
+        let seconds =
+            Duration::from_nanos(run.last_answer_ns.saturating_sub(run.started)).as_secs_f64();
         let mut numbers = std::mem::take(&mut self.results.numbers);
         let requests = self.results.received;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
@@ -221,12 +224,12 @@ impl Client {
             requests,
             seconds,
             rate,
-            latency: Latency::with_mean(&run.latency.all()),
+            latency: LatencySummary::with_mean(&run.latency.into_histogram()),
             doorbells: run.doorbells,
             wrong_guesses: self.results.wrong_guesses,
             not_increasing: self.results.not_increasing,
             duplicates: numbers.duplicates(),
-            failures: Failures {
+            failures: FailureCounts {
                 discarded: self.results.discarded,
                 refused: self.results.refused,
                 ..run.failures
@@ -242,11 +245,11 @@ impl Client {
             .target
             .retry_until(until, || self.open(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
-        if accepted.next < self.results.above {
+        if accepted.next < self.results.next_expected {
             return Err(ClientError::refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
                 accepted.next,
-                self.results.above - 1
+                self.results.next_expected - 1
             )));
         }
         self.design = accepted.design;

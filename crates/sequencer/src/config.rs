@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rpc::herd::Scan;
+use rpc::herd::RegionScan;
 use serde::{Deserialize, Serialize};
 use service::config::in_range;
-use service::{NicConfig, Unsupported};
+use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
 service::designs! {
@@ -90,9 +90,9 @@ pub struct ServerConfig {
     pub queues: Option<usize>,
     /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]
-    pub scan: Scan,
+    pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
-    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::Doorbells::split`].
+    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::split`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
@@ -126,7 +126,7 @@ impl Default for ServerConfig {
             batch: 64,
             answers: None,
             queues: None,
-            scan: Scan::default(),
+            scan: RegionScan::default(),
             split: 1,
             rotate: false,
             send_depth: SEND_DEPTH,
@@ -193,7 +193,7 @@ impl service::ServerConfig for ServerConfig {
         Ok(())
     }
 
-    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+    fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         self.design.check(device)
     }
 

@@ -5,7 +5,7 @@
 //! A number is never given twice, so the counter must never wrap. `u64::MAX` itself is never given: in an answer it
 //! means that the numbers are used up.
 //!
-//! - Where CPUs add ([`Counter::take`]), the counter never exceeds the limit, which is at most [`END`].
+//! - Where CPUs add ([`Counter::take_numbers`]), the counter never exceeds the limit, which is at most [`END`].
 //! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END`] on are invalid: a
 //!   client that gets one stops for good. When the counter has reached this value, the server moves all queue pairs to
 //!   ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most [`MAX_WINDOW`]
@@ -54,18 +54,18 @@ pub struct Counter {
 
 /// The reason why no number can be given now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NumberRefusal {
     /// The numbers are used up.
     UsedUp,
     /// The server is stopping.
     Stopped,
     /// The limit has been reached, and will be raised.
-    NotYet,
+    LimitReached,
 }
 
 impl Counter {
     /// Creates a counter whose first number is `start`. Numbers below `limit` may be given now, and numbers below `end`
-    /// ever. When fewer than `low_water` numbers remain below the limit, [`take`](Self::take) wakes the reserver.
+    /// ever. When fewer than `low_water` numbers remain below the limit, [`take_numbers`](Self::take_numbers) wakes the reserver.
     pub fn new(
         pd: &ProtectionDomain,
         start: u64,
@@ -96,9 +96,9 @@ impl Counter {
 
     /// Takes up to `count` numbers with one atomic operation. Returns the first number and how many were taken.
     #[inline]
-    pub fn take(&self, count: u64) -> Result<(u64, u64), Refusal> {
+    pub fn take_numbers(&self, count: u64) -> Result<(u64, u64), NumberRefusal> {
         let (next, limit) = (self.word(&self.next), self.word(&self.limit));
-        verbs::time::add_to_shared(next);
+        verbs::time::charge_shared_add(next);
         let mut first = next.load(Ordering::Relaxed);
         loop {
             // Pairs with `raise`: a thread that sees a limit sees it after the state file became durable.
@@ -122,15 +122,15 @@ impl Counter {
     }
 
     #[cold]
-    fn refuse(&self, limit: u64) -> Refusal {
+    fn refuse(&self, limit: u64) -> NumberRefusal {
         if limit >= self.end {
-            return Refusal::UsedUp;
+            return NumberRefusal::UsedUp;
         }
         if self.stopped.load(Ordering::Relaxed) {
-            return Refusal::Stopped;
+            return NumberRefusal::Stopped;
         }
         self.wake_reserver();
-        Refusal::NotYet
+        NumberRefusal::LimitReached
     }
 
     #[cold]
@@ -160,7 +160,7 @@ impl Counter {
     }
 
     /// Returns the first number.
-    pub fn start(&self) -> u64 {
+    pub fn first_number(&self) -> u64 {
         self.start
     }
 
@@ -175,7 +175,7 @@ impl Counter {
     }
 
     /// Returns the end: numbers below it may be given ever.
-    pub fn end(&self) -> u64 {
+    pub fn end_of_numbers(&self) -> u64 {
         self.end
     }
 

@@ -44,10 +44,10 @@ pub(crate) use spread::SpreadLane;
 #[repr(C)]
 pub(crate) struct LaneResults {
     /// One more than the largest number so far, over all sessions.
-    pub(crate) above: u64,
-    /// The value of `above` at the start of the run. No request was outstanding then, so all new numbers are at least
+    pub(crate) next_expected: u64,
+    /// The value of `next_expected` at the start of the run. No request was outstanding then, so all new numbers are at least
     /// this.
-    pub(crate) above_at_start: u64,
+    pub(crate) next_expected_at_start: u64,
     pub(crate) received: u64,
     pub(crate) not_increasing: u64,
     pub(crate) refused: u64,
@@ -64,7 +64,7 @@ impl LaneResults {
     #[inline]
     fn record(&mut self, n: u64, floor: u64) {
         self.not_increasing += u64::from(n < floor);
-        self.above = self.above.max(n + 1);
+        self.next_expected = self.next_expected.max(n + 1);
         self.received += 1;
         self.numbers.insert(n);
         if let Some(all) = &mut self.all_numbers {
@@ -78,7 +78,7 @@ pub(crate) trait Lane {
     fn room(&self) -> usize;
     /// Returns the number of unanswered requests.
     fn outstanding(&self) -> usize;
-    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::above`].
+    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::next_expected`].
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
     /// Returns true if this session can give no more numbers, although nothing failed.
     fn needs_new_session(&self) -> bool {
@@ -93,7 +93,7 @@ pub(crate) trait Lane {
 }
 
 /// The network interface of [`SpecLane`]. Tests implement a network that loses, duplicates and reorders.
-pub(crate) trait Datagrams {
+pub(crate) trait DatagramNetwork {
     /// Sends `count` header-only requests with this immediate.
     fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError>;
     /// Takes answers.
@@ -111,7 +111,7 @@ pub(crate) enum SpecAnswer {
     Unknown,
 }
 
-impl Datagrams for datagram::Client {
+impl DatagramNetwork for datagram::Client {
     #[inline]
     fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError> {
         self.send_imm(count, guess)
@@ -137,7 +137,7 @@ pub(crate) struct SpecLane<D = datagram::Client> {
     client: D,
     window: usize,
     guess: u32,
-    wrong: bool,
+    is_guess_wrong: bool,
     outstanding: usize,
     /// True if answers arrive in the order of their numbers.
     ordered: bool,
@@ -150,7 +150,7 @@ impl<D> SpecLane<D> {
             window,
             ordered,
             guess: upper_half(next),
-            wrong: false,
+            is_guess_wrong: false,
             outstanding: 0,
         }
     }
@@ -160,11 +160,11 @@ fn upper_half(n: u64) -> u32 {
     (n >> 32) as u32
 }
 
-impl<D: Datagrams> Lane for SpecLane<D> {
+impl<D: DatagramNetwork> Lane for SpecLane<D> {
     #[inline]
     fn room(&self) -> usize {
         // Rule 4.
-        if self.wrong {
+        if self.is_guess_wrong {
             0
         } else {
             self.window - self.outstanding
@@ -178,7 +178,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
 
     #[inline]
     fn needs_new_session(&self) -> bool {
-        self.wrong && self.outstanding == 0
+        self.is_guess_wrong && self.outstanding == 0
     }
 
     #[inline]
@@ -193,7 +193,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
         let Self {
             client,
             guess,
-            wrong,
+            is_guess_wrong: wrong,
             outstanding,
             ordered,
             ..
@@ -214,8 +214,8 @@ impl<D: Datagrams> Lane for SpecLane<D> {
                 }
             };
             // Rule 3.
-            let late = n < results.above
-                && (*ordered || n < results.above_at_start || results.numbers.contains(n));
+            let late = n < results.next_expected
+                && (*ordered || n < results.next_expected_at_start || results.numbers.contains(n));
             if late || *outstanding == 0 {
                 results.discarded += 1;
                 return;
@@ -226,7 +226,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
                 *wrong = true;
             }
             // The answered request is not known: without an order, any number is permitted.
-            results.record(n, if *ordered { results.above } else { 0 });
+            results.record(n, if *ordered { results.next_expected } else { 0 });
         })?;
         Ok(before - self.outstanding)
     }
@@ -247,7 +247,7 @@ pub(crate) struct RpcLane {
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
     number: u32,
-    waiting: bool,
+    is_outstanding: bool,
     floor: u64,
 }
 
@@ -288,7 +288,7 @@ impl Lane for RpcLane {
         for _ in 0..count {
             *self.slot(number) = Pending {
                 number,
-                waiting: true,
+                is_outstanding: true,
                 floor: above,
             };
             number = number.wrapping_add(1);
@@ -311,13 +311,13 @@ impl Lane for RpcLane {
         client.poll(|answer| {
             let slot = &mut pending[answer.imm.wrapping_sub(1) as usize & mask];
             let n = match answer.u64_le() {
-                Some(n) if slot.waiting && slot.number == answer.imm => n,
+                Some(n) if slot.is_outstanding && slot.number == answer.imm => n,
                 _ => {
                     results.discarded += 1;
                     return;
                 }
             };
-            slot.waiting = false;
+            slot.is_outstanding = false;
             *outstanding -= 1;
             if n == USED_UP {
                 results.refused += 1;
@@ -328,7 +328,7 @@ impl Lane for RpcLane {
         let answered = before - self.outstanding;
         if answered > 0 {
             let next = self.client.next_number();
-            while self.oldest != next && !self.slot(self.oldest).waiting {
+            while self.oldest != next && !self.slot(self.oldest).is_outstanding {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }
@@ -349,12 +349,12 @@ pub(crate) struct AtomicsLane {
     words: Box<[MrSlice]>,
     counter: RemoteMemory,
     limit: u64,
-    reading: bool,
+    is_reading_limit: bool,
     end: u64,
     sent: u64,
     fetched: u64,
     answered: u64,
-    held: VecDeque<u64>,
+    held_back: VecDeque<u64>,
 }
 
 /// The `wr_id` of READs of the limit; the `wr_id` of atomics is the number of requests sent so far.
@@ -386,18 +386,18 @@ impl AtomicsLane {
             words,
             counter,
             limit: 0,
-            reading: false,
+            is_reading_limit: false,
             end,
             sent: 0,
             fetched: 0,
             answered: 0,
-            held: VecDeque::with_capacity(window),
+            held_back: VecDeque::with_capacity(window),
         })
     }
 }
 
 impl Lane for AtomicsLane {
-    /// Returns false: `poll` also READs the limit.
+    /// Returns false: `poll` also READs the limit below which numbers may be used.
     fn only_polls(&self) -> bool {
         false
     }
@@ -439,7 +439,7 @@ impl Lane for AtomicsLane {
             let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
             if wc.wr_id() == LIMIT {
                 self.limit = self.results.read_u64(window * 8)?;
-                self.reading = false;
+                self.is_reading_limit = false;
                 continue;
             }
             while self.fetched < wc.wr_id() {
@@ -450,21 +450,21 @@ impl Lane for AtomicsLane {
                 if n >= self.end {
                     results.refused += 1;
                     self.answered += 1;
-                } else if n < self.limit && self.held.is_empty() {
-                    results.record(n, results.above);
+                } else if n < self.limit && self.held_back.is_empty() {
+                    results.record(n, results.next_expected);
                     self.answered += 1;
                 } else {
-                    self.held.push_back(n);
+                    self.held_back.push_back(n);
                 }
             }
         }
-        while let Some(n) = self.held.pop_front_if(|n| *n < self.limit) {
-            results.record(n, results.above);
+        while let Some(n) = self.held_back.pop_front_if(|n| *n < self.limit) {
+            results.record(n, results.next_expected);
             self.answered += 1;
         }
-        if !self.held.is_empty() && !self.reading {
+        if !self.held_back.is_empty() && !self.is_reading_limit {
             self.qp.post_send(&mut self.read_limit)?;
-            self.reading = true;
+            self.is_reading_limit = true;
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
         Ok((self.answered - before) as usize)

@@ -2,25 +2,25 @@
 //!
 //! Five [`Design`]s give the same numbers at very different cost (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section
 //! 4). A [`Server`] serves one design. [`Client`]s find the server by TCP ([`rendezvous`]) and get numbers by verbs. A
-//! [`Checker`] takes the numbers of all clients and decides whether they came from a correct sequencer.
+//! [`NumberChecker`] takes the numbers of all clients and decides whether they came from a correct sequencer.
 //!
 //! ```
-//! use sequencer::{Checker, Client, ClientConfig, Server, ServerConfig, Until};
+//! use sequencer::{NumberChecker, Client, ClientConfig, Server, ServerConfig, RunEnd};
 //!
 //! let server = Server::start(ServerConfig::default())?;
 //! let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
-//! let report = client.run(Until::Count(10_000));
+//! let report = client.run(RunEnd::Count(10_000));
 //! drop(client);
 //! let stats = server.stop();
 //!
-//! let mut checker = Checker::new(stats.start);
+//! let mut checker = NumberChecker::new(stats.start);
 //! checker.add("the client", &report);
 //! let verdict = checker.verdict(Some(stats.next));
 //! assert!(verdict.ok, "{verdict}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Layers: [`NumberSet`] and [`Checker`] do no I/O. [`counter`] is the shared counter and its limits. [`state`] makes
+//! Layers: [`NumberSet`] and [`NumberChecker`] do no I/O. [`counter`] is the shared counter and its limits. [`state`] makes
 //! restarts safe. `worker` and `client` are the main loops.
 
 #![forbid(unsafe_code)]
@@ -38,14 +38,16 @@ mod server;
 pub mod state;
 mod worker;
 
-pub use checker::{Checker, Verdict};
+pub use checker::{NumberChecker, NumberVerdict};
 pub use client::{Client, ClientError};
 pub use config::{ClientConfig, Design, ServerConfig, WindowPolicy};
 pub use numbers::NumberSet;
-pub use report::{ClientReport, Failures, ServerStats, Until};
-pub use rpc::herd::Scan;
+pub use report::{ClientReport, FailureCounts, RunEnd, ServerStats};
+pub use rpc::herd::RegionScan;
 pub use server::{Sequencer, ServerRuntime};
-pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
+pub use service::{
+    ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
+};
 
 /// A running server. Dropping the server stops it.
 ///
@@ -62,4 +64,4 @@ pub type LocalServer = service::LocalServer<Sequencer>;
 /// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Sequencer>;
 /// Connects clients to a [`LocalServer`].
-pub type Connector = service::Connector<rendezvous::Rendezvous>;
+pub type Connector = service::LocalConnector<rendezvous::Rendezvous>;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 mod chunk;
 
-use chunk::{Chunk, Duplicates, NUMBERS as CHUNK, WORDS};
+use chunk::{DuplicateNumbers, NUMBERS as CHUNK, NumberChunk, WORDS};
 
 /// A set of `u64`. Full chunks of 65,536 numbers are stored as runs. Other chunks are stored as runs or as bitmaps,
 /// whichever is smaller.
@@ -32,7 +32,7 @@ pub struct NumberSet {
     len: u64,
     /// The first chunk of each run of full chunks, mapped to the chunk after the run.
     full: BTreeMap<u64, u64>,
-    partial: BTreeMap<u64, Chunk>,
+    partial: BTreeMap<u64, NumberChunk>,
 }
 
 /// Largest number of runs in `pending_runs`.
@@ -114,7 +114,7 @@ impl NumberSet {
     }
 
     /// Adds `count` numbers from `start` on, all of one chunk. Returns those that were already in the set.
-    fn insert_run(&mut self, start: u64, count: u64) -> Duplicates {
+    fn insert_run(&mut self, start: u64, count: u64) -> DuplicateNumbers {
         let chunk = start / CHUNK;
         // Usually the run extends the last chunk, which has room: full chunks are not in `partial`.
         if let Some(mut last) = self.partial.last_entry()
@@ -130,15 +130,15 @@ impl NumberSet {
         }
         if self.is_full(chunk) {
             let first = Some(start);
-            return Duplicates { count, first };
+            return DuplicateNumbers { count, first };
         }
         if count == CHUNK && !self.partial.contains_key(&chunk) {
             self.len += CHUNK;
             self.add_full(chunk, chunk + 1);
-            return Duplicates::default();
+            return DuplicateNumbers::default();
         }
         let entry = self.partial.entry(chunk);
-        let chunk_set = entry.or_insert_with(Chunk::new);
+        let chunk_set = entry.or_insert_with(NumberChunk::new);
         let duplicates = add(chunk_set, start, count);
         self.len += count - duplicates.count;
         if chunk_set.len() == CHUNK {
@@ -228,7 +228,7 @@ impl NumberSet {
     /// Adds all numbers of `other`. Returns how many were in both, and one of them.
     pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
         self.flush();
-        let mut all = Duplicates::default();
+        let mut all = DuplicateNumbers::default();
         for (first, last) in other.runs() {
             let mut at = first;
             loop {
@@ -277,10 +277,10 @@ fn join_runs(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
 
 /// Adds `count` numbers from `start` on to their chunk. Returns those that were already in the chunk.
 #[inline]
-fn add(chunk: &mut Chunk, start: u64, count: u64) -> Duplicates {
+fn add(chunk: &mut NumberChunk, start: u64, count: u64) -> DuplicateNumbers {
     let duplicates = chunk.add(index_in_chunk(start), index_in_chunk(start + (count - 1)));
     let first = duplicates.first.map(|index| start / CHUNK * CHUNK + index);
-    Duplicates {
+    DuplicateNumbers {
         first,
         ..duplicates
     }
@@ -343,7 +343,7 @@ impl From<NumberSet> for SerializedSet {
                 packed.runs.extend(runs);
             } else {
                 let mut text = String::with_capacity(WORDS * 16);
-                for word in chunk_set.words() {
+                for word in chunk_set.bitmap_words() {
                     // Writing to a String cannot fail.
                     let _ = write!(text, "{word:016x}");
                 }

@@ -125,7 +125,7 @@ pub struct Accepted {
     pub workers: Vec<RemoteMemory>,
     /// The layout of the request slots (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layout: Option<rpc::herd::Layout>,
+    pub layout: Option<rpc::herd::RequestRegionLayout>,
 }
 
 #[cfg(test)]

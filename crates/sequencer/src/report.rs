@@ -1,14 +1,14 @@
 //! The reports of clients and servers, which are sent as JSON.
 
 use serde::{Deserialize, Serialize};
-use service::Latency;
+use service::LatencySummary;
 
 use crate::{Design, NumberSet};
 
 /// The end of a client's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Until {
+pub enum RunEnd {
     /// After this many milliseconds.
     DurationMs(u64),
     /// After this many numbers.
@@ -17,7 +17,7 @@ pub enum Until {
 
 /// Counts of failures; all zero in a good run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failures {
+pub struct FailureCounts {
     /// Requests that got no answer in time. Each may have used up a number that no client got.
     pub lost: u64,
     /// Answers that were dropped because they matched no request, or arrived out of order.
@@ -45,7 +45,7 @@ pub struct ClientReport {
     /// Numbers per second.
     pub rate: f64,
     /// Latencies from the doorbell of a postlist to its last answer.
-    pub latency: Latency,
+    pub latency: LatencySummary,
     /// Doorbells for requests.
     pub doorbells: u64,
     /// Wrong speculations on the upper four bytes (`spec-s0`).
@@ -55,7 +55,7 @@ pub struct ClientReport {
     /// Numbers that this client got twice; must be 0.
     pub duplicates: u64,
     /// Counts of failures.
-    pub failures: Failures,
+    pub failures: FailureCounts,
     /// The numbers.
     pub numbers: NumberSet,
 }

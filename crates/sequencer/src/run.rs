@@ -6,15 +6,15 @@ use hdrhistogram::Histogram;
 use verbs::{Waiter, time};
 
 use crate::lanes::{Lane, LaneResults};
-use crate::{ClientConfig, Failures, Until, WindowPolicy};
+use crate::{ClientConfig, FailureCounts, RunEnd, WindowPolicy};
 
 /// The reason why a session ended.
 pub(crate) enum SessionEnd {
     Done,
     /// No error, but the run continues in a new session.
-    Renew,
+    NewSession,
     UsedUp,
-    Broken {
+    Failed {
         lost: usize,
         why: String,
     },
@@ -22,7 +22,7 @@ pub(crate) enum SessionEnd {
 
 /// A run over one or more sessions.
 #[repr(C)]
-pub(crate) struct Run {
+pub(crate) struct ClientRun {
     count: u64,
     batch: usize,
     /// Smallest room in the window for which requests are sent while answers arrive.
@@ -32,10 +32,10 @@ pub(crate) struct Run {
     end: Option<u64>,
     deadline_ns: u64,
     pub(crate) doorbells: u64,
-    pub(crate) last: u64,
-    pub(crate) latency: Latencies,
+    pub(crate) last_answer_ns: u64,
+    pub(crate) latency: LatencyRecorder,
     pub(crate) started: u64,
-    pub(crate) failures: Failures,
+    pub(crate) failures: FailureCounts,
 }
 
 /// Cap for latencies in nanoseconds: a minute.
@@ -44,7 +44,7 @@ const MAX_LATENCY_NS: u64 = 60_000_000_000;
 /// A histogram with a buffer of recent latencies. With hundreds of clients on a simulated NIC the histogram is not in
 /// any cache, so several latencies are added at once.
 #[repr(C)]
-pub(crate) struct Latencies {
+pub(crate) struct LatencyRecorder {
     count: usize,
     recent: [u64; RECENT],
     histogram: Histogram<u64>,
@@ -53,7 +53,7 @@ pub(crate) struct Latencies {
 /// Number of buffered latencies.
 const RECENT: usize = 8;
 
-impl Latencies {
+impl LatencyRecorder {
     fn new(digits: u8) -> Self {
         Self {
             recent: [0; RECENT],
@@ -82,19 +82,19 @@ impl Latencies {
     }
 
     /// Returns the histogram of all latencies.
-    pub(crate) fn all(mut self) -> Histogram<u64> {
+    pub(crate) fn into_histogram(mut self) -> Histogram<u64> {
         self.flush();
         self.histogram
     }
 }
 
-impl Run {
-    pub(crate) fn new(until: Until, config: &ClientConfig) -> Self {
+impl ClientRun {
+    pub(crate) fn new(until: RunEnd, config: &ClientConfig) -> Self {
         let started = time::now_ns();
         let (count, end) = match until {
-            Until::Count(n) => (n, None),
+            RunEnd::Count(n) => (n, None),
             // A duration that overflows means no time limit.
-            Until::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
+            RunEnd::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
         };
         Self {
             count,
@@ -107,14 +107,14 @@ impl Run {
             stop_and_go: config.policy == WindowPolicy::StopAndGo,
             deadline_ns: u64::try_from(config.deadline().as_nanos()).unwrap_or(u64::MAX),
             started,
-            last: started,
-            latency: Latencies::new(config.latency_digits),
+            last_answer_ns: started,
+            latency: LatencyRecorder::new(config.latency_digits),
             doorbells: 0,
-            failures: Failures::default(),
+            failures: FailureCounts::default(),
         }
     }
 
-    pub(crate) fn is_over(&self, got: u64) -> bool {
+    pub(crate) fn is_finished(&self, got: u64) -> bool {
         got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
     }
 
@@ -134,14 +134,14 @@ impl Run {
     /// the caches.
     #[inline(never)]
     pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, results: &mut LaneResults) -> SessionEnd {
-        let broken = |lane: &L, why: &dyn std::fmt::Display| SessionEnd::Broken {
+        let broken = |lane: &L, why: &dyn std::fmt::Display| SessionEnd::Failed {
             lost: lane.outstanding(),
             why: why.to_string(),
         };
         let (mut sent, mut answered) = (0u64, 0u64);
         // Outstanding postlists: the number of requests sent including the postlist, and the time.
         let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
-        let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
+        let mut waiter = Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
         let refused = results.refused;
         let (mut fresh, mut overdue) = (None, false);
@@ -154,7 +154,7 @@ impl Run {
                 // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
                 while room >= self.min_room || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.batch);
-                    if let Err(e) = lane.send(n, results.above) {
+                    if let Err(e) = lane.send(n, results.next_expected) {
                         return broken(lane, &e);
                     }
                     self.doorbells += 1;
@@ -176,10 +176,10 @@ impl Run {
                 progress = true;
                 answered += got as u64;
                 if marks.front().is_some_and(|m| m.0 <= answered) {
-                    self.last = time::now_ns();
-                    fresh = Some(self.last);
+                    self.last_answer_ns = time::now_ns();
+                    fresh = Some(self.last_answer_ns);
                     while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
-                        self.latency.add(self.last.saturating_sub(at));
+                        self.latency.add(self.last_answer_ns.saturating_sub(at));
                     }
                 }
                 stopping |= results.refused > refused;
@@ -193,7 +193,7 @@ impl Run {
                     return SessionEnd::Done;
                 }
                 if lane.needs_new_session() {
-                    return SessionEnd::Renew;
+                    return SessionEnd::NewSession;
                 }
             }
             fresh = None;
@@ -265,7 +265,7 @@ mod tests {
                 batch: 1,
                 ..ClientConfig::default()
             };
-            Run::new(Until::Count(1), &config).drive(self, &mut LaneResults::default())
+            ClientRun::new(RunEnd::Count(1), &config).drive(self, &mut LaneResults::default())
         }
     }
 
@@ -314,7 +314,7 @@ mod tests {
             }
             false
         });
-        assert!(matches!(lane.run(), SessionEnd::Broken { lost: 1, .. }));
+        assert!(matches!(lane.run(), SessionEnd::Failed { lost: 1, .. }));
         assert!(lane.polls < 256, "{} polls", lane.polls);
     }
 
@@ -363,7 +363,7 @@ mod tests {
             sends: Vec::new(),
         };
         let mut results = LaneResults::default();
-        let end = Run::new(Until::Count(16), &config).drive(&mut lane, &mut results);
+        let end = ClientRun::new(RunEnd::Count(16), &config).drive(&mut lane, &mut results);
         assert!(matches!(end, SessionEnd::Done) && results.received == 16);
         lane.sends
     }

@@ -5,17 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpc::{Counts, RpcError, UdPortConfig, datagram, herd};
+use rpc::{RpcError, RpcWorkerCounts, UdPortConfig, datagram, herd};
 use service::worker::lock;
 use service::{
-    ClientCounts, Failure, Protocol, Refused, ServerError, Service, Slot, Slots, qp::responder,
+    ClientCounts, ClientSlot, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
+    Service, qp::responder,
 };
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
 use crate::state::StateFile;
-use crate::worker::{self, Command, Engine, WorkerShared};
+use crate::worker::{self, Command, RpcServer, WorkerShared};
 use crate::{Design, ServerConfig, ServerStats};
 
 /// The sequencer service that a [`Server`](crate::Server) runs.
@@ -28,7 +29,7 @@ pub struct Sequencer {
     cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
-    slots: Slots,
+    slots: FreeSlots,
     /// The clients' queue pairs by client slot, for `atomics`.
     rcs: Mutex<HashMap<u32, QueuePair<Rc>>>,
     /// The state file, until the reserver thread takes it.
@@ -50,13 +51,13 @@ pub enum ServerRuntime {
 #[derive(Debug)]
 pub struct Session {
     sequencer: Arc<Sequencer>,
-    slot: Slot,
-    worker_slots: Vec<WorkerSlot>,
+    slot: ClientSlot,
+    worker_slots: Vec<ClientSlotAtWorker>,
 }
 
 /// The slot of a client at a worker.
 #[derive(Debug, Clone, Copy)]
-struct WorkerSlot {
+struct ClientSlotAtWorker {
     worker: usize,
     index: u32,
     /// The part of the client's window that the worker has reserved.
@@ -66,7 +67,7 @@ struct WorkerSlot {
 impl Drop for Session {
     fn drop(&mut self) {
         for slot in self.worker_slots.drain(..) {
-            let WorkerSlot {
+            let ClientSlotAtWorker {
                 worker,
                 index,
                 window,
@@ -82,7 +83,7 @@ impl Service for Sequencer {
     type Protocol = Rendezvous;
     type Config = ServerConfig;
     type Runtime = ServerRuntime;
-    type Worker = Engine;
+    type Worker = RpcServer;
     type WorkerError = RpcError;
     type Session = Session;
     type Stats = ServerStats;
@@ -91,7 +92,7 @@ impl Service for Sequencer {
         context: &Context,
         config: ServerConfig,
         runtime: ServerRuntime,
-    ) -> Result<(Arc<Self>, Vec<Engine>), ServerError> {
+    ) -> Result<(Arc<Self>, Vec<RpcServer>), ServerError> {
         if runtime == ServerRuntime::Caller && config.state.is_some() {
             return Err(ServerError::Config(
                 "a server without threads keeps no state file".to_owned(),
@@ -113,7 +114,7 @@ impl Service for Sequencer {
             pd,
             counter,
             workers,
-            slots: Slots::new(config.max_clients),
+            slots: FreeSlots::new(config.max_clients),
             rcs: Mutex::default(),
             state: Mutex::new(state),
             stop: AtomicBool::new(false),
@@ -135,27 +136,27 @@ impl Service for Sequencer {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
         let design = self.config.design;
         if hello.design != design {
-            return Err(Refused::permanent(format!(
+            return Err(RefusedClient::permanent(format!(
                 "this server serves design {design}, not {}",
                 hello.design
             )));
         }
-        if self.counter.next() >= self.counter.end() {
-            return Err(Refused::permanent(format!(
+        if self.counter.next() >= self.counter.end_of_numbers() {
+            return Err(RefusedClient::permanent(format!(
                 "the numbers are used up: design {design} gives none from {} on",
-                self.counter.end()
+                self.counter.end_of_numbers()
             )));
         }
         let full = || {
             let max = self.config.max_clients;
-            Refused::temporary(format!("this server has its {max} clients already"))
+            RefusedClient::temporary(format!("this server has its {max} clients already"))
         };
         let mut session = Session {
             sequencer: Arc::clone(self),
-            slot: self.slots.take().ok_or_else(full)?,
+            slot: self.slots.take_free_slot().ok_or_else(full)?,
             worker_slots: Vec::new(),
         };
         let accepted = match design {
@@ -168,14 +169,14 @@ impl Service for Sequencer {
         Ok((accepted, session))
     }
 
-    fn work(&self, index: usize, engine: Engine) -> Result<(), RpcError> {
+    fn work(&self, index: usize, engine: RpcServer) -> Result<(), RpcError> {
         let speculate = self.config.design == Design::SpecS0;
         worker::run(engine, &self.workers[index], &self.counter, speculate)
     }
 
     fn background(
         self: &Arc<Self>,
-        failure: &Failure,
+        failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
         let state = lock(&self.state).take();
         if state.is_none() && self.config.design != Design::Atomics {
@@ -187,8 +188,8 @@ impl Service for Sequencer {
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
-        let (start, next) = (self.counter.start(), self.counter.next());
-        let mut counts = Counts::default();
+        let (start, next) = (self.counter.first_number(), self.counter.next());
+        let mut counts = RpcWorkerCounts::default();
         for worker in &self.workers {
             counts.add(&worker.mailbox.counts());
         }
@@ -247,7 +248,7 @@ fn engines(
     port: PortGid,
     context: &Context,
     pd: &ProtectionDomain,
-) -> Result<Vec<(Engine, Arc<WorkerShared>)>, ServerError> {
+) -> Result<Vec<(RpcServer, Arc<WorkerShared>)>, ServerError> {
     let max_qp_wr = context.query_device()?.max_qp_wr;
     let base = UdPortConfig {
         port_num: port.port_num,
@@ -279,15 +280,15 @@ fn datagram_engine(
     config: &ServerConfig,
     pd: &ProtectionDomain,
     port: &UdPortConfig,
-) -> Result<(Engine, Arc<WorkerShared>), ServerError> {
+) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
     let answers = config.answers.unwrap_or(config.batch);
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
         if config.rotate {
-            let server = server.rotating(pd, config.queues(), port)?;
-            return Ok(server.answering(answers));
+            let server = server.with_answer_queues(pd, config.queues(), port)?;
+            return Ok(server.with_max_answers(answers));
         }
-        Ok(server.answering(answers))
+        Ok(server.with_max_answers(answers))
     };
     let receiving = if config.rotate { 1 } else { config.queues() };
     let servers = (0..receiving).map(server);
@@ -301,15 +302,15 @@ fn datagram_engine(
             "datagrams without a channel".to_owned(),
         ));
     };
-    Ok((Engine::Datagram(servers, channel), Arc::new(shared)))
+    Ok((RpcServer::Datagram(servers, channel), Arc::new(shared)))
 }
 
 fn herd_engine(
     config: &ServerConfig,
     pd: &ProtectionDomain,
     port: &UdPortConfig,
-) -> Result<(Engine, Arc<WorkerShared>), ServerError> {
-    let doorbells = herd::Doorbells {
+) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
+    let doorbells = herd::DoorbellPolicy {
         batch: match config.design {
             Design::Rpc => 1,
             _ => config.batch,
@@ -319,12 +320,12 @@ fn herd_engine(
         split: config.split,
     };
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
-    let layout = herd::Layout { window, payload: 0 };
+    let layout = herd::RequestRegionLayout { window, payload: 0 };
     let server = herd::Server::new(pd, layout, config.max_clients, doorbells, port);
     let server = server.map_err(ServerError::service)?;
     let region = Some((server.region(), layout));
     let shared = WorkerShared::new(Vec::new(), region, config.max_clients, usize::MAX)?;
-    Ok((Engine::Herd(Box::new(server)), Arc::new(shared)))
+    Ok((RpcServer::Herd(Box::new(server)), Arc::new(shared)))
 }
 
 impl Sequencer {
@@ -334,10 +335,10 @@ impl Sequencer {
     }
 
     /// Keeps the limit ahead of the counter, and ends `atomics` when the numbers are used up.
-    fn reserve(&self, mut state: Option<StateFile>, failure: &Failure) {
+    fn reserve(&self, mut state: Option<StateFile>, failure: &FirstFailure) {
         self.counter.reserve_from_this_thread();
         let atomics = self.config.design == Design::Atomics;
-        let end = self.counter.end();
+        let end = self.counter.end_of_numbers();
         while !self.stop.load(Ordering::Acquire) {
             let (next, limit) = (self.counter.next(), self.counter.limit());
             if atomics && next >= end {
@@ -372,9 +373,9 @@ impl Sequencer {
     fn accepted(&self, endpoint: verbs::QpEndpoint) -> Accepted {
         Accepted {
             design: self.config.design,
-            start: self.counter.start(),
+            start: self.counter.first_number(),
             next: self.counter.next(),
-            end: self.counter.end(),
+            end: self.counter.end_of_numbers(),
             endpoint,
             counter: None,
             limit: None,
@@ -385,8 +386,8 @@ impl Sequencer {
         }
     }
 
-    fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, Refused> {
-        let peer = hello.rc.ok_or_else(|| missing("rc"))?;
+    fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, RefusedClient> {
+        let peer = hello.rc.ok_or_else(|| missing_endpoint("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, access, &peer)?;
         lock(&self.rcs).insert(slot, qp);
@@ -403,42 +404,44 @@ impl Sequencer {
     fn admit_spec(
         &self,
         hello: &Hello,
-        worker_slots: &mut Vec<WorkerSlot>,
-    ) -> Result<Accepted, Refused> {
-        let peer = hello.ud.ok_or_else(|| missing("ud"))?;
+        worker_slots: &mut Vec<ClientSlotAtWorker>,
+    ) -> Result<Accepted, RefusedClient> {
+        let peer = hello.ud.ok_or_else(|| missing_endpoint("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
-        let to = to.map_err(Refused::temporary)?;
+        let to = to.map_err(RefusedClient::temporary)?;
         let (worker, index) = self.take_slot(hello.window, worker_slots)?;
         let added = worker
             .mailbox
             .call(|done| Command::AddDatagram { index, to, done });
-        added.map_err(Refused::temporary)?;
+        added.map_err(RefusedClient::temporary)?;
         let queue = index as usize % worker.endpoints.len().max(1);
         let endpoint = worker.endpoints.get(queue);
-        let endpoint = endpoint.ok_or_else(|| Refused::temporary("the worker has no endpoint"))?;
+        let endpoint =
+            endpoint.ok_or_else(|| RefusedClient::temporary("the worker has no endpoint"))?;
         Ok(self.accepted(*endpoint))
     }
 
     fn admit_herd(
         &self,
         hello: &Hello,
-        worker_slots: &mut Vec<WorkerSlot>,
-    ) -> Result<Accepted, Refused> {
+        worker_slots: &mut Vec<ClientSlotAtWorker>,
+    ) -> Result<Accepted, RefusedClient> {
         let (uc, ud) = (
-            hello.uc.ok_or_else(|| missing("uc"))?,
-            hello.ud.ok_or_else(|| missing("ud"))?,
+            hello.uc.ok_or_else(|| missing_endpoint("uc"))?,
+            hello.ud.ok_or_else(|| missing_endpoint("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, (&uc, &ud));
-        let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
+        let herd::ConnectedClient { endpoint, qp, to } =
+            connected.map_err(RefusedClient::temporary)?;
         let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let add = |worker: &WorkerShared, index, tag| {
             let slots = worker.region.and_then(|(region, layout)| {
                 let slots = herd::region_of(&region, &layout, index)?;
-                Some((slots, herd::Layout { window, ..layout }))
+                Some((slots, herd::RequestRegionLayout { window, ..layout }))
             });
-            let found =
-                slots.ok_or_else(|| Refused::temporary("the worker has no request region"))?;
+            let found = slots
+                .ok_or_else(|| RefusedClient::temporary("the worker has no request region"))?;
             let added = worker.mailbox.call(|done| Command::AddHerd {
                 index,
                 qp: Arc::clone(&qp),
@@ -446,14 +449,14 @@ impl Sequencer {
                 slots: (window, tag),
                 done,
             });
-            added.map_err(Refused::temporary)?;
-            Ok::<_, Refused>(found)
+            added.map_err(RefusedClient::temporary)?;
+            Ok::<_, RefusedClient>(found)
         };
         let mut accepted = self.accepted(endpoint);
         if hello.spread {
             for number in 0..self.workers.len() {
                 let tag = herd::Tag::of_worker(number);
-                let tag = tag.ok_or_else(|| Refused::permanent("it has too many workers"))?;
+                let tag = tag.ok_or_else(|| RefusedClient::permanent("it has too many workers"))?;
                 let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
                 accepted.workers.push(slots);
@@ -471,8 +474,8 @@ impl Sequencer {
     fn take_slot(
         &self,
         window: usize,
-        worker_slots: &mut Vec<WorkerSlot>,
-    ) -> Result<(&WorkerShared, u32), Refused> {
+        worker_slots: &mut Vec<ClientSlotAtWorker>,
+    ) -> Result<(&WorkerShared, u32), RefusedClient> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.client_slots);
             p.has_room(window).then_some(p.clients)
@@ -480,7 +483,7 @@ impl Sequencer {
         let best = (0..self.workers.len())
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))
             .min();
-        let (_, number) = best.ok_or_else(no_room)?;
+        let (_, number) = best.ok_or_else(no_room_refusal)?;
         self.take_slot_at(number, window, worker_slots)
     }
 
@@ -489,13 +492,13 @@ impl Sequencer {
         &self,
         number: usize,
         window: usize,
-        worker_slots: &mut Vec<WorkerSlot>,
-    ) -> Result<(&WorkerShared, u32), Refused> {
+        worker_slots: &mut Vec<ClientSlotAtWorker>,
+    ) -> Result<(&WorkerShared, u32), RefusedClient> {
         let worker = &self.workers[number];
         let index = lock(&worker.client_slots)
-            .take(window)
-            .ok_or_else(no_room)?;
-        worker_slots.push(WorkerSlot {
+            .reserve_client_index(window)
+            .ok_or_else(no_room_refusal)?;
+        worker_slots.push(ClientSlotAtWorker {
             worker: number,
             index,
             window,
@@ -504,13 +507,13 @@ impl Sequencer {
     }
 }
 
-fn no_room() -> Refused {
-    Refused::temporary(
+fn no_room_refusal() -> RefusedClient {
+    RefusedClient::temporary(
         "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
          recv-depth",
     )
 }
 
-fn missing(what: &str) -> Refused {
-    Refused::permanent(format!("the message lacks the endpoint {what:?}"))
+fn missing_endpoint(what: &str) -> RefusedClient {
+    RefusedClient::permanent(format!("the message lacks the endpoint {what:?}"))
 }

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpc::{Counts, Handler, Reply, Request, RpcError, datagram, herd};
+use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, datagram, herd};
 use rustix::event::{PollFd, PollFlags, poll};
-use service::worker::{self, Done, Mailbox, Wake, Work, lock};
+use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop, lock};
 use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
 
-use crate::counter::{Counter, Refusal, USED_UP};
+use crate::counter::{Counter, NumberRefusal, USED_UP};
 
 /// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
@@ -16,9 +16,9 @@ pub(crate) struct WorkerShared {
     /// Endpoints to which clients send (`spec-s0`): the client with index `i` uses the one at `i` modulo their number.
     pub(crate) endpoints: Vec<QpEndpoint>,
     /// The request region and its layout (`rpc` designs).
-    pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
+    pub(crate) region: Option<(verbs::RemoteMemory, herd::RequestRegionLayout)>,
     pub(crate) client_slots: Mutex<ClientSlots>,
-    pub(crate) mailbox: Mailbox<Command, Counts>,
+    pub(crate) mailbox: Mailbox<Command, RpcWorkerCounts>,
 }
 
 /// Free client slots of a worker.
@@ -44,7 +44,7 @@ impl ClientSlots {
     }
 
     /// Takes a client index; returns `None` if no queue pair has room.
-    pub(crate) fn take(&mut self, window: usize) -> Option<u32> {
+    pub(crate) fn reserve_client_index(&mut self, window: usize) -> Option<u32> {
         let index = self.free.remove(self.find_free(window)?);
         let queue = index as usize % self.free_capacity.len();
         self.free_capacity[queue] -= window;
@@ -86,7 +86,7 @@ pub(crate) enum Command {
 impl WorkerShared {
     pub(crate) fn new(
         endpoints: Vec<QpEndpoint>,
-        region: Option<(verbs::RemoteMemory, herd::Layout)>,
+        region: Option<(verbs::RemoteMemory, herd::RequestRegionLayout)>,
         max_clients: usize,
         window: usize,
     ) -> std::io::Result<Self> {
@@ -111,15 +111,15 @@ impl WorkerShared {
 
 /// One of the two servers of the `rpc` crate.
 #[derive(Debug)]
-pub enum Engine {
+pub enum RpcServer {
     /// One server for each receiving queue pair.
     Datagram(Vec<datagram::Server>, verbs::CompletionChannel),
     Herd(Box<herd::Server>),
 }
 
-impl Engine {
-    fn counts(&self) -> Counts {
-        let mut sum = Counts::default();
+impl RpcServer {
+    fn counts(&self) -> RpcWorkerCounts {
+        let mut sum = RpcWorkerCounts::default();
         match self {
             Self::Datagram(servers, _) => servers.iter().for_each(|s| sum.add(s.counts())),
             Self::Herd(s) => sum.add(s.counts()),
@@ -190,13 +190,13 @@ fn server_of(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Ser
 
 /// Serves requests until the worker gets the stop command.
 pub(crate) fn run(
-    engine: Engine,
+    engine: RpcServer,
     shared: &WorkerShared,
     counter: &Counter,
     speculate: bool,
 ) -> Result<(), RpcError> {
     let handler = NumberHandler { counter, speculate };
-    let mut running = Running {
+    let mut running = RunningWorker {
         engine,
         shared,
         handler,
@@ -204,16 +204,16 @@ pub(crate) fn run(
     worker::run(&mut running, &shared.mailbox)
 }
 
-struct Running<'r> {
-    engine: Engine,
+struct RunningWorker<'r> {
+    engine: RpcServer,
     shared: &'r WorkerShared,
     handler: NumberHandler<'r>,
 }
 
-impl Work for Running<'_> {
+impl WorkerLoop for RunningWorker<'_> {
     type Error = RpcError;
     type Command = Command;
-    type Counts = Counts;
+    type Counts = RpcWorkerCounts;
 
     #[cold]
     fn execute(&mut self, command: Command) -> bool {
@@ -233,31 +233,31 @@ impl Work for Running<'_> {
         self.engine.poll(&mut self.handler)
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> RpcWorkerCounts {
         self.engine.counts()
     }
 
     #[inline]
     fn idle(&self, waiter: &mut Waiter) {
         match &self.engine {
-            Engine::Datagram(..) => waiter.idle(),
-            Engine::Herd(s) => waiter.idle_on(s.memory()),
+            RpcServer::Datagram(..) => waiter.idle(),
+            RpcServer::Herd(s) => waiter.idle_reading(s.memory()),
         }
     }
 
     /// Sleeps until a datagram or a command arrives. With HERD, whose requests generate no event, the sleep has a time
     /// limit.
     #[cold]
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+    fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         match &mut self.engine {
-            Engine::Datagram(servers, channel) => {
+            RpcServer::Datagram(servers, channel) => {
                 // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
                 // between.
                 if !is_armed(waiter) {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
                     }
-                    waiter.slept();
+                    waiter.record_sleep();
                     return Ok(());
                 }
                 let mut fds = [
@@ -272,9 +272,9 @@ impl Work for Running<'_> {
                 waiter.reset();
                 wake.drain();
             }
-            Engine::Herd(s) => {
+            RpcServer::Herd(s) => {
                 wake.wait(s.has_clients().then(|| waiter.next_sleep()));
-                waiter.slept();
+                waiter.record_sleep();
             }
         }
         Ok(())
@@ -295,20 +295,20 @@ struct NumberHandler<'c> {
 /// Numbers that were taken for a batch, with one atomic operation if the limit allows.
 struct BatchNumbers {
     first: u64,
-    left: u64,
-    wanted: u64,
+    remaining: u64,
+    missing: u64,
 }
 
 impl NumberHandler<'_> {
     #[inline]
     fn next(&self, batch: &mut BatchNumbers) -> Option<u64> {
-        if batch.left == 0 && !self.refill(batch) {
+        if batch.remaining == 0 && !self.refill(batch) {
             return None;
         }
         let n = batch.first;
         batch.first = n.wrapping_add(1);
-        batch.left -= 1;
-        batch.wanted = batch.wanted.saturating_sub(1);
+        batch.remaining -= 1;
+        batch.missing = batch.missing.saturating_sub(1);
         Some(n)
     }
 
@@ -317,45 +317,45 @@ impl NumberHandler<'_> {
     fn refill(&self, batch: &mut BatchNumbers) -> bool {
         let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));
         loop {
-            match self.counter.take(batch.wanted.max(1)) {
+            match self.counter.take_numbers(batch.missing.max(1)) {
                 Ok((first, n)) => {
-                    (batch.first, batch.left) = (first, n);
+                    (batch.first, batch.remaining) = (first, n);
                     return true;
                 }
-                Err(Refusal::UsedUp) => {
-                    (batch.first, batch.left) = (USED_UP, 1);
+                Err(NumberRefusal::UsedUp) => {
+                    (batch.first, batch.remaining) = (USED_UP, 1);
                     return true;
                 }
-                Err(Refusal::Stopped) => return false,
-                Err(Refusal::NotYet) => waiter.idle(),
+                Err(NumberRefusal::Stopped) => return false,
+                Err(NumberRefusal::LimitReached) => waiter.idle(),
             }
         }
     }
 }
 
-impl Handler for NumberHandler<'_> {
+impl RpcHandler for NumberHandler<'_> {
     type Batch = BatchNumbers;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> BatchNumbers {
-        verbs::time::serve(requests);
+        verbs::time::charge_requests(requests);
         let wanted = requests as u64;
-        match self.counter.take(wanted) {
+        match self.counter.take_numbers(wanted) {
             Ok((first, left)) => BatchNumbers {
                 first,
-                left,
-                wanted,
+                remaining: left,
+                missing: wanted,
             },
             Err(_) => BatchNumbers {
                 first: 0,
-                left: 0,
-                wanted,
+                remaining: 0,
+                missing: wanted,
             },
         }
     }
 
     #[inline]
-    fn handle(&mut self, batch: &mut BatchNumbers, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(&mut self, batch: &mut BatchNumbers, request: Request<'_>, reply: RequestReply<'_>) {
         let Some(n) = self.next(batch) else { return };
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
         if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP {

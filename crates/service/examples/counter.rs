@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rpc::herd::{self, Connected, Doorbells, Layout};
-use rpc::{Counts, Handler, Reply, Request, RpcError, UdPortConfig};
+use rpc::herd::{self, ConnectedClient, DoorbellPolicy, RequestRegionLayout};
+use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPortConfig};
 use serde::{Deserialize, Serialize};
-use service::worker::{self, Done, Mailbox, Wake, Work};
+use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
 use service::{
-    Capabilities, ClientCounts, NicConfig, Protocol, Refused, ServerError, Service, Slot, Slots,
-    Target, Unsupported, config::in_range,
+    Capabilities, ClientCounts, ClientSlot, FreeSlots, NicConfig, Protocol, RefusedClient,
+    ServerError, ServerLocation, Service, UnsupportedDesign, config::in_range,
 };
 use verbs::{
     CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, RemoteMemory, Waiter,
@@ -39,7 +39,7 @@ impl service::ServerConfig for Config {
     fn check(&self) -> Result<(), String> {
         in_range("max_clients", self.max_clients, 1..=64)
     }
-    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported> {
+    fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         Design::Rpc.check(device)
     }
     fn listen(&self) -> &str {
@@ -54,7 +54,7 @@ impl service::ServerConfig for Config {
 }
 
 /// Layout of a client's request slots: 8 bytes, the number to add.
-const LAYOUT: Layout = Layout {
+const LAYOUT: RequestRegionLayout = RequestRegionLayout {
     window: 16,
     payload: 8,
 };
@@ -123,21 +123,21 @@ struct Counter {
     cq: CompletionQueue,
     value: AtomicU64,
     region: RemoteMemory,
-    slots: Slots,
-    mailbox: Mailbox<Command, Counts>,
+    slots: FreeSlots,
+    mailbox: Mailbox<Command, RpcWorkerCounts>,
 }
 
 /// Command to the worker.
 #[derive(Debug)]
 enum Command {
-    Add(u32, Connected, Done),
-    Remove(Arc<Slot>),
+    Add(u32, ConnectedClient, Done),
+    Remove(Arc<ClientSlot>),
     Stop,
 }
 
 /// A client's session at the server; dropping it removes the client.
 #[derive(Debug)]
-struct Session(Arc<Counter>, Arc<Slot>);
+struct Session(Arc<Counter>, Arc<ClientSlot>);
 
 impl Drop for Session {
     fn drop(&mut self) {
@@ -160,9 +160,9 @@ impl Service for Counter {
         (): (),
     ) -> Result<(Arc<Self>, Vec<herd::Server>), ServerError> {
         let (port, pd) = (config.nic.port(context)?, context.alloc_pd()?);
-        let doorbells = Doorbells {
+        let doorbells = DoorbellPolicy {
             batch: 16,
-            ..Doorbells::default()
+            ..DoorbellPolicy::default()
         };
         let ud = UdPortConfig::default();
         let worker = herd::Server::new(&pd, LAYOUT, config.max_clients, doorbells, &ud);
@@ -173,7 +173,7 @@ impl Service for Counter {
             pd,
             value: AtomicU64::new(0),
             region: worker.region(),
-            slots: Slots::new(config.max_clients),
+            slots: FreeSlots::new(config.max_clients),
             mailbox: Mailbox::new()?,
             config,
         };
@@ -192,24 +192,24 @@ impl Service for Counter {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
         let slot = self
             .slots
-            .take()
-            .ok_or_else(|| Refused::temporary("it is full"))?;
+            .take_free_slot()
+            .ok_or_else(|| RefusedClient::temporary("it is full"))?;
         let (index, session) = (slot.index(), Session(Arc::clone(self), Arc::new(slot)));
         let ends = (&hello.uc, &hello.ud);
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
-        let connected = connected.map_err(Refused::temporary)?;
+        let connected = connected.map_err(RefusedClient::temporary)?;
         let slots = herd::region_of(&self.region, &LAYOUT, index);
         let accepted = Accepted {
             endpoint: connected.endpoint,
-            slots: slots.ok_or_else(|| Refused::temporary("there are no such slots"))?,
+            slots: slots.ok_or_else(|| RefusedClient::temporary("there are no such slots"))?,
         };
         let added = self
             .mailbox
             .call(|done| Command::Add(index, connected, done));
-        added.map_err(Refused::temporary)?;
+        added.map_err(RefusedClient::temporary)?;
         Ok((accepted, session))
     }
 
@@ -233,14 +233,14 @@ struct Worker<'c> {
     add: Add<'c>,
 }
 
-impl Work for Worker<'_> {
+impl WorkerLoop for Worker<'_> {
     type Error = RpcError;
     type Command = Command;
-    type Counts = Counts;
+    type Counts = RpcWorkerCounts;
 
     fn execute(&mut self, command: Command) -> bool {
         match command {
-            Command::Add(index, Connected { qp, to, .. }, done) => {
+            Command::Add(index, ConnectedClient { qp, to, .. }, done) => {
                 let added = self.engine.add_client(index, qp, to, LAYOUT.window);
                 // Sending fails if the client is gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
@@ -255,17 +255,17 @@ impl Work for Worker<'_> {
         self.engine.poll(&mut self.add)
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> RpcWorkerCounts {
         self.engine.counts().clone()
     }
 
     fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_on(self.engine.memory());
+        waiter.idle_reading(self.engine.memory());
     }
 
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+    fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
-        waiter.slept();
+        waiter.record_sleep();
         Ok(())
     }
 }
@@ -273,12 +273,12 @@ impl Work for Worker<'_> {
 /// The operation: adds to the counter and answers with the sum.
 struct Add<'c>(&'c AtomicU64);
 
-impl Handler for Add<'_> {
+impl RpcHandler for Add<'_> {
     type Batch = ();
 
     fn begin(&mut self, _requests: usize) {}
 
-    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: Reply<'_>) {
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReply<'_>) {
         let Ok(n) = request.payload.try_into().map(u64::from_le_bytes) else {
             return;
         };
@@ -289,7 +289,7 @@ impl Handler for Add<'_> {
 
 /// Runs a client with one thread: adds the numbers and returns the sums in the answers.
 fn add_all(
-    target: &Target<Rendezvous>,
+    target: &ServerLocation<Rendezvous>,
     numbers: &[u64],
 ) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
     let context = NicConfig::default().open()?;
@@ -337,7 +337,7 @@ fn run() -> Result<(u64, ClientCounts), Box<dyn std::error::Error>> {
         ..Config::default()
     };
     let server = service::Server::<Counter>::start(config)?;
-    let target = Target::Tcp(server.address().to_string());
+    let target = ServerLocation::Tcp(server.address().to_string());
     let clients: Vec<Vec<u64>> = std::thread::scope(|scope| {
         let add = || add_all(&target, &[1; 1000]).map_err(|e| e.to_string());
         let clients = [scope.spawn(add), scope.spawn(add)];

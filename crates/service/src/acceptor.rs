@@ -17,12 +17,12 @@ use crate::worker::lock;
 /// all of them.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    shared: Arc<Accepting>,
+    shared: Arc<AcceptorThread>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Accepting {
+struct AcceptorThread {
     /// Duplicate handles of the connections, used to shut them down.
     streams: Mutex<HashMap<u64, TcpStream>>,
     stop: AtomicBool,
@@ -31,12 +31,12 @@ struct Accepting {
 
 /// A connection that is being served. Dropping it removes the duplicate handle, even if serving
 /// panics or never begins.
-struct Served {
-    shared: Arc<Accepting>,
+struct ServedStream {
+    shared: Arc<AcceptorThread>,
     id: u64,
 }
 
-impl Drop for Served {
+impl Drop for ServedStream {
     fn drop(&mut self) {
         lock(&self.shared.streams).remove(&self.id);
     }
@@ -52,7 +52,7 @@ impl Acceptor {
         listener: TcpListener,
         serve: impl Fn(TcpStream) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Accepting {
+        let shared = Arc::new(AcceptorThread {
             streams: Mutex::default(),
             stop: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -80,7 +80,7 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept<F>(listener: &TcpListener, shared: &Arc<Accepting>, serve: &Arc<F>)
+fn accept<F>(listener: &TcpListener, shared: &Arc<AcceptorThread>, serve: &Arc<F>)
 where
     F: Fn(TcpStream) + Send + Sync + 'static,
 {
@@ -103,7 +103,7 @@ where
         };
         threads.retain(|t| !t.is_finished());
         lock(&shared.streams).insert(id, kept);
-        let served = Served {
+        let served = ServedStream {
             shared: Arc::clone(shared),
             id,
         };

@@ -6,28 +6,28 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::connector::Connector;
-use crate::design::Unsupported;
+use crate::connector::LocalConnector;
+use crate::design::UnsupportedDesign;
 use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_welcome};
-use crate::rendezvous::{Answer, Handshake, Refused, retry_until};
+use crate::rendezvous::{Answer, Handshake, RefusedClient, retry_until};
 
 /// Location of a server.
 #[derive(Debug, Clone)]
-pub enum Target<P: Protocol> {
+pub enum ServerLocation<P: Protocol> {
     /// Server at a TCP address.
     Tcp(String),
     /// Server in this process.
-    Local(Connector<P>),
+    Local(LocalConnector<P>),
 }
 
 /// A session at a server; dropping it ends the session.
 #[derive(Debug)]
-pub struct Connection(#[expect(dead_code, reason = "its end is what counts")] Held);
+pub struct Connection(#[expect(dead_code, reason = "its end is what counts")] ServerLink);
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "its end is what counts")]
-enum Held {
+enum ServerLink {
     Tcp(TcpStream),
     Local(Box<dyn fmt::Debug + Send + Sync>),
 }
@@ -61,7 +61,7 @@ pub enum ConnectError {
     },
     /// The device lacks what the server's design needs.
     #[error(transparent)]
-    Unsupported(#[from] Unsupported),
+    Unsupported(#[from] UnsupportedDesign),
     /// The NIC cannot be used.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -70,9 +70,11 @@ pub enum ConnectError {
     Verb(#[from] verbs::VerbError),
 }
 
+verbs::from_verb_errors!(ConnectError);
+
 impl ConnectError {
     /// Creates the error of a refusal, for a server of the protocol `P`.
-    pub fn refused<P: Protocol>(Refused { reason, retry }: Refused) -> Self {
+    pub fn refused<P: Protocol>(RefusedClient { reason, retry }: RefusedClient) -> Self {
         Self::Refused {
             service: P::SERVICE,
             reason,
@@ -90,7 +92,7 @@ impl ConnectError {
     }
 }
 
-impl<P: Protocol> Target<P> {
+impl<P: Protocol> ServerLocation<P> {
     /// Opens a session for a client with this window. `prepare` reads the server's offer and
     /// returns the client's message. Its other result is returned together with the server's
     /// answer. Each step over TCP may take up to `timeout`.
@@ -112,7 +114,7 @@ impl<P: Protocol> Target<P> {
                 let (prepared, hello) = prepare(&connector.0.welcome())?;
                 let accepted = connector.0.accept(&hello);
                 let (accepted, session) = accepted.map_err(ConnectError::refused::<P>)?;
-                Ok((prepared, accepted, Connection(Held::Local(session))))
+                Ok((prepared, accepted, Connection(ServerLink::Local(session))))
             }
             Self::Tcp(server) => {
                 let unreachable = |source| ConnectError::Unreachable {
@@ -125,7 +127,7 @@ impl<P: Protocol> Target<P> {
                 let (prepared, hello) = prepare(&welcome)?;
                 match handshake.send_hello(&hello).map_err(unreachable)? {
                     (Answer::Accepted(accepted), stream) => {
-                        Ok((prepared, accepted, Connection(Held::Tcp(stream))))
+                        Ok((prepared, accepted, Connection(ServerLink::Tcp(stream))))
                     }
                     (Answer::Refused(refused), _) => {
                         Err(ConnectError::refused::<P>(refused).into())

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use verbs::Capabilities;
 
-use crate::design::Unsupported;
+use crate::design::UnsupportedDesign;
 use crate::nic::NicConfig;
 
 /// The part of a server's configuration that every service has.
@@ -19,7 +19,7 @@ pub trait ServerConfig {
     ///
     /// # Errors
     /// Names what the device lacks.
-    fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported>;
+    fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign>;
 
     /// Returns the TCP address on which the server listens.
     fn listen(&self) -> &str;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::Protocol;
-use crate::rendezvous::Refused;
+use crate::rendezvous::RefusedClient;
 
 /// The accepting side of a server.
 pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
@@ -16,29 +16,29 @@ pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
     fn accept(
         &self,
         hello: &P::Hello,
-    ) -> Result<(P::Accepted, Box<dyn fmt::Debug + Send + Sync>), Refused>;
+    ) -> Result<(P::Accepted, Box<dyn fmt::Debug + Send + Sync>), RefusedClient>;
 
     /// Stops the server.
     fn stop(&self);
 }
 
 /// Connects clients to a server in this process. Clones connect to the same server.
-pub struct Connector<P: Protocol>(pub(crate) Arc<dyn AcceptSide<P>>);
+pub struct LocalConnector<P: Protocol>(pub(crate) Arc<dyn AcceptSide<P>>);
 
-impl<P: Protocol> Connector<P> {
+impl<P: Protocol> LocalConnector<P> {
     /// Stops the server: its workers end.
     pub fn stop(&self) {
         self.0.stop();
     }
 }
 
-impl<P: Protocol> Clone for Connector<P> {
+impl<P: Protocol> Clone for LocalConnector<P> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<P: Protocol> fmt::Debug for Connector<P> {
+impl<P: Protocol> fmt::Debug for LocalConnector<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connector({})", P::NAME)
     }

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use serde::Serialize;
-use verbs::{Capabilities, Capability, Lack};
+use verbs::{Capabilities, Capability, MissingCapability};
 
 /// Error: a device cannot run a design.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unsupported {
+pub struct UnsupportedDesign {
     /// Name of the design.
     pub design: &'static str,
     /// Name of the device.
@@ -15,12 +15,12 @@ pub struct Unsupported {
     /// Provider of the device.
     pub provider: &'static str,
     /// Capabilities that the design needs and the device lacks; never empty.
-    pub lacks: Vec<Lack>,
+    pub lacks: Vec<MissingCapability>,
     /// Designs that the device can run.
     pub runnable: Vec<&'static str>,
 }
 
-impl fmt::Display for Unsupported {
+impl fmt::Display for UnsupportedDesign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.lacks.iter().map(|l| l.capability.name()).collect();
         let why: Vec<_> = match &self.lacks[..] {
@@ -47,7 +47,7 @@ impl fmt::Display for Unsupported {
     }
 }
 
-impl std::error::Error for Unsupported {}
+impl std::error::Error for UnsupportedDesign {}
 
 /// Fails unless a device can run a design. `all` lists the designs, each with its needed
 /// capabilities. [`designs!`](crate::designs) calls this function.
@@ -58,16 +58,16 @@ pub fn check(
     design: &'static str,
     all: &[(&'static str, Vec<Capability>)],
     device: &Capabilities,
-) -> Result<(), Unsupported> {
+) -> Result<(), UnsupportedDesign> {
     let needs = all.iter().find(|(name, _)| *name == design);
-    let lacks = needs.map_or_else(Vec::new, |(_, needs)| device.lacks_of(needs));
+    let lacks = needs.map_or_else(Vec::new, |(_, needs)| device.missing_of(needs));
     if lacks.is_empty() {
         return Ok(());
     }
     let runs = |(name, needs): &(&'static str, Vec<Capability>)| {
-        device.lacks_of(needs).is_empty().then_some(*name)
+        device.missing_of(needs).is_empty().then_some(*name)
     };
-    Err(Unsupported {
+    Err(UnsupportedDesign {
         design,
         device: device.device.clone(),
         provider: device.provider,
@@ -136,7 +136,7 @@ macro_rules! designs {
             ///
             /// # Errors
             /// Names what the device lacks and why, and the designs that it can run.
-            pub fn check(self, device: &$crate::Capabilities) -> Result<(), $crate::Unsupported> {
+            pub fn check(self, device: &$crate::Capabilities) -> Result<(), $crate::UnsupportedDesign> {
                 let all = Self::ALL.map(|design| (design.name(), design.needs()));
                 $crate::design::check(self.name(), &all, device)
             }

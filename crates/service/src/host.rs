@@ -9,10 +9,10 @@ use verbs::Context;
 
 use crate::config::ServerConfig;
 use crate::connector::AcceptSide;
-use crate::design::Unsupported;
+use crate::design::UnsupportedDesign;
 use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_hello};
-use crate::rendezvous::Refused;
+use crate::rendezvous::RefusedClient;
 use crate::worker::lock;
 
 /// The server of one system. [`Server`](crate::Server) runs it with threads and TCP,
@@ -57,7 +57,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn accept(
         self: &Arc<Self>,
         hello: &HelloOf<Self>,
-    ) -> Result<(AcceptedOf<Self>, Self::Session), Refused>;
+    ) -> Result<(AcceptedOf<Self>, Self::Session), RefusedClient>;
 
     /// Runs a worker until [`stop`](Self::stop).
     ///
@@ -69,7 +69,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     /// one.
     fn background(
         self: &Arc<Self>,
-        _failure: &Failure,
+        _failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
         None
     }
@@ -108,7 +108,7 @@ pub enum ServerError {
     },
     /// The device lacks what the design needs.
     #[error(transparent)]
-    Unsupported(#[from] Unsupported),
+    Unsupported(#[from] UnsupportedDesign),
     /// The NIC cannot be used.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -122,6 +122,8 @@ pub enum ServerError {
     #[error(transparent)]
     Service(Box<dyn std::error::Error + Send + Sync>),
 }
+
+verbs::from_verb_errors!(ServerError);
 
 impl ServerError {
     /// Creates the error of a service that cannot start.
@@ -141,9 +143,9 @@ pub struct ClientCounts {
 
 /// The first failure of any of a server's threads. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Failure(Arc<Mutex<Option<String>>>);
+pub struct FirstFailure(Arc<Mutex<Option<String>>>);
 
-impl Failure {
+impl FirstFailure {
     /// Records a failure; only the first one is kept.
     pub fn set(&self, what: String) {
         tracing::error!("{what}");
@@ -158,23 +160,23 @@ impl Failure {
 
 /// A service that is running.
 #[derive(Debug)]
-pub(crate) struct Host<S: Service> {
+pub(crate) struct RunningService<S: Service> {
     pub(crate) service: Arc<S>,
-    pub(crate) failure: Failure,
-    clients: Arc<Clients>,
+    pub(crate) failure: FirstFailure,
+    clients: Arc<ServedClients>,
 }
 
 #[derive(Debug, Default)]
-struct Clients {
+struct ServedClients {
     now: AtomicU64,
     total: AtomicU64,
 }
 
 /// A client that is counted as connected as long as this value lives.
 #[derive(Debug)]
-struct Counted(Arc<Clients>);
+struct CountedClient(Arc<ServedClients>);
 
-impl Drop for Counted {
+impl Drop for CountedClient {
     fn drop(&mut self) {
         self.0.now.fetch_sub(1, Ordering::Relaxed);
     }
@@ -182,12 +184,12 @@ impl Drop for Counted {
 
 /// A client's session and its count.
 #[derive(Debug)]
-pub(crate) struct Attached<T> {
+pub(crate) struct AttachedSession<T> {
     _session: T,
-    _counted: Counted,
+    _counted: CountedClient,
 }
 
-impl<S: Service> Host<S> {
+impl<S: Service> RunningService<S> {
     /// Creates a service on a device, and its workers, which do not run yet.
     pub(crate) fn new(
         context: &Context,
@@ -197,7 +199,7 @@ impl<S: Service> Host<S> {
         let (service, workers) = S::new(context, config, runtime)?;
         let host = Arc::new(Self {
             service,
-            failure: Failure::default(),
+            failure: FirstFailure::default(),
             clients: Arc::default(),
         });
         Ok((host, workers))
@@ -219,13 +221,13 @@ impl<S: Service> Host<S> {
     pub(crate) fn accept_client(
         &self,
         hello: &HelloOf<S>,
-    ) -> Result<(AcceptedOf<S>, Attached<S::Session>), Refused> {
+    ) -> Result<(AcceptedOf<S>, AttachedSession<S::Session>), RefusedClient> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
         self.clients.now.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(Arc::clone(&self.clients));
+        let counted = CountedClient(Arc::clone(&self.clients));
         let (accepted, session) = self.service.accept(hello)?;
         self.clients.total.fetch_add(1, Ordering::Relaxed);
-        let attached = Attached {
+        let attached = AttachedSession {
             _session: session,
             _counted: counted,
         };
@@ -240,7 +242,7 @@ impl<S: Service> Host<S> {
     }
 }
 
-impl<S: Service> AcceptSide<S::Protocol> for Host<S> {
+impl<S: Service> AcceptSide<S::Protocol> for RunningService<S> {
     fn welcome(&self) -> WelcomeOf<S> {
         self.service.welcome()
     }
@@ -248,7 +250,7 @@ impl<S: Service> AcceptSide<S::Protocol> for Host<S> {
     fn accept(
         &self,
         hello: &HelloOf<S>,
-    ) -> Result<(AcceptedOf<S>, Box<dyn Debug + Send + Sync>), Refused> {
+    ) -> Result<(AcceptedOf<S>, Box<dyn Debug + Send + Sync>), RefusedClient> {
         let (accepted, attached) = self.accept_client(hello)?;
         Ok((accepted, Box::new(attached)))
     }

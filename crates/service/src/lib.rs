@@ -5,18 +5,18 @@
 //! defines the three messages of its rendezvous ([`Protocol`]). This crate provides the rest:
 //!
 //! - [`Server`] listens, runs workers in threads, and stops. [`LocalServer`] leaves listening and
-//!   threads to the caller, for example to simulated cores, and gives clients a [`Connector`].
-//! - [`Target`] opens a client's session by TCP or by a connector, and retries while a retry may
+//!   threads to the caller, for example to simulated cores, and gives clients a [`LocalConnector`].
+//! - [`ServerLocation`] opens a client's session by TCP or by a connector, and retries while a retry may
 //!   succeed.
 //! - [`worker`] contains the loop of a worker that polls, waits and sleeps, and its mailbox.
-//! - [`sessions`] records changes, so that none is executed twice. [`Slots`] assigns indices to
+//! - [`sessions`] records changes, so that none is executed twice. [`FreeSlots`] assigns indices to
 //!   clients.
 //! - [`lock_recovery`] recovers the locks of clients that change the server's memory directly.
 //! - [`workload`] chooses keys for a load and makes values that can be checked. [`random`]
 //!   generates random numbers.
 //! - [`history`] records the results of concurrent clients, and checks whether they are
 //!   linearizable.
-//! - [`designs!`] declares the designs of a system. [`config`] checks values. [`Latency`] is a part
+//! - [`designs!`] declares the designs of a system. [`config`] checks values. [`LatencySummary`] is a part
 //!   of reports.
 //!
 //! `examples/counter.rs` is the skeleton of a new service on one page.
@@ -46,15 +46,15 @@ pub mod workload;
 
 pub use verbs::{Capabilities, Capability};
 
-pub use client::{ConnectError, Connection, Target};
+pub use client::{ConnectError, Connection, ServerLocation};
 pub use config::ServerConfig;
-pub use connector::Connector;
-pub use design::Unsupported;
-pub use host::{AcceptedOf, ClientCounts, Failure, HelloOf, ServerError, Service, WelcomeOf};
+pub use connector::LocalConnector;
+pub use design::UnsupportedDesign;
+pub use host::{AcceptedOf, ClientCounts, FirstFailure, HelloOf, ServerError, Service, WelcomeOf};
 pub use local::{LocalServer, LocalWorker};
 pub use nic::{NicConfig, OpenError};
 pub use protocol::{Hello, Protocol, Welcome};
-pub use rendezvous::{Answer, Refused};
-pub use report::Latency;
+pub use rendezvous::{Answer, RefusedClient};
+pub use report::LatencySummary;
 pub use server::Server;
-pub use slots::{Slot, Slots};
+pub use slots::{ClientSlot, FreeSlots};

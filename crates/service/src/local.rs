@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use verbs::Context;
 
-use crate::connector::{AcceptSide, Connector};
-use crate::host::{Host, ServerError, Service};
+use crate::connector::{AcceptSide, LocalConnector};
+use crate::host::{RunningService, ServerError, Service};
 
 /// A server whose workers the caller runs.
 #[derive(Debug)]
 pub struct LocalServer<S: Service> {
-    host: Arc<Host<S>>,
+    host: Arc<RunningService<S>>,
     workers: Vec<LocalWorker<S>>,
 }
 
 /// A worker that does not run yet.
 #[derive(Debug)]
 pub struct LocalWorker<S: Service> {
-    host: Arc<Host<S>>,
+    host: Arc<RunningService<S>>,
     index: usize,
     worker: S::Worker,
 }
@@ -33,8 +33,8 @@ impl<S: Service> LocalServer<S> {
         config: S::Config,
         runtime: S::Runtime,
     ) -> Result<Self, ServerError> {
-        Host::<S>::check(context, &config)?;
-        let (host, workers) = Host::new(context, config, runtime)?;
+        RunningService::<S>::check(context, &config)?;
+        let (host, workers) = RunningService::new(context, config, runtime)?;
         let of = |(index, worker)| LocalWorker {
             host: Arc::clone(&host),
             index,
@@ -52,9 +52,9 @@ impl<S: Service> LocalServer<S> {
     }
 
     /// Returns a connector for clients. The workers must run when the first client connects.
-    pub fn connector(&self) -> Connector<S::Protocol> {
+    pub fn connector(&self) -> LocalConnector<S::Protocol> {
         let host: Arc<dyn AcceptSide<S::Protocol>> = self.host.clone();
-        Connector(host)
+        LocalConnector(host)
     }
 
     /// Returns the service.

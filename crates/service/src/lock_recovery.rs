@@ -3,7 +3,7 @@
 //!
 //! Such a client locks an object by a compare-and-swap of its lock word, WRITEs the object, and
 //! unlocks it. The client may die, stop or become slow while it holds the lock. Other clients
-//! complain if they wait longer than half of the lease ([`LockRecovery::release`]). The server then
+//! complain if they wait longer than half of the lease ([`LockRecovery::handle_complaint`]). The server then
 //! proceeds in this order:
 //!
 //! 1. If the owner is connected, the server waits until the same acquisition has lasted for a lease
@@ -111,7 +111,7 @@ pub struct ClientAccess {
 impl<T: LockTable> LockRecovery<T> {
     /// Creates a set without clients. `tables` are the parts of the objects, empty if clients only
     /// READ. With `threads`, a separate thread revokes a client's access, so that no worker waits.
-    /// Without, as on a simulated NIC, the caller of [`release`](Self::release) revokes it.
+    /// Without, as on a simulated NIC, the caller of [`handle_complaint`](Self::handle_complaint) revokes it.
     pub fn new(tables: Vec<Arc<T>>, lease: Duration, threads: bool) -> Self {
         Self {
             tables,
@@ -214,7 +214,7 @@ impl<T: LockTable> LockRecovery<T> {
     /// Handles the complaint of a client that waits too long for an object's lock. Frees the lock
     /// once its lease is over. Returns true if the lock is free now or does not exist; otherwise
     /// the client must complain again later.
-    pub fn release(self: &Arc<Self>, part: usize, object: u64) -> bool {
+    pub fn handle_complaint(self: &Arc<Self>, part: usize, object: u64) -> bool {
         let Some(table) = self.tables.get(part) else {
             return true;
         };
@@ -232,7 +232,7 @@ impl<T: LockTable> LockRecovery<T> {
         match connected {
             Some(false) => return false,
             Some(true) => {
-                if !self.is_over(part, object, word) {
+                if !self.lease_expired(part, object, word) {
                     return false;
                 }
                 if self.threads {
@@ -259,14 +259,14 @@ impl<T: LockTable> LockRecovery<T> {
     }
 
     /// Returns true if the first complaint about the same acquisition was a lease ago.
-    fn is_over(&self, part: usize, object: u64, word: u64) -> bool {
+    fn lease_expired(&self, part: usize, object: u64, word: u64) -> bool {
         /// Maximum number of watched locks; beyond it all are dropped, and clients complain again.
-        const MOST: usize = 4096;
+        const MAX_COMPLAINTS: usize = 4096;
         let now = verbs::time::now();
         let mut complaints = lock(&self.complaints);
         // Old entries are meaningless, because numbers of acquisitions repeat.
         complaints.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
-        if complaints.len() >= MOST {
+        if complaints.len() >= MAX_COMPLAINTS {
             complaints.clear();
         }
         let entry = complaints.entry((part, object)).or_insert((word, now));

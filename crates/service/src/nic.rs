@@ -95,3 +95,5 @@ pub enum OpenError {
     #[error("{0}")]
     Port(String),
 }
+
+verbs::from_verb_errors!(OpenError);

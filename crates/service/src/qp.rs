@@ -2,7 +2,7 @@
 
 use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
 
-use crate::rendezvous::Refused;
+use crate::rendezvous::RefusedClient;
 
 /// Creates and connects an RC queue pair on which the server never posts. The client reaches memory
 /// through it, with this access.
@@ -15,7 +15,7 @@ pub fn responder(
     port: PortGid,
     access: Access,
     client: &QpEndpoint,
-) -> Result<(QpEndpoint, QueuePair<Rc>), Refused> {
+) -> Result<(QpEndpoint, QueuePair<Rc>), RefusedClient> {
     let qp = pd
         .qp::<Rc>(cq, cq)
         .port_num(port.port_num)
@@ -25,7 +25,10 @@ pub fn responder(
         .inline_up_to(0)
         .access(access)
         .build()
-        .map_err(Refused::temporary)?;
+        .map_err(RefusedClient::temporary)?;
     let endpoint = qp.endpoint();
-    Ok((endpoint, qp.connect(client).map_err(Refused::temporary)?))
+    Ok((
+        endpoint,
+        qp.connect(client).map_err(RefusedClient::temporary)?,
+    ))
 }

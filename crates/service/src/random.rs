@@ -43,7 +43,7 @@ pub fn mix(n: u64) -> u64 {
 /// Returns a random number from the system. As a hash seed or session name it is unpredictable, so
 /// that no client can choose colliding keys or guess a name.
 #[must_use]
-pub fn unpredictable() -> u64 {
+pub fn from_system() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
 }

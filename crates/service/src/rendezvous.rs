@@ -25,20 +25,20 @@ pub enum Answer<A> {
     /// The client is connected; the data that it needs.
     Accepted(A),
     /// The client is refused.
-    Refused(Refused),
+    Refused(RefusedClient),
 }
 
 /// Refusal of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{reason}")]
-pub struct Refused {
+pub struct RefusedClient {
     /// Reason in words.
     pub reason: String,
     /// True if the same request may succeed later, or with other queue pairs.
     pub retry: bool,
 }
 
-impl Refused {
+impl RefusedClient {
     /// Creates a refusal for a permanent reason.
     pub fn permanent(reason: impl Display) -> Self {
         Self {
@@ -119,12 +119,12 @@ impl Read for TimedStream<'_> {
 #[derive(Debug)]
 pub(crate) struct Handshake {
     stream: TcpStream,
-    whose: &'static str,
+    peer_role: &'static str,
     timeout: Duration,
 }
 
 impl Handshake {
-    /// Connects to a server and receives its first message. `whose` names the service in errors.
+    /// Connects to a server and receives its first message. `peer_role` names the service in errors.
     /// Each step may take up to `timeout`.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Handshake {
         let welcome = receive_line(&mut stream, whose, timeout)?;
         let handshake = Self {
             stream,
-            whose,
+            peer_role: whose,
             timeout,
         };
         Ok((handshake, welcome))
@@ -155,7 +155,7 @@ impl Handshake {
         hello: &impl Serialize,
     ) -> io::Result<(Answer<A>, TcpStream)> {
         send_line(&mut self.stream, hello)?;
-        let answer = receive_line(&mut self.stream, self.whose, self.timeout)?;
+        let answer = receive_line(&mut self.stream, self.peer_role, self.timeout)?;
         Ok((answer, self.stream))
     }
 }
@@ -200,7 +200,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
     welcome: &impl Serialize,
-    accept: impl FnOnce(&H) -> Result<(A, S), Refused>,
+    accept: impl FnOnce(&H) -> Result<(A, S), RefusedClient>,
 ) {
     let mut receive_hello = || {
         stream.set_nodelay(true)?;
@@ -208,7 +208,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
         receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
     let accepted = receive_hello()
-        .map_err(Refused::temporary)
+        .map_err(RefusedClient::temporary)
         .and_then(|h| accept(&h));
     let (answer, session) = match accepted {
         Ok((accepted, session)) => (Answer::Accepted(accepted), Some(session)),
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     /// Returns both ends of a connection.
-    fn pair() -> (TcpStream, TcpStream) {
+    fn stream_pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let here = TcpStream::connect(address).expect("it listens");
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_drips_is_given_up() {
-        let (mut here, mut there) = pair();
+        let (mut here, mut there) = stream_pair();
         let drip = std::thread::spawn(move || {
             // Drip bytes until the peer closes the connection, or for a second.
             for _ in 0..100 {
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn answers_have_the_documented_form() {
-        let refused = Answer::<u64>::Refused(Refused::temporary("full"));
+        let refused = Answer::<u64>::Refused(RefusedClient::temporary("full"));
         let text = serde_json::to_string(&refused).expect("serializes");
         assert_eq!(text, r#"{"refused":{"reason":"full","retry":true}}"#);
         assert_eq!(

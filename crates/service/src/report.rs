@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Latencies in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct LatencySummary {
     /// Number of samples.
     pub samples: u64,
     /// Mean, if the service reports it.
@@ -20,7 +20,7 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
-impl Latency {
+impl LatencySummary {
     /// Returns the percentiles of a histogram of nanoseconds, without the mean; all 0 for an empty
     /// histogram.
     pub fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {

@@ -9,14 +9,14 @@ use verbs::Context;
 use crate::acceptor::Acceptor;
 use crate::config::ServerConfig;
 use crate::connector::AcceptSide;
-use crate::host::{Host, ServerError, Service};
+use crate::host::{RunningService, ServerError, Service};
 use crate::protocol::Protocol;
 use crate::rendezvous::serve_connection;
 
 /// A running server; dropping it stops the server.
 #[derive(Debug)]
 pub struct Server<S: Service> {
-    host: Arc<Host<S>>,
+    host: Arc<RunningService<S>>,
     address: SocketAddr,
     acceptor: Option<Acceptor>,
     threads: Vec<JoinHandle<()>>,
@@ -39,14 +39,14 @@ impl<S: Service> Server<S> {
     /// When the server cannot start. The first check is for [`ServerError::Unsupported`]: the
     /// device lacks what the design needs.
     pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
-        Host::<S>::check(context, &config)?;
+        RunningService::<S>::check(context, &config)?;
         let listen = |source| ServerError::Listen {
             address: config.listen().to_owned(),
             source,
         };
         let listener = TcpListener::bind(config.listen()).map_err(listen)?;
         let address = listener.local_addr()?;
-        let (host, workers) = Host::new(context, config, S::Runtime::default())?;
+        let (host, workers) = RunningService::new(context, config, S::Runtime::default())?;
         let mut server = Self {
             host,
             address,

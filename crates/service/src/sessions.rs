@@ -4,7 +4,7 @@
 //! In a session, a client numbers its changes of a partition 1, 2, 3 … A session outlives its
 //! connections. If an answer does not arrive, the client connects again and sends the change under
 //! the same number. If the change was executed already, the worker repeats its first answer. The
-//! numbers of a client's outstanding changes differ by less than its [`span`]. An older number
+//! numbers of a client's outstanding changes differ by less than its [`change_span`]. An older number
 //! therefore was answered, and is a late copy that the client does not wait for.
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub enum ChangeState {
 
 /// Returns the span for a window, a power of two: the numbers of outstanding changes differ by less
 /// than this.
-pub fn span(window: usize) -> u32 {
+pub fn change_span(window: usize) -> u32 {
     let window = window.clamp(1, MAX_WINDOW);
     u32::try_from(2 * window.next_power_of_two()).unwrap_or(1)
 }
@@ -37,16 +37,16 @@ pub struct Session {
     ring: Box<[(u32, u64)]>,
     highest: u32,
     /// Maximum bytes of a request.
-    longest: usize,
+    max_request_bytes: usize,
     /// Received parts of a long request.
     pub parts: Vec<u8>,
 }
 
 impl Session {
-    fn new(window: usize, longest: usize) -> Self {
+    fn new(window: usize, max_request_bytes: usize) -> Self {
         Self {
-            longest,
-            ring: vec![(0, 0); span(window) as usize].into(),
+            max_request_bytes,
+            ring: vec![(0, 0); change_span(window) as usize].into(),
             highest: 0,
             parts: Vec::new(),
         }
@@ -78,7 +78,7 @@ impl Session {
     /// Adds a part of a long request. Returns true after the last part; the request is then in
     /// `parts`. `None` means that the part is invalid.
     pub fn part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
-        if total > self.longest || offset.checked_add(bytes.len())? > total {
+        if total > self.max_request_bytes || offset.checked_add(bytes.len())? > total {
             return None;
         }
         if offset == 0 {
@@ -95,9 +95,9 @@ impl Session {
 
 /// The sessions of a worker. A limited number of sessions without a connection is kept.
 #[derive(Debug)]
-pub struct Sessions {
+pub struct WorkerSessions {
     /// Maximum bytes of a request.
-    longest: usize,
+    max_request_bytes: usize,
     /// By client index: the session's name, and the session.
     connected: Vec<Option<(u64, Session)>>,
     /// Sessions without a connection by name, each with the logical time of its disconnection.
@@ -105,15 +105,15 @@ pub struct Sessions {
     time: u64,
 }
 
-impl Sessions {
+impl WorkerSessions {
     /// Maximum number of kept sessions without a connection. A session takes 16 bytes for each
     /// change of its span.
     const MAX_DISCONNECTED: usize = 1024;
 
     /// Creates an empty set of sessions, with requests of at most `longest` bytes.
-    pub fn new(longest: usize) -> Self {
+    pub fn new(max_request_bytes: usize) -> Self {
         Self {
-            longest,
+            max_request_bytes,
             connected: Vec::new(),
             disconnected: HashMap::new(),
             time: 0,
@@ -122,7 +122,7 @@ impl Sessions {
 
     /// Returns the session of a client.
     #[inline]
-    pub fn of(&mut self, client: usize) -> Option<&mut Session> {
+    pub fn session(&mut self, client: usize) -> Option<&mut Session> {
         self.connected.get_mut(client)?.as_mut().map(|s| &mut s.1)
     }
 
@@ -136,7 +136,7 @@ impl Sessions {
             Some((_, session)) => session,
             None => match self.disconnected.remove(&name) {
                 Some((_, session)) => session,
-                None => Session::new(window, self.longest),
+                None => Session::new(window, self.max_request_bytes),
             },
         };
         if self.connected.len() <= i {
@@ -170,33 +170,33 @@ mod tests {
 
     #[test]
     fn a_change_is_made_once_in_whatever_connection_it_comes() {
-        let mut sessions = Sessions::new(1 << 17);
+        let mut sessions = WorkerSessions::new(1 << 17);
         sessions.connect(3, 77, 64);
-        let s = sessions.of(3).expect("connected");
+        let s = sessions.session(3).expect("connected");
         assert_eq!(s.state_of(1), ChangeState::New);
         s.record_answer(1, 100);
         s.record_answer(3, 300);
         sessions.disconnect(3);
-        assert!(sessions.of(3).is_none());
+        assert!(sessions.session(3).is_none());
         sessions.connect(0, 78, 64);
         assert_eq!(
-            sessions.of(0).expect("connected").state_of(1),
+            sessions.session(0).expect("connected").state_of(1),
             ChangeState::New
         );
         sessions.connect(5, 77, 64);
-        let s = sessions.of(5).expect("connected");
+        let s = sessions.session(5).expect("connected");
         assert_eq!(s.state_of(1), ChangeState::Answered(100));
         assert_eq!(s.state_of(2), ChangeState::New);
         assert_eq!(s.state_of(3), ChangeState::Answered(300));
         // The old connection may still exist when the new one arrives.
         sessions.connect(6, 77, 64);
-        assert!(sessions.of(5).is_none());
+        assert!(sessions.session(5).is_none());
         assert_eq!(
-            sessions.of(6).expect("connected").state_of(3),
+            sessions.session(6).expect("connected").state_of(3),
             ChangeState::Answered(300)
         );
         sessions.disconnect(5);
-        assert!(sessions.of(6).is_some());
+        assert!(sessions.session(6).is_some());
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
             s.record_answer(seq, 5);
             assert_eq!(s.state_of(seq), ChangeState::Answered(5));
         }
-        s.record_answer(2 + span(64), 6);
+        s.record_answer(2 + change_span(64), 6);
         assert_eq!(s.state_of(2), ChangeState::Stale);
         assert_eq!(s.state_of(3), ChangeState::New);
         assert_eq!(s.state_of(u32::MAX), ChangeState::Stale);

@@ -6,11 +6,11 @@ use crate::worker::lock;
 
 /// The free indices.
 #[derive(Debug)]
-pub struct Slots {
+pub struct FreeSlots {
     free: Arc<Mutex<Vec<u32>>>,
 }
 
-impl Slots {
+impl FreeSlots {
     /// Creates the indices 0 to `clients` - 1.
     pub fn new(clients: usize) -> Self {
         let clients = u32::try_from(clients).unwrap_or(u32::MAX);
@@ -20,28 +20,28 @@ impl Slots {
     }
 
     /// Returns an index for a new client, or `None` if no index is free.
-    pub fn take(&self) -> Option<Slot> {
+    pub fn take_free_slot(&self) -> Option<ClientSlot> {
         let index = lock(&self.free).pop()?;
         let free = Arc::clone(&self.free);
-        Some(Slot { index, free })
+        Some(ClientSlot { index, free })
     }
 }
 
 /// A client's index; dropping it frees the index.
 #[derive(Debug)]
-pub struct Slot {
+pub struct ClientSlot {
     index: u32,
     free: Arc<Mutex<Vec<u32>>>,
 }
 
-impl Slot {
+impl ClientSlot {
     /// Returns the index.
     pub fn index(&self) -> u32 {
         self.index
     }
 }
 
-impl Drop for Slot {
+impl Drop for ClientSlot {
     fn drop(&mut self) {
         lock(&self.free).push(self.index);
     }

@@ -23,21 +23,21 @@ pub type Done = SyncSender<Result<(), String>>;
 pub struct Mailbox<C, S> {
     commands: Mutex<Vec<C>>,
     pending: AtomicBool,
-    wake: Wake,
+    wake: WakeEventfd,
     counts: Mutex<S>,
 }
 
 /// Eventfd that wakes a sleeping worker.
 #[derive(Debug)]
-pub struct Wake(OwnedFd);
+pub struct WakeEventfd(OwnedFd);
 
-impl AsFd for Wake {
+impl AsFd for WakeEventfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Wake {
+impl WakeEventfd {
     /// Sleeps until the worker is woken, or until the timeout.
     pub fn wait(&self, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
@@ -63,7 +63,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
         Ok(Self {
             commands: Mutex::default(),
             pending: AtomicBool::new(false),
-            wake: Wake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            wake: WakeEventfd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             counts: Mutex::default(),
         })
     }
@@ -100,7 +100,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
 }
 
 /// The work of a worker.
-pub trait Work {
+pub trait WorkerLoop {
     /// Error that ends the worker.
     type Error;
     /// Command to the worker.
@@ -127,19 +127,19 @@ pub trait Work {
     ///
     /// # Errors
     /// An error ends the worker.
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), Self::Error>;
+    fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), Self::Error>;
 }
 
 /// Runs the worker's loop until a command stops it.
 ///
 /// # Errors
-/// As [`Work::poll`].
-pub fn run<W: Work>(
+/// As [`WorkerLoop::poll`].
+pub fn run<W: WorkerLoop>(
     work: &mut W,
     mailbox: &Mailbox<W::Command, W::Counts>,
 ) -> Result<(), W::Error> {
     // About 100 µs of polling, and of yielding to other threads on the core, before sleeping.
-    let mut waiter = Waiter::new().with_patience(512, 1_500);
+    let mut waiter = Waiter::new().with_spins_and_yields(512, 1_500);
     let mut polls = 0u32;
     loop {
         if mailbox.pending.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
@@ -165,12 +165,12 @@ pub fn run<W: Work>(
 }
 
 #[cold]
-fn publish<W: Work>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
+fn publish<W: WorkerLoop>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
     *lock(&mailbox.counts) = work.counts();
 }
 
 #[cold]
-fn execute_commands<W: Work>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
+fn execute_commands<W: WorkerLoop>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
     // Clear the flag before taking the commands: a later command sets it again.
     mailbox.pending.swap(false, Ordering::AcqRel);
     let commands = std::mem::take(&mut *lock(&mailbox.commands));

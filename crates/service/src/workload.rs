@@ -1,6 +1,6 @@
 //! Load generation: the choice of keys, and values that can be checked.
 //!
-//! Keys are numbers. [`Chooser`] chooses them by their [`Popularity`], and [`key_bytes`] converts
+//! Keys are numbers. [`KeyGenerator`] chooses them by their [`Popularity`], and [`key_bytes`] converts
 //! them to bytes. A value begins with a stamp (its writer and time). All other bytes are a function
 //! of key and stamp ([`value_bytes`]). So [`stamp_of`] detects a value that is mixed from two
 //! values, belongs to another key, or is cut off.
@@ -47,14 +47,14 @@ pub enum Popularity {
 
 /// Generator of keys.
 #[derive(Debug, Clone)]
-pub struct Chooser {
+pub struct KeyGenerator {
     random: Random,
     keys: u64,
     popularity: Popularity,
     zipf: Option<Zipf>,
 }
 
-impl Chooser {
+impl KeyGenerator {
     /// Creates a generator of numbers below `keys`, which is at least 1. The same seed gives the
     /// same keys.
     pub fn new(keys: u64, popularity: Popularity, seed: u64) -> Self {
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn popularity_follows_the_law() {
         let exact: f64 = (1..=50_000).map(|i| f64::from(i).powf(-0.99)).sum();
-        let mut chooser = Chooser::new(50_000, Popularity::Zipf(0.99), 1);
+        let mut chooser = KeyGenerator::new(50_000, Popularity::Zipf(0.99), 1);
         let mut counts = std::collections::HashMap::new();
         let draws = 200_000;
         for _ in 0..draws {
@@ -209,7 +209,7 @@ mod tests {
         assert!((first * exact - 1.0).abs() < 0.05, "{first}");
         let second = f64::from(counts[1]) / f64::from(counts[0]);
         assert!((second - 0.5f64.powf(0.99)).abs() < 0.05, "{second}");
-        let mut uniform = Chooser::new(10, Popularity::Uniform, 1);
+        let mut uniform = KeyGenerator::new(10, Popularity::Uniform, 1);
         let mut seen = [0u32; 10];
         (0..10_000).for_each(|_| seen[usize::try_from(uniform.next(0)).expect("small")] += 1);
         assert!(seen.iter().all(|n| (800..1200).contains(n)), "{seen:?}");
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn the_latest_keys_are_the_most_popular() {
-        let mut chooser = Chooser::new(1000, Popularity::Latest(0.99), 1);
+        let mut chooser = KeyGenerator::new(1000, Popularity::Latest(0.99), 1);
         let near = (0..1000)
             .filter(|_| (490..=500).contains(&chooser.next(500)))
             .count();
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn popular_neighbours_move_together() {
         let (keys, draws) = (1000, 10_000);
-        let near = |chooser: &mut Chooser, first: u64| {
+        let near = |chooser: &mut KeyGenerator, first: u64| {
             let is_near = |key: u64| (key + keys - first) % keys < 20;
             (0..draws).filter(|_| is_near(chooser.next(0))).count()
         };
@@ -244,7 +244,7 @@ mod tests {
         let weight = |k: u32| f64::from(k).powf(-1.2);
         let share = |n: u32| (1..=n).map(weight).sum::<f64>();
         for (popularity, expected) in [(hot, 0.902), (zipf, share(20) / share(1000))] {
-            let mut chooser = Chooser::new(keys, popularity, 3);
+            let mut chooser = KeyGenerator::new(keys, popularity, 3);
             for first in [990, 300] {
                 chooser.move_to(first);
                 let seen = f64::from(u32::try_from(near(&mut chooser, first)).expect("small"));

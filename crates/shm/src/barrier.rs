@@ -7,19 +7,20 @@ use std::sync::atomic::{Ordering, fence};
 
 /// Registers this process for the barriers of this module, if possible before it has a second thread.
 ///
-/// The kernel registers a process with one thread at once. For more threads the kernel waits for an RCU grace
-/// period (`sync_runqueues_membarrier_state` in `kernel/sched/membarrier.c`). The grace period exceeds a
-/// peer's timeouts while network namespaces are being removed. A thread that peers wait for must therefore
-/// not be the first to register.
+/// The kernel registers a single-threaded process at once. For a multithreaded process the kernel
+/// waits for an RCU grace period (`sync_runqueues_membarrier_state` in
+/// `kernel/sched/membarrier.c`). The grace period exceeds a peer's timeouts while network
+/// namespaces are being removed. A thread that peers wait for must therefore not be the first to
+/// register.
 pub fn prepare() {
-    register();
+    register_global_expedited();
     if cfg!(target_arch = "x86_64") {
         has_own_threads();
     }
 }
 
 /// Registers this process for [`everywhere`] barriers. Returns false if the kernel does not support them.
-pub fn register() -> bool {
+pub fn register_global_expedited() -> bool {
     call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
 }
 
@@ -36,7 +37,8 @@ pub fn has_own_threads() -> bool {
     static PID_AND_ANSWER: OnceLock<(u32, bool)> = OnceLock::new();
     let ask = || call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
     let &(pid, answer) = PID_AND_ANSWER.get_or_init(|| (std::process::id(), ask()));
-    // A forked child must register again; it asks the kernel at each call.
+    // A child of `fork` must register again, so a process with another pid asks the kernel at each
+    // call.
     if pid == std::process::id() {
         answer
     } else {

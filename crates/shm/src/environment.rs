@@ -4,16 +4,17 @@ use std::io;
 use std::mem::MaybeUninit;
 
 use crate::mem;
-use crate::process_memory::{Direction, ProcessMemory};
+use crate::process_memory::{CopyDirection, ProcessMemory};
 
-/// Permits other processes of this user to access this process's memory, as joining a fabric does.
+/// Permits other processes of this user to access this process's memory. Joining a fabric does the
+/// same.
 pub fn allow_peer_access() {
     crate::process_memory::allow_peer_access();
 }
 
 /// A system call by which one process reads the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum PeerReadCall {
     /// `process_vm_readv(2)`.
     ProcessVm,
     /// `pread(2)` of `/proc/PID/mem`.
@@ -24,7 +25,11 @@ pub enum Call {
 ///
 /// # Errors
 /// Returns the error of the system call, such as `EPERM`.
-pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Result<[u8; N]> {
+pub fn read_memory<const N: usize>(
+    call: PeerReadCall,
+    pid: u64,
+    address: u64,
+) -> io::Result<[u8; N]> {
     let memory = ProcessMemory::new(pid).ok_or(io::ErrorKind::NotFound)?;
     let remote = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut bytes = MaybeUninit::<[u8; N]>::uninit();
@@ -32,8 +37,8 @@ pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Re
     // SAFETY: `bytes` has room for `N` bytes.
     let read = unsafe {
         match call {
-            Call::ProcessVm => memory.copy(Direction::Read, into, remote, (N, N)),
-            Call::ProcFile => memory.copy_by_file(Direction::Read, into, remote, N),
+            PeerReadCall::ProcessVm => memory.copy(CopyDirection::Read, into, remote, (N, N)),
+            PeerReadCall::ProcFile => memory.copy_by_file(CopyDirection::Read, into, remote, N),
         }
     };
     if read? < N {

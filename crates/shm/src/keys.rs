@@ -3,9 +3,9 @@
 //!
 //! A key is 32 random bits. The table is a hash table with a secret of its process, so neither keys nor their
 //! slots can be guessed. One table serves both keys, because a region's L_Key and R_Key are the same number.
-//!
-//! The upper 24 bits of a key choose its slot, and no two keys share them. The lower eight bits are the tag
-//! of a memory window, which changes with each bind (`ibv_inc_rkey(3)`).
+//! The upper 24 bits of a key choose its slot, and no two keys have the same upper 24 bits. The
+//! lower eight bits are the tag of a memory window, which changes with each bind
+//! (`ibv_inc_rkey(3)`).
 //!
 //! A process has one table, in its segment, which every process of the fabric reads:
 //!
@@ -21,6 +21,6 @@ mod table;
 mod windows;
 
 pub use entry::{find, key_of};
-pub use hazards::Pin;
-pub use table::{Keys, NewRegion, deregister_remote};
+pub use hazards::RegionPin;
+pub use table::{KeyTable, NewRegion, deregister_remote};
 pub use windows::{BindRequest, WindowId, WindowType};

@@ -3,11 +3,12 @@
 //! The owner, peers and this NIC write to registered memory at any time. The code therefore accesses it only
 //! through raw pointers, never through a reference.
 //!
-//! - Allocation and registration: `shared_memory` allocates, `backing` finds the backing of a range, `share`
-//!   lets peers map private memory.
-//! - Access: `mappings` holds the mappings of peers' memory; `region` reads, writes and modifies the bytes of
-//!   a region.
-//! - Accesses themselves: `copy` and `word`; `guard` turns their faults into errors.
+//! - Allocation and registration: `shared_memory` allocates memory, `backing` finds the backing of
+//!   a range, `share` lets peers map private memory.
+//! - Regions: `mappings` holds the mappings of peers' memory; `region` reads, writes and modifies
+//!   the bytes of a region.
+//! - Instructions: `copy` and `word` access the bytes; `guard` turns faults of these accesses into
+//!   errors.
 
 mod areas;
 mod atomic_lock;
@@ -30,17 +31,18 @@ mod word;
 
 #[cfg(any(test, fuzzing))]
 pub use areas::fuzz;
-pub use backing::{Hold, RangeBacking, backing_of};
+pub use backing::{RangeBacking, ReachabilityGuard, backing_of};
 pub use copy::copy;
-pub use fault::Fault;
-pub use mappings::{Mappings, PeerMapping, SysvAttachment};
+pub use fault::MemoryFault;
+pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};
 pub use present::{is_readable, is_writable, populate};
-pub use region::{BOUNCE, Region};
+pub use region::{AccessibleRegion, BOUNCE};
 pub use share::this_thread_is_the_engine;
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
 
-/// Checks that pages can be replaced while a program runs; returns the error of `userfaultfd(2)` if not.
+/// Checks that a process can replace its pages while threads run; returns the error of
+/// `userfaultfd(2)` if not.
 pub(crate) fn check_page_replacement() -> std::io::Result<()> {
     replace::is_possible()
 }

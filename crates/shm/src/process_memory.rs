@@ -1,8 +1,8 @@
 //! Copies between processes by system call.
 //!
-//! Copies use `process_vm_readv(2)` and `process_vm_writev(2)`. If a seccomp filter refuses these calls,
-//! copies use `pread(2)` and `pwrite(2)` on `/proc/PID/mem`. The kernel requires the same permission for
-//! both: that of `ptrace(2)`.
+//! Copies use `process_vm_readv(2)` and `process_vm_writev(2)`. If a seccomp filter refuses these
+//! calls, copies use `pread(2)` and `pwrite(2)` on `/proc/PID/mem`. For both ways the kernel
+//! requires the permission of `ptrace(2)`.
 
 use std::fs::File;
 use std::io;
@@ -19,10 +19,10 @@ pub(crate) struct ProcessMemory {
 
 /// The direction of a copy, seen from this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// From the other process.
+pub(crate) enum CopyDirection {
+    /// Bytes are copied from the other process.
     Read,
-    /// To the other process.
+    /// Bytes are copied to the other process.
     Write,
 }
 
@@ -36,8 +36,8 @@ impl ProcessMemory {
         })
     }
 
-    /// Copies `len` bytes between `local` and the address `remote` of the process. The last `apart` bytes are
-    /// copied after the others, because the kernel copies one iovec after the other.
+    /// Copies `len` bytes between `local` and the address `remote` of the process. The last `apart`
+    /// bytes are copied after all others, because the kernel copies one iovec after the other.
     ///
     /// # Errors
     /// Returns an error if some of the bytes are not mapped on either side, the process has ended, or the
@@ -47,7 +47,7 @@ impl ProcessMemory {
     /// `local` is valid for reads (to write) or writes (to read) of `len` bytes.
     pub(crate) unsafe fn transfer(
         &self,
-        direction: Direction,
+        direction: CopyDirection,
         local: *mut u8,
         remote: usize,
         (len, apart): (usize, usize),
@@ -73,8 +73,8 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Calls `process_vm_readv(2)` or `process_vm_writev(2)` once: for the first `piece` of `len` bytes, then
-    /// for the others.
+    /// Calls `process_vm_readv(2)` or `process_vm_writev(2)` once, with two iovecs: the first
+    /// `piece` of `len` bytes, and the bytes after them.
     ///
     /// # Errors
     /// Returns the error of the call.
@@ -83,7 +83,7 @@ impl ProcessMemory {
     /// The contract of [`Self::transfer`] applies.
     pub(crate) unsafe fn copy(
         &self,
-        direction: Direction,
+        direction: CopyDirection,
         local: *mut u8,
         remote: usize,
         (piece, len): (usize, usize),
@@ -99,8 +99,8 @@ impl ProcessMemory {
         let local = pieces(local);
         let remote = pieces(std::ptr::without_provenance_mut(remote));
         let call = match direction {
-            Direction::Read => libc::process_vm_readv,
-            Direction::Write => libc::process_vm_writev,
+            CopyDirection::Read => libc::process_vm_readv,
+            CopyDirection::Write => libc::process_vm_writev,
         };
         // SAFETY: two iovecs each; `local` is valid for `len` bytes (contract of this function), and the
         // kernel checks the remote addresses.
@@ -118,7 +118,7 @@ impl ProcessMemory {
     #[cold]
     pub(crate) unsafe fn copy_by_file(
         &self,
-        direction: Direction,
+        direction: CopyDirection,
         local: *mut u8,
         remote: usize,
         len: usize,
@@ -128,8 +128,8 @@ impl ProcessMemory {
         // SAFETY: `local` is valid for `len` bytes (contract of this function); the descriptor is open.
         let n = unsafe {
             match direction {
-                Direction::Read => libc::pread(fd, local.cast(), len, offset),
-                Direction::Write => libc::pwrite(fd, local.cast(), len, offset),
+                CopyDirection::Read => libc::pread(fd, local.cast(), len, offset),
+                CopyDirection::Write => libc::pwrite(fd, local.cast(), len, offset),
             }
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
@@ -154,8 +154,8 @@ fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-/// Lets the other processes of this user access this process's memory where Yama permits only ancestors to do
-/// so.
+/// Lets other processes of this user access this process's memory, although Yama permits only
+/// ancestors.
 ///
 /// Under `kernel.yama.ptrace_scope` 1, the default of Ubuntu, a process declares its permitted tracers
 /// (`PR_SET_PTRACER`). The checks of users and capabilities still apply. Without Yama the call changes
@@ -182,16 +182,16 @@ mod tests {
         // SAFETY: both arrays have 16 bytes, and no reference to them is used meanwhile.
         unsafe {
             let source = source.as_mut_ptr();
-            let n = memory.copy_by_file(Direction::Write, source, address, 10);
+            let n = memory.copy_by_file(CopyDirection::Write, source, address, 10);
             assert_eq!(n.expect("it writes"), 10);
             memory
-                .transfer(Direction::Write, source.add(10), address + 10, (3, 2))
+                .transfer(CopyDirection::Write, source.add(10), address + 10, (3, 2))
                 .expect("it writes");
             std::ptr::write_bytes(source, 0, 16);
-            let n = memory.copy_by_file(Direction::Read, source, address, 8);
+            let n = memory.copy_by_file(CopyDirection::Read, source, address, 8);
             assert_eq!(n.expect("it reads"), 8);
             memory
-                .transfer(Direction::Read, source.add(8), address + 8, (8, 8))
+                .transfer(CopyDirection::Read, source.add(8), address + 8, (8, 8))
                 .expect("it reads");
         }
         assert_eq!(&source, b"ABCDEFGHIJKLMdef");
@@ -202,7 +202,7 @@ mod tests {
         let memory = ProcessMemory::new(u64::from(std::process::id())).expect("a process");
         let mut byte = 0u8;
         // SAFETY: one byte is valid; the kernel checks the other address.
-        let read = unsafe { memory.transfer(Direction::Read, &raw mut byte, 8, (1, 8)) };
+        let read = unsafe { memory.transfer(CopyDirection::Read, &raw mut byte, 8, (1, 8)) };
         assert!(read.is_err());
     }
 

@@ -15,8 +15,9 @@ use std::sync::atomic::AtomicBool;
 /// A lock for short critical sections on the data path: one atomic read-modify-write to take, one plain
 /// store to release.
 ///
-/// A `std::sync::Mutex` needs a second read-modify-write to release. It costs 5 ns of the 15 ns that a posted
-/// message may cost. A waiter spins briefly and then yields its core, so that a preempted holder can run.
+/// A `std::sync::Mutex` needs a second read-modify-write to release, which costs 5 ns. A posted
+/// message may cost 15 ns in all. A waiting thread spins briefly and then yields its core, so that
+/// a preempted holder can run.
 pub struct SpinLock<T> {
     locked: AtomicBool,
     value: UnsafeCell<T>,

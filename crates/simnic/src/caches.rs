@@ -11,7 +11,7 @@ use crate::queue::Ps;
 
 /// Caches and memory of a core. Latencies are in nanoseconds and are those of dependent accesses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Caches {
+pub(crate) struct CoreCaches {
     /// The core's private cache, in bytes. A hit in it costs no time beyond the program's own work.
     pub(crate) own_bytes: f64,
     /// The last-level cache, which cores share, in bytes.
@@ -22,7 +22,7 @@ pub(crate) struct Caches {
     pub(crate) outstanding: f64,
 }
 
-impl Caches {
+impl CoreCaches {
     /// Returns the caches of a profile's host; `None` if the profile has no memory latency.
     pub(crate) fn of_host(host: &Host) -> Option<Self> {
         let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |n| n.value);
@@ -55,18 +55,18 @@ impl Caches {
             reason = "positive, and a cast saturates"
         )]
         let time = (line_ns * lines * overlapped / at_once * 1e3).round() as Ps;
-        time.min(LONGEST)
+        time.min(MAX_TIME)
     }
 }
 
-/// Upper limit of [`Caches::touch`], one hour, so that clocks cannot overflow.
-const LONGEST: Ps = 3_600_000_000_000_000;
+/// Upper limit of [`CoreCaches::touch`], one hour, so that clocks cannot overflow.
+const MAX_TIME: Ps = 3_600_000_000_000_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CACHES: Caches = Caches {
+    const CACHES: CoreCaches = CoreCaches {
         own_bytes: 1000.0,
         shared_bytes: 10_000.0,
         hit_ns: 20.0,
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn no_count_overflows() {
-        assert_eq!(CACHES.touch(u64::MAX, u64::MAX, u64::MAX), LONGEST);
+        assert_eq!(CACHES.touch(u64::MAX, u64::MAX, u64::MAX), MAX_TIME);
         assert_eq!(CACHES.touch(u64::MAX, 0, u64::MAX), 0);
     }
 }

@@ -4,14 +4,14 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use nicmodel::profile::Place;
-use nicmodel::{Profile, Receive};
+use nicmodel::profile::CorePlace;
+use nicmodel::{PayloadDestination, Profile};
 
-use crate::costs::{Costs, MissingCosts, SideCosts};
-use crate::machine::Counters;
+use crate::costs::{FixedCosts, MissingCosts, SideCosts};
+use crate::machine::NicCounters;
 use crate::queue::Ps;
 use crate::threads;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// Number of LIDs that are not multicast LIDs (IBTA vol. 1, 4.1.3).
 const MAX_MACHINES: usize = 0xbfff;
@@ -21,16 +21,16 @@ const MAX_MACHINES: usize = 0xbfff;
 /// A cluster stays on the thread that makes it, and each thread has at most one.
 #[derive(Debug)]
 pub struct Cluster {
-    unknown_of_cores: Vec<&'static str>,
+    unknown_core_costs: Vec<&'static str>,
     /// Makes the type `!Send`, since the simulation is a thread-local variable.
     not_send: PhantomData<*const ()>,
 }
 
 /// A device of a cluster: the host of a machine, or its DPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Machine(u32);
+pub struct ClusterMachine(u32);
 
-impl Machine {
+impl ClusterMachine {
     /// Returns the index of the device in the provider's list, from 0.
     #[must_use]
     pub fn index(self) -> usize {
@@ -56,7 +56,7 @@ pub enum ClusterError {
 /// Threads that wait for ever: no event is left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the simulation cannot go on, and these threads have not ended: {}", .0.join(", "))]
-pub struct Unfinished(pub Vec<String>);
+pub struct DeadlockedThreads(pub Vec<String>);
 
 impl Cluster {
     /// Makes a cluster of `machines` machines with the profile's NIC.
@@ -70,15 +70,15 @@ impl Cluster {
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
             return Err(ClusterError::TooMany(machines));
         };
-        let costs = Costs::of(profile)?;
-        let mut world = World::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
+        let costs = FixedCosts::of(profile)?;
+        let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
         world.add_machines(profile, count);
-        let unknown_of_cores = SideCosts::of(profile, 1.0).unknown_of_cores;
+        let unknown_of_cores = SideCosts::of(profile, 1.0).unknown_core_costs;
         if !threads::install(Box::new(world)) {
             return Err(ClusterError::Occupied);
         }
         Ok(Self {
-            unknown_of_cores,
+            unknown_core_costs: unknown_of_cores,
             not_send: PhantomData,
         })
     }
@@ -86,7 +86,7 @@ impl Cluster {
     /// Returns the number of machines, each with a NIC; DPUs are not counted.
     #[must_use]
     pub fn machines(&self) -> usize {
-        self.with(|world| world.nics.len())
+        self.with_world(|world| world.nics.len())
     }
 
     /// Returns machine `index`, counted from 0; for a machine with a DPU, this is the host.
@@ -94,10 +94,10 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn machine(&self, index: usize) -> Machine {
+    pub fn machine(&self, index: usize) -> ClusterMachine {
         let count = self.machines();
         assert!(index < count, "machine {index} of {count}");
-        Machine(u32::try_from(index).expect("fewer machines than LIDs"))
+        ClusterMachine(u32::try_from(index).expect("fewer machines than LIDs"))
     }
 
     /// Returns the host or the DPU of a machine. Each is a device with its own cores and memory, and both share the
@@ -106,14 +106,14 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn at(&self, index: usize, place: Place) -> Option<Machine> {
+    pub fn at(&self, index: usize, place: CorePlace) -> Option<ClusterMachine> {
         let host = self.machine(index);
         match place {
-            Place::Host => Some(host),
-            Place::Dpu => self.with(|world| {
+            CorePlace::Host => Some(host),
+            CorePlace::Dpu => self.with_world(|world| {
                 let dpu = host.index() + world.nics.len();
                 world.machines.get(dpu)?;
-                u32::try_from(dpu).ok().map(Machine)
+                u32::try_from(dpu).ok().map(ClusterMachine)
             }),
         }
     }
@@ -122,24 +122,29 @@ impl Cluster {
     /// (`inline_recv_bytes` of its profile). Drivers enable this for a whole queue pair. Must be called before the
     /// first message is sent.
     pub fn receive_inline(&self) {
-        self.with(|world| world.shapes.receive = Receive::Inline);
+        self.with_world(|world| world.shapes.receive = PayloadDestination::Inline);
     }
 
     /// Returns the number of cores of a host or DPU.
     #[must_use]
-    pub fn cores(&self, machine: Machine) -> u32 {
-        self.with(|world| world.machine(machine.0).costs.cores)
+    pub fn cores(&self, machine: ClusterMachine) -> u32 {
+        self.with_world(|world| world.machine(machine.0).costs.cores)
     }
 
     /// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
     #[must_use]
-    pub fn unknown_of_cores(&self) -> &[&'static str] {
-        &self.unknown_of_cores
+    pub fn unknown_core_costs(&self) -> &[&'static str] {
+        &self.unknown_core_costs
     }
 
     /// Starts a simulated thread on a core of its own.
-    pub fn spawn(&self, machine: Machine, name: impl Into<String>, body: impl FnOnce() + 'static) {
-        self.with(|world| world.spawn(machine.0, name.into(), body));
+    pub fn spawn(
+        &self,
+        machine: ClusterMachine,
+        name: impl Into<String>,
+        body: impl FnOnce() + 'static,
+    ) {
+        self.with_world(|world| world.spawn(machine.0, name.into(), body));
     }
 
     /// Runs the simulation until `until`, or until no event is left.
@@ -161,9 +166,9 @@ impl Cluster {
     ///
     /// # Panics
     /// A simulated thread panics.
-    pub fn run(&self) -> Result<(), Unfinished> {
+    pub fn run(&self) -> Result<(), DeadlockedThreads> {
         threads::run(Ps::MAX);
-        let names = self.with(|world| {
+        let names = self.with_world(|world| {
             let threads = world.threads.iter().zip(&world.thread_names);
             let waiting = threads.filter(|(thread, _)| !thread.is_done());
             waiting.map(|(_, name)| name.clone()).collect::<Vec<_>>()
@@ -171,29 +176,29 @@ impl Cluster {
         if names.is_empty() {
             Ok(())
         } else {
-            Err(Unfinished(names))
+            Err(DeadlockedThreads(names))
         }
     }
 
     /// Returns the virtual time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.with(|world| Duration::from_nanos(world.now / 1000))
+        self.with_world(|world| Duration::from_nanos(world.now / 1000))
     }
 
     /// Returns the counters of a machine's NIC, for host and DPU together.
     #[must_use]
-    pub fn counters(&self, machine: Machine) -> Counters {
-        self.with(|world| world.nic(machine.0).counters)
+    pub fn counters(&self, machine: ClusterMachine) -> NicCounters {
+        self.with_world(|world| world.nic(machine.0).counters)
     }
 
     /// Returns the next random number of the simulation's generator.
     #[must_use]
     pub fn random(&self) -> u64 {
-        self.with(World::random)
+        self.with_world(Simulation::random)
     }
 
-    fn with<R>(&self, with: impl FnOnce(&mut World) -> R) -> R {
+    fn with_world<R>(&self, with: impl FnOnce(&mut Simulation) -> R) -> R {
         threads::world(with)
             .expect("the cluster's simulation is on this thread while the cluster is")
     }

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
-use nicmodel::pcie::{self, Kind, Purpose};
-use nicmodel::profile::{Place, Profile, Sourced};
-use nicmodel::{Footprint, Method, Operation, Receive, Side, Transport, Verb, wqe};
+use nicmodel::pcie::{self, TransactionKind, TransactionPurpose};
+use nicmodel::profile::{CorePlace, Profile, Sourced};
+use nicmodel::{
+    Footprint, LinkTransactions, Operation, PayloadDestination, PostMethod, Transport, Verb, wqe,
+};
 
-use crate::caches::Caches;
+use crate::caches::CoreCaches;
 use crate::queue::Ps;
 
 /// Limit of the number of distinct locks of a NIC, as a logarithm.
@@ -29,7 +31,7 @@ pub struct MissingCosts {
 
 /// The costs that depend neither on the operation nor on the side (host or DPU) that uses the NIC.
 #[derive(Clone, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct FixedCosts {
     pub(crate) units: usize,
     /// One-way latency of the network.
     pub(crate) network: Ps,
@@ -51,13 +53,13 @@ pub(crate) struct SideCosts {
     pub(crate) atomic_add: Ps,
     pub(crate) contended_add: Ps,
     pub(crate) request: Ps,
-    pub(crate) empty_look: Ps,
+    pub(crate) empty_poll: Ps,
     /// Factor by which this core is slower than the host's core, whose time programs give.
     pub(crate) slowness: f64,
     /// Caches; `None` if memory accesses cost no time.
-    pub(crate) caches: Option<Caches>,
+    pub(crate) caches: Option<CoreCaches>,
     /// Processor costs that the profile lacks; cores take no time for these.
-    pub(crate) unknown_of_cores: Vec<&'static str>,
+    pub(crate) unknown_core_costs: Vec<&'static str>,
     pub(crate) fetch_wait: Ps,
     /// Time to fetch a WQE that the NIC's cache has lost; a PCIe round trip if the profile has no number.
     pub(crate) refetch_wait: Ps,
@@ -66,7 +68,7 @@ pub(crate) struct SideCosts {
     pub(crate) lock_hold: Ps,
 }
 
-impl Costs {
+impl FixedCosts {
     pub(crate) fn of(profile: &Profile) -> Result<Self, MissingCosts> {
         let nic = &profile.processing;
         let needed = [
@@ -85,7 +87,7 @@ impl Costs {
         }
         Ok(Self {
             units: nic.units.as_ref().map_or(1, |units| units.value as usize),
-            network: ps(known(&profile.port.latency_ns)),
+            network: ps(value_or_zero(&profile.port.latency_ns)),
             has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
             lock_bits: profile
                 .atomics
@@ -104,14 +106,14 @@ impl SideCosts {
     /// host's.
     pub(crate) fn of(profile: &Profile, core_speed: f64) -> Self {
         let (host, nic) = (&profile.host, &profile.processing);
-        let mut unknown_of_cores = Vec::new();
+        let mut unknown_core_costs = Vec::new();
         let mut core = |key, number: &Option<Sourced<f64>>| {
             if number.is_none() {
-                unknown_of_cores.push(key);
+                unknown_core_costs.push(key);
             }
-            ps(known(number))
+            ps(value_or_zero(number))
         };
-        let pcie = ps(known(&profile.pcie.latency_ns));
+        let pcie = ps(value_or_zero(&profile.pcie.latency_ns));
         Self {
             cores: host.cores.value,
             post_wqe: core("host.post_wqe_ns", &host.post_wqe_ns),
@@ -120,28 +122,29 @@ impl SideCosts {
             post_recv: core("host.post_recv_ns", &host.post_recv_ns),
             atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
-            request: core("host.request_ns", &host.request_ns) + ps(known(&host.written_line_ns)),
-            empty_look: ps(known(&host.empty_look_ns)),
+            request: core("host.request_ns", &host.request_ns)
+                + ps(value_or_zero(&host.written_line_ns)),
+            empty_poll: ps(value_or_zero(&host.empty_look_ns)),
             slowness: 1.0 / core_speed,
-            caches: Caches::of_host(host),
-            unknown_of_cores,
-            fetch_wait: ps(known(&nic.wqe_fetch_wait_ns)),
+            caches: CoreCaches::of_host(host),
+            unknown_core_costs,
+            fetch_wait: ps(value_or_zero(&nic.wqe_fetch_wait_ns)),
             refetch_wait: nic
                 .wqe_fetch_wait_ns
                 .as_ref()
                 .map_or(2 * pcie, |wait| ps(wait.value)),
             pcie,
-            lock_hold: ps(known(&profile.atomics.lock_hold_ns)),
+            lock_hold: ps(value_or_zero(&profile.atomics.lock_hold_ns)),
         }
     }
 
     /// Converts a time of the host's core to the time of a core of this side.
-    pub(crate) fn work(&self, time: Ps) -> Ps {
+    pub(crate) fn core_time(&self, time: Ps) -> Ps {
         if self.slowness == 1.0 {
             return time;
         }
         #[expect(clippy::cast_precision_loss, reason = "times of a run, far below 2^53")]
-        whole(time as f64 * self.slowness)
+        rounded(time as f64 * self.slowness)
     }
 }
 
@@ -153,13 +156,13 @@ fn wqe_cache(profile: &Profile) -> Option<usize> {
     Some((window * threads).max(1))
 }
 
-fn known(number: &Option<Sourced<f64>>) -> f64 {
+fn value_or_zero(number: &Option<Sourced<f64>>) -> f64 {
     number.as_ref().map_or(0.0, |number| number.value)
 }
 
 /// Converts nanoseconds to picoseconds.
 fn ps(ns: f64) -> Ps {
-    whole(ns * 1e3)
+    rounded(ns * 1e3)
 }
 
 #[expect(
@@ -167,13 +170,13 @@ fn ps(ns: f64) -> Ps {
     clippy::cast_sign_loss,
     reason = "times and sizes of a checked profile are positive and far below 2^63"
 )]
-fn whole(number: f64) -> u64 {
+fn rounded(number: f64) -> u64 {
     number.round() as u64
 }
 
 /// The costs of one kind of operation, without those of posting its WQEs.
 #[derive(Clone, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct OperationCosts {
     pub(crate) operation: Operation,
     /// Opcode of the ABI.
     pub(crate) opcode: u8,
@@ -187,58 +190,58 @@ pub(crate) struct Shape {
     /// True if the requester waits for the responder before the operation completes.
     pub(crate) reliable: bool,
     /// True if the payload is not in the WQE, so that the NIC fetches it before the message leaves.
-    pub(crate) fetched: bool,
+    pub(crate) fetches_payload: bool,
     /// Number of cache lines of a WQE.
     pub(crate) lines: u64,
     /// Time in a processing unit of the requester.
     pub(crate) unit: Ps,
     /// Time in the responder's NIC, for all units together.
     pub(crate) inbound: Ps,
-    /// Time on a port to the responder; `back_wire`: back to the requester.
-    pub(crate) out_wire: Ps,
-    pub(crate) back_wire: Ps,
+    /// Time on a port to the responder; `response_wire`: back to the requester.
+    pub(crate) request_wire: Ps,
+    pub(crate) response_wire: Ps,
     /// PCIe transfers with the cores and memory of each [`Place`].
-    pub(crate) with: [Transfers; PLACES],
+    pub(crate) transfers: [PcieTransfers; MAX_PLACES],
 }
 
 /// Largest number of places.
-pub(crate) const PLACES: usize = 2;
+pub(crate) const MAX_PLACES: usize = 2;
 
 /// The PCIe transfers of an operation between the NIC and the cores and memory of a place.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Transfers {
+pub(crate) struct PcieTransfers {
     /// Transfers of a WQE by MMIO, including link-layer packets to the host.
-    pub(crate) by_mmio: Pcie,
+    pub(crate) by_mmio: PcieCost,
     /// Fetch of payload that is not inline.
-    pub(crate) payload_fetch: Pcie,
+    pub(crate) payload_fetch: PcieCost,
     /// Fetch of a WQE that the NIC's cache has lost.
-    pub(crate) refetch: Pcie,
+    pub(crate) refetch: PcieCost,
     /// Write of the response to a READ or atomic.
-    pub(crate) answer: Pcie,
+    pub(crate) response: PcieCost,
     /// DMA transfers of the responder.
-    pub(crate) responder: Pcie,
+    pub(crate) responder: PcieCost,
     /// Fetches of lists of WQEs, by the length of the list; `None` if not computed yet.
-    fetches: Vec<Option<Pcie>>,
+    fetches: Vec<Option<PcieCost>>,
 }
 
-impl Shape {
+impl OperationCosts {
     /// Returns the transfers with a place.
     #[inline(always)]
-    pub(crate) fn at(&self, place: Place) -> &Transfers {
-        &self.with[place as usize]
+    pub(crate) fn at(&self, place: CorePlace) -> &PcieTransfers {
+        &self.transfers[place as usize]
     }
 }
 
 /// Time on both directions of a PCIe link, and the bytes that the NIC reads from memory, counted in whole cache lines.
 /// If a line holds several WQEs of RECVs, each counts its part.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pcie {
+pub(crate) struct PcieCost {
     pub(crate) to_device: Ps,
     pub(crate) to_host: Ps,
     pub(crate) read_bytes: u64,
 }
 
-/// The fields that identify a [`Shape`].
+/// The fields that identify a [`OperationCosts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ShapeKey {
     pub(crate) verb: Verb,
@@ -251,44 +254,44 @@ pub(crate) struct ShapeKey {
 
 /// The shapes of all operations so far.
 #[derive(Debug)]
-pub(crate) struct Shapes {
+pub(crate) struct CostTable {
     /// Profiles as seen from the host and, if it exists, from the DPU.
     profiles: Vec<Profile>,
     /// Method by which RECVs take payload that fits into the completion.
-    pub(crate) receive: Receive,
-    shapes: Vec<Shape>,
-    known: HashMap<ShapeKey, u16>,
-    doorbell: [Pcie; PLACES],
-    cqe: [Pcie; PLACES],
+    pub(crate) receive: PayloadDestination,
+    shapes: Vec<OperationCosts>,
+    by_key: HashMap<ShapeKey, u16>,
+    doorbell: [PcieCost; MAX_PLACES],
+    cqe: [PcieCost; MAX_PLACES],
 }
 
-impl Shapes {
+impl CostTable {
     /// Makes an empty table for the NIC of a profile, as seen from the host and from the DPU.
     pub(crate) fn new(profile: &Profile) -> Self {
         let mut profiles = vec![profile.clone()];
         profiles.extend(profile.on_dpu());
         let send = Operation::header_only(Transport::Ud).signaled(1.0);
-        let (mut doorbell, mut cqe) = <([Pcie; PLACES], [Pcie; PLACES])>::default();
+        let (mut doorbell, mut cqe) = <([PcieCost; MAX_PLACES], [PcieCost; MAX_PLACES])>::default();
         for (place, profile) in profiles.iter().enumerate() {
-            let link = Link::of(profile);
-            let one = Footprint::of_postlist(profile, &send, Method::Doorbell, 1);
+            let link = PcieLink::of(profile);
+            let one = Footprint::of_postlist(profile, &send, PostMethod::Doorbell, 1);
             let one = one.expect("every NIC sends datagrams");
-            doorbell[place] = link.time(&one.requester, |p| p == Purpose::Doorbell);
-            cqe[place] = link.time(&one.requester, |p| p == Purpose::Cqe);
+            doorbell[place] = link.time(&one.requester, |p| p == TransactionPurpose::Doorbell);
+            cqe[place] = link.time(&one.requester, |p| p == TransactionPurpose::Cqe);
         }
         Self {
             profiles,
             doorbell,
             cqe,
-            receive: Receive::Regular,
+            receive: PayloadDestination::Regular,
             shapes: Vec::new(),
-            known: HashMap::new(),
+            by_key: HashMap::new(),
         }
     }
 
     /// Returns the shape of an operation with its opcode of the ABI; `None` if the NIC cannot do the operation.
     pub(crate) fn find(&mut self, key: ShapeKey, opcode: u32) -> Option<u16> {
-        if let Some(&id) = self.known.get(&key) {
+        if let Some(&id) = self.by_key.get(&key) {
             return Some(id);
         }
         let shape = shape(
@@ -299,37 +302,38 @@ impl Shapes {
         )?;
         let id = u16::try_from(self.shapes.len()).ok()?;
         self.shapes.push(shape);
-        self.known.insert(key, id);
+        self.by_key.insert(key, id);
         Some(id)
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: u16) -> &Shape {
+    pub(crate) fn get(&self, id: u16) -> &OperationCosts {
         &self.shapes[usize::from(id)]
     }
 
     #[inline(always)]
-    pub(crate) fn doorbell(&self, place: Place) -> Pcie {
+    pub(crate) fn doorbell(&self, place: CorePlace) -> PcieCost {
         self.doorbell[place as usize]
     }
 
     #[inline(always)]
-    pub(crate) fn cqe(&self, place: Place) -> Pcie {
+    pub(crate) fn cqe(&self, place: CorePlace) -> PcieCost {
         self.cqe[place as usize]
     }
 
     /// Returns the transfers that fetch the WQEs of a list of `len` such operations from a place.
-    pub(crate) fn fetch(&mut self, id: u16, len: u32, place: Place) -> Pcie {
+    pub(crate) fn fetch(&mut self, id: u16, len: u32, place: CorePlace) -> PcieCost {
         let shape = &mut self.shapes[usize::from(id)];
-        let fetches = &mut shape.with[place as usize].fetches;
+        let fetches = &mut shape.transfers[place as usize].fetches;
         let index = len as usize;
         if let Some(&Some(known)) = fetches.get(index) {
             return known;
         }
         let profile = &self.profiles[place as usize];
-        let list = Footprint::of_postlist(profile, &shape.operation, Method::Doorbell, len.max(1));
-        let time = list.map_or(Pcie::default(), |list| {
-            Link::of(profile).time(&list.requester, |p| p == Purpose::WqeFetch)
+        let list =
+            Footprint::of_postlist(profile, &shape.operation, PostMethod::Doorbell, len.max(1));
+        let time = list.map_or(PcieCost::default(), |list| {
+            PcieLink::of(profile).time(&list.requester, |p| p == TransactionPurpose::WqeFetch)
         });
         if fetches.len() <= index {
             fetches.resize(index + 1, None);
@@ -339,7 +343,12 @@ impl Shapes {
     }
 }
 
-fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> Option<Shape> {
+fn shape(
+    profiles: &[Profile],
+    receive: PayloadDestination,
+    key: ShapeKey,
+    opcode: u8,
+) -> Option<OperationCosts> {
     let profile = profiles.first()?;
     let operation = Operation {
         inline: key.inline,
@@ -348,8 +357,8 @@ fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> O
         receive,
         ..Operation::new(key.verb, key.transport, key.payload)
     };
-    let one = Footprint::of_postlist(profile, &operation, Method::WqeByMmio, 1).ok()?;
-    let mut with = <[Transfers; PLACES]>::default();
+    let one = Footprint::of_postlist(profile, &operation, PostMethod::WqeByMmio, 1).ok()?;
+    let mut with = <[PcieTransfers; MAX_PLACES]>::default();
     for (with, profile) in with.iter_mut().zip(profiles) {
         *with = transfers(profile, &operation)?;
     }
@@ -359,10 +368,10 @@ fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> O
         .as_ref()
         .map_or(1.0, |units| f64::from(units.value));
     let port = profile.port.gbps.value / 8.0;
-    let wire = |packets: nicmodel::wire::Packets| ps(packets.link_bytes(profile) / port);
+    let wire = |packets: nicmodel::wire::PacketCost| ps(packets.link_bytes(profile) / port);
     let lines = wqe::lines(operation.wqe_bytes(profile));
-    Some(Shape {
-        fetched: key.verb.sends_payload() && !key.inline && key.payload > 0,
+    Some(OperationCosts {
+        fetches_payload: key.verb.sends_payload() && !key.inline && key.payload > 0,
         operation,
         opcode,
         answers: !key.verb.sends_payload(),
@@ -371,24 +380,26 @@ fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> O
         datagram: key.verb == Verb::Send && key.transport == Transport::Ud,
         reliable: key.transport == Transport::Rc,
         lines: u64::from(lines),
-        unit: ps(units * sending(profile, &operation, lines)),
+        unit: ps(units * send_time(profile, &operation, lines)),
         inbound: ps(nicmodel::bounds::inbound_ns(profile, &operation)?),
-        out_wire: wire(one.network.to_responder),
-        back_wire: wire(one.network.to_requester),
-        with,
+        request_wire: wire(one.network.to_responder),
+        response_wire: wire(one.network.to_requester),
+        transfers: with,
     })
 }
 
 /// Returns the transfers of an operation with the side that is the host in `profile`.
-fn transfers(profile: &Profile, operation: &Operation) -> Option<Transfers> {
-    let one = Footprint::of_postlist(profile, operation, Method::WqeByMmio, 1).ok()?;
-    let rung = Footprint::of_postlist(profile, operation, Method::Doorbell, 1).ok()?;
-    let link = Link::of(profile);
-    Some(Transfers {
-        by_mmio: link.time(&one.requester, |p| p == Purpose::WqeByMmio),
-        payload_fetch: link.time(&one.requester, |p| p == Purpose::PayloadFetch),
-        refetch: link.time(&rung.requester, |p| p == Purpose::WqeFetch),
-        answer: link.time(&one.requester, |p| p == Purpose::ResponsePlacement),
+fn transfers(profile: &Profile, operation: &Operation) -> Option<PcieTransfers> {
+    let one = Footprint::of_postlist(profile, operation, PostMethod::WqeByMmio, 1).ok()?;
+    let rung = Footprint::of_postlist(profile, operation, PostMethod::Doorbell, 1).ok()?;
+    let link = PcieLink::of(profile);
+    Some(PcieTransfers {
+        by_mmio: link.time(&one.requester, |p| p == TransactionPurpose::WqeByMmio),
+        payload_fetch: link.time(&one.requester, |p| p == TransactionPurpose::PayloadFetch),
+        refetch: link.time(&rung.requester, |p| p == TransactionPurpose::WqeFetch),
+        response: link.time(&one.requester, |p| {
+            p == TransactionPurpose::ResponsePlacement
+        }),
         responder: link.time(&one.responder, |_| true),
         fetches: Vec::new(),
     })
@@ -396,9 +407,10 @@ fn transfers(profile: &Profile, operation: &Operation) -> Option<Transfers> {
 
 /// Returns the NIC's time to send one operation. If the profile has no rate of READs and atomics, they take as long as
 /// a SEND.
-fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
+fn send_time(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     let nic = &profile.processing;
-    let send = known(&nic.send_ns) + f64::from(lines.saturating_sub(1)) * known(&nic.wqe_line_ns);
+    let send = value_or_zero(&nic.send_ns)
+        + f64::from(lines.saturating_sub(1)) * value_or_zero(&nic.wqe_line_ns);
     match operation.verb {
         Verb::Send | Verb::RdmaWrite => send,
         Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
@@ -408,41 +420,41 @@ fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
 }
 
 /// A PCIe link, for the conversion of bytes to time.
-struct Link {
+struct PcieLink {
     bytes_per_ns: f64,
     per_tlp: f64,
     per_mmio: f64,
 }
 
-impl Link {
+impl PcieLink {
     fn of(profile: &Profile) -> Self {
         Self {
             bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
             per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
-            per_mmio: known(&profile.pcie.mmio_overhead_bytes),
+            per_mmio: value_or_zero(&profile.pcie.mmio_overhead_bytes),
         }
     }
 
-    fn time(&self, side: &Side, of: impl Fn(Purpose) -> bool) -> Pcie {
+    fn time(&self, side: &LinkTransactions, of: impl Fn(TransactionPurpose) -> bool) -> PcieCost {
         let (mut to_device, mut to_host, mut lines) = (0.0, 0.0, 0.0);
         for part in side.transactions.iter().filter(|part| of(part.purpose)) {
             // The link-layer packets of a transaction use both directions.
             let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
             let mmio = match part.purpose {
-                Purpose::WqeByMmio => self.per_mmio * part.tlps_to_device,
+                TransactionPurpose::WqeByMmio => self.per_mmio * part.tlps_to_device,
                 _ => 0.0,
             };
             to_device += part.bytes_to_device() + overhead + mmio;
             to_host += part.bytes_to_host() + overhead;
-            if part.purpose.kind() == Kind::DmaRead {
+            if part.purpose.kind() == TransactionKind::DmaRead {
                 lines += part.lines;
             }
         }
-        Pcie {
+        PcieCost {
             to_device: ps(to_device / self.bytes_per_ns),
             to_host: ps(to_host / self.bytes_per_ns),
             // The product is an integer, except for rounding.
-            read_bytes: whole(lines * f64::from(wqe::CACHE_LINE_BYTES)),
+            read_bytes: rounded(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }
     }
 }

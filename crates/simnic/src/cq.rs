@@ -2,11 +2,11 @@
 
 use verbs_abi as abi;
 
-use crate::event::Event;
-use crate::line::Line;
+use crate::event::SimulationEvent;
+use crate::fifo_queue::FifoQueue;
 use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
-use crate::thread::{Thread, wake};
+use crate::thread::{SimulatedThread, wake};
 
 /// A completion, with the time at which it becomes visible.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Cqe {
 pub(crate) struct Cq {
     pub(crate) capacity: u32,
     pub(crate) overrun: bool,
-    pub(crate) cqes: Line<Cqe>,
+    pub(crate) cqes: FifoQueue<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
     /// Thread that polled the queue last; `stamp`: the stamp of that thread at the time.
@@ -42,7 +42,7 @@ const _: () = assert!(size_of::<Option<Cq>>() == 64);
 impl Cq {
     /// Records that thread `me` polls queue `number` for the first time since its last wait, or after another thread.
     #[inline(always)]
-    pub(crate) fn polled_by(&mut self, number: u32, me: u32, thread: &mut Thread) {
+    pub(crate) fn polled_by(&mut self, number: u32, me: u32, thread: &mut SimulatedThread) {
         // A thread that has waited since its last poll of the queue does not watch the queue any more.
         let first = *thread.first_cq.get_or_insert(number);
         if first != number && (self.watcher == Some(me) || !thread.more_cqs.contains(&number)) {
@@ -54,7 +54,12 @@ impl Cq {
 
     /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.
     #[inline(always)]
-    pub(crate) fn put(&mut self, cqe: Cqe, threads: &mut [Thread], events: &mut EventQueue<Event>) {
+    pub(crate) fn put(
+        &mut self,
+        cqe: Cqe,
+        threads: &mut [SimulatedThread],
+        events: &mut EventQueue<SimulationEvent>,
+    ) {
         if self.cqes.len() >= self.capacity as usize {
             self.overrun = true;
             return;

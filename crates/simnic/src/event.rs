@@ -2,17 +2,17 @@
 
 /// An event of a simulation; the queue stores its time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Event {
+pub(crate) enum SimulationEvent {
     /// A thread resumes, if it still waits for this event.
     Resume { thread: u32 },
     /// A list of WQEs, or its doorbell, arrives at the NIC.
-    Announce { qp: u32 },
+    DoorbellArrived { qp: u32 },
     /// The first WQE of the list on which a queue pair's unit works leaves for the network.
-    Emit { qp: u32 },
+    SendNext { qp: u32 },
     /// A NIC has processed the next message that arrives there.
-    Handle { nic: u32 },
+    MessageProcessed { nic: u32 },
     /// The response to a READ or atomic, or an acknowledgement, leaves the responder.
-    Respond { message: u32 },
+    SendResponse { message: u32 },
     /// The response or acknowledgement arrives at the requester.
-    Return { message: u32 },
+    ResponseArrived { message: u32 },
 }

@@ -1,17 +1,17 @@
 //! Machines: NICs, and the cores and memory behind them.
 
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 
 use crate::costs::SideCosts;
-use crate::fifo::Fifo;
-use crate::line::Line;
-use crate::port::Ports;
+use crate::fifo_queue::FifoQueue;
+use crate::port::NicPorts;
 use crate::queue::Ps;
-use crate::timetable::Timetable;
+use crate::serial_resource::SerialResource;
+use crate::timetable::SerialTimetable;
 
 /// The counters of a machine's NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct NicCounters {
     /// Messages that were sent.
     pub sent: u64,
     /// Messages that arrived and were accepted.
@@ -31,36 +31,36 @@ pub struct Counters {
 
 /// Cores and memory with their path to a NIC: the host of a machine, or its DPU. Each is a device of the provider.
 #[derive(Debug, Default)]
-pub(crate) struct Machine {
+pub(crate) struct NicHost {
     /// Index of the NIC, which a host shares with its DPU.
     pub(crate) nic: u32,
-    pub(crate) place: Place,
+    pub(crate) place: CorePlace,
     pub(crate) costs: SideCosts,
     /// MMIO writes of the cores; `to_device`: all transfers on the link to the device.
-    pub(crate) mmio: Timetable,
-    pub(crate) to_device: Fifo,
-    pub(crate) to_host: Fifo,
+    pub(crate) mmio: SerialTimetable,
+    pub(crate) to_device: SerialResource,
+    pub(crate) to_host: SerialResource,
     /// Time at which each lock for atomics in this memory is free; empty until the first atomic.
-    pub(crate) locks: Vec<Fifo>,
-    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `settles_at`: the earliest of
+    pub(crate) locks: Vec<SerialResource>,
+    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_visible_at`: the earliest of
     /// these times.
-    pub(crate) unsettled: Vec<(Ps, u32)>,
-    pub(crate) settles_at: Ps,
+    pub(crate) unsettled_writes: Vec<(Ps, u32)>,
+    pub(crate) next_visible_at: Ps,
 }
 
 /// A NIC and its ports.
 #[derive(Debug, Default)]
-pub(crate) struct Nic {
-    pub(crate) inbound: Fifo,
-    pub(crate) ports: Ports,
+pub(crate) struct SimulatedNic {
+    pub(crate) inbound: SerialResource,
+    pub(crate) ports: NicPorts,
     /// Number of busy processing units; `waiting`: queue pairs that wait for a unit.
     pub(crate) busy_units: usize,
-    pub(crate) waiting: Line<u32>,
-    /// Messages in the order of the times at which the NIC has processed them; `handles_at`: the time of the next event
+    pub(crate) waiting: FifoQueue<u32>,
+    /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the next event
     /// for them.
-    pub(crate) arriving: Line<(Ps, u32)>,
-    pub(crate) handles_at: Option<Ps>,
+    pub(crate) arriving: FifoQueue<(Ps, u32)>,
+    pub(crate) next_processed_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.
     pub(crate) reading: usize,
-    pub(crate) counters: Counters,
+    pub(crate) counters: NicCounters,
 }

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// A registered memory region.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Region {
+pub(crate) struct SimulatedRegion {
     addr: u64,
     len: u64,
 }
 
-impl Region {
+impl SimulatedRegion {
     /// # Safety
     /// The bytes are valid for reads and writes until the region is removed from the simulation.
     pub(crate) unsafe fn new(addr: u64, len: u64) -> Self {

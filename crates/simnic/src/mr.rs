@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use crate::event::Event;
-use crate::machine::Machine;
-use crate::memory::{Payload, Region};
+use crate::event::SimulationEvent;
+use crate::machine::NicHost;
+use crate::memory::{Payload, SimulatedRegion};
 use crate::queue::{EventQueue, Ps};
-use crate::thread::{Thread, wake};
+use crate::thread::{SimulatedThread, wake};
 
 /// A memory region.
 #[derive(Debug)]
 pub(crate) struct Mr {
     pub(crate) machine: u32,
-    pub(crate) region: Region,
+    pub(crate) region: SimulatedRegion,
     pub(crate) access: i32,
     /// WRITEs with the times at which they become visible, earliest first.
     pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
@@ -30,21 +30,21 @@ impl Mr {
     pub(crate) fn write_later(
         &mut self,
         key: u32,
-        machine: &mut Machine,
+        machine: &mut NicHost,
         at: Ps,
         addr: u64,
         payload: Payload,
-        threads: &mut [Thread],
-        events: &mut EventQueue<Event>,
+        threads: &mut [SimulatedThread],
+        events: &mut EventQueue<SimulationEvent>,
     ) {
-        if machine.unsettled.is_empty() {
-            machine.settles_at = at;
+        if machine.unsettled_writes.is_empty() {
+            machine.next_visible_at = at;
         }
-        machine.settles_at = machine.settles_at.min(at);
+        machine.next_visible_at = machine.next_visible_at.min(at);
         match self.writes.front() {
-            None => machine.unsettled.push((at, key)),
+            None => machine.unsettled_writes.push((at, key)),
             Some((first, ..)) if at < *first => {
-                let mut unsettled = machine.unsettled.iter_mut();
+                let mut unsettled = machine.unsettled_writes.iter_mut();
                 if let Some(region) = unsettled.find(|(_, other)| *other == key) {
                     region.0 = at;
                 }

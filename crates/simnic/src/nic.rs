@@ -16,21 +16,21 @@ mod requester;
 mod responder;
 
 use crate::queue::Ps;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// Returns the LID of a machine.
 pub(crate) fn lid(machine: u32) -> u16 {
     u16::try_from(machine + 1).unwrap_or(0)
 }
 
-impl World {
+impl Simulation {
     /// Returns the time until which the present event may also process what follows.
     pub(super) fn horizon(&self) -> Ps {
-        self.now + self.shortest / 2
+        self.now + self.min_pcie_latency / 2
     }
 
     /// Returns the machine of a queue pair.
-    pub(super) fn home(&self, qp: u32) -> Option<u32> {
+    pub(super) fn machine_of_qp(&self, qp: u32) -> Option<u32> {
         let qp = self.qps.get(qp as usize)?.as_ref()?;
         Some(qp.machine)
     }

@@ -1,12 +1,12 @@
 //! The ports of a NIC, and the assignment of queue pairs to ports.
 
-use crate::fifo::Fifo;
+use crate::serial_resource::SerialResource;
 
 /// A port: a link to the network, and one from it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Port {
-    pub(crate) out: Fifo,
-    pub(crate) arriving: Fifo,
+pub(crate) struct NicPort {
+    pub(crate) out: SerialResource,
+    pub(crate) arriving: SerialResource,
 }
 
 /// The ports of a NIC.
@@ -15,8 +15,8 @@ pub(crate) struct Port {
 /// do for bonded ports. Queue pairs that first send and queue pairs that first receive are spread separately. A program
 /// that makes one queue pair to send and one to receive for each thread thus has both kinds on each port.
 #[derive(Debug, Default)]
-pub(crate) struct Ports {
-    ports: Vec<Port>,
+pub(crate) struct NicPorts {
+    ports: Vec<NicPort>,
     senders: usize,
     receivers: usize,
 }
@@ -29,35 +29,35 @@ impl OwnPort {
     pub(crate) const NONE: Self = Self(u8::MAX);
 }
 
-impl Ports {
+impl NicPorts {
     pub(crate) fn new(count: usize) -> Self {
         Self {
-            ports: vec![Port::default(); count.clamp(1, usize::from(u8::MAX))],
+            ports: vec![NicPort::default(); count.clamp(1, usize::from(u8::MAX))],
             ..Self::default()
         }
     }
 
     /// Returns the port of a queue pair that sends.
     #[inline(always)]
-    pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut Port {
+    pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut NicPort {
         if *own == OwnPort::NONE {
-            *own = take_turn(&mut self.senders, self.ports.len());
+            *own = next_port(&mut self.senders, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
 
     /// Returns the port of a queue pair that receives.
     #[inline(always)]
-    pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut Port {
+    pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut NicPort {
         if *own == OwnPort::NONE {
-            *own = take_turn(&mut self.receivers, self.ports.len());
+            *own = next_port(&mut self.receivers, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
 }
 
 #[cold]
-fn take_turn(turns: &mut usize, ports: usize) -> OwnPort {
+fn next_port(turns: &mut usize, ports: usize) -> OwnPort {
     let port = *turns % ports;
     *turns += 1;
     OwnPort(u8::try_from(port).expect("fewer ports than 255"))
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn senders_and_receivers_take_turns_and_stay() {
-        let mut ports = Ports::new(2);
+        let mut ports = NicPorts::new(2);
         let mut own = [OwnPort::NONE; 6];
         for (index, own) in own.iter_mut().enumerate() {
             // As with threads that each have a queue pair to receive and one to send.

@@ -3,15 +3,15 @@
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::{Pcie, ShapeKey};
+use crate::costs::{PcieCost, ShapeKey};
 use crate::cq::Cqe;
-use crate::event::Event;
+use crate::event::SimulationEvent;
 use crate::memory::Payload;
-use crate::message::{Answer, Message, NO_ANSWER, SUCCESS};
+use crate::message::{InFlightMessage, NO_READ_FIELDS, ReadFields, SUCCESS};
 use crate::prefetch::prefetch;
-use crate::qp::{Kind, List};
+use crate::qp::{PostedWqes, WorkRequestKind};
 use crate::recvs::RecvList;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// A send work request in plain values, as read by the ABI layer.
 pub(crate) struct SendRequest<'a> {
@@ -31,7 +31,7 @@ pub(crate) struct SendRequest<'a> {
 }
 
 /// A work request for a datagram without payload.
-pub(crate) struct Datagram {
+pub(crate) struct EmptyDatagram {
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     pub(crate) wr_id: u64,
@@ -52,13 +52,13 @@ pub(crate) struct Postlist {
     /// Shape of the first WQE.
     shape: u16,
     /// PCIe transfers for payload that is not inline.
-    fetch: Pcie,
+    fetch: PcieCost,
     /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
     last: Option<u32>,
     flags: u32,
 }
 
-impl World {
+impl Simulation {
     /// Returns an empty list for a queue pair in RTS or in error; otherwise an errno.
     #[inline(always)]
     pub(crate) fn postlist(&self, index: u32) -> Result<Postlist, i32> {
@@ -77,11 +77,11 @@ impl World {
     /// Appends a datagram without payload to the list, and returns true, if the queue pair has posted one with the same
     /// opcode and flags before. A datagram equal to the one in front of it shares its message.
     #[inline(always)]
-    pub(crate) fn build_like(
+    pub(crate) fn repeat_datagram(
         &mut self,
         index: u32,
         list: &mut Postlist,
-        datagram: &Datagram,
+        datagram: &EmptyDatagram,
     ) -> bool {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return false;
@@ -109,10 +109,10 @@ impl World {
             *times += 1;
             before.count += 1;
         } else {
-            let message = self.messages.put(Message {
+            let message = self.messages.put(InFlightMessage {
                 qp: index,
                 dest,
-                home: qp.machine,
+                requester_machine: qp.machine,
                 imm,
                 key,
                 remote_addr: 0,
@@ -121,7 +121,7 @@ impl World {
                 shape,
                 status: SUCCESS,
                 signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
-                answer: NO_ANSWER,
+                read_fields: NO_READ_FIELDS,
                 count: 1,
             });
             qp.wqes.push((message, 1));
@@ -149,7 +149,7 @@ impl World {
             [sge] => u64::from(sge.length),
             sges => sges.iter().map(|sge| u64::from(sge.length)).sum(),
         };
-        let kind = Kind {
+        let kind = WorkRequestKind {
             opcode: request.opcode,
             inline: request.flags & abi::IBV_SEND_INLINE != 0,
             num_sge: request.sges.len(),
@@ -179,18 +179,18 @@ impl World {
                 .ok()
                 .and_then(inlined)
                 .ok_or(libc::EINVAL)?
-        } else if shape.fetched {
+        } else if shape.fetches_payload {
             self.gather(home, request.sges, kind.length)?
         } else {
             Payload::EMPTY
         };
         let answer = if shape.answers && !kind.inline {
-            self.put_answer(id, (index, home), request)?
+            self.put_read_fields(id, (index, home), request)?
         } else {
-            NO_ANSWER
+            NO_READ_FIELDS
         };
         let shape = self.shapes.get(id);
-        if shape.fetched {
+        if shape.fetches_payload {
             let fetch = &shape.at(self.machines[home as usize].place).payload_fetch;
             list.fetch.to_device += fetch.to_device;
             list.fetch.to_host += fetch.to_host;
@@ -200,10 +200,10 @@ impl World {
             list.shape = id;
         }
         let empty_datagram = shape.datagram && kind.num_sge == 0;
-        let message = self.messages.put(Message {
+        let message = self.messages.put(InFlightMessage {
             qp: index,
             dest: request.dest_qpn,
-            home,
+            requester_machine: home,
             imm: request.imm,
             key: request.key,
             remote_addr: request.remote_addr,
@@ -212,7 +212,7 @@ impl World {
             shape: id,
             status: SUCCESS,
             signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
-            answer,
+            read_fields: answer,
             count: 1,
         });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
@@ -228,7 +228,7 @@ impl World {
     }
 
     /// Stores the fields of a READ or atomic that its response needs; returns their index.
-    fn put_answer(
+    fn put_read_fields(
         &mut self,
         shape: u16,
         (index, home): (u32, u32),
@@ -242,23 +242,23 @@ impl World {
         let nic = self.machines[home as usize].nic;
         let reading = &mut self.nics[nic as usize].reading;
         let cache_slot = match &mut self.qps[index as usize] {
-            Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.begin(reading)),
+            Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.record_read(reading)),
             _ => None,
         };
-        let answer = Answer {
+        let answer = ReadFields {
             compare_add: request.compare_add,
             swap: request.swap,
             local_addr: local.map_or(0, |sge| sge.addr),
             local_lkey: local.map_or(0, |sge| sge.lkey),
             cache_slot,
         };
-        Ok(self.messages.put_answer(answer))
+        Ok(self.messages.put_read_fields(answer))
     }
 
     /// Returns the shape of work requests of this kind, or the errno of their refusal.
     #[cold]
     #[inline(never)]
-    fn shape_of(&mut self, index: u32, kind: Kind) -> Result<u16, i32> {
+    fn shape_of(&mut self, index: u32, kind: WorkRequestKind) -> Result<u16, i32> {
         let qp = self.qp(index).ok_or(libc::EINVAL)?;
         let (transport, cap) = (qp.transport, qp.cap);
         let (verb, imm) = verb(kind.opcode).ok_or(libc::EINVAL)?;
@@ -323,7 +323,11 @@ impl World {
         // The NIC needs this part of the queue pair when the list arrives.
         prefetch(&raw const qp.last_completion);
         let machine = qp.machine;
-        qp.lists.push(List { len, rung, shape });
+        qp.lists.push(PostedWqes {
+            len,
+            by_doorbell: rung,
+            shape,
+        });
         if qp.state == abi::IBV_QPS_ERR {
             self.flush(index);
             return;
@@ -343,11 +347,12 @@ impl World {
         // The MMIO write stalls the core while earlier writes are in flight. Completions of DMA reads share the link:
         // they delay the write by their time, but a burst of them does not block it. Payload is fetched over the link,
         // too.
-        let left = from.mmio.take(now, clock, link.to_device);
+        let left = from.mmio.reserve_time(now, clock, link.to_device);
         let (wait, arrived) = (left - link.to_device - clock, left + pcie);
-        from.to_device.slip_in(clock, link.to_device);
-        from.to_host.slip_in(clock, link.to_host + fetch.to_host);
-        from.to_device.slip_in(clock, fetch.to_device);
+        from.to_device.use_between(clock, link.to_device);
+        from.to_host
+            .use_between(clock, link.to_host + fetch.to_host);
+        from.to_device.use_between(clock, fetch.to_device);
         nic.counters.read_bytes += fetch.read_bytes;
         if rung {
             nic.counters.doorbells += 1;
@@ -355,7 +360,8 @@ impl World {
             nic.counters.wqes_by_mmio += 1;
         }
         self.spend(self.home_costs().mmio_write * writes + wait);
-        self.events.push(arrived, Event::Announce { qp: index });
+        self.events
+            .push(arrived, SimulationEvent::DoorbellArrived { qp: index });
         self.catch_up();
     }
 

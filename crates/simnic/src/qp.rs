@@ -3,25 +3,25 @@
 use verbs_abi as abi;
 
 use crate::cq::Cq;
-use crate::line::Line;
+use crate::fifo_queue::FifoQueue;
 use crate::port::OwnPort;
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
-use crate::reads::Reads;
-use crate::recvs::Recvs;
+use crate::reads::OutstandingReads;
+use crate::recvs::PostedRecvs;
 
 /// A list of WQEs that were posted together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct List {
+pub(crate) struct PostedWqes {
     pub(crate) len: u32,
     /// True if posted by a doorbell, false if by an MMIO write of the WQE.
-    pub(crate) rung: bool,
+    pub(crate) by_doorbell: bool,
     pub(crate) shape: u16,
 }
 
 /// The fields of a work request that determine its shape. Most work requests equal their predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct WorkRequestKind {
     pub(crate) opcode: u32,
     pub(crate) inline: bool,
     pub(crate) num_sge: usize,
@@ -33,20 +33,20 @@ pub(crate) struct Kind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Qp {
-    pub(crate) recvs: Recvs,
+    pub(crate) recvs: PostedRecvs,
     /// No message to this queue pair becomes visible before this time.
     pub(crate) last_delivery: Ps,
     pub(crate) machine: u32,
     pub(crate) recv_cq: u32,
     /// Access check of incoming messages: the Q_Key for datagrams, otherwise the access flags.
-    pub(crate) guard: u32,
+    pub(crate) access_check: u32,
     pub(crate) transport: nicmodel::Transport,
     /// True if the state allows incoming messages.
-    pub(crate) receives: bool,
+    pub(crate) can_receive: bool,
     pub(crate) signal_all: bool,
     pub(crate) port: OwnPort,
     /// Kind and shape of the work request that was posted last.
-    pub(crate) last_posted: Option<(Kind, u16)>,
+    pub(crate) last_posted: Option<(WorkRequestKind, u16)>,
     pub(crate) state: u32,
     /// Number of work requests that are posted and not complete.
     pub(crate) outstanding: u32,
@@ -54,28 +54,28 @@ pub(crate) struct Qp {
     pub(crate) peer: u32,
     /// Messages that have not left, each with the number of work requests still to send; `lists`: the lists that
     /// contain them.
-    pub(crate) wqes: Line<(u32, u32)>,
-    pub(crate) lists: Line<List>,
+    pub(crate) wqes: FifoQueue<(u32, u32)>,
+    pub(crate) lists: FifoQueue<PostedWqes>,
     /// No completion of the send queue is generated before this time.
     pub(crate) last_completion: Ps,
     /// No message of this queue pair is processed before this time, so that messages keep their order.
     pub(crate) last_handled: Ps,
     /// Number of lists that have arrived at the NIC.
-    pub(crate) arrived: usize,
+    pub(crate) lists_at_nic: usize,
     /// True if a processing unit works on the queue pair, or the queue pair waits for a unit.
     pub(crate) in_service: bool,
     pub(crate) send_cq: u32,
     /// Opcode, flags and shape of the datagram without payload that was posted last.
     pub(crate) last_empty: Option<(u32, u32, u16)>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
-    pub(crate) last_answer: Ps,
+    pub(crate) last_response: Ps,
     pub(crate) qkey: u32,
     pub(crate) access: i32,
-    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `held_up`: the delay that
+    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `refetch_delay`: the delay that
     /// this adds to the WQE on which the unit works.
     pub(crate) refetches_until: Ps,
-    pub(crate) held_up: Ps,
-    pub(crate) reads: Reads,
+    pub(crate) refetch_delay: Ps,
+    pub(crate) reads: OutstandingReads,
 }
 
 const _: () = {
@@ -96,9 +96,9 @@ impl Qp {
     }
 
     /// Updates derived fields after a change of state, Q_Key or access flags.
-    pub(crate) fn changed(&mut self) {
-        self.receives = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
-        self.guard = match self.transport {
+    pub(crate) fn update_derived(&mut self) {
+        self.can_receive = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
+        self.access_check = match self.transport {
             nicmodel::Transport::Ud => self.qkey,
             _ => self.access.cast_unsigned(),
         };

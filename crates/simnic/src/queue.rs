@@ -26,7 +26,7 @@ const NONE: u32 = u32::MAX;
 /// is the same in every run.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
-    nodes: Vec<Node<E>>,
+    nodes: Vec<EventNode<E>>,
     free: u32,
     /// First node of each bucket; valid only if the bucket's bit is set.
     buckets: Box<[u32; BUCKETS]>,
@@ -36,18 +36,18 @@ pub(crate) struct EventQueue<E> {
     /// Bucket of the event that was popped last, counted from time 0; all earlier buckets are empty.
     base: u64,
     /// Bin after that of the base, counted from time 0: the last bin whose events are in buckets.
-    near: u64,
+    bucketed_until: u64,
     /// Last node of each bin, whose nodes form a ring; valid only if the bin's bit is set.
     bins: [u32; BINS],
     /// Bitmap of non-empty bins.
     binned: u64,
     /// Events after the last bin.
-    later: BinaryHeap<Reverse<Later<E>>>,
-    inserted: u64,
+    later: BinaryHeap<Reverse<LaterEvents<E>>>,
+    later_inserted: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node<E> {
+struct EventNode<E> {
     at: Ps,
     event: E,
     next: u32,
@@ -56,27 +56,27 @@ struct Node<E> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Later<E> {
+struct LaterEvents<E> {
     at: Ps,
     order: u64,
     event: E,
 }
 
-impl<E> PartialEq for Later<E> {
+impl<E> PartialEq for LaterEvents<E> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl<E> Eq for Later<E> {}
+impl<E> Eq for LaterEvents<E> {}
 
-impl<E> PartialOrd for Later<E> {
+impl<E> PartialOrd for LaterEvents<E> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for Later<E> {
+impl<E> Ord for LaterEvents<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -89,7 +89,7 @@ fn from_bit(word: u64, bit: usize) -> u64 {
     word.rotate_right(bit as u32)
 }
 
-/// Returns the index of a bucket or bin among `PLACES`.
+/// Returns the index, modulo `PLACES`, of the slot of the event queue.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,
@@ -108,11 +108,11 @@ impl<E: Copy> EventQueue<E> {
             words: Box::new([0; 64]),
             summary: 0,
             base: 0,
-            near: 1,
+            bucketed_until: 1,
             bins: [NONE; BINS],
             binned: 0,
             later: BinaryHeap::new(),
-            inserted: 0,
+            later_inserted: 0,
         }
     }
 
@@ -120,11 +120,11 @@ impl<E: Copy> EventQueue<E> {
     #[inline]
     pub(crate) fn push(&mut self, at: Ps, event: E) {
         let bin = at >> BIN_SHIFT;
-        if bin <= self.near {
+        if bin <= self.bucketed_until {
             let new = self.node(at, event);
             self.insert((at >> SHIFT).max(self.base), at, new);
         } else {
-            self.put_off(bin, at, event);
+            self.add_to_bin(bin, at, event);
         }
     }
 
@@ -135,7 +135,7 @@ impl<E: Copy> EventQueue<E> {
             return self.pop_later(until);
         };
         let head = self.buckets[index];
-        let Node {
+        let EventNode {
             at,
             event,
             next,
@@ -157,7 +157,7 @@ impl<E: Copy> EventQueue<E> {
             self.nodes[next as usize].tail = tail;
         }
         self.base = self.base.max(at >> SHIFT);
-        if at >> BIN_SHIFT >= self.near {
+        if at >> BIN_SHIFT >= self.bucketed_until {
             self.move_to(at >> BIN_SHIFT);
         }
         Some((at, event))
@@ -198,7 +198,7 @@ impl<E: Copy> EventQueue<E> {
     /// Makes a node that is in no list yet.
     #[inline]
     fn node(&mut self, at: Ps, event: E) -> u32 {
-        let node = Node {
+        let node = EventNode {
             at,
             event,
             next: NONE,
@@ -253,11 +253,11 @@ impl<E: Copy> EventQueue<E> {
 
     /// Adds an event to the end of its bin, or to the heap.
     #[inline(never)]
-    fn put_off(&mut self, bin: u64, at: Ps, event: E) {
-        if bin - self.near >= BINS as u64 {
-            let order = self.inserted;
-            self.inserted += 1;
-            self.later.push(Reverse(Later { at, order, event }));
+    fn add_to_bin(&mut self, bin: u64, at: Ps, event: E) {
+        if bin - self.bucketed_until >= BINS as u64 {
+            let order = self.later_inserted;
+            self.later_inserted += 1;
+            self.later.push(Reverse(LaterEvents { at, order, event }));
             return;
         }
         let new = self.node(at, event);
@@ -278,18 +278,18 @@ impl<E: Copy> EventQueue<E> {
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, bin: u64) {
-        while self.near <= bin {
+        while self.bucketed_until <= bin {
             if self.binned == 0 {
                 // All other events are not before this bin either.
-                self.near = bin;
+                self.bucketed_until = bin;
             }
-            self.near += 1;
-            self.unbin(self.near);
-            let last = self.near + (BINS as u64 - 1);
+            self.bucketed_until += 1;
+            self.unbin(self.bucketed_until);
+            let last = self.bucketed_until + (BINS as u64 - 1);
             while let Some(Reverse(later)) = self.later.peek()
                 && later.at >> BIN_SHIFT <= last
             {
-                let Later { at, event, .. } = *later;
+                let LaterEvents { at, event, .. } = *later;
                 self.later.pop();
                 self.push(at, event);
             }
@@ -307,7 +307,7 @@ impl<E: Copy> EventQueue<E> {
         let mut next = self.nodes[last as usize].next;
         loop {
             let this = next;
-            let Node {
+            let EventNode {
                 at, next: after, ..
             } = self.nodes[this as usize];
             self.nodes[this as usize].next = NONE;
@@ -321,7 +321,7 @@ impl<E: Copy> EventQueue<E> {
 
     /// Returns the first non-empty bin, counted from time 0; the buckets must be empty.
     fn first_bin(&self) -> Option<u64> {
-        let next = self.near + 1;
+        let next = self.bucketed_until + 1;
         let ahead = from_bit(self.binned, place::<BINS>(next));
         (ahead != 0).then(|| next + u64::from(ahead.trailing_zeros()))
     }

@@ -7,15 +7,15 @@ pub(crate) struct CacheSlot(u64);
 /// The READs of a queue pair. New READs evict the WQEs of the oldest READs that the NIC has cached for their responses.
 /// Queue pairs with outstanding READs share the cache equally.
 #[derive(Debug, Default)]
-pub(crate) struct Reads {
+pub(crate) struct OutstandingReads {
     sent: u64,
     outstanding: u64,
 }
 
-impl Reads {
+impl OutstandingReads {
     /// Records a new READ. `reading` is the number of queue pairs with outstanding READs on the NIC.
     #[inline]
-    pub(crate) fn begin(&mut self, reading: &mut usize) -> CacheSlot {
+    pub(crate) fn record_read(&mut self, reading: &mut usize) -> CacheSlot {
         *reading += usize::from(self.outstanding == 0);
         self.outstanding += 1;
         self.sent += 1;
@@ -23,7 +23,12 @@ impl Reads {
     }
 
     /// Records the response to a READ; returns true if its WQE is still in a cache of `capacity` WQEs.
-    pub(crate) fn end(&mut self, slot: CacheSlot, reading: &mut usize, capacity: usize) -> bool {
+    pub(crate) fn record_response(
+        &mut self,
+        slot: CacheSlot,
+        reading: &mut usize,
+        capacity: usize,
+    ) -> bool {
         let share = capacity / (*reading).max(1);
         if self.outstanding > 0 {
             self.outstanding -= 1;
@@ -47,18 +52,23 @@ mod tests {
 
     #[test]
     fn newer_reads_push_out_older_ones_of_their_queue_pair_in_its_share_of_the_cache() {
-        let (mut one, mut other, mut reading) = (Reads::default(), Reads::default(), 0);
-        let [a, b, c] = [(); 3].map(|()| one.begin(&mut reading));
-        assert!(!one.end(a, &mut reading, 2) && one.end(b, &mut reading, 2));
+        let (mut one, mut other, mut reading) =
+            (OutstandingReads::default(), OutstandingReads::default(), 0);
+        let [a, b, c] = [(); 3].map(|()| one.record_read(&mut reading));
+        assert!(
+            !one.record_response(a, &mut reading, 2) && one.record_response(b, &mut reading, 2)
+        );
         // With a second queue pair that READs, each has one entry of the cache.
-        let d = other.begin(&mut reading);
-        let e = one.begin(&mut reading);
+        let d = other.record_read(&mut reading);
+        let e = one.record_read(&mut reading);
         assert_eq!(reading, 2);
-        assert!(!one.end(c, &mut reading, 2) && one.end(e, &mut reading, 2));
+        assert!(
+            !one.record_response(c, &mut reading, 2) && one.record_response(e, &mut reading, 2)
+        );
         assert_eq!(reading, 1);
         other.forget(&mut reading);
         assert_eq!(reading, 0);
-        assert!(other.end(d, &mut reading, 2));
+        assert!(other.record_response(d, &mut reading, 2));
         assert_eq!(reading, 0);
     }
 }

@@ -1,10 +1,10 @@
 //! The RECVs of a queue pair.
 
-use crate::line::Line;
+use crate::fifo_queue::FifoQueue;
 
 /// A posted RECV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Recv {
+pub(crate) struct PostedRecv {
     pub(crate) wr_id: u64,
     pub(crate) addr: u64,
     pub(crate) len: u32,
@@ -14,25 +14,25 @@ pub(crate) struct Recv {
 /// The RECVs of a queue pair. Programs number RECVs consecutively and use adjacent buffers. Such RECVs share one entry,
 /// so that thousands of queue pairs with hundreds of RECVs need little memory.
 #[derive(Debug, Default)]
-pub(crate) struct Recvs {
-    pub(crate) runs: Line<Run>,
+pub(crate) struct PostedRecvs {
+    pub(crate) runs: FifoQueue<RecvRun>,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
-    first: Recv,
+pub(crate) struct RecvRun {
+    first: PostedRecv,
     /// The RECV that would continue the run.
-    next: Recv,
+    next: PostedRecv,
     /// Distance between the addresses; unused in a run of one RECV.
     stride: u64,
     count: u64,
 }
 
-impl Recv {
+impl PostedRecv {
     /// Returns the RECV that would follow this one.
     #[inline(always)]
-    fn following(self, stride: u64) -> Self {
+    fn next(self, stride: u64) -> Self {
         Self {
             wr_id: self.wr_id.wrapping_add(1),
             addr: self.addr.wrapping_add(stride),
@@ -41,17 +41,17 @@ impl Recv {
     }
 }
 
-impl Run {
+impl RecvRun {
     /// Adds a RECV to the run if it continues the run; returns true if it does.
     #[inline(always)]
-    fn join(&mut self, recv: Recv) -> bool {
+    fn extend_by(&mut self, recv: PostedRecv) -> bool {
         if self.count == 1 {
             self.stride = recv.addr.wrapping_sub(self.first.addr);
-            self.next = self.first.following(self.stride);
+            self.next = self.first.next(self.stride);
         }
         let joins = self.next == recv;
         if joins {
-            self.next = recv.following(self.stride);
+            self.next = recv.next(self.stride);
             self.count += 1;
         }
         joins
@@ -60,13 +60,13 @@ impl Run {
 
 /// A list of RECVs that are posted together.
 pub(crate) trait RecvList<E> {
-    /// Takes the next RECV, or the reason of its refusal.
-    fn next(&mut self) -> Option<Result<Recv, E>>;
+    /// Takes the next RECV of the list; `Err` is the reason why the RECV is malformed. Returns `None` at the end.
+    fn next(&mut self) -> Option<Result<PostedRecv, E>>;
     /// Takes the next RECV and returns true, if it equals `recv`.
-    fn skip(&mut self, recv: &Recv) -> bool;
+    fn take_if_equal(&mut self, recv: &PostedRecv) -> bool;
 }
 
-impl Recvs {
+impl PostedRecvs {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -86,8 +86,8 @@ impl Recvs {
             {
                 let (mut next, room) = (run.next, most.saturating_sub(self.len));
                 let mut more = 0;
-                while more < room && recvs.skip(&next) {
-                    next = next.following(run.stride);
+                while more < room && recvs.take_if_equal(&next) {
+                    next = next.next(run.stride);
                     more += 1;
                 }
                 run.next = next;
@@ -102,8 +102,8 @@ impl Recvs {
             }
             let recv = recv?;
             self.len += 1;
-            if !self.runs.back_mut().is_some_and(|run| run.join(recv)) {
-                self.runs.push(Run {
+            if !self.runs.back_mut().is_some_and(|run| run.extend_by(recv)) {
+                self.runs.push(RecvRun {
                     first: recv,
                     next: recv,
                     stride: 0,
@@ -114,14 +114,14 @@ impl Recvs {
     }
 
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Recv> {
+    pub(crate) fn pop(&mut self) -> Option<PostedRecv> {
         let run = self.runs.front_mut()?;
         let recv = run.first;
         self.len -= 1;
         if run.count == 1 {
             self.runs.pop();
         } else {
-            run.first = recv.following(run.stride);
+            run.first = recv.next(run.stride);
             run.count -= 1;
         }
         Some(recv)
@@ -136,14 +136,14 @@ mod tests {
 
     use super::*;
 
-    struct List(VecDeque<Recv>);
+    struct List(VecDeque<PostedRecv>);
 
     impl RecvList<()> for List {
-        fn next(&mut self) -> Option<Result<Recv, ()>> {
+        fn next(&mut self) -> Option<Result<PostedRecv, ()>> {
             self.0.pop_front().map(Ok)
         }
 
-        fn skip(&mut self, recv: &Recv) -> bool {
+        fn take_if_equal(&mut self, recv: &PostedRecv) -> bool {
             self.0.pop_front_if(|first| first == recv).is_some()
         }
     }
@@ -152,13 +152,13 @@ mod tests {
         /// With or without runs, RECVs are popped in the order in which they were pushed.
         #[test]
         fn recvs_are_a_queue(steps in prop::collection::vec(prop::option::weighted(0.6, (0u64..3, 0u64..3, 0u32..2)), 0..200)) {
-            let (mut recvs, mut model) = (Recvs::default(), VecDeque::new());
+            let (mut recvs, mut model) = (PostedRecvs::default(), VecDeque::new());
             let (mut wr_id, mut addr) = (u64::MAX - 20, 1000);
             let (mut posted, most) = (VecDeque::new(), 20);
             for step in steps {
                 if let Some((id, distance, len)) = step {
                     (wr_id, addr) = (wr_id.wrapping_add(id), addr + 64 * distance);
-                    let recv = Recv { wr_id, addr, len, lkey: 1 };
+                    let recv = PostedRecv { wr_id, addr, len, lkey: 1 };
                     posted.push_back(recv);
                     continue;
                 }

@@ -20,15 +20,15 @@ pub fn spend_requests(count: u64) {
 pub fn spend(work: Duration) {
     if is_simulated() {
         let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
-        world(|world| world.spend(world.home_costs().work(time)));
+        world(|world| world.spend(world.home_costs().core_time(time)));
     }
 }
 
 /// Advances the calling simulated thread's clock by `count` unsuccessful checks of memory that peers WRITE.
-pub fn spend_empty_looks(count: u64) {
+pub fn spend_empty_polls(count: u64) {
     if is_simulated() {
         world(|world| {
-            let time = world.home_costs().empty_look * count;
+            let time = world.home_costs().empty_poll * count;
             world.spend(time);
         });
     }
@@ -48,7 +48,7 @@ pub fn spend_shared_add(addr: u64) {
         let line = world.shared_line(addr / 64, thread);
         let cost = if line.owner == thread { own } else { contended };
         line.owner = thread;
-        let done = line.free.take(clock, cost);
+        let done = line.free.reserve_time(clock, cost);
         world.spend(done - clock);
         world.catch_up();
     });

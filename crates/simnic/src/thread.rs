@@ -2,7 +2,7 @@
 
 use corosensei::{Coroutine, Yielder};
 
-use crate::event::Event;
+use crate::event::SimulationEvent;
 use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 
@@ -11,13 +11,13 @@ pub(crate) type Stack = Coroutine<(), (), ()>;
 
 /// A simulated thread. Many exist, and each runs rarely, so the fields that are usually needed share one cache line.
 #[repr(C, align(64))]
-pub(crate) struct Thread {
+pub(crate) struct SimulatedThread {
     pub(crate) machine: u32,
-    pub(crate) state: State,
+    pub(crate) state: ThreadState,
     /// True if `more_cqs` is not empty.
     pub(crate) several_cqs: bool,
     /// True while the thread waits in [`idle_polling`](crate::idle_polling).
-    pub(crate) polls: bool,
+    pub(crate) is_polling: bool,
     pub(crate) clock: Ps,
     /// Time at which the thread resumes, unless it runs. An event is queued for this time, or the timer's event for an
     /// earlier time.
@@ -34,13 +34,13 @@ pub(crate) struct Thread {
     pub(crate) stack: Option<Box<Stack>>,
     /// Further completion queues that the thread polled.
     pub(crate) more_cqs: Vec<u32>,
-    /// Parameters of the wait in [`idle_polling`](crate::idle_polling).
-    pub(crate) polling: Polling,
+    /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::idle_polling).
+    pub(crate) polling: PollingLoop,
 }
 
 /// A loop that only polls one completion queue while that is empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Polling {
+pub(crate) struct PollingLoop {
     pub(crate) cq: u32,
     /// Number of unsuccessful polls before this wait.
     pub(crate) misses: u32,
@@ -51,10 +51,10 @@ pub(crate) struct Polling {
     pub(crate) until_ns: u64,
 }
 
-const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
+const _: () = assert!(std::mem::offset_of!(SimulatedThread, more_cqs) == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ThreadState {
     Running,
     /// Resumes at its time, regardless of events.
     Stopped,
@@ -63,31 +63,36 @@ pub(crate) enum State {
     Done,
 }
 
-impl std::fmt::Debug for Thread {
+impl std::fmt::Debug for SimulatedThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Thread({:?})", self.state)
     }
 }
 
-impl Thread {
+impl SimulatedThread {
     pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == ThreadState::Done
     }
 }
 
 /// Wakes a waiting thread at `at`, because something that it watches changes.
 #[inline(always)]
-pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, thread: u32, at: Ps) {
+pub(crate) fn wake(
+    threads: &mut [SimulatedThread],
+    events: &mut EventQueue<SimulationEvent>,
+    thread: u32,
+    at: Ps,
+) {
     let Some(sleeper) = threads.get_mut(thread as usize) else {
         return;
     };
-    if sleeper.state != State::Waiting {
+    if sleeper.state != ThreadState::Waiting {
         return;
     }
     let at = at.max(sleeper.clock);
     if at < sleeper.resume_at {
         sleeper.resume_at = at;
-        events.push(at, Event::Resume { thread });
+        events.push(at, SimulationEvent::Resume { thread });
         if let Some(stack) = &sleeper.stack {
             prefetch(&raw const **stack);
         }

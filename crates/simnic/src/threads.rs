@@ -13,24 +13,24 @@ use std::time::Duration;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::event::Event;
-use crate::fifo::{Fifo, SharedLine};
+use crate::event::SimulationEvent;
 use crate::queue::Ps;
-use crate::thread::{Polling, Stack, State, Thread};
-use crate::world::World;
+use crate::serial_resource::{SerialResource, SharedLine};
+use crate::thread::{PollingLoop, SimulatedThread, Stack, ThreadState};
+use crate::world::Simulation;
 
 /// Bytes of a thread's stack; untouched pages use no memory.
 const STACK_BYTES: usize = 256 << 10;
 
 thread_local! {
     /// The simulation, from a box; null if no simulation exists, or while it is borrowed.
-    static WORLD: Cell<*mut World> = const { Cell::new(std::ptr::null_mut()) };
+    static WORLD: Cell<*mut Simulation> = const { Cell::new(std::ptr::null_mut()) };
     /// True while simulated code runs on this thread.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static IN_SIMULATION: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Installs a simulation; returns false if this thread already has one.
-pub(crate) fn install(world: Box<World>) -> bool {
+pub(crate) fn install(world: Box<Simulation>) -> bool {
     let free = WORLD.get().is_null();
     if free {
         WORLD.set(Box::into_raw(world));
@@ -41,7 +41,7 @@ pub(crate) fn install(world: Box<World>) -> bool {
 /// Ends this thread's simulation. Coroutines that have not ended are leaked: unwinding them would pass through C
 /// functions.
 pub(crate) fn remove() {
-    INSIDE.with(|inside| inside.set(false));
+    IN_SIMULATION.with(|inside| inside.set(false));
     let world = WORLD.replace(std::ptr::null_mut());
     if !world.is_null() {
         // SAFETY: the pointer came from a box (`install`), and no other reference exists, since the simulation is not
@@ -57,23 +57,23 @@ pub(crate) fn remove() {
 
 /// Calls `with` on this thread's simulation, if one exists and is not borrowed.
 #[inline(always)]
-pub(crate) fn world<R>(with: impl FnOnce(&mut World) -> R) -> Option<R> {
+pub(crate) fn world<R>(with: impl FnOnce(&mut Simulation) -> R) -> Option<R> {
     /// Returns the borrowed simulation on drop, also after a panic.
-    struct Lent(*mut World);
-    impl Drop for Lent {
+    struct BorrowedWorld(*mut Simulation);
+    impl Drop for BorrowedWorld {
         #[inline(always)]
         fn drop(&mut self) {
             WORLD.set(self.0);
         }
     }
-    let lent = Lent(WORLD.replace(std::ptr::null_mut()));
+    let lent = BorrowedWorld(WORLD.replace(std::ptr::null_mut()));
     // SAFETY: NULL, or from a box that lives until `remove` (`install`). A borrower takes the pointer out of `WORLD`,
     // so no other reference exists. A coroutine is never suspended while the simulation is borrowed.
     let world = unsafe { lent.0.as_mut() }?;
     Some(with(world))
 }
 
-impl World {
+impl Simulation {
     /// Adds a thread that starts at the current time.
     pub(crate) fn spawn(&mut self, machine: u32, name: String, body: impl FnOnce() + 'static) {
         let stack = DefaultStack::new(STACK_BYTES).expect("address space for a thread's stack");
@@ -85,22 +85,22 @@ impl World {
         let clock = self.now;
         self.stamps += 1;
         self.thread_names.push(name);
-        self.threads.push(Thread {
+        self.threads.push(SimulatedThread {
             machine,
             clock,
-            state: State::Stopped,
+            state: ThreadState::Stopped,
             resume_at: clock,
             timer: Ps::MAX,
             stack: Some(Box::new(stack)),
             yielder: std::ptr::null(),
             several_cqs: false,
-            polls: false,
-            polling: Polling::default(),
+            is_polling: false,
+            polling: PollingLoop::default(),
             first_cq: None,
             more_cqs: Vec::new(),
             stamp: self.stamps,
         });
-        self.events.push(clock, Event::Resume { thread });
+        self.events.push(clock, SimulationEvent::Resume { thread });
     }
 
     /// Returns the clock of the running thread, or the simulation's time outside of threads.
@@ -124,9 +124,9 @@ impl World {
     #[inline(always)]
     pub(crate) fn catch_up(&mut self) {
         if self.current.is_some() {
-            let home = &self.machines[self.home as usize];
-            if !home.unsettled.is_empty() && home.settles_at <= self.clock {
-                self.settle(self.home, self.clock);
+            let home = &self.machines[self.current_machine as usize];
+            if !home.unsettled_writes.is_empty() && home.next_visible_at <= self.clock {
+                self.make_visible(self.current_machine, self.clock);
             }
         }
     }
@@ -139,7 +139,7 @@ impl World {
         let place = known.unwrap_or_else(|| {
             lines.push(SharedLine {
                 number,
-                free: Fifo::default(),
+                free: SerialResource::default(),
                 owner: thread,
             });
             lines.len() - 1
@@ -161,15 +161,15 @@ impl World {
             return false;
         };
         let me = &mut self.threads[thread as usize];
-        (me.state, me.resume_at, me.clock) = (State::Stopped, clock, clock);
-        self.events.push(clock, Event::Resume { thread });
+        (me.state, me.resume_at, me.clock) = (ThreadState::Stopped, clock, clock);
+        self.events.push(clock, SimulationEvent::Resume { thread });
         true
     }
 
     /// Makes the running thread wait for the queues and the region that it watches, at most until `deadline`. Returns
     /// false if the wait ends at once: its end is already known if no future event can become visible before it.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
-        let (known, clock) = (self.now + self.shortest, self.clock);
+        let (known, clock) = (self.now + self.min_pcie_latency, self.clock);
         let Some(thread) = self.current else {
             return false;
         };
@@ -213,10 +213,10 @@ impl World {
             self.catch_up();
             return false;
         }
-        (me.state, me.resume_at, me.clock) = (State::Waiting, next, clock);
+        (me.state, me.resume_at, me.clock) = (ThreadState::Waiting, next, clock);
         if next < me.timer {
             me.timer = next;
-            events.push(next, Event::Resume { thread });
+            events.push(next, SimulationEvent::Resume { thread });
         }
         true
     }
@@ -229,15 +229,16 @@ impl World {
         if timer {
             woken.timer = Ps::MAX;
         }
-        if !matches!(woken.state, State::Stopped | State::Waiting) {
+        if !matches!(woken.state, ThreadState::Stopped | ThreadState::Waiting) {
             return false;
         }
         if woken.resume_at <= now {
             return true;
         }
-        if timer && woken.state == State::Waiting {
+        if timer && woken.state == ThreadState::Waiting {
             woken.timer = woken.resume_at;
-            self.events.push(woken.timer, Event::Resume { thread });
+            self.events
+                .push(woken.timer, SimulationEvent::Resume { thread });
         }
         false
     }
@@ -248,25 +249,25 @@ impl World {
         loop {
             let (at, event) = self.events.pop_until(self.until)?;
             self.now = self.now.max(at);
-            let Event::Resume { thread } = event else {
-                self.happen(event, at);
+            let SimulationEvent::Resume { thread } = event else {
+                self.run_event(event, at);
                 continue;
             };
             if !self.is_due(thread) {
                 continue;
             }
             let woken = &self.threads[thread as usize];
-            let polls = woken.polls;
+            let polls = woken.is_polling;
             self.clock = woken.clock.max(woken.resume_at);
-            (self.home, self.stamp) = (woken.machine, woken.stamp);
+            (self.current_machine, self.stamp) = (woken.machine, woken.stamp);
             self.current = Some(thread);
             self.catch_up();
-            if polls && self.polls_on(thread) {
+            if polls && self.poll_for_thread(thread) {
                 self.current = None;
                 continue;
             }
             let woken = &mut self.threads[thread as usize];
-            woken.state = State::Running;
+            woken.state = ThreadState::Running;
             return Some((thread, woken.stack.take()?));
         }
     }
@@ -274,8 +275,8 @@ impl World {
     /// Polls on behalf of a thread that resumes in [`idle_polling`], and lets it wait again. Returns false if the
     /// thread must run. With hundreds of clients, the state of a thread is in no cache, and most waits end without a
     /// completion.
-    fn polls_on(&mut self, thread: u32) -> bool {
-        let Polling {
+    fn poll_for_thread(&mut self, thread: u32) -> bool {
+        let PollingLoop {
             cq,
             misses,
             end,
@@ -283,7 +284,7 @@ impl World {
             ..
         } = self.threads[thread as usize].polling;
         let clock = self.clock;
-        if clock != end || clock / 1000 >= until_ns || clock > self.now + self.shortest {
+        if clock != end || clock / 1000 >= until_ns || clock > self.now + self.min_pcie_latency {
             return false;
         }
         let Some(Some(queue)) = self.cqs.get(cq as usize) else {
@@ -324,15 +325,15 @@ fn switch(yielder: *const Yielder<(), ()>) {
 /// Runs all events before the running thread's clock, if the clock is so far ahead that they may be visible to it.
 #[inline(always)]
 pub(crate) fn synchronize() {
-    let ahead = world(|world| world.clock() > world.now + world.shortest);
+    let ahead = world(|world| world.clock() > world.now + world.min_pcie_latency);
     if ahead == Some(true) {
-        let_happen();
+        run_due_events();
     }
 }
 
 /// Runs all events before the running thread's clock.
 #[inline(never)]
-fn let_happen() {
+fn run_due_events() {
     let yielder = world(|world| if world.stop() { world.leave() } else { None });
     if let Some(yielder) = yielder.flatten() {
         switch(yielder);
@@ -345,19 +346,19 @@ pub(crate) fn run(until: Ps) {
         world.until = until;
         world.advance()
     });
-    INSIDE.set(true);
+    IN_SIMULATION.set(true);
     while let Some(Some((thread, mut stack))) = next {
         let result = stack.resume(());
         next = world(|world| {
             let left = &mut world.threads[thread as usize];
             match result {
                 CoroutineResult::Yield(()) => left.stack = Some(stack),
-                CoroutineResult::Return(()) => left.state = State::Done,
+                CoroutineResult::Return(()) => left.state = ThreadState::Done,
             }
             world.advance()
         });
     }
-    INSIDE.set(false);
+    IN_SIMULATION.set(false);
     world(|world| {
         world.current = None;
         if until != Ps::MAX {
@@ -370,7 +371,7 @@ pub(crate) fn run(until: Ps) {
 #[inline]
 #[must_use]
 pub fn is_simulated() -> bool {
-    INSIDE.with(Cell::get)
+    IN_SIMULATION.with(Cell::get)
 }
 
 /// Returns the virtual time of the calling simulated thread; `None` on other threads.
@@ -427,7 +428,7 @@ fn misses_of_wait(misses: u32) -> u32 {
 }
 
 /// Returns the number of unsuccessful polls in `time`, for a wait after `misses` of them.
-fn looks(misses: u32, time: Ps) -> u32 {
+fn empty_polls_in(misses: u32, time: Ps) -> u32 {
     let most = misses_of_wait(misses);
     u32::try_from(time / 1000 / (SPIN / 1000)).map_or(most, |looks| looks.min(most))
 }
@@ -436,12 +437,12 @@ fn looks(misses: u32, time: Ps) -> u32 {
 /// resumes earlier if the region with the key `memory` may have changed, or a completion queue polled since the last
 /// call. Returns the new number of unsuccessful polls.
 #[must_use]
-pub fn idle_looking(misses: u32, memory: Option<u32>) -> u32 {
+pub fn idle_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
     let wait = Ps::from(misses_of_wait(misses)) * (SPIN / 1000);
-    misses.saturating_add(looks(misses, idle(wait, memory) * 1000))
+    misses.saturating_add(empty_polls_in(misses, idle(wait, memory) * 1000))
 }
 
-/// As [`idle_looking`], for a loop that only polls one completion queue, as it has done since the last call. The loop
+/// As [`idle_polling_memory`], for a loop that only polls one completion queue, as it has done since the last call. The loop
 /// resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the latest
 /// poll.
 #[must_use]
@@ -454,22 +455,22 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
         }
         me.polling.cq = me.first_cq?;
         me.polling.until_ns = until_ns;
-        me.polls = true;
+        me.is_polling = true;
         let waits = world.wait_polling(thread, misses);
         Some(if waits { world.leave() } else { None })
     });
     let Some(yielder) = waits.flatten() else {
-        return idle_looking(misses.saturating_add(1), None);
+        return idle_polling_memory(misses.saturating_add(1), None);
     };
     if let Some(yielder) = yielder {
         switch(yielder);
     }
     world(|world| {
         let me = &mut world.threads[world.current? as usize];
-        me.polls = false;
-        let Polling { misses, from, .. } = me.polling;
+        me.is_polling = false;
+        let PollingLoop { misses, from, .. } = me.polling;
         let waited = world.clock.saturating_sub(from);
-        Some(misses.saturating_add(looks(misses, waited)))
+        Some(misses.saturating_add(empty_polls_in(misses, waited)))
     })
     .flatten()
     .unwrap_or(misses)
@@ -483,20 +484,20 @@ mod tests {
     use super::*;
     use crate::Cluster;
     use crate::cq::{Cq, Cqe};
-    use crate::line::Line;
+    use crate::fifo_queue::FifoQueue;
     use crate::message::SUCCESS;
     use crate::spend::spend;
 
     /// Returns when the loop of a thread finds each of the completions that arrive at `times` in ns, with its number of
     /// unsuccessful polls. The loop ends at `stop`, which is in ns, too.
-    fn finds(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
+    fn detection_times(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
         let profile = nicmodel::profile::builtin("cib").expect("built in");
         let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
         world(|world| {
             world.cqs.push(Some(Cq {
                 capacity: 16,
                 overrun: false,
-                cqes: Line::default(),
+                cqes: FifoQueue::default(),
                 handle: std::ptr::null(),
                 watcher: None,
                 stamp: 0,
@@ -527,7 +528,7 @@ mod tests {
             for at in times {
                 // Runs slightly before the completion becomes visible.
                 spend(Duration::from_nanos(at - 300) - now().expect("simulated"));
-                let_happen();
+                run_due_events();
                 let cqe = Cqe {
                     at: at * 1000,
                     wr_id: 0,
@@ -551,14 +552,18 @@ mod tests {
     /// A loop that polls itself and one that is polled for find the same completions at the same times.
     #[test]
     fn who_is_polled_for_finds_the_same() {
-        let alone = |misses: u32, _| idle_looking(misses + 1, None);
+        let alone = |misses: u32, _| idle_polling_memory(misses + 1, None);
         let polled_for = idle_polling;
         let times = [
             1_000, 6_100, 6_200, 11_400, 40_000, 40_001, 700_000, 705_120, 9_000_000,
         ];
         for stop in [u64::MAX, 8_000_000, 702_000] {
-            let found = finds(&times, stop, alone);
-            assert_eq!(found, finds(&times, stop, polled_for), "until {stop}");
+            let found = detection_times(&times, stop, alone);
+            assert_eq!(
+                found,
+                detection_times(&times, stop, polled_for),
+                "until {stop}"
+            );
             assert!(found.len() >= 7, "{found:?}");
         }
     }

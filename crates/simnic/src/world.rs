@@ -1,44 +1,44 @@
 //! The state of a simulation: machines, their NICs and cores, and the objects of the verbs.
 
-use nicmodel::profile::{Place, Profile};
+use nicmodel::profile::{CorePlace, Profile};
 
-use crate::costs::{Costs, Shapes, SideCosts};
+use crate::costs::{CostTable, FixedCosts, SideCosts};
 use crate::cq::{Cq, Cqe};
-use crate::event::Event;
-use crate::fifo::SharedLine;
-use crate::machine::{Machine, Nic};
+use crate::event::SimulationEvent;
+use crate::machine::{NicHost, SimulatedNic};
 use crate::memory::Payload;
-use crate::message::Messages;
+use crate::message::InFlightMessages;
 use crate::mr::Mr;
-use crate::port::Ports;
+use crate::port::NicPorts;
 use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
-use crate::thread::Thread;
+use crate::serial_resource::SharedLine;
+use crate::thread::SimulatedThread;
 
 /// The state of a simulation.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct Simulation {
     /// Number that distinguishes handles of this simulation from those of another.
     pub(crate) id: u64,
-    pub(crate) costs: Costs,
-    pub(crate) shapes: Shapes,
+    pub(crate) costs: FixedCosts,
+    pub(crate) shapes: CostTable,
     pub(crate) now: Ps,
-    pub(crate) events: EventQueue<Event>,
+    pub(crate) events: EventQueue<SimulationEvent>,
     /// Host `i` is machine `i` and has NIC `i`. DPUs, if the profile has them, follow in the same order.
-    pub(crate) machines: Vec<Machine>,
-    pub(crate) nics: Vec<Nic>,
+    pub(crate) machines: Vec<NicHost>,
+    pub(crate) nics: Vec<SimulatedNic>,
     /// Smallest one-way PCIe latency: an effect of a NIC on a core, or of a core on a NIC, is visible no sooner.
-    pub(crate) shortest: Ps,
+    pub(crate) min_pcie_latency: Ps,
     pub(crate) qps: Vec<Option<Box<Qp>>>,
     pub(crate) cqs: Vec<Option<Cq>>,
     pub(crate) mrs: Vec<Option<Mr>>,
-    pub(crate) messages: Messages,
-    pub(crate) threads: Vec<Thread>,
+    pub(crate) messages: InFlightMessages,
+    pub(crate) threads: Vec<SimulatedThread>,
     pub(crate) thread_names: Vec<String>,
-    /// Running thread; `clock`, `home` and `stamp`: its clock, machine and stamp.
+    /// Running thread; `clock`, `current_machine` and `stamp`: its clock, machine and stamp.
     pub(crate) current: Option<u32>,
     pub(crate) clock: Ps,
-    pub(crate) home: u32,
+    pub(crate) current_machine: u32,
     pub(crate) stamp: u64,
     /// Number of stamps that were given.
     pub(crate) stamps: u64,
@@ -49,26 +49,26 @@ pub(crate) struct World {
     pub(crate) rng: u64,
 }
 
-impl World {
-    pub(crate) fn new(id: u64, profile: &Profile, costs: Costs, seed: u64) -> Self {
+impl Simulation {
+    pub(crate) fn new(id: u64, profile: &Profile, costs: FixedCosts, seed: u64) -> Self {
         Self {
             id,
-            shapes: Shapes::new(profile),
+            shapes: CostTable::new(profile),
             costs,
             now: 0,
             events: EventQueue::new(),
             machines: Vec::new(),
             nics: Vec::new(),
-            shortest: 0,
+            min_pcie_latency: 0,
             qps: vec![None],
             cqs: Vec::new(),
             mrs: vec![None],
-            messages: Messages::default(),
+            messages: InFlightMessages::default(),
             threads: Vec::new(),
             thread_names: Vec::new(),
             current: None,
             clock: 0,
-            home: 0,
+            current_machine: 0,
             stamp: 0,
             stamps: 0,
             until: 0,
@@ -84,24 +84,24 @@ impl World {
         let dpu = there.as_ref().zip(speed);
         let hosts = SideCosts::of(profile, 1.0);
         let sides = [
-            Some((Place::Host, hosts)),
-            dpu.map(|(profile, speed)| (Place::Dpu, SideCosts::of(profile, speed))),
+            Some((CorePlace::Host, hosts)),
+            dpu.map(|(profile, speed)| (CorePlace::Dpu, SideCosts::of(profile, speed))),
         ];
         for (place, costs) in sides.into_iter().flatten() {
-            self.machines.extend((0..count).map(|nic| Machine {
+            self.machines.extend((0..count).map(|nic| NicHost {
                 nic,
                 place,
                 costs: costs.clone(),
-                ..Machine::default()
+                ..NicHost::default()
             }));
         }
         let ports = profile.port.count.value as usize;
-        self.nics.resize_with(count as usize, || Nic {
-            ports: Ports::new(ports),
-            ..Nic::default()
+        self.nics.resize_with(count as usize, || SimulatedNic {
+            ports: NicPorts::new(ports),
+            ..SimulatedNic::default()
         });
         let ways = self.machines.iter().map(|machine| machine.costs.pcie);
-        self.shortest = ways.min().unwrap_or(0);
+        self.min_pcie_latency = ways.min().unwrap_or(0);
     }
 
     /// Returns the next random number (splitmix64, Steele et al., OOPSLA 2014).
@@ -113,19 +113,19 @@ impl World {
         z ^ (z >> 31)
     }
 
-    pub(crate) fn machine(&mut self, index: u32) -> &mut Machine {
+    pub(crate) fn machine(&mut self, index: u32) -> &mut NicHost {
         &mut self.machines[index as usize]
     }
 
     /// Returns the NIC of a machine.
-    pub(crate) fn nic(&mut self, machine: u32) -> &mut Nic {
+    pub(crate) fn nic(&mut self, machine: u32) -> &mut SimulatedNic {
         &mut self.nics[self.machines[machine as usize].nic as usize]
     }
 
     /// Returns the costs of the running thread's core and memory.
     #[inline(always)]
     pub(crate) fn home_costs(&self) -> &SideCosts {
-        &self.machines[self.home as usize].costs
+        &self.machines[self.current_machine as usize].costs
     }
 
     pub(crate) fn qp(&mut self, index: u32) -> Option<&mut Qp> {
@@ -138,7 +138,7 @@ impl World {
             return;
         };
         for &(message, count) in qp.wqes.as_slice() {
-            self.messages.free_some(message, count);
+            self.messages.release(message, count);
         }
         let nic = self.nic(qp.machine);
         qp.reads.forget(&mut nic.reading);
@@ -157,14 +157,14 @@ impl World {
     }
 
     /// Runs an event of a NIC.
-    pub(crate) fn happen(&mut self, event: Event, at: Ps) {
+    pub(crate) fn run_event(&mut self, event: SimulationEvent, at: Ps) {
         match event {
-            Event::Resume { .. } => {}
-            Event::Announce { qp } => self.announced(qp, at),
-            Event::Emit { qp } => self.emit(qp, at),
-            Event::Handle { nic } => self.handle(nic),
-            Event::Respond { message } => self.respond(message),
-            Event::Return { message } => self.returned(message),
+            SimulationEvent::Resume { .. } => {}
+            SimulationEvent::DoorbellArrived { qp } => self.handle_doorbell(qp, at),
+            SimulationEvent::SendNext { qp } => self.send_next(qp, at),
+            SimulationEvent::MessageProcessed { nic } => self.handle(nic),
+            SimulationEvent::SendResponse { message } => self.respond(message),
+            SimulationEvent::ResponseArrived { message } => self.handle_response(message),
         }
     }
 
@@ -187,11 +187,11 @@ impl World {
     }
 
     /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.
-    pub(crate) fn settle(&mut self, machine: u32, up_to: Ps) {
+    pub(crate) fn make_visible(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;
-        let Machine {
-            unsettled,
-            settles_at,
+        let NicHost {
+            unsettled_writes: unsettled,
+            next_visible_at: settles_at,
             ..
         } = &mut machines[machine as usize];
         if unsettled.is_empty() || *settles_at > up_to {

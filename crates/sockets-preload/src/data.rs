@@ -6,10 +6,10 @@ use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use sockets::buffers::Buffers;
 use sockets::{calls, real};
 
-use crate::returned;
+use crate::to_return_value;
 
 /// One buffer as a vector.
-fn one(base: *const c_void, len: size_t) -> [iovec; 1] {
+fn single_iovec(base: *const c_void, len: size_t) -> [iovec; 1] {
     [iovec {
         iov_base: base.cast_mut(),
         iov_len: len,
@@ -42,7 +42,7 @@ macro_rules! export {
                 // SAFETY: what the caller promises of its buffers.
                 unsafe {
                     match $ours {
-                        Some(result) => returned(result),
+                        Some(result) => to_return_value(result),
                         None => $real,
                     }
                 }
@@ -54,40 +54,40 @@ macro_rules! export {
 export! {
     /// `read(2)`
     fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `read(2)`, with the size of the buffer
     fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `read(2)`
     fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `readv(2)`
     fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
         calls::recv(fd, Buffers::new(parts(iov, usize::try_from(count).unwrap_or(0))), 0), else real::readv(fd, iov, count);
     /// `recv(2)`
     fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `recv(2)`
     fn __recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `recv(2)`, with the size of the buffer
     fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t, flags: c_int) -> ssize_t =
-        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `write(2)`
     fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
-        calls::send(fd, Buffers::new(&one(from, len)), 0), else real::write(fd, from, len);
+        calls::send(fd, Buffers::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
     /// `write(2)`
     fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
-        calls::send(fd, Buffers::new(&one(from, len)), 0), else real::write(fd, from, len);
+        calls::send(fd, Buffers::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
     /// `writev(2)`
     fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
         calls::send(fd, Buffers::new(parts(iov, usize::try_from(count).unwrap_or(0))), 0), else real::writev(fd, iov, count);
     /// `send(2)`
     fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::send(fd, Buffers::new(&one(from, len)), flags), else real::send(fd, from, len, flags);
+        calls::send(fd, Buffers::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
     /// `send(2)`
     fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::send(fd, Buffers::new(&one(from, len)), flags), else real::send(fd, from, len, flags);
+        calls::send(fd, Buffers::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
     /// `recvfrom(2)`
     fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t =
         received_from(fd, to, len, flags, addr_len), else real::recvfrom(fd, to, len, flags, addr, addr_len);
@@ -99,10 +99,10 @@ export! {
         sent_to(fd, from, len, flags, addr), else real::sendto(fd, from, len, flags, addr, addr_len);
     /// `recvmsg(2)`
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t =
-        received(fd, msg, flags), else with_sockets(real::recvmsg(fd, msg, flags), msg);
+        receive_message(fd, msg, flags), else adopt_passed_sockets(real::recvmsg(fd, msg, flags), msg);
     /// `sendmsg(2)`
     fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t =
-        sent(fd, msg, flags), else real::sendmsg(fd, msg, flags);
+        send_message(fd, msg, flags), else real::sendmsg(fd, msg, flags);
     /// `sendfile(2)`
     fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t =
         send_file(out, from, offset, count), else real::sendfile(out, from, offset, count);
@@ -133,7 +133,7 @@ unsafe fn received_from(
     addr_len: *mut socklen_t,
 ) -> Outcome {
     // SAFETY: contract of this function.
-    let got = unsafe { calls::recv(fd, Buffers::new(&one(to, len)), flags) }?;
+    let got = unsafe { calls::recv(fd, Buffers::new(&single_iovec(to, len)), flags) }?;
     if !addr_len.is_null() {
         // SAFETY: contract of this function. A stream has no address (`recv(2)`).
         unsafe { *addr_len = 0 };
@@ -155,14 +155,14 @@ unsafe fn sent_to(
         return None;
     }
     // SAFETY: contract of this function.
-    unsafe { calls::send(fd, Buffers::new(&one(from, len)), flags) }
+    unsafe { calls::send(fd, Buffers::new(&single_iovec(from, len)), flags) }
 }
 
 /// Adopts the sockets that came with a message.
 ///
 /// # Safety
 /// `got` is the result of `recvmsg(2)`, and `msg` its message.
-unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
+unsafe fn adopt_passed_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
     // SAFETY: contract of this function: the kernel has written the control messages.
     unsafe {
         let mut next = if got >= 0 {
@@ -175,7 +175,7 @@ unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
                 let data: *const c_int = libc::CMSG_DATA(next).cast();
                 let bytes = (next.addr() + header.cmsg_len).saturating_sub(data.addr());
                 for i in 0..bytes / size_of::<c_int>() {
-                    calls::adopted(data.add(i).read_unaligned());
+                    calls::adopt_socket(data.add(i).read_unaligned());
                 }
             }
             next = libc::CMSG_NXTHDR(msg, next);
@@ -186,7 +186,7 @@ unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
 
 /// # Safety
 /// That of `recvmsg(2)`.
-unsafe fn received(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
+unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
     // SAFETY: contract of this function.
     let header = unsafe { msg.as_mut() }?;
     if flags & libc::MSG_ERRQUEUE != 0 {
@@ -203,7 +203,7 @@ unsafe fn received(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
 
 /// # Safety
 /// That of `sendmsg(2)`.
-unsafe fn sent(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
+unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     // SAFETY: contract of this function.
     let header = unsafe { msg.as_ref() }?;
     if header.msg_controllen > 0 || flags & libc::MSG_FASTOPEN != 0 {
@@ -256,7 +256,13 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: size_t) 
             break Ok(done);
         }
         // SAFETY: so many bytes were read.
-        let sent = unsafe { calls::send(out, Buffers::new(&one(bytes.as_ptr().cast(), n)), 0) };
+        let sent = unsafe {
+            calls::send(
+                out,
+                Buffers::new(&single_iovec(bytes.as_ptr().cast(), n)),
+                0,
+            )
+        };
         match sent {
             Some(Ok(sent)) => done += sent,
             Some(Err(err)) => break if done > 0 { Ok(done) } else { Err(err) },

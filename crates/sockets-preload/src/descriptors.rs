@@ -64,77 +64,77 @@ export! {
     /// `socket(2)`
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let fd = real::socket(domain, kind, protocol);
-        calls::socket_made(fd, domain, kind);
+        calls::on_socket(fd, domain, kind);
         fd
     }
     /// `accept(2)`
     fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let new = real::accept(fd, addr, len);
-        calls::accepted(fd, new);
+        calls::on_accept(fd, new);
         new
     }
     /// `accept4(2)`
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
         let new = real::accept4(fd, addr, len, flags);
-        calls::accepted(fd, new);
+        calls::on_accept(fd, new);
         new
     }
     /// `connect(2)`
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-        calls::connecting(fd);
+        calls::before_connect(fd);
         real::connect(fd, addr, len)
     }
     /// `shutdown(2)`
     fn shutdown(fd: c_int, how: c_int) -> c_int {
-        calls::shutting_down(fd);
+        calls::before_shutdown(fd);
         real::shutdown(fd, how)
     }
     /// `close(2)`
     fn close(fd: c_int) -> c_int {
-        calls::closing(fd);
+        calls::before_close(fd);
         real::close(fd)
     }
     /// `close(2)`
     fn __close(fd: c_int) -> c_int {
-        calls::closing(fd);
+        calls::before_close(fd);
         real::close(fd)
     }
     /// `close_range(2)`
     fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
         if flags & c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).unwrap_or(0) == 0 {
-            calls::closing_range(first, last);
+            calls::before_close_range(first, last);
         }
         real::close_range(first, last, flags)
     }
     /// `dup(2)`
     fn dup(fd: c_int) -> c_int {
         let new = real::dup(fd);
-        calls::copied(fd, new);
+        calls::on_dup(fd, new);
         new
     }
     /// `dup2(2)`
     fn dup2(fd: c_int, to: c_int) -> c_int {
         if fd != to {
-            calls::closing(to);
+            calls::before_close(to);
         }
         let new = real::dup2(fd, to);
-        calls::copied(fd, new);
+        calls::on_dup(fd, new);
         new
     }
     /// `dup3(2)`
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         if fd != to {
-            calls::closing(to);
+            calls::before_close(to);
         }
         let new = real::dup3(fd, to, flags);
-        calls::copied(fd, new);
+        calls::on_dup(fd, new);
         new
     }
     /// `fcntl(2)`: the argument is there for some commands only, and then in this register.
     fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         let result = real::fcntl(fd, command, arg);
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            calls::copied(fd, result);
+            calls::on_dup(fd, result);
         }
         result
     }
@@ -142,13 +142,13 @@ export! {
     fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         let result = real::fcntl64(fd, command, arg);
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            calls::copied(fd, result);
+            calls::on_dup(fd, result);
         }
         result
     }
     /// `ioctl(2)`: the argument as above.
     fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
-        let unread = if request == libc::FIONREAD { calls::unread(fd) } else { None };
+        let unread = if request == libc::FIONREAD { calls::unread_bytes(fd) } else { None };
         if let Some(unread) = unread {
             let to: *mut c_int = std::ptr::with_exposed_provenance_mut(usize::try_from(arg).unwrap_or(0));
             if to.is_null() {
@@ -162,22 +162,22 @@ export! {
     }
     /// `execve(2)`
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
-        calls::executing();
+        calls::before_exec();
         real::execve(path, argv, env)
     }
     /// `execv(3)`
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        calls::executing();
+        calls::before_exec();
         real::execv(path, argv)
     }
     /// `execvp(3)`
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        calls::executing();
+        calls::before_exec();
         real::execvp(file, argv)
     }
     /// `execvpe(3)`
     fn execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
-        calls::executing();
+        calls::before_exec();
         real::execvpe(file, argv, env)
     }
 }

@@ -14,7 +14,7 @@ use libc::ssize_t;
 use sockets::real;
 
 /// The return value of a C function for a result; sets errno on an error.
-fn returned(result: io::Result<usize>) -> ssize_t {
+fn to_return_value(result: io::Result<usize>) -> ssize_t {
     match result {
         Ok(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),
         Err(err) => {
@@ -25,17 +25,17 @@ fn returned(result: io::Result<usize>) -> ssize_t {
 }
 
 extern "C" fn child() {
-    sockets::calls::forked();
+    sockets::calls::after_fork_in_child();
 }
 
 extern "C" fn parent() {
-    sockets::calls::has_forked();
+    sockets::calls::after_fork_in_parent();
 }
 
 extern "C" fn load() {
     // SAFETY: functions that are there as long as the process.
     unsafe { libc::pthread_atfork(None, Some(parent), Some(child)) };
-    sockets::calls::begun();
+    sockets::calls::at_start();
 }
 
 /// Called by the loader.

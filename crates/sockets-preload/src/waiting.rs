@@ -9,7 +9,7 @@ use sockets::{Sets, calls, real};
 use crate::FAILED;
 
 /// When a timeout in milliseconds ends; `None`: never.
-fn after_ms(timeout: c_int) -> Option<Instant> {
+fn deadline_after_ms(timeout: c_int) -> Option<Instant> {
     let ms = u64::try_from(timeout).ok()?;
     Instant::now().checked_add(Duration::from_millis(ms))
 }
@@ -18,7 +18,7 @@ fn after_ms(timeout: c_int) -> Option<Instant> {
 ///
 /// # Safety
 /// NULL, or a time.
-unsafe fn after(timeout: *const timespec) -> Option<Instant> {
+unsafe fn deadline_after(timeout: *const timespec) -> Option<Instant> {
     // SAFETY: contract of this function.
     let timeout = unsafe { timeout.as_ref() }?;
     let secs = Duration::from_secs(u64::try_from(timeout.tv_sec).unwrap_or(0));
@@ -35,7 +35,7 @@ fn to_timespec(ms: c_int) -> Option<timespec> {
     })
 }
 
-fn pointer(time: Option<&timespec>) -> *const timespec {
+fn timespec_ptr(time: Option<&timespec>) -> *const timespec {
     time.map_or(std::ptr::null(), std::ptr::from_ref)
 }
 
@@ -60,7 +60,7 @@ unsafe fn array<'a, T>(first: *mut T, count: usize) -> Option<&'a mut [T]> {
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: as the caller calls it.
     let fd = unsafe { real::epoll_create(size) };
-    calls::epoll_made(fd);
+    calls::on_epoll_create(fd);
     fd
 }
 
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: as the caller calls it.
     let fd = unsafe { real::epoll_create1(flags) };
-    calls::epoll_made(fd);
+    calls::on_epoll_create(fd);
     fd
 }
 
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn epoll_wait(
     // SAFETY: room for so many events.
     let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait(epoll, list, after_ms(timeout), |events, ms| {
+        calls::epoll_wait(epoll, list, deadline_after_ms(timeout), |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events.
             unsafe { real::epoll_wait(epoll, events.as_mut_ptr(), max, ms) }
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn epoll_pwait(
     // SAFETY: room for so many events.
     let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait(epoll, list, after_ms(timeout), |events, ms| {
+        calls::epoll_wait(epoll, list, deadline_after_ms(timeout), |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events; the mask is the caller's.
             unsafe { real::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn epoll_pwait2(
     let (list, deadline) = unsafe {
         (
             array(events, usize::try_from(max).unwrap_or(0)),
-            after(timeout),
+            deadline_after(timeout),
         )
     };
     let waited = list.and_then(|list| {
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn epoll_pwait2(
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: so many entries.
     match unsafe { array(fds, usize::try_from(count).unwrap_or(0)) } {
-        Some(list) => calls::poll_wait(list, after_ms(timeout), |list, ms| {
+        Some(list) => calls::poll_wait(list, deadline_after_ms(timeout), |list, ms| {
             // SAFETY: so many entries.
             unsafe { real::poll(list.as_mut_ptr(), count, ms) }
         }),
@@ -230,14 +230,14 @@ pub unsafe extern "C" fn ppoll(
     let (list, deadline) = unsafe {
         (
             array(fds, usize::try_from(count).unwrap_or(0)),
-            after(timeout),
+            deadline_after(timeout),
         )
     };
     match list {
         Some(list) => calls::poll_wait(list, deadline, |list, ms| {
             let time = to_timespec(ms);
             // SAFETY: so many entries; the mask is the caller's.
-            unsafe { real::ppoll(list.as_mut_ptr(), count, pointer(time.as_ref()), mask) }
+            unsafe { real::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
         }),
         // SAFETY: as the caller calls it.
         None => unsafe { real::ppoll(fds, count, timeout, mask) },
@@ -281,10 +281,10 @@ pub unsafe extern "C" fn select(
     });
     // SAFETY: NULL, or sets; NULL, or a time.
     let waited = unsafe {
-        selected(
+        select_until(
             count,
             [read, write, except],
-            pointer(asked.as_ref()),
+            timespec_ptr(asked.as_ref()),
             std::ptr::null(),
         )
     };
@@ -307,14 +307,14 @@ pub unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: NULL, or sets; NULL, or a time; NULL, or a mask.
-    let waited = unsafe { selected(count, [read, write, except], timeout, mask) };
+    let waited = unsafe { select_until(count, [read, write, except], timeout, mask) };
     // SAFETY: as the caller calls it.
     waited.unwrap_or_else(|| unsafe { real::pselect(count, read, write, except, timeout, mask) })
 }
 
 /// # Safety
 /// The arguments of `pselect(2)`.
-unsafe fn selected(
+unsafe fn select_until(
     count: c_int,
     [read, write, except]: [*mut fd_set; 3],
     timeout: *const timespec,
@@ -324,7 +324,7 @@ unsafe fn selected(
     let (sets, deadline) = unsafe {
         (
             [read.as_mut(), write.as_mut(), except.as_mut()],
-            after(timeout),
+            deadline_after(timeout),
         )
     };
     let mut sets = Sets { sets, count };
@@ -334,6 +334,6 @@ unsafe fn selected(
         };
         let time = to_timespec(ms);
         // SAFETY: so many entries; the mask is the caller's.
-        unsafe { real::ppoll(list.as_mut_ptr(), count, pointer(time.as_ref()), mask) }
+        unsafe { real::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
     })
 }

@@ -6,8 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{sockaddr_storage, socklen_t};
 
 /// Returns the local and the peer's address of a connected socket.
-pub(crate) fn of(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
-    Some((ask(fd, libc::getsockname)?, ask(fd, libc::getpeername)?))
+pub(crate) fn socket_addresses(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
+    Some((
+        call_for_address(fd, libc::getsockname)?,
+        call_for_address(fd, libc::getpeername)?,
+    ))
 }
 
 /// Returns true if the addresses show that the peer is on this host.
@@ -15,9 +18,9 @@ pub(crate) fn is_this_host(own: SocketAddr, peer: SocketAddr) -> bool {
     peer.ip().is_loopback() || own.ip() == peer.ip()
 }
 
-type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int;
+type AddressCall = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int;
 
-fn ask(fd: c_int, ask: Ask) -> Option<SocketAddr> {
+fn call_for_address(fd: c_int, ask: AddressCall) -> Option<SocketAddr> {
     // SAFETY: any bytes are a valid value.
     let mut raw: sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut len = socklen_t::try_from(size_of::<sockaddr_storage>()).ok()?;

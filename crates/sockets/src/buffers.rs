@@ -14,7 +14,7 @@ pub struct Buffers<'a> {
     skip: usize,
     /// Number of remaining bytes.
     len: usize,
-    lives: PhantomData<&'a [iovec]>,
+    lifetime: PhantomData<&'a [iovec]>,
 }
 
 impl<'a> Buffers<'a> {
@@ -32,7 +32,7 @@ impl<'a> Buffers<'a> {
                 .iter()
                 .map(|part| part.iov_len)
                 .fold(0, usize::saturating_add),
-            lives: PhantomData,
+            lifetime: PhantomData,
         }
     }
 

@@ -13,7 +13,7 @@ use crate::reason::Reason;
 use crate::{nic, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
-pub fn socket_made(fd: c_int, domain: c_int, kind: c_int) {
+pub fn on_socket(fd: c_int, domain: c_int, kind: c_int) {
     let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
         table::add_conn(fd);
@@ -21,17 +21,17 @@ pub fn socket_made(fd: c_int, domain: c_int, kind: c_int) {
 }
 
 /// Registers a connection that was accepted at `listener`.
-pub fn accepted(listener: c_int, fd: c_int) {
+pub fn on_accept(listener: c_int, fd: c_int) {
     if fd < 0 {
         return;
     }
     let domain = real::option(listener, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
     let kind = real::option(listener, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
-    socket_made(fd, domain, kind);
+    on_socket(fd, domain, kind);
 }
 
 /// Records that a socket connects.
-pub fn connecting(fd: c_int) {
+pub fn before_connect(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.is_active
             .store(true, std::sync::atomic::Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usi
 
 /// Handles a call that sends by the kernel's own means, such as `sendfile(2)`.
 ///
-/// `by_kernel` is that call. It is executed, and its bytes are counted, if the connection has not come to RDMA. On RDMA
+/// `by_kernel` is that call. That call is executed, and its bytes are counted, while the connection does not use RDMA. On RDMA
 /// the result is `None`, and the caller sends the bytes by [`send`].
 pub fn send_by_kernel(
     fd: c_int,
@@ -77,21 +77,21 @@ pub fn demote(fd: c_int) {
 }
 
 /// Prepares a connection for `shutdown(2)`.
-pub fn shutting_down(fd: c_int) {
+pub fn before_shutdown(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.demote(fd, Reason::Shutdown);
     }
 }
 
 /// Removes a descriptor that is about to be closed.
-pub fn closing(fd: c_int) {
+pub fn before_close(fd: c_int) {
     if table::find(fd).is_some() && is_own_process() {
         table::remove(fd);
     }
 }
 
 /// Removes descriptors that are about to be closed.
-pub fn closing_range(first: u32, last: u32) {
+pub fn before_close_range(first: u32, last: u32) {
     if is_own_process() {
         for fd in table::range(first, last) {
             table::remove(fd);
@@ -100,7 +100,7 @@ pub fn closing_range(first: u32, last: u32) {
 }
 
 /// Records that `to` has become a duplicate of `from`.
-pub fn copied(from: c_int, to: c_int) {
+pub fn on_dup(from: c_int, to: c_int) {
     if to >= 0 && (table::find(from).is_some() || table::find(to).is_some()) && is_own_process() {
         table::copy(from, to);
     }
@@ -108,12 +108,12 @@ pub fn copied(from: c_int, to: c_int) {
 
 /// Returns the number of bytes that can be read at once, if the kernel does not know it.
 #[must_use]
-pub fn unread(fd: c_int) -> Option<u64> {
-    table::conn(fd)?.unread()
+pub fn unread_bytes(fd: c_int) -> Option<u64> {
+    table::conn(fd)?.unread_bytes()
 }
 
 /// Registers a new epoll instance.
-pub fn epoll_made(fd: c_int) {
+pub fn on_epoll_create(fd: c_int) {
     if fd >= 0 {
         table::add_epoll(fd);
     }
@@ -161,10 +161,10 @@ pub fn select_wait(
 }
 
 /// Demotes all connections, because `exec` is about to replace the program.
-pub fn executing() {
+pub fn before_exec() {
     if is_own_process() {
         for (fd, conn) in table::all_conns() {
-            if !conn.is_plain() {
+            if !conn.is_tcp() {
                 conn.demote(fd, Reason::OtherProcess);
             }
         }
@@ -172,42 +172,42 @@ pub fn executing() {
 }
 
 /// Marks all connections as shared; called in the parent after `fork(2)`.
-pub fn has_forked() {
+pub fn after_fork_in_parent() {
     for (_, conn) in table::all_conns() {
-        conn.share();
+        conn.mark_shared();
     }
 }
 
 /// Registers a socket that came from another process by a message or by `exec`. A connection that is on RDMA is demoted
 /// to TCP.
-pub fn adopted(fd: c_int) {
+pub fn adopt_socket(fd: c_int) {
     let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
     let kind = real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
     let listens = real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1);
     if listens {
         return;
     }
-    socket_made(fd, domain, kind);
+    on_socket(fd, domain, kind);
     if let Some(conn) = table::conn(fd) {
-        conn.share();
+        conn.mark_shared();
         conn.begin_call(fd);
     }
 }
 
 /// Adopts the sockets that the previous program of this process had on RDMA; called at the start of a program.
-pub fn begun() {
-    if let Ok(fds) = nic::inherited() {
-        fds.into_iter().for_each(adopted);
+pub fn at_start() {
+    if let Ok(fds) = nic::inherited_connections() {
+        fds.into_iter().for_each(adopt_socket);
     }
 }
 
 /// Resets the state of this process; called in a forked child.
-pub fn forked() {
+pub fn after_fork_in_child() {
     nic::forget();
     crate::page::forget_pid();
     OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
     for (_, conn) in table::all_conns() {
-        conn.forked();
+        conn.after_fork();
     }
 }
 

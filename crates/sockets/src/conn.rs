@@ -22,34 +22,34 @@ use crate::ring::{Arena, Ring};
 use crate::{address, real, totals};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
-const CALLS_BEFORE: u32 = 3;
+const CALLS_BEFORE_SETUP: u32 = 3;
 /// Number of calls after which a connection stops waiting for the peer.
-const CALLS_WAITING: u32 = 512;
+const MAX_CALLS_WAITING: u32 = 512;
 
 /// The state of a connection in this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
     /// The connection has not looked for its page.
-    Fresh = 0,
+    NotStarted = 0,
     /// The connection has its page, and waits for the peer.
-    Waiting = 1,
+    WaitingForPeer = 1,
     /// The queue pair is connected.
     Ready = 2,
     /// The connection stays on TCP, and calls go to the kernel unchanged.
-    Plain = 3,
+    Tcp = 3,
     /// Another process moved the connection to RDMA; the first use in this process demotes it.
-    Foreign = 4,
+    OtherProcess = 4,
 }
 
 impl Phase {
     fn of(number: u8) -> Self {
         match number {
-            0 => Self::Fresh,
-            1 => Self::Waiting,
+            0 => Self::NotStarted,
+            1 => Self::WaitingForPeer,
             2 => Self::Ready,
-            4 => Self::Foreign,
-            _ => Self::Plain,
+            4 => Self::OtherProcess,
+            _ => Self::Tcp,
         }
     }
 }
@@ -64,8 +64,8 @@ pub(crate) struct Conn {
     /// True if this side connected; false if it accepted.
     pub(crate) is_active: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
-    pub(crate) plain_readers: AtomicU32,
-    pub(crate) plain_writers: AtomicU32,
+    pub(crate) tcp_readers: AtomicU32,
+    pub(crate) tcp_writers: AtomicU32,
     /// Bytes that plain calls have moved in each direction.
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
@@ -73,10 +73,10 @@ pub(crate) struct Conn {
     pub(crate) was_full: AtomicBool,
     /// Number of threads that sleep in a read.
     pub(crate) sleeping_readers: AtomicU32,
-    /// The lock of `woken`. Threads wait there for room while another thread, which sleeps in a read, receives the wake
+    /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps in a read, receives the wake
     /// byte.
-    pub(crate) napping: Mutex<()>,
-    pub(crate) woken: Condvar,
+    pub(crate) room_lock: Mutex<()>,
+    pub(crate) room_available: Condvar,
     setup: Mutex<Setup>,
     pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
@@ -105,9 +105,9 @@ pub(crate) struct Tx {
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
     /// True if the program had not set `TCP_NODELAY`.
-    had_delay: bool,
+    had_nagle: bool,
     /// Number of consecutive sends during which the receiver took nothing, and its last head.
-    pub(crate) unanswered: u32,
+    pub(crate) sends_without_progress: u32,
     pub(crate) last_head: u64,
 }
 
@@ -122,18 +122,18 @@ impl Default for Conn {
     fn default() -> Self {
         Self {
             refs: AtomicU32::new(0),
-            phase: AtomicU8::new(Phase::Plain as u8),
+            phase: AtomicU8::new(Phase::Tcp as u8),
             generation: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             is_active: AtomicBool::new(false),
-            plain_readers: AtomicU32::new(0),
-            plain_writers: AtomicU32::new(0),
+            tcp_readers: AtomicU32::new(0),
+            tcp_writers: AtomicU32::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             was_full: AtomicBool::new(false),
             sleeping_readers: AtomicU32::new(0),
-            napping: Mutex::default(),
-            woken: Condvar::new(),
+            room_lock: Mutex::default(),
+            room_available: Condvar::new(),
             setup: Mutex::default(),
             rx: Mutex::default(),
             tx: Mutex::default(),
@@ -143,7 +143,7 @@ impl Default for Conn {
 
 impl Conn {
     /// Resets the object for a new connection with one descriptor.
-    pub(crate) fn renew(&self) {
+    pub(crate) fn reset(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
         self.is_active.store(false, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Conn {
         self.bytes_out.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
         self.refs.store(1, Ordering::Relaxed);
-        self.set_phase(Phase::Fresh);
+        self.set_phase(Phase::NotStarted);
     }
 
     pub(crate) fn refs(&self) -> &AtomicU32 {
@@ -173,8 +173,8 @@ impl Conn {
 
     /// Returns true if the kernel alone knows the readiness.
     #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
-        !matches!(self.phase(), Phase::Ready | Phase::Foreign)
+    pub(crate) fn is_tcp(&self) -> bool {
+        !matches!(self.phase(), Phase::Ready | Phase::OtherProcess)
     }
 
     /// Begins a data call: continues the change to RDMA if possible. Returns the resulting phase.
@@ -182,10 +182,14 @@ impl Conn {
     pub(crate) fn begin_call(&self, fd: i32) -> Phase {
         let phase = self.phase();
         match phase {
-            Phase::Plain | Phase::Ready => phase,
-            Phase::Fresh if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_BEFORE => phase,
-            Phase::Fresh | Phase::Waiting | Phase::Foreign => {
-                if self.proceed(fd) == Phase::Foreign {
+            Phase::Tcp | Phase::Ready => phase,
+            Phase::NotStarted
+                if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_BEFORE_SETUP =>
+            {
+                phase
+            }
+            Phase::NotStarted | Phase::WaitingForPeer | Phase::OtherProcess => {
+                if self.advance_setup(fd) == Phase::OtherProcess {
                     self.demote(fd, Reason::OtherProcess);
                 }
                 self.phase()
@@ -194,21 +198,21 @@ impl Conn {
     }
 
     /// Records that another process may use the connection: the next call then looks for the page at once.
-    pub(crate) fn share(&self) {
-        self.calls.fetch_max(CALLS_BEFORE, Ordering::Relaxed);
+    pub(crate) fn mark_shared(&self) {
+        self.calls.fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
     }
 
     #[cold]
-    fn proceed(&self, fd: i32) -> Phase {
+    fn advance_setup(&self, fd: i32) -> Phase {
         let before = real::errno();
         if let Ok(mut setup) = self.setup.try_lock() {
             let result = match self.phase() {
-                Phase::Fresh => self.find_page(fd, &mut setup),
-                Phase::Waiting => self.meet(fd, &mut setup),
+                Phase::NotStarted => self.find_page(fd, &mut setup),
+                Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
                 _ => Ok(()),
             };
             if let Err(reason) = result {
-                self.give_up(&mut setup, reason);
+                self.stay_on_tcp(&mut setup, reason);
             }
         }
         real::set_errno(before);
@@ -216,31 +220,31 @@ impl Conn {
     }
 
     /// Keeps the connection on TCP.
-    fn give_up(&self, setup: &mut Setup, reason: Reason) {
+    fn stay_on_tcp(&self, setup: &mut Setup, reason: Reason) {
         if let Some(page) = setup.page.take() {
             page.reason().store(reason as u64, Ordering::Relaxed);
             page.side(setup.side)
                 .stage
-                .store(stage::GONE, Ordering::Release);
+                .store(stage::CLOSED, Ordering::Release);
             if crate::stale::has_ended(&page) {
-                totals::end(&page);
+                totals::remove_page(&page);
             }
         }
-        if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::existing()) {
+        if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::get_if_made()) {
             nic.give_ring(setup.arena, ring.offset());
         }
         setup.prepared = None;
-        self.set_phase(Phase::Plain);
+        self.set_phase(Phase::Tcp);
     }
 
     fn find_page(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let unsupported = |_| Reason::NoResources;
         let is_tcp =
             real::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
-        let addresses = address::of(fd).filter(|(own, peer)| is_tcp && own != peer);
+        let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
         let (own, peer) = addresses.ok_or(Reason::Unsupported)?;
         if !address::is_this_host(own, peer) {
-            return Err(Reason::PeerSilent);
+            return Err(Reason::PeerWithoutLibrary);
         }
         let nic = nic::get().map_err(unsupported)?;
         let cookie = real::cookie(fd).ok_or(Reason::Unsupported)?;
@@ -249,24 +253,24 @@ impl Conn {
         if let Ok(page) = Page::open(&path, false)
             && page.side(setup.side).cookie.load(Ordering::Acquire) == cookie
         {
-            self.adopt(page, setup.side);
+            self.adopt_page(page, setup.side);
             return Ok(());
         }
         self.check_counts(fd)?;
         for _ in 0..8 {
             let page = Page::open(&path, true).map_err(unsupported)?;
             match claim(&page, setup.side, nic, cookie) {
-                Claim::Mine => {
+                Claim::Claimed => {
                     setup.page = Some(Arc::new(page));
-                    self.set_phase(Phase::Waiting);
-                    return self.meet(fd, setup);
+                    self.set_phase(Phase::WaitingForPeer);
+                    return self.continue_setup(fd, setup);
                 }
                 Claim::OtherProcess => {
-                    self.adopt(page, setup.side);
+                    self.adopt_page(page, setup.side);
                     return Ok(());
                 }
                 Claim::Stale => {
-                    totals::end(&page);
+                    totals::remove_page(&page);
                 }
             }
         }
@@ -275,8 +279,8 @@ impl Conn {
 
     /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
     fn check_counts(&self, fd: i32) -> Result<(), Reason> {
-        let idle = self.plain_readers.load(Ordering::Acquire)
-            + self.plain_writers.load(Ordering::Acquire)
+        let idle = self.tcp_readers.load(Ordering::Acquire)
+            + self.tcp_writers.load(Ordering::Acquire)
             == 0;
         let (sent, taken) = real::bytes_by_kernel(fd).ok_or(Reason::Unsupported)?;
         let syn = u64::from(self.is_active.load(Ordering::Relaxed));
@@ -284,18 +288,18 @@ impl Conn {
         let taken_ours = self.bytes_in.load(Ordering::Acquire);
         // While another thread is inside a call, its bytes are not counted yet.
         if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
-            return Err(Reason::Uncounted);
+            return Err(Reason::BypassedBytes);
         }
         Ok(())
     }
 
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
-    fn adopt(&self, page: Page, side: usize) {
+    fn adopt_page(&self, page: Page, side: usize) {
         let owner = page.side(side);
         let id = i32::try_from(owner.arena.load(Ordering::Acquire)).unwrap_or(-1);
         let offset = usize::try_from(owner.offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
         let ring = match owner.stage.load(Ordering::Acquire) {
-            0 | stage::HERE => None,
+            0 | stage::PAGE_FOUND => None,
             _ => Arena::attach(id)
                 .ok()
                 .and_then(|arena| Ring::at(arena, offset)),
@@ -307,23 +311,23 @@ impl Conn {
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         (rx.link, rx.ring, tx.link) = (Some(link.clone()), ring, Some(link));
-        self.set_phase(Phase::Foreign);
+        self.set_phase(Phase::OtherProcess);
     }
 
     /// Continues the change to RDMA as far as the peer's stage permits.
-    fn meet(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
+    fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let page = setup.page.clone().ok_or(Reason::NoResources)?;
         let (own, peer) = (page.side(setup.side), page.side(1 - setup.side));
         let there = peer.stage.load(Ordering::Acquire);
-        if there == stage::GONE {
-            return Err(Reason::PeerSilent);
+        if there == stage::CLOSED {
+            return Err(Reason::PeerWithoutLibrary);
         }
         if there == 0 {
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
-            return if calls < CALLS_WAITING {
+            return if calls < MAX_CALLS_WAITING {
                 Ok(())
             } else {
-                Err(Reason::PeerSilent)
+                Err(Reason::PeerWithoutLibrary)
             };
         }
         let nic = nic::get().map_err(|_| Reason::NoResources)?;
@@ -331,7 +335,7 @@ impl Conn {
             self.prepare(nic, setup, &page)
                 .map_err(|_| Reason::NoResources)?;
         }
-        if there == stage::HERE || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT {
+        if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT {
             return Ok(());
         }
         self.connect(fd, nic, setup, &page)
@@ -368,8 +372,8 @@ impl Conn {
         let mut tx = lock(&self.tx);
         // No thread may be inside a plain read once wake bytes can arrive.
         self.set_phase(Phase::Ready);
-        if self.plain_readers.load(Ordering::SeqCst) > 0 {
-            self.set_phase(Phase::Waiting);
+        if self.tcp_readers.load(Ordering::SeqCst) > 0 {
+            self.set_phase(Phase::WaitingForPeer);
             return Ok(());
         }
         let peer = page.side(1 - setup.side);
@@ -383,13 +387,13 @@ impl Conn {
             side: setup.side,
         };
         // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
-        tx.had_delay = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
+        tx.had_nagle = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
         real::set_nodelay(fd, true);
         (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
         (rx.link, rx.ring) = (Some(link), setup.ring.clone());
         let incoming = page.dir(1 - setup.side);
         incoming
-            .by_tcp
+            .tcp_bytes
             .store(self.bytes_in.load(Ordering::Acquire), Ordering::Relaxed);
         // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
         incoming.rx_armed.store(1, Ordering::Relaxed);
@@ -400,39 +404,41 @@ impl Conn {
     }
 
     /// Begins a plain read; returns `None` if the connection is no longer plain.
-    pub(crate) fn enter_plain_read(&self) -> Option<PlainCall<'_>> {
-        self.plain_readers.fetch_add(1, Ordering::SeqCst);
-        let call = PlainCall(&self.plain_readers);
-        self.is_plain().then_some(call)
+    pub(crate) fn enter_tcp_read(&self) -> Option<TcpCall<'_>> {
+        self.tcp_readers.fetch_add(1, Ordering::SeqCst);
+        let call = TcpCall(&self.tcp_readers);
+        self.is_tcp().then_some(call)
     }
 
     /// Demotes both directions to TCP. Bytes that were sent by RDMA are received before bytes sent by TCP.
     pub(crate) fn demote(&self, fd: i32, reason: Reason) {
         let mut setup = lock(&self.setup);
         match self.phase() {
-            Phase::Plain => return,
-            Phase::Fresh | Phase::Waiting => return self.give_up(&mut setup, reason),
-            Phase::Ready | Phase::Foreign => {}
+            Phase::Tcp => return,
+            Phase::NotStarted | Phase::WaitingForPeer => {
+                return self.stay_on_tcp(&mut setup, reason);
+            }
+            Phase::Ready | Phase::OtherProcess => {}
         }
         let before = real::errno();
         let _rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         let Some(link) = tx.link.clone() else { return };
         demote_page(&link, fd, reason);
-        if std::mem::take(&mut tx.had_delay) {
+        if std::mem::take(&mut tx.had_nagle) {
             real::set_nodelay(fd, false);
         }
         tx.sender = None;
-        if self.phase() == Phase::Foreign {
+        if self.phase() == Phase::OtherProcess {
             self.set_phase(Phase::Ready);
         }
         real::set_errno(before);
     }
 
     /// Makes the connection plain after all RDMA data was received.
-    pub(crate) fn set_plain_if_demoted(&self) {
+    pub(crate) fn set_tcp_if_demoted(&self) {
         if self.phase() == Phase::Ready {
-            self.set_phase(Phase::Plain);
+            self.set_phase(Phase::Tcp);
         }
     }
 
@@ -440,8 +446,8 @@ impl Conn {
     pub(crate) fn release(&self, fd: i32) {
         let before = real::errno();
         let mut setup = lock(&self.setup);
-        if self.phase() == Phase::Waiting {
-            self.give_up(&mut setup, Reason::Shutdown);
+        if self.phase() == Phase::WaitingForPeer {
+            self.stay_on_tcp(&mut setup, Reason::Shutdown);
         }
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
@@ -450,24 +456,24 @@ impl Conn {
             let owner = link.page.side(link.side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
                 let ring = rx.ring.take().filter(|_| setup.page.is_some());
-                self.leave(fd, &link, &setup, ring);
+                self.close_side(fd, &link, &setup, ring);
             }
         }
         *rx = Rx::default();
         *tx = Tx::default();
         *setup = Setup::default();
-        self.set_phase(Phase::Plain);
+        self.set_phase(Phase::Tcp);
         real::set_errno(before);
     }
 
     /// Closes this side.
-    fn leave(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
+    fn close_side(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
         demote_page(link, fd, Reason::Shutdown);
         let incoming = link.page.dir(1 - link.side);
         // The kernel would reset the connection if unread wake bytes were left at close.
         let mut read = incoming.wakes_read.load(Ordering::Relaxed);
-        let by_tcp =
-            incoming.by_tcp.load(Ordering::Relaxed) >= incoming.switch_at.load(Ordering::Relaxed);
+        let by_tcp = incoming.tcp_bytes.load(Ordering::Relaxed)
+            >= incoming.first_rdma_byte.load(Ordering::Relaxed);
         while by_tcp && read < incoming.wakes.load(Ordering::Acquire) {
             let n = real::discard(fd, incoming.wakes.load(Ordering::Acquire) - read);
             let Ok(n @ 1..) = u64::try_from(n) else { break };
@@ -475,40 +481,40 @@ impl Conn {
         }
         incoming.wakes_read.store(read, Ordering::Relaxed);
         let own = link.page.side(link.side);
-        own.stage.store(stage::GONE, Ordering::Release);
+        own.stage.store(stage::CLOSED, Ordering::Release);
         if crate::stale::has_ended(&link.page) {
-            totals::end(&link.page);
+            totals::remove_page(&link.page);
         }
         // The ring is freed only if it is empty: another process may still have to read from it.
         let is_read = ring
             .as_ref()
             .is_none_or(|ring| ring.tail() == incoming.head.load(Ordering::Relaxed));
-        if let (Some(ring), Some(nic), true) = (ring, nic::existing(), is_read) {
+        if let (Some(ring), Some(nic), true) = (ring, nic::get_if_made(), is_read) {
             nic.give_ring(setup.arena, ring.offset());
         }
     }
 
     /// Gives up the parent's queue pairs; called in a forked child.
-    pub(crate) fn forked(&self) {
+    pub(crate) fn after_fork(&self) {
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),
             self.tx.try_lock(),
         );
         let (Ok(mut setup), Ok(_rx), Ok(mut tx)) = locks else {
-            self.set_phase(Phase::Plain);
+            self.set_phase(Phase::Tcp);
             return;
         };
-        self.share();
+        self.mark_shared();
         std::mem::forget(tx.sender.take());
         std::mem::forget(setup.prepared.take());
         tx.nic = None;
         match self.phase() {
-            Phase::Ready => self.set_phase(Phase::Foreign),
-            Phase::Waiting => {
+            Phase::Ready => self.set_phase(Phase::OtherProcess),
+            Phase::WaitingForPeer => {
                 // The first of the two processes to use the connection claims the page.
                 *setup = Setup::default();
-                self.set_phase(Phase::Fresh);
+                self.set_phase(Phase::NotStarted);
             }
             _ => {}
         }
@@ -516,16 +522,16 @@ impl Conn {
 }
 
 /// A running plain call, which is counted until drop.
-pub(crate) struct PlainCall<'c>(&'c AtomicU32);
+pub(crate) struct TcpCall<'c>(&'c AtomicU32);
 
-impl<'c> PlainCall<'c> {
+impl<'c> TcpCall<'c> {
     /// Wraps a call that the counter already includes.
-    pub(crate) fn counted(counter: &'c AtomicU32) -> Self {
+    pub(crate) fn from_counted(counter: &'c AtomicU32) -> Self {
         Self(counter)
     }
 }
 
-impl Drop for PlainCall<'_> {
+impl Drop for TcpCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -552,7 +558,7 @@ fn demote_page(link: &Link, fd: i32, reason: Reason) {
     }
     for dir in dirs {
         match dir.state.load(Ordering::Relaxed) {
-            state::TCP => dir.state.store(state::NEVER, Ordering::Release),
+            state::TCP => dir.state.store(state::TCP_ONLY, Ordering::Release),
             state::RDMA => dir.state.store(state::DEMOTED, Ordering::Release),
             _ => {}
         }
@@ -569,7 +575,7 @@ pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) {
 }
 
 enum Claim {
-    Mine,
+    Claimed,
     OtherProcess,
     Stale,
 }
@@ -578,7 +584,8 @@ enum Claim {
 fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     let (own, peer) = (page.side(side), page.side(1 - side));
     if peer.is_dead()
-        || peer.stage.load(Ordering::Acquire) == stage::GONE && own.pid.load(Ordering::Acquire) == 0
+        || peer.stage.load(Ordering::Acquire) == stage::CLOSED
+            && own.pid.load(Ordering::Acquire) == 0
     {
         return Claim::Stale;
     }
@@ -596,10 +603,10 @@ fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     }
     own.cookie.store(cookie, Ordering::Release);
     own.start.store(nic.start, Ordering::Release);
-    own.stage.store(stage::HERE, Ordering::Release);
+    own.stage.store(stage::PAGE_FOUND, Ordering::Release);
     // Another process may have removed the file as stale; the peer would then never find this page.
     if page.is_current() {
-        Claim::Mine
+        Claim::Claimed
     } else {
         Claim::Stale
     }

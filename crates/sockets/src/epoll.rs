@@ -23,11 +23,11 @@ const IN: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
 const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
 const ONESHOT: u32 = EPOLLONESHOT.cast_unsigned();
 const EDGE: u32 = EPOLLET.cast_unsigned();
-const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
-const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
+const UNMASKABLE: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
+const HANGUP_EVENTS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
 
 /// While connections are ready, the kernel is asked for other events once in so many calls.
-const KERNEL_EVERY: u32 = 16;
+const CALLS_PER_KERNEL_POLL: u32 = 16;
 
 /// The RDMA connections that an epoll instance watches.
 #[derive(Default)]
@@ -54,7 +54,7 @@ struct Watch {
     events: u32,
     data: u64,
     /// The events that the kernel was told to watch.
-    kernel: u32,
+    kernel_events: u32,
     /// True for a one-shot watch that has reported.
     is_done: bool,
     /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
@@ -62,7 +62,7 @@ struct Watch {
 }
 
 /// Returns the upper half of tokens, which no pointer of a program and no small number has.
-fn mark() -> u64 {
+fn token_mark() -> u64 {
     static MARK: OnceLock<u64> = OnceLock::new();
     *MARK.get_or_init(|| {
         use std::hash::{BuildHasher, Hasher};
@@ -74,11 +74,11 @@ fn mark() -> u64 {
 }
 
 fn token(fd: c_int) -> u64 {
-    mark() | u64::from(fd.unsigned_abs())
+    token_mark() | u64::from(fd.unsigned_abs())
 }
 
 fn fd_of(data: u64) -> Option<c_int> {
-    let is_token = data & 0xffff_ffff_0000_0000 == mark();
+    let is_token = data & 0xffff_ffff_0000_0000 == token_mark();
     if is_token {
         c_int::try_from(data & 0xffff_ffff).ok()
     } else {
@@ -87,7 +87,7 @@ fn fd_of(data: u64) -> Option<c_int> {
 }
 
 impl Epoll {
-    pub(crate) fn renew(&self) {
+    pub(crate) fn reset(&self) {
         self.refs.store(1, Ordering::Relaxed);
         *lock(&self.watched) = Watched::default();
         self.count.store(0, Ordering::Relaxed);
@@ -103,12 +103,12 @@ impl Epoll {
     }
 
     /// Returns true if a watched connection is not plain TCP.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_managed(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
             && lock(&self.watched)
                 .list
                 .iter()
-                .any(|watch| !watch.conn.is_plain())
+                .any(|watch| !watch.conn.is_tcp())
     }
 
     /// Asks the peers of all connections for wake bytes. Returns true if a connection is already ready.
@@ -145,12 +145,12 @@ impl Epoll {
                     generation: conn.generation(),
                     events: event.events,
                     data: event.u64,
-                    kernel: event.events,
+                    kernel_events: event.events,
                     is_done: false,
                     reported_tail: None,
                 };
-                watch.kernel = watch.wanted();
-                let done = watch.tell(epoll, op);
+                watch.kernel_events = watch.kernel_interest();
+                let done = watch.update_kernel(epoll, op);
                 if done == 0 {
                     watched.put(watch);
                     self.count.store(watched.list.len(), Ordering::Relaxed);
@@ -173,7 +173,7 @@ impl Epoll {
             return sleep(events, remaining_ms(deadline));
         }
         loop {
-            let found = lock(&self.watched).collect(epoll, events);
+            let found = lock(&self.watched).collect_ready(epoll, events);
             if found > 0 {
                 return self.with_kernel(epoll, events, found);
             }
@@ -188,7 +188,7 @@ impl Epoll {
                 return n;
             }
             let ready = || lock(&self.watched).any_ready();
-            if Spin::begin().until(ready) {
+            if Spin::decide_whether_to_spin().spin_until(ready) {
                 continue;
             }
             if lock(&self.watched).arm() {
@@ -214,13 +214,13 @@ impl Epoll {
         }
     }
 
-    /// Adds the kernel's events to those already found, once in [`KERNEL_EVERY`] calls. Returns the total.
+    /// Adds the kernel's events to those already found, once in [`CALLS_PER_KERNEL_POLL`] calls. Returns the total.
     fn with_kernel(&self, epoll: c_int, events: &mut [epoll_event], found: usize) -> c_int {
         let mut total = c_int::try_from(found).unwrap_or(0);
         let is_turn = self
             .calls
             .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(KERNEL_EVERY);
+            .is_multiple_of(CALLS_PER_KERNEL_POLL);
         if is_turn && let Some(rest) = events.get_mut(found..).filter(|rest| !rest.is_empty()) {
             let max = c_int::try_from(rest.len()).unwrap_or(c_int::MAX);
             // SAFETY: `rest` has room for `max` events.
@@ -288,12 +288,12 @@ impl Epoll {
 }
 
 /// Longest sleep while waiting for room, before the peer is checked.
-const LOOK_AT_PEER_MS: c_int = 100;
+const PEER_CHECK_MS: c_int = 100;
 
 /// Returns the remaining time in milliseconds, capped if a connection waits for room and its peer must be checked.
 pub(crate) fn capped_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_int {
     match remaining_ms(deadline) {
-        ms if waits_for_room && !(0..LOOK_AT_PEER_MS).contains(&ms) => LOOK_AT_PEER_MS,
+        ms if waits_for_room && !(0..PEER_CHECK_MS).contains(&ms) => PEER_CHECK_MS,
         ms => ms,
     }
 }
@@ -325,7 +325,7 @@ impl Watched {
     }
 
     /// Collects the events of connections without asking the kernel.
-    fn collect(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
+    fn collect_ready(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
         let mut found = 0;
         let mut looked = 0;
         while looked < self.list.len() && found < events.len() {
@@ -336,15 +336,15 @@ impl Watched {
                 self.remove(at);
                 continue;
             }
-            if watch.conn.is_plain() && watch.kernel == watch.wanted() {
+            if watch.conn.is_tcp() && watch.kernel_events == watch.kernel_interest() {
                 continue;
             }
-            let wanted = watch.wanted();
-            if watch.kernel != wanted {
-                watch.kernel = wanted;
-                watch.tell(epoll, libc::EPOLL_CTL_MOD);
+            let wanted = watch.kernel_interest();
+            if watch.kernel_events != wanted {
+                watch.kernel_events = wanted;
+                watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
             }
-            let ready = watch.ready(0);
+            let ready = watch.events_to_report(0);
             if ready != 0 {
                 events[found] = watch.report(epoll, ready);
                 found += 1;
@@ -356,24 +356,24 @@ impl Watched {
 
     fn sleep_ms(&self, deadline: Option<Instant>) -> c_int {
         let waits = |watch: &Watch| {
-            watch.events & OUT != 0 && !watch.conn.is_plain() && watch.conn.check_full()
+            watch.events & OUT != 0 && !watch.conn.is_tcp() && watch.conn.check_full()
         };
         capped_ms(deadline, self.list.iter().any(waits))
     }
 
     fn any_ready(&self) -> bool {
-        self.list
-            .iter()
-            .any(|watch| !watch.conn.is_plain() && !watch.is_closed() && watch.ready(0) != 0)
+        self.list.iter().any(|watch| {
+            !watch.conn.is_tcp() && !watch.is_closed() && watch.events_to_report(0) != 0
+        })
     }
 
     fn arm(&self) -> bool {
         let mut ready = false;
         for watch in &self.list {
-            if !watch.conn.is_plain() && !watch.is_done {
+            if !watch.conn.is_tcp() && !watch.is_done {
                 let (data, room) = (watch.events & IN != 0, watch.events & OUT != 0);
                 watch.conn.arm(data, room);
-                ready |= watch.ready(0) != 0;
+                ready |= watch.events_to_report(0) != 0;
             }
         }
         ready
@@ -381,7 +381,7 @@ impl Watched {
 
     fn disarm(&self) {
         for watch in &self.list {
-            if !watch.conn.is_plain() {
+            if !watch.conn.is_tcp() {
                 watch.conn.disarm();
             }
         }
@@ -395,7 +395,7 @@ impl Watched {
             self.remove(at);
             return None;
         }
-        if watch.conn.is_plain() {
+        if watch.conn.is_tcp() {
             watch.is_done = watch.events & ONESHOT != 0;
             return Some(epoll_event {
                 events: kernel,
@@ -403,13 +403,13 @@ impl Watched {
             });
         }
         if kernel & IN != 0 {
-            watch.conn.look(fd);
+            watch.conn.take_wake_bytes(fd);
         }
-        let ready = watch.ready(kernel);
+        let ready = watch.events_to_report(kernel);
         if ready == 0 {
             // The kernel has disarmed a one-shot watch, so it is armed again.
             if watch.events & ONESHOT != 0 {
-                watch.tell(epoll, libc::EPOLL_CTL_MOD);
+                watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
             }
             return None;
         }
@@ -423,11 +423,11 @@ impl Watch {
     }
 
     /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
-    fn wanted(&self) -> u32 {
+    fn kernel_interest(&self) -> u32 {
         if self.is_done {
             return ONESHOT;
         }
-        if self.conn.is_plain() || self.conn.readiness().ask_kernel_out {
+        if self.conn.is_tcp() || self.conn.readiness().ask_kernel_out {
             self.events
         } else if self.events & OUT != 0 {
             // A sender that waits for room is woken by a readable byte.
@@ -437,9 +437,9 @@ impl Watch {
         }
     }
 
-    fn tell(&self, epoll: c_int, op: c_int) -> c_int {
+    fn update_kernel(&self, epoll: c_int, op: c_int) -> c_int {
         let mut event = epoll_event {
-            events: self.kernel,
+            events: self.kernel_events,
             u64: token(self.fd),
         };
         // SAFETY: `event` is a valid event.
@@ -447,19 +447,21 @@ impl Watch {
     }
 
     /// Returns the events to report, given those of the kernel.
-    fn ready(&self, kernel: u32) -> u32 {
+    fn events_to_report(&self, kernel: u32) -> u32 {
         if self.is_done {
             return 0;
         }
         let is = self.conn.readiness();
         let is_edge = self.events & EDGE != 0;
-        let mut ready = kernel & ENDED;
+        let mut ready = kernel & HANGUP_EVENTS;
         let is_new = !is_edge || self.reported_tail != Some(is.tail);
         if is.readable && is_new {
             ready |= IN;
         }
         if kernel & IN != 0
-            && (is.ask_kernel_in && !is.readable || kernel & ENDED != 0 || has_unread(self.fd))
+            && (is.ask_kernel_in && !is.readable
+                || kernel & HANGUP_EVENTS != 0
+                || has_unread(self.fd))
         {
             ready |= IN;
         }
@@ -472,7 +474,7 @@ impl Watch {
         {
             ready |= OUT;
         }
-        ready & (self.events | ALWAYS)
+        ready & (self.events | UNMASKABLE)
     }
 
     fn report(&mut self, epoll: c_int, ready: u32) -> epoll_event {
@@ -484,8 +486,8 @@ impl Watch {
         }
         if self.events & ONESHOT != 0 {
             self.is_done = true;
-            self.kernel = ONESHOT;
-            self.tell(epoll, libc::EPOLL_CTL_MOD);
+            self.kernel_events = ONESHOT;
+            self.update_kernel(epoll, libc::EPOLL_CTL_MOD);
         }
         epoll_event {
             events: ready,

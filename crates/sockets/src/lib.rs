@@ -7,8 +7,11 @@ mod address;
 pub mod buffers;
 pub mod calls;
 mod conn;
+mod cursors;
 #[allow(unsafe_code)]
 mod epoll;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 #[allow(unsafe_code)]
 mod nic;
 mod page;

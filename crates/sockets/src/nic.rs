@@ -14,7 +14,7 @@ use crate::buffers::Buffers;
 use crate::ring::{Arena, HEAD, RING, Ring, SLOT, SLOTS};
 
 /// Bytes that are copied into registered memory and published at a time.
-const STAGE: usize = 32 * 1024;
+const STAGE_BYTES: usize = 32 * 1024;
 /// Largest payload that is sent inline, if the device supports it.
 const INLINE: u32 = 512;
 /// Number of work requests after which one is signaled, so that the send queue is drained.
@@ -48,14 +48,14 @@ struct Slots {
 }
 
 /// The arena of a ring: its number in this process, and the identifier of its SysV segment.
-pub(crate) struct Place {
+pub(crate) struct ArenaId {
     pub(crate) number: usize,
     pub(crate) id: i32,
 }
 
 /// The NIC is never freed: a forked child leaves its parent's NIC untouched, and creates its own.
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(std::ptr::null_mut());
-static MAKING: Mutex<()> = Mutex::new(());
+static INIT_LOCK: Mutex<()> = Mutex::new(());
 
 /// Returns the folder of connections inside the fabric's folder, which only this user can access.
 pub(crate) fn folder() -> io::Result<PathBuf> {
@@ -72,7 +72,7 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
     if let Some(nic) = known() {
         return Ok(nic);
     }
-    let _making = lock(&MAKING);
+    let _making = lock(&INIT_LOCK);
     if let Some(nic) = known() {
         return Ok(nic);
     }
@@ -82,7 +82,7 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
 }
 
 /// Returns the NIC if it already exists.
-pub(crate) fn existing() -> Option<&'static Nic> {
+pub(crate) fn get_if_made() -> Option<&'static Nic> {
     // SAFETY: the pointer is null, or a box that was leaked.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
 }
@@ -93,7 +93,7 @@ pub(crate) fn forget() {
 }
 
 /// Returns descriptors inherited through `exec` of connections that a process had moved to RDMA.
-pub(crate) fn inherited() -> io::Result<Vec<i32>> {
+pub(crate) fn inherited_connections() -> io::Result<Vec<i32>> {
     let mut cookies = Vec::new();
     for entry in std::fs::read_dir(folder()?)? {
         let entry = entry?;
@@ -136,7 +136,7 @@ impl Nic {
     }
 
     /// Takes a free ring. Returns it with the address and key for the peer's WRITEs, and its arena.
-    pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, Place)> {
+    pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, ArenaId)> {
         let mut slots = lock(&self.slots);
         if slots.free.is_empty() {
             let number = slots.arenas.len();
@@ -151,7 +151,7 @@ impl Nic {
             let remote = arena.remote().at(offset as u64)?;
             let id = arena.sysv_id()?;
             let ring = Ring::at(Arena::Own(Arc::clone(arena)), offset)?;
-            Some((ring, remote, Place { number, id }))
+            Some((ring, remote, ArenaId { number, id }))
         });
         let (ring, remote, place) = taken.ok_or(io::ErrorKind::NotFound)?;
         ring.reset();
@@ -180,7 +180,7 @@ impl Nic {
     fn take_stage(&self) -> io::Result<MemoryRegion> {
         match lock(&self.stages).pop() {
             Some(stage) => Ok(stage),
-            None => Ok(self.pd.alloc(STAGE, Access::LOCAL_WRITE)?),
+            None => Ok(self.pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE)?),
         }
     }
 }
@@ -241,7 +241,7 @@ impl Sender {
                 let (start, end) = part;
                 self.list.rdma_write(Inline(&bytes[start..end]), remote);
             }
-            return self.publish(sent + len as u64, false);
+            return self.publish(sent.wrapping_add(len as u64), false);
         }
         let stage = nic.take_stage()?;
         let result = self.write_staged(&stage, from, len, sent);
@@ -258,7 +258,7 @@ impl Sender {
     ) -> io::Result<()> {
         let mut done = 0;
         while done < len {
-            let n = (len - done).min(STAGE);
+            let n = (len - done).min(STAGE_BYTES);
             let mut at = 0;
             for (piece, piece_len) in from.pieces(done, n) {
                 // SAFETY: the program's buffer and the stage, which is this call's alone, have so many bytes; no WR that
@@ -269,14 +269,14 @@ impl Sender {
                 at += piece_len;
             }
             self.list.clear();
-            let cursor = sent + done as u64;
+            let cursor = sent.wrapping_add(done as u64);
             for (to, (start, end)) in parts(cursor, n) {
                 let remote = self.at(to)?;
                 self.list.rdma_write(stage.slice(start..end)?, remote);
             }
             done += n;
             // The stage can be reused only after the work requests have completed.
-            self.publish(sent + done as u64, true)?;
+            self.publish(sent.wrapping_add(done as u64), true)?;
         }
         Ok(())
     }

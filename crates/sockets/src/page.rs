@@ -15,25 +15,25 @@ use crate::words::Words;
 /// The stages of a side.
 pub(crate) mod stage {
     /// The side has found the page.
-    pub(crate) const HERE: u64 = 1;
+    pub(crate) const PAGE_FOUND: u64 = 1;
     /// The side's queue pair is ready to be connected.
     pub(crate) const ENDPOINT: u64 = 2;
     /// The side's queue pair is connected, and the side accepts the peer's WRITEs.
     pub(crate) const READY: u64 = 3;
     /// The side stays on TCP, or has closed the socket.
-    pub(crate) const GONE: u64 = 9;
+    pub(crate) const CLOSED: u64 = 9;
 }
 
 /// The states of a direction.
 pub(crate) mod state {
     /// Data goes by TCP; the direction can change to RDMA.
     pub(crate) const TCP: u64 = 0;
-    /// Data goes by RDMA, after the bytes that [`Dir::switch_at`](super::Dir) counts.
+    /// Data goes by RDMA, after the bytes that [`Dir::first_rdma_byte`](super::Dir) counts.
     pub(crate) const RDMA: u64 = 1;
     /// Data goes by TCP again, after the RDMA bytes and the wake bytes.
     pub(crate) const DEMOTED: u64 = 2;
     /// Data goes by TCP for good.
-    pub(crate) const NEVER: u64 = 3;
+    pub(crate) const TCP_ONLY: u64 = 3;
 }
 
 /// A mapped page.
@@ -61,7 +61,7 @@ pub(crate) struct Dir<'p> {
     lock: &'p AtomicU64,
     pub(crate) state: &'p AtomicU64,
     /// Bytes sent by TCP before the first byte by RDMA.
-    pub(crate) switch_at: &'p AtomicU64,
+    pub(crate) first_rdma_byte: &'p AtomicU64,
     /// Wake bytes sent by TCP.
     pub(crate) wakes: &'p AtomicU64,
     /// Bytes sent by RDMA.
@@ -73,7 +73,7 @@ pub(crate) struct Dir<'p> {
     rx_lock: &'p AtomicU64,
     /// Bytes received by RDMA, bytes received by TCP before them, and wake bytes taken.
     pub(crate) head: &'p AtomicU64,
-    pub(crate) by_tcp: &'p AtomicU64,
+    pub(crate) tcp_bytes: &'p AtomicU64,
     pub(crate) wakes_read: &'p AtomicU64,
 }
 
@@ -111,14 +111,14 @@ impl Page {
         Dir {
             lock: &words[0],
             state: &words[1],
-            switch_at: &words[2],
+            first_rdma_byte: &words[2],
             wakes: &words[3],
             sent: &words[4],
             rx_armed: &words[16],
             tx_armed: &words[24],
             rx_lock: &words[32],
             head: &words[33],
-            by_tcp: &words[34],
+            tcp_bytes: &words[34],
             wakes_read: &words[35],
         }
     }
@@ -167,9 +167,9 @@ impl Side<'_> {
 }
 
 /// A lock in the page, which is held until drop.
-pub(crate) struct Held<'p>(&'p AtomicU64);
+pub(crate) struct PageLock<'p>(&'p AtomicU64);
 
-impl Drop for Held<'_> {
+impl Drop for PageLock<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }
@@ -178,14 +178,14 @@ impl Drop for Held<'_> {
 impl<'p> Dir<'p> {
     /// Keeps others from sending in this direction, and from changing its state.
     #[inline]
-    pub(crate) fn lock_sending(&self) -> Held<'p> {
-        hold(self.lock)
+    pub(crate) fn lock_sending(&self) -> PageLock<'p> {
+        lock_word(self.lock)
     }
 
     /// Keeps others from receiving in this direction.
     #[inline]
-    pub(crate) fn lock_receiving(&self) -> Held<'p> {
-        hold(self.rx_lock)
+    pub(crate) fn lock_receiving(&self) -> PageLock<'p> {
+        lock_word(self.rx_lock)
     }
 }
 
@@ -209,21 +209,21 @@ pub(crate) fn forget_pid() {
 static OWN_PID: AtomicU64 = AtomicU64::new(0);
 
 #[inline]
-fn hold(lock: &AtomicU64) -> Held<'_> {
+fn lock_word(lock: &AtomicU64) -> PageLock<'_> {
     let me = own_pid();
     if lock
         .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
-        hold_slowly(lock, me);
+        lock_contended(lock, me);
     }
-    Held(lock)
+    PageLock(lock)
 }
 
 /// Waits for a lock, and takes it from a holder that was killed. A live holder keeps the lock only between two system
 /// calls.
 #[cold]
-fn hold_slowly(lock: &AtomicU64, me: u64) {
+fn lock_contended(lock: &AtomicU64, me: u64) {
     for turn in 0u64.. {
         let holder = lock.load(Ordering::Relaxed);
         let is_free =

@@ -14,18 +14,20 @@ use crate::table::{self, Entry};
 
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
-const ENDED: i16 = POLLERR | POLLHUP | POLLRDHUP;
+const HANGUP_EVENTS: i16 = POLLERR | POLLHUP | POLLRDHUP;
 
 /// A descriptor of which the kernel does not know all events.
-enum Ours {
+enum ManagedDescriptor {
     Conn(usize, &'static Conn),
     Epoll(usize, &'static Epoll),
 }
 
-fn ours(fds: &[pollfd]) -> Vec<Ours> {
+fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
     let one = |(i, one): (usize, &pollfd)| match table::find(one.fd)? {
-        Entry::Conn(conn, _) => (!conn.is_plain()).then_some(Ours::Conn(i, conn)),
-        Entry::Epoll(epoll, _) => epoll.is_ours().then_some(Ours::Epoll(i, epoll)),
+        Entry::Conn(conn, _) => (!conn.is_tcp()).then_some(ManagedDescriptor::Conn(i, conn)),
+        Entry::Epoll(epoll, _) => epoll
+            .is_managed()
+            .then_some(ManagedDescriptor::Epoll(i, epoll)),
     };
     fds.iter().enumerate().filter_map(one).collect()
 }
@@ -36,30 +38,31 @@ pub(crate) fn poll(
     deadline: Option<Instant>,
     mut sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
 ) -> c_int {
-    let ours = ours(fds);
+    let ours = managed_descriptors(fds);
     if ours.is_empty() {
         return sleep(fds, remaining_ms(deadline));
     }
     let asked: Vec<i16> = fds.iter().map(|one| one.events).collect();
     loop {
-        let n = attempt(fds, &ours, &asked, 0, &mut sleep);
+        let n = poll_once(fds, &ours, &asked, 0, &mut sleep);
         if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
             return n;
         }
-        if Spin::begin().until(|| ours.iter().any(|one| one.events(&asked) != 0))
+        if Spin::decide_whether_to_spin()
+            .spin_until(|| ours.iter().any(|one| one.events(&asked) != 0))
             || arm(&ours, &asked)
         {
             continue;
         }
-        let waits = |one: &Ours| match one {
-            Ours::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_full(),
-            Ours::Epoll(..) => false,
+        let waits = |one: &ManagedDescriptor| match one {
+            ManagedDescriptor::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_full(),
+            ManagedDescriptor::Epoll(..) => false,
         };
         let ms = capped_ms(deadline, ours.iter().any(waits));
-        let n = attempt(fds, &ours, &asked, ms, &mut sleep);
+        let n = poll_once(fds, &ours, &asked, ms, &mut sleep);
         let errno = real::errno();
         for one in &ours {
-            if let Ours::Conn(_, conn) = one {
+            if let ManagedDescriptor::Conn(_, conn) = one {
                 conn.disarm();
             }
         }
@@ -71,15 +74,15 @@ pub(crate) fn poll(
 }
 
 /// Asks the kernel, and adds the events that the kernel does not know.
-fn attempt(
+fn poll_once(
     fds: &mut [pollfd],
-    ours: &[Ours],
+    ours: &[ManagedDescriptor],
     asked: &[i16],
     timeout_ms: c_int,
     sleep: &mut impl FnMut(&mut [pollfd], c_int) -> c_int,
 ) -> c_int {
     for one in ours {
-        if let Ours::Conn(i, conn) = one
+        if let ManagedDescriptor::Conn(i, conn) = one
             && !conn.readiness().ask_kernel_out
         {
             // A sender that waits for room is woken by a readable byte.
@@ -102,18 +105,18 @@ fn attempt(
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
-fn arm(ours: &[Ours], asked: &[i16]) -> bool {
+fn arm(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
     let mut ready = false;
     for one in ours {
         ready |= match one {
-            Ours::Conn(i, conn) => conn.arm(asked[*i] & IN != 0, asked[*i] & OUT != 0),
-            Ours::Epoll(_, epoll) => epoll.arm_all(),
+            ManagedDescriptor::Conn(i, conn) => conn.arm(asked[*i] & IN != 0, asked[*i] & OUT != 0),
+            ManagedDescriptor::Epoll(_, epoll) => epoll.arm_all(),
         };
     }
     ready
 }
 
-impl Ours {
+impl ManagedDescriptor {
     fn index(&self) -> usize {
         match self {
             Self::Conn(i, _) | Self::Epoll(i, _) => *i,
@@ -150,9 +153,9 @@ impl Ours {
             Self::Conn(_, conn) => conn,
             Self::Epoll(_, epoll) => return kernel | if epoll.is_ready() { asked & IN } else { 0 },
         };
-        let mut events = kernel & ENDED;
+        let mut events = kernel & HANGUP_EVENTS;
         if kernel & IN != 0 {
-            conn.look(fd);
+            conn.take_wake_bytes(fd);
         }
         let is = conn.readiness();
         let before = real::errno();
@@ -201,7 +204,7 @@ impl Sets<'_> {
                 })
             })
             .collect();
-        (!ours(&fds).is_empty()).then_some(fds)
+        (!managed_descriptors(&fds).is_empty()).then_some(fds)
     }
 
     /// Writes the ready descriptors into the sets, and returns the number of set bits.

@@ -50,9 +50,9 @@ macro_rules! real {
             /// That of the C library's function of this name.
             pub unsafe fn $name($( $arg: $type ),*) -> $ret {
                 type Function = unsafe extern "C" fn($( $type ),*) -> $ret;
-                static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                static RESOLVED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
                 let name = concat!(stringify!($name), "\0").as_bytes();
-                let function = find(&KNOWN, CStr::from_bytes_with_nul(name).unwrap_or_default());
+                let function = find(&RESOLVED, CStr::from_bytes_with_nul(name).unwrap_or_default());
                 if function.is_null() {
                     set_errno(libc::ENOSYS);
                     return Failure::FAILED;

@@ -7,9 +7,9 @@ pub(crate) enum Reason {
     /// No reason: the connection is on RDMA, or may still change.
     None = 0,
     /// The peer does not use this library.
-    PeerSilent = 1,
+    PeerWithoutLibrary = 1,
     /// Bytes bypassed this library, by another process or by the program's own system calls.
-    Uncounted = 2,
+    BypassedBytes = 2,
     /// A queue pair or a ring could not be created.
     NoResources = 3,
     /// A direction was shut down, or the socket closed.
@@ -29,10 +29,10 @@ impl Reason {
     const ALL: [(Self, &'static str); 8] = [
         (Self::None, "-"),
         (
-            Self::PeerSilent,
+            Self::PeerWithoutLibrary,
             "the peer does not run under verbatim sockets",
         ),
-        (Self::Uncounted, "bytes went past the library"),
+        (Self::BypassedBytes, "bytes went past the library"),
         (Self::NoResources, "no queue pair or no memory"),
         (Self::Shutdown, "shut down or closed"),
         (Self::OtherProcess, "another process uses the socket too"),
@@ -42,7 +42,7 @@ impl Reason {
 
     /// Returns the text for a number in a page.
     #[must_use]
-    pub(crate) fn text(number: u64) -> &'static str {
+    pub(crate) fn describe(number: u64) -> &'static str {
         let found = Self::ALL
             .iter()
             .find(|(reason, _)| *reason as u64 == number);

@@ -5,36 +5,37 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest spin. A peer that the kernel wakes answers within about 10 µs to 30 µs.
-const LONGEST: Duration = Duration::from_micros(25);
+const MAX_SPIN: Duration = Duration::from_micros(25);
 /// Number of consecutive unsuccessful spins after which most waits do not spin.
-const PATIENCE: u32 = 4;
+const MAX_MISSES: u32 = 4;
 /// Of the waits that would not spin, one in so many spins nevertheless.
-const RETRY: u32 = 32;
+const RETRY_INTERVAL: u32 = 32;
 
 static MISSES: AtomicU32 = AtomicU32::new(0);
 
 /// One wait, with the decision whether to spin.
 pub(crate) struct Spin {
-    tries: bool,
+    spins: bool,
 }
 
 impl Spin {
     /// Decides whether a wait spins.
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn decide_whether_to_spin() -> Self {
         let misses = MISSES.load(Ordering::Relaxed);
-        let tries = has_two_processors() && (misses < PATIENCE || misses.is_multiple_of(RETRY));
-        if !tries {
-            MISSES.store(misses.wrapping_add(1).max(PATIENCE), Ordering::Relaxed);
+        let spins =
+            has_two_processors() && (misses < MAX_MISSES || misses.is_multiple_of(RETRY_INTERVAL));
+        if !spins {
+            MISSES.store(misses.wrapping_add(1).max(MAX_MISSES), Ordering::Relaxed);
         }
-        Self { tries }
+        Self { spins }
     }
 
-    /// Spins until `ready` returns true, for at most [`LONGEST`]. Returns the last result of `ready`.
-    pub(crate) fn until(&self, mut ready: impl FnMut() -> bool) -> bool {
+    /// Spins until `ready` returns true, for at most [`MAX_SPIN`]. Returns the last result of `ready`.
+    pub(crate) fn spin_until(&self, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
             return true;
         }
-        if !self.tries {
+        if !self.spins {
             return false;
         }
         let start = Instant::now();
@@ -47,7 +48,7 @@ impl Spin {
                 }
             }
             // `sched_yield(2)` is avoided: on a busy machine it can cost a time slice, while waking a sleeper does not.
-            if start.elapsed() > LONGEST {
+            if start.elapsed() > MAX_SPIN {
                 MISSES.fetch_add(1, Ordering::Relaxed);
                 return ready();
             }

@@ -20,7 +20,7 @@ pub(crate) fn remove(dir: &Path) {
         if let Ok(page) = Page::open(&entry.path(), false)
             && has_ended(&page)
         {
-            totals::end(&page);
+            totals::remove_page(&page);
         }
     }
 }
@@ -30,6 +30,6 @@ pub(crate) fn has_ended(page: &Page) -> bool {
     use std::sync::atomic::Ordering::Acquire;
     [0, 1].into_iter().all(|side| {
         let side = page.side(side);
-        side.pid.load(Acquire) == 0 || side.stage.load(Acquire) == stage::GONE || side.is_dead()
+        side.pid.load(Acquire) == 0 || side.stage.load(Acquire) == stage::CLOSED || side.is_dead()
     })
 }

@@ -7,21 +7,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::page::{Page, state};
 use crate::reason::Reason;
 use crate::totals;
-pub use crate::totals::Ended;
+pub use crate::totals::EndedTotals;
 use crate::{nic, stale};
 
 /// The state of a connection.
 #[derive(serde::Serialize)]
 pub struct Connection {
     /// Both directions of the connection.
-    pub ways: [Way; 2],
+    pub ways: [DirectionStats; 2],
     /// The reason why the connection is not on RDMA, or `-`.
     pub reason: &'static str,
 }
 
-/// The state of one direction of a connection.
+/// The state of one direction of a connection: the data from one end to the other.
 #[derive(serde::Serialize)]
-pub struct Way {
+pub struct DirectionStats {
     /// The address of the sender.
     pub from: String,
     /// The address of the receiver.
@@ -71,7 +71,7 @@ pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
 ///
 /// # Errors
 /// If the totals cannot be read, or another version of Verbatim wrote them.
-pub fn ended(fabric: Option<&str>) -> io::Result<Ended> {
+pub fn ended_totals(fabric: Option<&str>) -> io::Result<EndedTotals> {
     let folder = folder(fabric)?;
     stale::remove(&folder);
     totals::read(&folder)
@@ -81,13 +81,13 @@ pub fn ended(fabric: Option<&str>) -> io::Result<Ended> {
 fn folder(fabric: Option<&str>) -> io::Result<PathBuf> {
     let folder = nic::folder()?;
     Ok(match fabric {
-        Some(name) => named(folder, name),
+        Some(name) => folder_of_fabric(folder, name),
         None => folder,
     })
 }
 
 /// Returns the folder of the fabric with this name, given the folder of another fabric.
-fn named(folder: PathBuf, name: &str) -> PathBuf {
+fn folder_of_fabric(folder: PathBuf, name: &str) -> PathBuf {
     let fabric = folder
         .parent()
         .map(|fabric| fabric.to_string_lossy().into_owned())
@@ -96,13 +96,14 @@ fn named(folder: PathBuf, name: &str) -> PathBuf {
     PathBuf::from(format!("{plain}@{name}")).join("tcp")
 }
 
-fn connection(name: &str, page: &Page) -> Option<Connection> {
+/// Returns the connection of the page with this file name; `None` if the name has no two addresses.
+pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
     let mut parts = name.split('_').skip(1);
     let addresses = [parts.next()?, parts.next()?];
     let pids = [0, 1].map(|side| page.side(side).pid.load(Relaxed));
     let way = |side: usize| {
         let dir = page.dir(side);
-        Way {
+        DirectionStats {
             from: addresses[side].to_owned(),
             to: addresses[1 - side].to_owned(),
             sender: pids[side],
@@ -118,6 +119,6 @@ fn connection(name: &str, page: &Page) -> Option<Connection> {
     };
     Some(Connection {
         ways: [way(0), way(1)],
-        reason: Reason::text(page.reason().load(Relaxed)),
+        reason: Reason::describe(page.reason().load(Relaxed)),
     })
 }

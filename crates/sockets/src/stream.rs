@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use libc::{c_int, iovec, ssize_t};
 
 use crate::buffers::Buffers;
-use crate::conn::{Conn, Link, Phase, PlainCall, Rx, Tx, send_wake};
+use crate::conn::{Conn, Link, Phase, Rx, TcpCall, Tx, send_wake};
+use crate::cursors::{readable, room, unread, wakes_left};
 use crate::nic::lock;
 use crate::page::{Dir, stage, state};
 use crate::real;
@@ -17,27 +18,27 @@ use crate::spin::Spin;
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
 /// byte.
-const NAP_MS: u64 = 10;
+const ROOM_CHECK_MS: u64 = 10;
 
 /// Number of sends without progress of the receiver after which the kernel is asked whether the peer still exists.
 const ASK_KERNEL_AFTER: u32 = 16;
 
 /// The result of an attempt to send.
-enum Sent<'c> {
+enum SendAttempt<'c> {
     Bytes(usize),
     /// The direction is on TCP, and stays there while the call is counted.
-    Plain(PlainCall<'c>),
-    Full,
+    Tcp(TcpCall<'c>),
+    NoRoom,
 }
 
 /// The result of an attempt to receive.
-enum Got {
+enum ReceiveAttempt {
     Bytes(usize),
     End,
     Failed(c_int),
-    Nothing,
+    WouldBlock,
     /// The direction is on TCP for good.
-    Plain,
+    Tcp,
     /// The connection turned out not to be ready.
     Retry,
 }
@@ -72,22 +73,24 @@ impl Conn {
             self.demote(fd, Reason::Unsupported);
         }
         if self.begin_call(fd) != Phase::Ready || from.is_empty() {
-            self.plain_writers.fetch_add(1, Ordering::SeqCst);
-            let call = PlainCall::counted(&self.plain_writers);
+            self.tcp_writers.fetch_add(1, Ordering::SeqCst);
+            let call = TcpCall::from_counted(&self.tcp_writers);
             // The call is counted first, so that the direction cannot change to RDMA from here on.
             if from.is_empty() || self.phase() != Phase::Ready {
-                return self.send_plain(fd, from, flags, &call);
+                return self.send_by_tcp(fd, from, flags, &call);
             }
         }
         let mut done = 0;
         let mut deadline = None;
         loop {
             match self.try_send(fd, from, done) {
-                Sent::Bytes(n) => done += n,
-                Sent::Plain(call) if done == 0 => return self.send_plain(fd, from, flags, &call),
+                SendAttempt::Bytes(n) => done += n,
+                SendAttempt::Tcp(call) if done == 0 => {
+                    return self.send_by_tcp(fd, from, flags, &call);
+                }
                 // The next call sends the rest by TCP.
-                Sent::Plain(_) => return Ok(done),
-                Sent::Full => {
+                SendAttempt::Tcp(_) => return Ok(done),
+                SendAttempt::NoRoom => {
                     if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
                         self.was_full.store(true, Ordering::SeqCst);
                         return if done > 0 {
@@ -117,8 +120,8 @@ impl Conn {
         if self.begin_call(fd) == Phase::Ready {
             return None;
         }
-        self.plain_writers.fetch_add(1, Ordering::SeqCst);
-        let _call = PlainCall::counted(&self.plain_writers);
+        self.tcp_writers.fetch_add(1, Ordering::SeqCst);
+        let _call = TcpCall::from_counted(&self.tcp_writers);
         // The call is counted first, so that the direction cannot change to RDMA from here on.
         if self.phase() == Phase::Ready {
             return None;
@@ -128,30 +131,30 @@ impl Conn {
         }))
     }
 
-    fn send_plain(
+    fn send_by_tcp(
         &self,
         fd: c_int,
         from: Buffers<'_>,
         flags: c_int,
-        _: &PlainCall<'_>,
+        _: &TcpCall<'_>,
     ) -> io::Result<usize> {
         let sent = send_by_kernel(fd, &from.vector(0, from.len()), flags)?;
         self.bytes_out.fetch_add(sent as u64, Ordering::SeqCst);
         Ok(sent)
     }
 
-    fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> Sent<'_> {
+    fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> SendAttempt<'_> {
         let mut tx = lock(&self.tx);
         // The call is counted under the lock under which the direction changes to RDMA.
         let plain = || {
-            self.plain_writers.fetch_add(1, Ordering::SeqCst);
-            Sent::Plain(PlainCall::counted(&self.plain_writers))
+            self.tcp_writers.fetch_add(1, Ordering::SeqCst);
+            SendAttempt::Tcp(TcpCall::from_counted(&self.tcp_writers))
         };
         let Tx {
             link: Some(link),
             sender,
             nic,
-            unanswered,
+            sends_without_progress: unanswered,
             last_head,
             ..
         } = &mut *tx
@@ -172,7 +175,7 @@ impl Conn {
             .min(usize::try_from(room).unwrap_or(RING))
             .min(RING);
         if n == 0 {
-            return Sent::Full;
+            return SendAttempt::NoRoom;
         }
         if sender.write(nic, from.from(skip), n, sent).is_err() {
             // The peer has died: the kernel's TCP reports the right error.
@@ -182,7 +185,8 @@ impl Conn {
                 .store(Reason::WriteFailed as u64, Ordering::Relaxed);
             return plain();
         }
-        dir.sent.store(sent + n as u64, Ordering::Release);
+        dir.sent
+            .store(sent.wrapping_add(n as u64), Ordering::Release);
         // A peer that takes nothing may have closed its socket, which TCP would report at the second send.
         let head = dir.head.load(Ordering::Relaxed);
         *unanswered = if head == *last_head {
@@ -202,7 +206,7 @@ impl Conn {
         {
             send_wake(dir.wakes, fd);
         }
-        Sent::Bytes(n)
+        SendAttempt::Bytes(n)
     }
 
     fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
@@ -214,7 +218,7 @@ impl Conn {
             room(sent, dir.head.load(Ordering::Acquire)) == 0
                 && dir.state.load(Ordering::Acquire) == state::RDMA
         };
-        if Spin::begin().until(|| !full()) {
+        if Spin::decide_whether_to_spin().spin_until(|| !full()) {
             return Ok(());
         }
         dir.tx_armed.store(1, Ordering::SeqCst);
@@ -228,10 +232,10 @@ impl Conn {
         }
         if self.sleeping_readers.load(Ordering::SeqCst) > 0 {
             // The thread in the read receives the wake byte for this one, and notifies it.
-            let nap = Duration::from_millis(NAP_MS);
-            let napping = lock(&self.napping);
+            let nap = Duration::from_millis(ROOM_CHECK_MS);
+            let napping = lock(&self.room_lock);
             if full() {
-                drop(self.woken.wait_timeout(napping, nap));
+                drop(self.room_available.wait_timeout(napping, nap));
             }
         } else {
             self.sleep_for_room(fd, full)?;
@@ -244,13 +248,13 @@ impl Conn {
     }
 
     fn sleep_for_room(&self, fd: c_int, full: impl Fn() -> bool) -> io::Result<()> {
-        let nap = c_int::try_from(NAP_MS).unwrap_or(c_int::MAX);
+        let nap = c_int::try_from(ROOM_CHECK_MS).unwrap_or(c_int::MAX);
         let (n, revents) = real::poll_one(fd, libc::POLLIN, nap);
         if n < 0 {
             return Err(fail(real::errno()));
         }
         if revents & libc::POLLIN != 0 {
-            self.look(fd);
+            self.take_wake_bytes(fd);
             if full() {
                 // A reader must take these plain bytes or the end of the stream.
                 std::thread::sleep(Duration::from_micros(200));
@@ -261,8 +265,7 @@ impl Conn {
 
     /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
     fn check_peer(&self, link: &Link) {
-        let peer = link.page.side(1 - link.side);
-        if peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead() {
+        if link.peer_is_gone() {
             let dir = link.page.dir(link.side);
             let _held = dir.lock_sending();
             if dir.state.load(Ordering::Relaxed) == state::RDMA {
@@ -291,32 +294,32 @@ impl Conn {
             self.demote(fd, Reason::Unsupported);
         }
         let is_plain = self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0;
-        if is_plain && let Some(_call) = self.enter_plain_read() {
-            return self.recv_plain(fd, to, flags);
+        if is_plain && let Some(_call) = self.enter_tcp_read() {
+            return self.recv_by_tcp(fd, to, flags);
         }
         let mut done = 0;
         loop {
             match self.try_recv(fd, to, done, flags & libc::MSG_PEEK) {
-                Got::Bytes(n) => {
+                ReceiveAttempt::Bytes(n) => {
                     done += n;
                     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
                     if done == to.len() || !all {
                         return Ok(done);
                     }
                 }
-                Got::Retry => match self.enter_plain_read() {
-                    Some(_call) => return self.recv_plain(fd, to, flags),
+                ReceiveAttempt::Retry => match self.enter_tcp_read() {
+                    Some(_call) => return self.recv_by_tcp(fd, to, flags),
                     None => std::thread::yield_now(),
                 },
-                Got::End => return Ok(done),
-                Got::Failed(_) if done > 0 => return Ok(done),
-                Got::Failed(errno) => return Err(fail(errno)),
-                Got::Plain if done == 0 => return self.recv_plain(fd, to, flags),
-                Got::Plain => {
+                ReceiveAttempt::End => return Ok(done),
+                ReceiveAttempt::Failed(_) if done > 0 => return Ok(done),
+                ReceiveAttempt::Failed(errno) => return Err(fail(errno)),
+                ReceiveAttempt::Tcp if done == 0 => return self.recv_by_tcp(fd, to, flags),
+                ReceiveAttempt::Tcp => {
                     let parts = to.vector(done, to.len() - done);
                     return Ok(done + recv_by_kernel(fd, &parts, flags).unwrap_or(0));
                 }
-                Got::Nothing => match self.wait_for_data(fd, flags) {
+                ReceiveAttempt::WouldBlock => match self.wait_for_data(fd, flags) {
                     Err(_) if done > 0 => return Ok(done),
                     waited => waited?,
                 },
@@ -324,7 +327,7 @@ impl Conn {
         }
     }
 
-    fn recv_plain(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+    fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         let got = recv_by_kernel(fd, &to.vector(0, to.len()), flags)?;
         if flags & libc::MSG_PEEK == 0 {
             self.bytes_in.fetch_add(got as u64, Ordering::SeqCst);
@@ -332,14 +335,14 @@ impl Conn {
         Ok(got)
     }
 
-    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, peek: c_int) -> Got {
+    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, peek: c_int) -> ReceiveAttempt {
         let mut rx = lock(&self.rx);
         let Rx {
             link: Some(link),
             ring,
         } = &mut *rx
         else {
-            return Got::Retry;
+            return ReceiveAttempt::Retry;
         };
         let dir = link.page.dir(1 - link.side);
         let _held = dir.lock_receiving();
@@ -347,18 +350,21 @@ impl Conn {
         loop {
             let now = dir.state.load(Ordering::Acquire);
             match now {
-                state::NEVER => {
-                    self.set_plain_if_demoted();
-                    return Got::Plain;
+                state::TCP_ONLY => {
+                    self.set_tcp_if_demoted();
+                    return ReceiveAttempt::Tcp;
                 }
-                state::TCP => match self.recv_before(fd, link, to.from(skip), peek) {
+                state::TCP => match self.recv_during_setup(fd, link, to.from(skip), peek) {
                     Some(got) => return got,
                     None => continue,
                 },
                 _ => {}
             }
-            let by_tcp = dir.by_tcp.load(Ordering::Relaxed);
-            let first = dir.switch_at.load(Ordering::Acquire).saturating_sub(by_tcp);
+            let by_tcp = dir.tcp_bytes.load(Ordering::Relaxed);
+            let first = dir
+                .first_rdma_byte
+                .load(Ordering::Acquire)
+                .saturating_sub(by_tcp);
             if first > 0 {
                 let n = len.min(usize::try_from(first).unwrap_or(len));
                 return self.recv_some(fd, link, to, skip, n, peek);
@@ -366,15 +372,16 @@ impl Conn {
             if let Some(ring) = ring
                 && let Some(n) = self.recv_ring(fd, link, ring, to, skip, peek)
             {
-                return Got::Bytes(n);
+                return ReceiveAttempt::Bytes(n);
             }
             if len == 0 {
-                return Got::Bytes(0);
+                return ReceiveAttempt::Bytes(0);
             }
-            match self.recv_kernel_side(fd, link, now) {
+            match self.recv_from_kernel(fd, link, now) {
                 // The peer wrote data before it closed, and the data became visible only now.
-                Got::End | Got::Failed(_) if has_data(ring.as_ref(), link) => {}
-                Got::Nothing if dir.state.load(Ordering::Acquire) != now => {}
+                ReceiveAttempt::End | ReceiveAttempt::Failed(_)
+                    if has_data(ring.as_ref(), link) => {}
+                ReceiveAttempt::WouldBlock if dir.state.load(Ordering::Acquire) != now => {}
                 other => return other,
             }
         }
@@ -382,7 +389,13 @@ impl Conn {
 
     /// Receives while the peer may change to RDMA at any moment: peeks first, and takes only bytes that were there
     /// before a change.
-    fn recv_before(&self, fd: c_int, link: &Link, to: Buffers<'_>, peek: c_int) -> Option<Got> {
+    fn recv_during_setup(
+        &self,
+        fd: c_int,
+        link: &Link,
+        to: Buffers<'_>,
+        peek: c_int,
+    ) -> Option<ReceiveAttempt> {
         let parts = to.vector(0, to.len());
         let dir = link.page.dir(1 - link.side);
         let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT);
@@ -390,8 +403,8 @@ impl Conn {
             return None;
         }
         Some(match there {
-            Ok(0) if !to.is_empty() => Got::End,
-            Ok(n) if peek != 0 => Got::Bytes(n),
+            Ok(0) if !to.is_empty() => ReceiveAttempt::End,
+            Ok(n) if peek != 0 => ReceiveAttempt::Bytes(n),
             Ok(n) => self.recv_some(fd, link, to, 0, n, 0),
             Err(err) => from_error(&err),
         })
@@ -406,18 +419,18 @@ impl Conn {
         skip: usize,
         len: usize,
         peek: c_int,
-    ) -> Got {
+    ) -> ReceiveAttempt {
         let parts = to.vector(skip, len);
         match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | peek) {
-            Ok(0) if len > 0 => Got::End,
+            Ok(0) if len > 0 => ReceiveAttempt::End,
             Ok(n) => {
                 if peek == 0 {
                     link.page
                         .dir(1 - link.side)
-                        .by_tcp
+                        .tcp_bytes
                         .fetch_add(n as u64, Ordering::Relaxed);
                 }
-                Got::Bytes(n)
+                ReceiveAttempt::Bytes(n)
             }
             Err(err) => from_error(&err),
         }
@@ -434,16 +447,15 @@ impl Conn {
     ) -> Option<usize> {
         let dir = link.page.dir(1 - link.side);
         let head = dir.head.load(Ordering::Relaxed);
-        let there = usize::try_from(tail(ring, &dir).wrapping_sub(head))
-            .ok()
-            .filter(|n| *n <= RING)?;
+        let there = readable(tail(ring, &dir), &dir);
         let n = there.min(to.len() - skip);
         if n == 0 {
             return None;
         }
         ring.copy_out(head, to, skip, n);
         if peek == 0 {
-            dir.head.store(head + n as u64, Ordering::Release);
+            dir.head
+                .store(head.wrapping_add(n as u64), Ordering::Release);
             fence(Ordering::SeqCst);
             let is_roomy = there - n <= RING / 2;
             if is_roomy
@@ -468,26 +480,27 @@ impl Conn {
     }
 
     /// Takes wake bytes when the ring is empty, and checks whether the stream has ended.
-    fn recv_kernel_side(&self, fd: c_int, link: &Link, now: u64) -> Got {
+    fn recv_from_kernel(&self, fd: c_int, link: &Link, now: u64) -> ReceiveAttempt {
         let dir = link.page.dir(1 - link.side);
-        let mut read = dir.wakes_read.load(Ordering::Relaxed);
-        while read < dir.wakes.load(Ordering::Acquire) {
-            let n = real::discard(fd, dir.wakes.load(Ordering::Acquire) - read);
-            match u64::try_from(n) {
-                Ok(0) => return Got::End,
-                Ok(n) => read += n,
-                Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
+        loop {
+            let left = wakes_left(&dir);
+            if left == 0 {
+                break;
             }
-            dir.wakes_read.store(read, Ordering::Relaxed);
+            match u64::try_from(real::discard(fd, left)) {
+                Ok(0) => return ReceiveAttempt::End,
+                Ok(n) => dir.wakes_read.fetch_add(n, Ordering::Relaxed),
+                Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
+            };
             self.wake_writers();
         }
         if now == state::DEMOTED {
-            self.set_plain_if_demoted();
-            return Got::Plain;
+            self.set_tcp_if_demoted();
+            return ReceiveAttempt::Tcp;
         }
         match real::peek(fd, libc::MSG_DONTWAIT) {
-            0 => Got::End,
-            1.. => Got::Nothing,
+            0 => ReceiveAttempt::End,
+            1.. => ReceiveAttempt::WouldBlock,
             _ => from_error(&io::Error::from_raw_os_error(real::errno())),
         }
     }
@@ -505,10 +518,14 @@ impl Conn {
         let before = dir.state.load(Ordering::Acquire);
         let ready =
             || has_data(ring.as_ref(), &link) || dir.state.load(Ordering::Acquire) != before;
-        if Spin::begin().until(ready) {
+        if Spin::decide_whether_to_spin().spin_until(ready) {
             return Ok(());
         }
-        self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
+        {
+            // From here on no other thread takes the wake byte for this one: see `take_wake_bytes`.
+            let _held = lock(&self.rx);
+            self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
+        }
         dir.rx_armed.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
@@ -521,31 +538,35 @@ impl Conn {
 
     /// Wakes threads that wait for room, since the wake byte that was taken may have been for them.
     fn wake_writers(&self) {
-        drop(lock(&self.napping));
-        self.woken.notify_all();
+        drop(lock(&self.room_lock));
+        self.room_available.notify_all();
     }
 
-    /// Takes the wake bytes that have arrived.
-    pub(crate) fn look(&self, fd: c_int) {
+    /// Takes the wake bytes that have arrived, unless a thread sleeps in a read.
+    ///
+    /// The peer sends one wake byte to a sleeping reader. If another thread took that byte before the reader runs, the
+    /// reader would sleep on. The reader itself takes the byte, and wakes the threads that wait for room.
+    pub(crate) fn take_wake_bytes(&self, fd: c_int) {
         let before = real::errno();
         let rx = lock(&self.rx);
-        if let Some(link) = &rx.link {
+        if self.sleeping_readers.load(Ordering::SeqCst) == 0
+            && let Some(link) = &rx.link
+        {
             let dir = link.page.dir(1 - link.side);
             let _held = dir.lock_receiving();
-            let after_tcp =
-                dir.by_tcp.load(Ordering::Relaxed) >= dir.switch_at.load(Ordering::Acquire);
+            let after_tcp = dir.tcp_bytes.load(Ordering::Relaxed)
+                >= dir.first_rdma_byte.load(Ordering::Acquire);
             if after_tcp
                 && matches!(
                     dir.state.load(Ordering::Acquire),
                     state::RDMA | state::DEMOTED
                 )
             {
-                let read = dir.wakes_read.load(Ordering::Relaxed);
-                let left = dir.wakes.load(Ordering::Acquire) - read;
+                let left = wakes_left(&dir);
                 if left > 0
                     && let Ok(n) = u64::try_from(real::discard(fd, left))
                 {
-                    dir.wakes_read.store(read + n, Ordering::Relaxed);
+                    dir.wakes_read.fetch_add(n, Ordering::Relaxed);
                 }
             }
         }
@@ -563,7 +584,8 @@ impl Conn {
             };
             let dir = link.page.dir(1 - link.side);
             let now = dir.state.load(Ordering::Acquire);
-            let before = dir.by_tcp.load(Ordering::Relaxed) < dir.switch_at.load(Ordering::Acquire);
+            let before =
+                dir.tcp_bytes.load(Ordering::Relaxed) < dir.first_rdma_byte.load(Ordering::Acquire);
             is.tail = rx.ring.as_ref().map_or(0, |ring| tail(ring, &dir));
             is.readable = has_data(rx.ring.as_ref(), link);
             is.ask_kernel_in = before || now != state::RDMA;
@@ -616,20 +638,11 @@ impl Conn {
     }
 
     /// Returns the number of bytes that a read would return at once (`FIONREAD`), if the kernel does not know it.
-    pub(crate) fn unread(&self) -> Option<u64> {
+    pub(crate) fn unread_bytes(&self) -> Option<u64> {
         let rx = lock(&self.rx);
         let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
         let dir = link.page.dir(1 - link.side);
-        let before = dir
-            .switch_at
-            .load(Ordering::Acquire)
-            .saturating_sub(dir.by_tcp.load(Ordering::Relaxed));
-        let is_rdma = matches!(
-            dir.state.load(Ordering::Acquire),
-            state::RDMA | state::DEMOTED
-        );
-        let there = tail(ring, &dir).wrapping_sub(dir.head.load(Ordering::Relaxed));
-        (is_rdma && before + there > 0).then_some(before + there)
+        unread(tail(ring, &dir), &dir)
     }
 }
 
@@ -638,10 +651,13 @@ impl Link {
     fn has_peer_ended(&self, fd: c_int) -> bool {
         let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         let (n, revents) = real::poll_one(fd, libc::POLLRDHUP, 0);
+        n > 0 && revents & ended != 0 && self.peer_is_gone()
+    }
+
+    /// Returns true if the peer's page says so.
+    pub(crate) fn peer_is_gone(&self) -> bool {
         let peer = self.page.side(1 - self.side);
-        n > 0
-            && revents & ended != 0
-            && (peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead())
+        peer.stage.load(Ordering::Acquire) == stage::CLOSED || peer.is_dead()
     }
 
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
@@ -653,9 +669,9 @@ impl Link {
             state::TCP => {
                 let is_ready = self.page.side(1 - self.side).stage.load(Ordering::Acquire)
                     == stage::READY
-                    && conn.plain_writers.load(Ordering::SeqCst) == 0;
+                    && conn.tcp_writers.load(Ordering::SeqCst) == 0;
                 if is_ready {
-                    dir.switch_at
+                    dir.first_rdma_byte
                         .store(conn.bytes_out.load(Ordering::SeqCst), Ordering::Relaxed);
                     dir.state.store(state::RDMA, Ordering::Release);
                 }
@@ -668,12 +684,7 @@ impl Link {
 
 fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
     let dir = link.page.dir(1 - link.side);
-    ring.is_some_and(|ring| tail(ring, &dir) != dir.head.load(Ordering::Relaxed))
-}
-
-/// Returns how many bytes fit into the peer's ring. `head` is the peer's word, so it may have any value.
-fn room(sent: u64, head: u64) -> u64 {
-    (RING as u64).saturating_sub(sent - head.min(sent))
+    ring.is_some_and(|ring| readable(tail(ring, &dir), &dir) > 0)
 }
 
 /// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
@@ -686,10 +697,10 @@ fn tail(ring: &Ring, dir: &Dir<'_>) -> u64 {
     }
 }
 
-fn from_error(err: &io::Error) -> Got {
+fn from_error(err: &io::Error) -> ReceiveAttempt {
     match err.raw_os_error() {
-        Some(libc::EAGAIN) => Got::Nothing,
-        errno => Got::Failed(errno.unwrap_or(libc::EIO)),
+        Some(libc::EAGAIN) => ReceiveAttempt::WouldBlock,
+        errno => ReceiveAttempt::Failed(errno.unwrap_or(libc::EIO)),
     }
 }
 
@@ -707,20 +718,4 @@ fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize>
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
     // SAFETY: the parts are a program's buffers to send from (`Buffers::new`).
     result(unsafe { real::sendmsg(fd, &raw const msg, flags) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_peer_with_any_cursor_gets_at_most_a_ring() {
-        let ring = RING as u64;
-        assert_eq!(room(0, 0), ring);
-        assert_eq!(room(ring, 0), 0);
-        assert_eq!(room(ring + 10, 30), 20);
-        assert_eq!(room(ring + 1, 0), 0, "the peer went back");
-        assert_eq!(room(u64::MAX, 0), 0);
-        assert_eq!(room(5, u64::MAX), ring, "the peer read what was not sent");
-    }
 }

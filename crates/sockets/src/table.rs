@@ -47,7 +47,7 @@ impl<T: Default> Pool<T> {
         Some(index)
     }
 
-    fn give(&self, index: u32) {
+    fn free(&self, index: u32) {
         lock(&self.free).0.push(index);
     }
 }
@@ -64,7 +64,7 @@ fn slot(fd: i32) -> Option<&'static AtomicU32> {
     FDS.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
 }
 
-fn slot_made(fd: i32) -> Option<&'static AtomicU32> {
+fn slot_or_create(fd: i32) -> Option<&'static AtomicU32> {
     let fd = usize::try_from(fd).ok()?;
     let chunk = FDS.get(fd / CHUNK)?;
     chunk
@@ -106,9 +106,9 @@ pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
 /// Registers a descriptor as a connection.
 pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
     remove(fd);
-    let (slot, index) = (slot_made(fd)?, CONNS.take()?);
+    let (slot, index) = (slot_or_create(fd)?, CONNS.take()?);
     let conn = CONNS.get(index)?;
-    conn.renew();
+    conn.reset();
     slot.store((index + 1) << 1, Ordering::Release);
     Some(conn)
 }
@@ -116,8 +116,8 @@ pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
 /// Registers a descriptor as an epoll instance.
 pub(crate) fn add_epoll(fd: i32) -> Option<()> {
     remove(fd);
-    let (slot, index) = (slot_made(fd)?, EPOLLS.take()?);
-    EPOLLS.get(index)?.renew();
+    let (slot, index) = (slot_or_create(fd)?, EPOLLS.take()?);
+    EPOLLS.get(index)?.reset();
     slot.store((index + 1) << 1 | 1, Ordering::Release);
     Some(())
 }
@@ -129,7 +129,9 @@ pub(crate) fn copy(from: i32, to: i32) {
     }
     remove(to);
     let Some(found) = find(from) else { return };
-    let Some(slot) = slot_made(to) else { return };
+    let Some(slot) = slot_or_create(to) else {
+        return;
+    };
     let (refs, value) = match found {
         Entry::Conn(conn, index) => (conn.refs(), (index + 1) << 1),
         Entry::Epoll(epoll, index) => (epoll.refs(), (index + 1) << 1 | 1),
@@ -147,10 +149,10 @@ pub(crate) fn remove(fd: i32) {
     match entry(slot.swap(0, Ordering::AcqRel)) {
         Some(Entry::Conn(conn, index)) if conn.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
             conn.release(fd);
-            CONNS.give(index);
+            CONNS.free(index);
         }
         Some(Entry::Epoll(epoll, index)) if epoll.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
-            EPOLLS.give(index);
+            EPOLLS.free(index);
         }
         _ => {}
     }

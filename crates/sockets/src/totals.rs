@@ -18,7 +18,7 @@ pub(crate) struct Totals(Words);
 
 /// The totals of the connections of a fabric that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Ended {
+pub struct EndedTotals {
     /// Connections that carried bytes by RDMA.
     pub carried: u64,
     /// Bytes that they carried by RDMA, in both directions.
@@ -79,7 +79,7 @@ impl Totals {
 /// Removes the page of a connection that has ended, and adds it to the totals.
 ///
 /// Several processes may find the same page. Only the one whose removal succeeds adds it.
-pub(crate) fn end(page: &Page) {
+pub(crate) fn remove_page(page: &Page) {
     if std::fs::remove_file(&page.path).is_err() {
         return;
     }
@@ -93,15 +93,20 @@ pub(crate) fn end(page: &Page) {
 ///
 /// # Errors
 /// If the file cannot be read, or another version wrote it. A missing file is a total of nothing.
-pub(crate) fn read(dir: &Path) -> io::Result<Ended> {
+pub(crate) fn read(dir: &Path) -> io::Result<EndedTotals> {
     let totals = match Totals::open(dir, false) {
-        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Ended::default()),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(EndedTotals::default()),
         totals => totals?,
     };
     let on_tcp = Reason::NUMBERS
-        .map(|reason| (Reason::text(reason), totals.on_tcp(reason).load(Relaxed)))
+        .map(|reason| {
+            (
+                Reason::describe(reason),
+                totals.on_tcp(reason).load(Relaxed),
+            )
+        })
         .filter(|(_, count)| *count > 0);
-    Ok(Ended {
+    Ok(EndedTotals {
         carried: totals.carried().load(Relaxed),
         bytes: totals.bytes().load(Relaxed),
         wakes: totals.wakes().load(Relaxed),
@@ -116,26 +121,28 @@ mod tests {
     #[test]
     fn a_page_is_added_once_and_by_its_reason() {
         let dir = tempfile::tempdir().expect("a folder");
-        assert_eq!(read(dir.path()).expect("no file"), Ended::default());
+        assert_eq!(read(dir.path()).expect("no file"), EndedTotals::default());
         let page = |name: &str| Page::open(&dir.path().join(name), true).expect("a page");
         let carried = page("c-1");
         carried.dir(0).sent.store(700, Relaxed);
         carried.dir(1).sent.store(30, Relaxed);
         carried.dir(1).wakes.store(2, Relaxed);
-        end(&carried);
-        end(&carried);
+        remove_page(&carried);
+        remove_page(&carried);
         let alone = page("c-2");
-        alone.reason().store(Reason::PeerSilent as u64, Relaxed);
-        end(&alone);
+        alone
+            .reason()
+            .store(Reason::PeerWithoutLibrary as u64, Relaxed);
+        remove_page(&alone);
         let unknown = page("c-3");
         unknown.reason().store(u64::MAX, Relaxed);
-        end(&unknown);
+        remove_page(&unknown);
         let ended = read(dir.path()).expect("a file");
         assert_eq!((ended.carried, ended.bytes, ended.wakes), (1, 730, 2));
         assert_eq!(ended.on_tcp.len(), 2);
         assert_eq!(
             ended.on_tcp[0],
-            (Reason::text(Reason::PeerSilent as u64), 1)
+            (Reason::describe(Reason::PeerWithoutLibrary as u64), 1)
         );
     }
 

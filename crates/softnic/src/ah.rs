@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 
 use crate::abi_cell::AbiCell;
-use crate::device::{Place, Port};
+use crate::device::{Port, PortPlace};
 use crate::live;
-use crate::multicast::Group;
+use crate::multicast::MulticastGroup;
 use crate::path::note_use;
 use crate::pd::Pd;
-use link::Flow;
+use link::PacketFlow;
 
 /// An address handle; the program's handle points to its first field.
 #[repr(C)]
@@ -21,17 +21,17 @@ pub(crate) struct Ah {
     pub(crate) id: u64,
     pub(crate) pd: u32,
     /// The port of this host that is the destination, if it is one.
-    pub(crate) destination: Option<Place>,
+    pub(crate) destination: Option<PortPlace>,
     /// The GID of the destination, if there is one.
     pub(crate) gid: Option<[u8; 16]>,
     /// True if packets reach the destination.
     pub(crate) by_packets: bool,
     /// The flow of packets to the destination.
-    pub(crate) flow: Option<Flow>,
+    pub(crate) flow: Option<PacketFlow>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
     /// The multicast group that the handle addresses.
-    pub(crate) group: Option<Group>,
+    pub(crate) group: Option<MulticastGroup>,
     /// The path, as in `RingHeader::path`.
     pub(crate) path: u64,
     /// The protection domain, which the handle uses until it is destroyed.
@@ -54,7 +54,7 @@ impl Ah {
         let group = if attr.is_global == 0 {
             None
         } else {
-            Group::of(attr.grh.dgid.bytes())
+            MulticastGroup::of(attr.grh.dgid.bytes())
         };
         let by_packets = group.is_none() && nic.takes_packets(destination.is_some(), true);
         if by_packets {

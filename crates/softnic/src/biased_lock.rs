@@ -31,12 +31,12 @@ pub(crate) struct BiasedLock<T> {
     /// True while a thread without the bias holds the lock.
     locked: AtomicBool,
     /// Protected by `locked`.
-    habit: UnsafeCell<Habit>,
+    habit: UnsafeCell<BiasPolicy>,
     value: UnsafeCell<T>,
 }
 
 /// The use of a lock, which decides on its bias.
-struct Habit {
+struct BiasPolicy {
     /// The thread that took the lock last.
     last: usize,
     /// Number of times in a row that this thread took the lock.
@@ -45,11 +45,11 @@ struct Habit {
     wanted: u32,
     /// Number of bias periods so far.
     favours: u32,
-    /// True if a visitor (see [`Visit`]) has revoked the last bias and restores it.
+    /// True if a visitor (see [`TemporaryRevocation`]) has revoked the last bias and restores it.
     visited: bool,
 }
 
-impl Habit {
+impl BiasPolicy {
     /// Returns the value of `favoured` while the lock is biased: `last` does not change meanwhile.
     fn last_favour(&self) -> usize {
         self.last + self.favours as usize - 1
@@ -64,17 +64,17 @@ static VISITOR: AtomicUsize = AtomicUsize::new(NOBODY);
 /// A temporary revocation. While this value lives, the thread that began it restores the bias of each lock that it
 /// takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
 /// concern the biased thread. It costs a barrier each time.
-pub(crate) struct Visit(());
+pub(crate) struct TemporaryRevocation(());
 
-impl Visit {
+impl TemporaryRevocation {
     /// Begins a visit; one thread of the process visits at a time.
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn revoke_temporarily() -> Self {
         VISITOR.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
         Self(())
     }
 }
 
-impl Drop for Visit {
+impl Drop for TemporaryRevocation {
     fn drop(&mut self) {
         VISITOR.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
     }
@@ -124,7 +124,7 @@ impl<T> BiasedLock<T> {
             steps: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
             steps_seen: AtomicU32::new(0),
             locked: AtomicBool::new(false),
-            habit: UnsafeCell::new(Habit {
+            habit: UnsafeCell::new(BiasPolicy {
                 last: NOBODY,
                 streak: 0,
                 wanted: FIRST_STREAK,
@@ -410,7 +410,7 @@ mod tests {
         }
         let leans = lock.lock().favoured.is_some();
         let visited = || {
-            let _visit = Visit::begin();
+            let _visit = TemporaryRevocation::revoke_temporarily();
             visit(lock.lock());
         };
         for _ in 0..2 * MAX_BIAS_PERIODS {
@@ -421,7 +421,7 @@ mod tests {
         let over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _visit = Visit::begin();
+                let _visit = TemporaryRevocation::revoke_temporarily();
                 for _ in 0..2000 {
                     visit(lock.lock());
                 }

@@ -17,7 +17,7 @@ use crate::device::{
     MAX_SGE, MAX_SRQ_SGE, MAX_SRQ_WR,
 };
 
-/// The environment variable that restricts the capabilities of the device: [`Capabilities`] in their written form.
+/// The environment variable that restricts the capabilities of the device: [`DeviceCapabilities`] in their written form.
 pub const CAPABILITIES_VAR: &str = "VERBATIM_CAPABILITIES";
 
 /// The wire protocol that a device reports, `transport_type` of `ibv_get_device_list(3)`. It does not change the wire
@@ -62,9 +62,9 @@ impl Transport {
 
 /// A set of bits whose members have names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Names<const N: usize>([&'static str; N]);
+struct NamedBits<const N: usize>([&'static str; N]);
 
-impl<const N: usize> Names<N> {
+impl<const N: usize> NamedBits<N> {
     /// The set of all members.
     const ALL: u32 = (1 << N) - 1;
 
@@ -81,11 +81,11 @@ impl<const N: usize> Names<N> {
     }
 }
 
-const QUEUE_PAIRS: Names<5> = Names(["rc", "uc", "ud", "xrc", "raw"]);
+const QUEUE_PAIRS: NamedBits<5> = NamedBits(["rc", "uc", "ud", "xrc", "raw"]);
 
 /// An optional part of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Feature {
+pub(crate) enum OptionalFeature {
     /// Shared receive queues.
     Srq,
     /// Memory windows.
@@ -106,8 +106,8 @@ pub(crate) enum Feature {
     Flush,
 }
 
-/// The names of the features, in the order of [`Feature`].
-const FEATURES: Names<9> = Names([
+/// The names of the features, in the order of [`OptionalFeature`].
+const FEATURES: NamedBits<9> = NamedBits([
     "srq",
     "mw",
     "atomics",
@@ -181,12 +181,12 @@ limits! {
 /// - a limit by its name in `ibv_query_device(3)`, and `max_inline_data`.
 ///
 /// ```
-/// let efa: softnic::Capabilities = "transport=unspecified;queue_pairs=ud;features=;max_sge=2".parse()?;
+/// let efa: softnic::DeviceCapabilities = "transport=unspecified;queue_pairs=ud;features=;max_sge=2".parse()?;
 /// assert_eq!(efa.to_string(), "transport=unspecified;queue_pairs=ud;features=;max_sge=2");
 /// # Ok::<(), softnic::BadCapabilities>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct DeviceCapabilities {
     pub(crate) transport: Transport,
     /// Bits of [`QUEUE_PAIRS`].
     queue_pairs: u32,
@@ -195,18 +195,18 @@ pub struct Capabilities {
     pub(crate) limits: Limits,
 }
 
-impl Default for Capabilities {
+impl Default for DeviceCapabilities {
     fn default() -> Self {
         Self {
             transport: Transport::InfiniBand,
-            queue_pairs: Names::<5>::ALL,
-            features: Names::<9>::ALL,
+            queue_pairs: NamedBits::<5>::ALL,
+            features: NamedBits::<9>::ALL,
             limits: Limits::OWN,
         }
     }
 }
 
-/// The reason why a text is not a valid [`Capabilities`].
+/// The reason why a text is not a valid [`DeviceCapabilities`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCapabilities {
     /// A member has no `=`, or an unknown name.
@@ -226,7 +226,7 @@ pub enum BadCapabilities {
     },
 }
 
-impl FromStr for Capabilities {
+impl FromStr for DeviceCapabilities {
     type Err = BadCapabilities;
 
     fn from_str(text: &str) -> Result<Self, BadCapabilities> {
@@ -268,7 +268,7 @@ impl FromStr for Capabilities {
     }
 }
 
-impl fmt::Display for Capabilities {
+impl fmt::Display for DeviceCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |(_, transport): &&(&str, Transport)| *transport == self.transport;
         let transport = Transport::NAMES
@@ -288,7 +288,7 @@ impl fmt::Display for Capabilities {
     }
 }
 
-impl Capabilities {
+impl DeviceCapabilities {
     /// Reads the capabilities from the environment.
     pub(crate) fn from_env() -> Result<Self, InvalidCapabilities> {
         let Some(value) = std::env::var_os(CAPABILITIES_VAR) else {
@@ -301,12 +301,12 @@ impl Capabilities {
         })
     }
 
-    pub(crate) fn has(&self, feature: Feature) -> bool {
+    pub(crate) fn has(&self, feature: OptionalFeature) -> bool {
         self.features >> feature as u32 & 1 != 0
     }
 
     /// Fails with `EOPNOTSUPP` if the device lacks the feature.
-    pub(crate) fn require(&self, feature: Feature) -> Result<(), c_int> {
+    pub(crate) fn require(&self, feature: OptionalFeature) -> Result<(), c_int> {
         self.has(feature).then_some(()).ok_or(libc::EOPNOTSUPP)
     }
 
@@ -324,10 +324,14 @@ impl Capabilities {
     /// Returns the opcodes (`ibv_wr_opcode`) that queue pairs of this service accept, as bits.
     pub(crate) fn opcodes(&self, service: QpType) -> u32 {
         let lacking = |opcode| match opcode {
-            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => !self.has(Feature::Atomics),
-            IBV_WR_ATOMIC_WRITE | IBV_WR_FLUSH => !self.has(Feature::Flush),
-            IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => !self.has(Feature::Immediate),
-            IBV_WR_BIND_MW => !self.has(Feature::MemoryWindows),
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                !self.has(OptionalFeature::Atomics)
+            }
+            IBV_WR_ATOMIC_WRITE | IBV_WR_FLUSH => !self.has(OptionalFeature::Flush),
+            IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => {
+                !self.has(OptionalFeature::Immediate)
+            }
+            IBV_WR_BIND_MW => !self.has(OptionalFeature::MemoryWindows),
             _ => false,
         };
         (0..u32::BITS)
@@ -339,15 +343,15 @@ impl Capabilities {
     pub(crate) fn lacking_operations(&self) -> u64 {
         let of = |feature, operations| if self.has(feature) { 0 } else { operations };
         of(
-            Feature::Atomics,
+            OptionalFeature::Atomics,
             IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
         ) | of(
-            Feature::Flush,
+            OptionalFeature::Flush,
             IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH,
         ) | of(
-            Feature::Immediate,
+            OptionalFeature::Immediate,
             IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-        ) | of(Feature::MemoryWindows, IBV_QP_EX_WITH_BIND_MW)
+        ) | of(OptionalFeature::MemoryWindows, IBV_QP_EX_WITH_BIND_MW)
     }
 }
 
@@ -368,17 +372,17 @@ mod tests {
     #[test]
     fn the_written_form_is_read_back() {
         let text = "transport=iwarp;queue_pairs=rc;features=srq,mw;max_qp_wr=100;max_sge=6";
-        let read: Capabilities = text.parse().expect("capabilities");
+        let read: DeviceCapabilities = text.parse().expect("capabilities");
         assert_eq!(read.to_string(), text);
-        assert_eq!(Ok(Capabilities::default()), "".parse());
-        let all = Capabilities::default();
+        assert_eq!(Ok(DeviceCapabilities::default()), "".parse());
+        let all = DeviceCapabilities::default();
         assert_eq!(all.to_string().parse(), Ok(all));
     }
 
     #[test]
     fn limits_are_no_larger_than_the_nic_s_own() {
-        let read: Capabilities = "max_sge=4000".parse().expect("capabilities");
-        assert_eq!(read, Capabilities::default());
+        let read: DeviceCapabilities = "max_sge=4000".parse().expect("capabilities");
+        assert_eq!(read, DeviceCapabilities::default());
     }
 
     #[test]
@@ -391,21 +395,24 @@ mod tests {
             ("max_sge=many", "number"),
             ("max_fish=1", "max_fish"),
         ] {
-            let why = text.parse::<Capabilities>().expect_err(text).to_string();
+            let why = text
+                .parse::<DeviceCapabilities>()
+                .expect_err(text)
+                .to_string();
             assert!(why.contains(named), "{why}");
         }
     }
 
     #[test]
     fn opcodes_go_with_their_feature() {
-        let all = Capabilities::default();
+        let all = DeviceCapabilities::default();
         for service in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket] {
             for opcode in 0..32 {
                 let has = all.opcodes(service) >> opcode & 1 != 0;
                 assert_eq!(has, allowed(service, opcode), "{service:?} {opcode}");
             }
         }
-        let siw: Capabilities = "features=srq".parse().expect("capabilities");
+        let siw: DeviceCapabilities = "features=srq".parse().expect("capabilities");
         let expected = [
             IBV_WR_SEND,
             IBV_WR_RDMA_WRITE,

@@ -64,19 +64,19 @@ impl Drop for CompCntr {
 }
 
 /// The view that counters have of a queue pair.
-pub(crate) trait Completes: Send + Sync {
+pub(crate) trait CountedQp: Send + Sync {
     /// Looks for completions of both queues, for a program that does not poll.
     fn look(&self);
 }
 
 /// The counters of a queue pair's completions.
-struct Attached {
-    qp: Weak<dyn Completes>,
+struct AttachedCounters {
+    qp: Weak<dyn CountedQp>,
     counters: Vec<(u32, Arc<CompCntr>)>,
 }
 
 /// The attached counters, by number of the queue pair.
-static ATTACHED: RwLock<Option<HashMap<u32, Attached>>> = RwLock::new(None);
+static ATTACHED: RwLock<Option<HashMap<u32, AttachedCounters>>> = RwLock::new(None);
 /// True once a counter has been attached.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
@@ -92,7 +92,7 @@ pub(crate) fn in_use() -> bool {
 /// `EBUSY` where another counter has one of the operations.
 pub(crate) fn attach(
     qpn: u32,
-    qp: Weak<dyn Completes>,
+    qp: Weak<dyn CountedQp>,
     counter: &Arc<CompCntr>,
     op_mask: u32,
 ) -> Result<(), c_int> {
@@ -100,7 +100,7 @@ pub(crate) fn attach(
     let of_qp = all
         .get_or_insert_default()
         .entry(qpn)
-        .or_insert_with(|| Attached {
+        .or_insert_with(|| AttachedCounters {
             qp,
             counters: Vec::new(),
         });
@@ -140,7 +140,7 @@ fn operation(opcode: ibv_wc_opcode) -> u32 {
 
 /// Counts completions that were made just now.
 #[cold]
-pub(crate) fn count(completions: &[ibv_wc]) {
+pub(crate) fn count_new_completions(completions: &[ibv_wc]) {
     let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
     let Some(all) = &*all else { return };
     for wc in completions {
@@ -160,8 +160,8 @@ pub(crate) fn count(completions: &[ibv_wc]) {
 }
 
 /// Looks for completions of the queue pairs that a counter is attached to, for a program that does not poll.
-pub(crate) fn look(counter: &Arc<CompCntr>) {
-    let queue_pairs: Vec<Arc<dyn Completes>> = {
+pub(crate) fn poll_counted_qps(counter: &Arc<CompCntr>) {
+    let queue_pairs: Vec<Arc<dyn CountedQp>> = {
         let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
         let all = all.iter().flat_map(HashMap::values);
         let its = all.filter(|of_qp| of_qp.counters.iter().any(|(_, c)| Arc::ptr_eq(c, counter)));

@@ -112,7 +112,7 @@ impl Context {
         self.raise_port(IBV_EVENT_DEVICE_FATAL);
     }
 
-    /// Raises an event of all ports, or of the whole device.
+    /// Raises the event once for each port; `IBV_EVENT_DEVICE_FATAL` is raised once for the whole device.
     pub(crate) fn raise_port(&self, event: ibv_event_type) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;

@@ -22,24 +22,25 @@ use verbs_abi::{IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::biased_lock::BiasedLock;
 use crate::comp_cntr;
 use crate::context::Context;
-use crate::event::Unacknowledged;
+use crate::event::UnacknowledgedEvents;
 use crate::faults;
 use crate::live;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
+use crate::send;
 use crate::xrc;
 use shm::barrier;
-use shm::fabric::armed::Armed;
+use shm::fabric::armed::ArmedWord;
 use shm::fabric::layout::*;
 
 use channel::CqHandle;
-pub(crate) use channel::{Channel, Signaled};
-use overrun::Overrun;
-pub(crate) use polling::{Current, Polling};
+pub(crate) use channel::{ChannelCq, CompletionChannel};
+use overrun::OverrunState;
+pub(crate) use polling::{CurrentCompletion, ExtendedCq};
 
 /// Number of queue pairs that each poll checks from the front, and as many from the cursor.
-const SCAN: usize = 16;
+const QPS_PER_SCAN: usize = 16;
 /// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
 const STARVING_POLLS: u32 = 4096;
 
@@ -63,7 +64,7 @@ const SEND_TURNS: u8 = 4;
 
 /// The reason why the engine checks a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum EngineCheck {
     /// A completion may have occurred; the last check may have been just now.
     Called,
     /// A completion may have occurred, a tick or more after the last check.
@@ -133,7 +134,7 @@ impl<'a> WcSink<'a> {
 
     /// Adds the completion of a receive WR that a SEND has used; there is room.
     #[inline(always)]
-    pub(crate) fn push_received(&mut self, wc: &Received) {
+    pub(crate) fn push_received(&mut self, wc: &ReceivedSend) {
         self.push_words([
             wc.wr_id,
             upper(IBV_WC_RECV),
@@ -176,7 +177,7 @@ fn upper(field: u32) -> u64 {
 }
 
 /// The values in the completion of a received SEND.
-pub(crate) struct Received {
+pub(crate) struct ReceivedSend {
     pub(crate) wr_id: u64,
     pub(crate) byte_len: u32,
     /// The immediate, as stored in the work request.
@@ -192,7 +193,7 @@ pub(crate) struct Received {
 pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
     /// Completions that a fault plan delays.
-    late: late::Late,
+    late: late::LateCompletions,
     recv: Vec<RecvSide>,
     send: Vec<Arc<Qp>>,
     /// Index of the queue pair near the front that is polled first.
@@ -229,24 +230,24 @@ pub(crate) struct Cq {
     /// The program's structure; it starts with the fields of an `ibv_cq`.
     abi: UnsafeCell<ibv_cq_ex>,
     /// State of the extended poll API, if the queue was made by `ibv_create_cq_ex`.
-    pub(crate) polling: Option<Polling>,
+    pub(crate) polling: Option<ExtendedCq>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
     /// Number of completions that the queue keeps for a program that does not poll.
     depth: AtomicUsize,
     /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
     moderation: AtomicU32,
-    pub(crate) channel: Option<Arc<Channel>>,
+    pub(crate) channel: Option<Arc<CompletionChannel>>,
     state: BiasedLock<CqState>,
     /// Number of empty polls in a row after which the poller is throttled.
     rest_at: AtomicU32,
     /// Number of queue pairs that use the queue; a queue pair counts twice if both its queues complete here.
     pub(crate) uses: AtomicUsize,
-    pub(crate) unacknowledged: Unacknowledged,
+    pub(crate) unacknowledged: UnacknowledgedEvents,
     /// The same count for asynchronous events.
-    pub(crate) unacknowledged_errors: Unacknowledged,
+    pub(crate) unacknowledged_errors: UnacknowledgedEvents,
     pub(crate) context: &'static Context,
-    overrun: Overrun,
+    overrun: OverrunState,
 }
 
 // SAFETY: `abi` is written before the handle is given out. Later, the polling thread writes its status and `wr_id`, and
@@ -263,8 +264,8 @@ impl Cq {
         index: usize,
         depth: usize,
         abi: ibv_cq_ex,
-        channel: Option<Arc<Channel>>,
-        polling: Option<Polling>,
+        channel: Option<Arc<CompletionChannel>>,
+        polling: Option<ExtendedCq>,
     ) -> Self {
         let nic = context.nic;
         let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
@@ -273,6 +274,11 @@ impl Cq {
             let channel = channel.as_ref().map_or(0, |channel| channel.number());
             shared.channel.store(channel, Ordering::Relaxed);
             shared.lost_tokens.store(0, Ordering::Relaxed);
+            shared.users.store(0, Ordering::Relaxed);
+            let device = context.device.number.into();
+            shared.device.store(device, Ordering::Relaxed);
+            let cqe = u32::try_from(abi.cqe).unwrap_or(0);
+            shared.cqe.store(cqe, Ordering::Relaxed);
         }
         Self {
             abi: UnsafeCell::new(abi),
@@ -284,7 +290,7 @@ impl Cq {
             channel,
             state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
-                late: late::Late::default(),
+                late: late::LateCompletions::default(),
                 recv: Vec::new(),
                 send: Vec::new(),
                 recv_start: 0,
@@ -305,10 +311,10 @@ impl Cq {
             }),
             rest_at: AtomicU32::new(rest::IDLE_POLLS),
             uses: AtomicUsize::new(0),
-            unacknowledged: Unacknowledged::default(),
-            unacknowledged_errors: Unacknowledged::default(),
+            unacknowledged: UnacknowledgedEvents::default(),
+            unacknowledged_errors: UnacknowledgedEvents::default(),
             context,
-            overrun: Overrun::new(ignored),
+            overrun: OverrunState::new(ignored),
         }
     }
 
@@ -323,6 +329,23 @@ impl Cq {
         unsafe { (*self.abi.get()).cq_context }
     }
 
+    /// Counts `users` objects that use the queue until they [leave](Self::leave) it.
+    pub(crate) fn enter(&self, users: u32) {
+        self.uses.fetch_add(users as usize, Ordering::Relaxed);
+        self.shared().users.fetch_add(users, Ordering::Relaxed);
+    }
+
+    /// Ends the count of an object that [entered](Self::enter).
+    pub(crate) fn leave(&self) {
+        self.uses.fetch_sub(1, Ordering::Relaxed);
+        self.shared().users.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Hides the queue, which the program destroys, from those who list the fabric's objects.
+    pub(crate) fn hide(&self) {
+        self.shared().cqe.store(0, Ordering::Relaxed);
+    }
+
     #[inline]
     fn shared(&self) -> &'static CqShared {
         match self.nic.me().segment.cq(self.index) {
@@ -333,8 +356,8 @@ impl Cq {
 
     /// Returns the word in which peers find, after publishing, whether the queue is armed.
     #[inline]
-    fn armed(&self) -> Armed<'static> {
-        Armed(&self.shared().armed)
+    fn armed(&self) -> ArmedWord<'static> {
+        ArmedWord(&self.shared().armed)
     }
 
     /// Executes `ibv_poll_cq`: fills `out` from its start and returns the number of completions.
@@ -359,9 +382,9 @@ impl Cq {
         }
         let buffered = sink.len();
         if !sink.is_full() {
-            state.gather(&mut sink, SCAN);
+            state.gather(&mut sink, QPS_PER_SCAN);
             if comp_cntr::in_use() {
-                comp_cntr::count(sink.since(buffered));
+                comp_cntr::count_new_completions(sink.since(buffered));
             }
         }
         if state.armed != ARMED_NO && sink.len() > buffered {
@@ -417,7 +440,7 @@ impl Cq {
         }
         let mut state = self.state.lock();
         // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
-        let (added, waiting) = state.fill_late(usize::MAX, SCAN);
+        let (added, waiting) = state.fill_late(usize::MAX, QPS_PER_SCAN);
         if added > 0 {
             self.report_outside_engine(&mut state);
         }
@@ -447,7 +470,7 @@ impl Cq {
 
     /// Makes progress for the engine: completions go to the buffer, as many as the queue was made for. Returns true if
     /// the engine is to check again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
-    pub(crate) fn engine_progress(&self, look: Look) -> bool {
+    pub(crate) fn engine_progress(&self, look: EngineCheck) -> bool {
         if self.is_overrun() {
             return false;
         }
@@ -462,12 +485,12 @@ impl Cq {
         // This case does not tell whether a deadline runs, so check again at the next tick. A queue that is polled is
         // not overrun.
         let Some(mut state) = state else {
-            return look != Look::Watch;
+            return look != EngineCheck::Watch;
         };
         self.replace_lost_tokens();
         let mut held_back;
         loop {
-            let (n, deadline) = state.fill(self.wanted_in_buffer());
+            let (n, deadline) = state.fill_completion_buffer(self.wanted_in_buffer());
             waiting |= deadline;
             held_back = self.report(&mut state);
             if n == 0 && !(state.armed != ARMED_NO && self.lets_peers_call()) {
@@ -481,12 +504,12 @@ impl Cq {
     }
 
     /// Moves completions to the buffer, for a program that does not poll.
-    pub(crate) fn look(&self) {
+    pub(crate) fn move_completions_to_buffer(&self) {
         self.nic.check_arrivals();
         if xrc::in_use() {
             xrc::progress(self.nic);
         }
-        self.engine_progress(Look::Called);
+        self.engine_progress(EngineCheck::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
@@ -578,7 +601,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let mut state = self.state.lock();
         // Completions are made on demand, so make as many as decide the question.
-        while state.fill(cqe as usize + 1).0 > 0 {}
+        while state.fill_completion_buffer(cqe as usize + 1).0 > 0 {}
         self.report_outside_engine(&mut state);
         if state.buffer.len() > cqe as usize {
             return Err(libc::EINVAL);
@@ -586,6 +609,7 @@ impl Cq {
         self.depth.store(cqe as usize, Ordering::Relaxed);
         state.overfull_looks = 0;
         self.depth_changed();
+        self.shared().cqe.store(cqe, Ordering::Relaxed);
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
         unsafe { (&raw mut (*self.abi.get()).cqe).write_volatile(cqe) };
@@ -598,8 +622,12 @@ impl Cq {
         self.nic.network.may_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
+        state
+            .send
+            .iter()
+            .for_each(|qp| send::publish_idle_traffic(qp));
         // Completions up to now belong to the previous arming, or are no reason for an event.
-        while state.fill(depth).0 > 0 {}
+        while state.fill_completion_buffer(depth).0 > 0 {}
         self.report_outside_engine(&mut state);
         let armed = self.armed();
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
@@ -620,7 +648,7 @@ impl Cq {
         // Completions up to now are no reason for an event. The engine, kept out by the lock, must not take them for
         // new ones. But completions that a peer has signaled have an event.
         let mut filled = 0;
-        while let (n @ 1.., _) = state.fill(depth) {
+        while let (n @ 1.., _) = state.fill_completion_buffer(depth) {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
@@ -681,7 +709,7 @@ impl Cq {
         }
         state.added(1, sink.solicited);
         if comp_cntr::in_use() {
-            comp_cntr::count(sink.since(0));
+            comp_cntr::count_new_completions(sink.since(0));
         }
         // SAFETY: the sink has initialised its place.
         state.buffer.push_back(unsafe { out[0].assume_init_read() });
@@ -702,7 +730,7 @@ impl Cq {
         let made = buffer.len() - before;
         if comp_cntr::in_use() {
             let new: Vec<ibv_wc> = buffer.range(before..).copied().collect();
-            comp_cntr::count(&new);
+            comp_cntr::count_new_completions(&new);
         }
         state.added(made, false);
         self.report_outside_engine(&mut state);
@@ -717,6 +745,11 @@ impl Cq {
             armed.fence_after_change();
             armed.is_armed()
         }
+    }
+
+    /// Returns true if the queue is armed, but only for solicited or failed completions.
+    pub(crate) fn is_armed_for_solicited(&self) -> bool {
+        self.armed().is_armed_for_solicited()
     }
 
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
@@ -857,7 +890,7 @@ impl Cq {
             }
             state.added(n, sink.solicited);
             if comp_cntr::in_use() {
-                comp_cntr::count(sink.since(0));
+                comp_cntr::count_new_completions(sink.since(0));
             }
             // SAFETY: the sink has initialised the first `n` places.
             state
@@ -868,7 +901,7 @@ impl Cq {
     }
 }
 
-impl Signaled for Cq {
+impl ChannelCq for Cq {
     fn handle(&self) -> CqHandle {
         self.handle()
     }
@@ -882,7 +915,7 @@ impl Signaled for Cq {
         let mut state = self.state.lock();
         let armed = self.armed();
         armed.program_woken_by()?;
-        let (_, waiting) = state.fill(self.wanted_in_buffer());
+        let (_, waiting) = state.fill_completion_buffer(self.wanted_in_buffer());
         if waiting {
             self.nic.call_engine();
         }
@@ -893,7 +926,7 @@ impl Signaled for Cq {
         armed.clear_program_wake();
         // SYNC POINT A: a peer that has published just before may have found the queue signaled.
         armed.fence_after_change();
-        state.fill(self.wanted_in_buffer());
+        state.fill_completion_buffer(self.wanted_in_buffer());
         self.report_outside_engine(&mut state);
         Some(false)
     }
@@ -936,7 +969,7 @@ impl CqState {
         self.turn = self.turn.wrapping_add(1);
         let ended = scan == usize::MAX || self.turn.is_multiple_of(ENDED_TURNS);
         if self.recv.len() <= 1 && self.send.len() <= 1 {
-            self.gather_from_one(sink, scan, all, ended)
+            self.gather_from_one_qp(sink, scan, all, ended)
         } else {
             self.gather_from_many(sink, scan, all, ended)
         }
@@ -953,43 +986,43 @@ impl CqState {
     ) -> bool {
         match self.turn % 16 {
             0 => {
-                self.far_sends(sink, scan, all)
-                    | self.near_sends(sink, scan, all)
-                    | self.far_receives(sink, scan, ended)
-                    | self.near_receives(sink, scan, ended)
+                self.cursor_sends(sink, scan, all)
+                    | self.front_sends(sink, scan, all)
+                    | self.cursor_receives(sink, scan, ended)
+                    | self.front_receives(sink, scan, ended)
             }
             8 => {
-                self.far_receives(sink, scan, ended)
-                    | self.far_sends(sink, scan, all)
-                    | self.near_receives(sink, scan, ended)
-                    | self.near_sends(sink, scan, all)
+                self.cursor_receives(sink, scan, ended)
+                    | self.cursor_sends(sink, scan, all)
+                    | self.front_receives(sink, scan, ended)
+                    | self.front_sends(sink, scan, all)
             }
             _ if self.send_turns > 0 => {
                 let mut waiting =
-                    self.near_sends(sink, scan, all) | self.far_sends(sink, scan, all);
+                    self.front_sends(sink, scan, all) | self.cursor_sends(sink, scan, all);
                 self.send_turns = if sink.is_full() {
                     self.send_turns - 1
                 } else {
                     0
                 };
-                waiting |= self.near_receives(sink, scan, ended);
-                waiting | self.far_receives(sink, scan, ended)
+                waiting |= self.front_receives(sink, scan, ended);
+                waiting | self.cursor_receives(sink, scan, ended)
             }
             _ => {
-                let mut waiting = self.near_receives(sink, scan, ended);
-                waiting |= self.far_receives(sink, scan, ended);
+                let mut waiting = self.front_receives(sink, scan, ended);
+                waiting |= self.cursor_receives(sink, scan, ended);
                 if sink.is_full() {
                     self.send_turns = SEND_TURNS;
                 }
-                waiting |= self.near_sends(sink, scan, all);
-                waiting | self.far_sends(sink, scan, all)
+                waiting |= self.front_sends(sink, scan, all);
+                waiting | self.cursor_sends(sink, scan, all)
             }
         }
     }
 
     /// [`gather`](Self::gather) for one queue pair, as in a latency-bound program: it needs no round over queue pairs.
     #[inline(always)]
-    fn gather_from_one(
+    fn gather_from_one_qp(
         &mut self,
         sink: &mut WcSink<'_>,
         scan: usize,
@@ -1023,7 +1056,7 @@ impl CqState {
 
     /// Makes completions for the buffer, at most 64 at a time and no more than `depth` allows. Returns their number,
     /// and whether a queue pair waits for a deadline.
-    fn fill(&mut self, depth: usize) -> (usize, bool) {
+    fn fill_completion_buffer(&mut self, depth: usize) -> (usize, bool) {
         const AT_ONCE: usize = 64;
         let room = depth.saturating_sub(self.buffer.len()).min(AT_ONCE);
         if room == 0 {
@@ -1038,7 +1071,7 @@ impl CqState {
         let n = sink.len();
         self.added(n, sink.solicited);
         if comp_cntr::in_use() {
-            comp_cntr::count(sink.since(0));
+            comp_cntr::count_new_completions(sink.since(0));
         }
         // SAFETY: the sink has initialised the first `n` places.
         self.buffer
@@ -1046,7 +1079,7 @@ impl CqState {
         (n, waiting)
     }
 
-    /// [`fill`](Self::fill) under a fault plan that delays completions: those that are due go to the buffer. Returns
+    /// [`fill_completion_buffer`](Self::fill_completion_buffer) under a fault plan that delays completions: those that are due go to the buffer. Returns
     /// their number, and whether the engine is to check again at the next tick.
     #[cold]
     fn fill_late(&mut self, room: usize, scan: usize) -> (usize, bool) {
@@ -1075,7 +1108,7 @@ impl CqState {
         let mut released = 0;
         while let Some((wc, solicited)) = self.late.pop_due(now_ns) {
             if comp_cntr::in_use() {
-                comp_cntr::count(&[wc]);
+                comp_cntr::count_new_completions(&[wc]);
             }
             self.buffer.push_back(wc);
             self.added(1, solicited);
@@ -1085,7 +1118,7 @@ impl CqState {
     }
 
     #[inline]
-    fn near_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn front_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -1104,7 +1137,7 @@ impl CqState {
     }
 
     #[inline]
-    fn far_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn cursor_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.recv.len();
         let mut waiting = false;
         if n > scan {
@@ -1124,7 +1157,7 @@ impl CqState {
     }
 
     #[inline]
-    fn near_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
+    fn front_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -1142,7 +1175,7 @@ impl CqState {
     }
 
     #[inline]
-    fn far_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
+    fn cursor_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         let n = self.send.len();
         let mut waiting = false;
         if n > scan {

@@ -17,7 +17,7 @@ mod ports;
 mod route;
 
 pub(crate) use attr::{device_attr, device_attr_ex};
-pub(crate) use counts::Place;
+pub(crate) use counts::PortPlace;
 pub use counts::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
 pub(crate) use grh::{set_grh_length, ud_packet_bytes};
 pub(crate) use interfaces::{address_list, network_interface};

@@ -7,7 +7,7 @@ use shm::mem::SharedMemory;
 use verbs_abi::{IBV_DM_MASK_HANDLE, ibv_dm};
 
 use crate::abi_cell::AbiCell;
-use crate::imports::{Shared, Sharing};
+use crate::imports::{MaybeShared, SharedObject};
 use crate::live;
 
 /// Device memory; the program's handle points to its first field.
@@ -15,20 +15,20 @@ use crate::live;
 pub(crate) struct Dm {
     abi: AbiCell<ibv_dm>,
     memory: SharedMemory,
-    pub(crate) of: Shared,
+    pub(crate) of: SharedObject,
 }
 
 live::object!(Dm, ibv_dm);
 
-impl Sharing for Dm {
-    fn shared(&self) -> Option<&Shared> {
+impl MaybeShared for Dm {
+    fn shared(&self) -> Option<&SharedObject> {
         Some(&self.of)
     }
 }
 
 impl Dm {
     /// Makes device memory. `abi` is the program's structure, except for its handle.
-    pub(crate) fn new(mut abi: ibv_dm, of: Shared, memory: SharedMemory) -> Self {
+    pub(crate) fn new(mut abi: ibv_dm, of: SharedObject, memory: SharedMemory) -> Self {
         abi.comp_mask = IBV_DM_MASK_HANDLE;
         abi.handle = of.handle();
         let abi = AbiCell::new(abi);

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::biased_lock::Visit;
-use crate::cq::Look;
+use crate::biased_lock::TemporaryRevocation;
+use crate::cq::EngineCheck;
 use crate::nic::Nic;
 use crate::registry;
 use crate::xrc;
@@ -48,7 +48,7 @@ const LINGER_TICKS: u32 = 16;
 
 /// Starts the engine's thread, which waits for its NIC and ends if the sender is dropped instead. Signals are left to
 /// the program's own threads.
-pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
+pub(crate) fn start_engine_thread() -> io::Result<Sender<&'static Nic>> {
     // A process with several threads waits here for a grace period of RCU, up to half a second on a busy host. Later it
     // would be the engine that waits, while peers wait for its answers.
     barrier::has_own_threads();
@@ -129,16 +129,16 @@ fn run(nic: &'static Nic) {
             nic.me().drain_calls();
         }
         let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
-            Look::Watch
+            EngineCheck::Watch
         } else if last_tick.elapsed() >= TICK {
             last_tick = Instant::now();
-            Look::Tick
+            EngineCheck::Tick
         } else {
-            Look::Called
+            EngineCheck::Called
         };
         watch = match look {
-            Look::Watch => LONGEST_WATCH.min(watch * 2),
-            Look::Tick | Look::Called => WATCH,
+            EngineCheck::Watch => LONGEST_WATCH.min(watch * 2),
+            EngineCheck::Tick | EngineCheck::Called => WATCH,
         };
         if !ended.is_empty() {
             nic.network.forget_the_dead();
@@ -175,7 +175,7 @@ fn run(nic: &'static Nic) {
                 // this point, so the WR is found now. A thread that does so later calls the engine.
                 barrier::everywhere();
                 nic.engine_ticks
-                    .store(progress(nic, Look::Called), Ordering::Relaxed);
+                    .store(progress(nic, EngineCheck::Called), Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
@@ -207,12 +207,12 @@ fn timespec(time: Duration) -> Timespec {
 }
 
 /// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
-fn progress(nic: &'static Nic, look: Look) -> bool {
+fn progress(nic: &'static Nic, look: EngineCheck) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
-    let _visit = (look == Look::Watch).then(Visit::begin);
+    let _visit = (look == EngineCheck::Watch).then(TemporaryRevocation::revoke_temporarily);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
-        if look != Look::Watch || cq.is_watched() {
+        if look != EngineCheck::Watch || cq.is_watched() {
             waiting |= cq.engine_progress(look);
         }
     }

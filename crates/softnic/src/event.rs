@@ -11,9 +11,9 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use crate::lock::lock;
 
 /// A queue with a file descriptor that is readable while the queue is not empty.
-pub(crate) struct EventQueue<T>(Mutex<State<T>>);
+pub(crate) struct EventQueue<T>(Mutex<EventState<T>>);
 
-struct State<T> {
+struct EventState<T> {
     /// The descriptor, until it is closed.
     fd: Option<Arc<OwnedFd>>,
     queue: VecDeque<T>,
@@ -22,7 +22,7 @@ struct State<T> {
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?;
-        Ok(Self(Mutex::new(State {
+        Ok(Self(Mutex::new(EventState {
             fd: Some(Arc::new(fd)),
             queue: VecDeque::new(),
         })))
@@ -69,7 +69,7 @@ impl<T> EventQueue<T> {
                 fd
             };
             let blocks = !fcntl_getfl(&fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(fd.as_raw_fd()) {
+            if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
             poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
@@ -107,20 +107,20 @@ fn take_counts(fd: &OwnedFd, values: usize) {
 
 /// Counts events that a program got and has not acknowledged; destroying the object waits for them.
 #[derive(Default)]
-pub(crate) struct Unacknowledged {
-    counts: Mutex<Counts>,
+pub(crate) struct UnacknowledgedEvents {
+    counts: Mutex<EventCounts>,
     zero: Condvar,
 }
 
 #[derive(Default)]
-struct Counts {
+struct EventCounts {
     events: u64,
     /// Number of threads that wait until all events are acknowledged. A notification without waiters would also be a
     /// system call.
     waiters: u32,
 }
 
-impl Unacknowledged {
+impl UnacknowledgedEvents {
     pub(crate) fn got_one(&self) {
         lock(&self.counts).events += 1;
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn destroying_waits_for_the_last_acknowledgement() {
-        let u = std::sync::Arc::new(Unacknowledged::default());
+        let u = std::sync::Arc::new(UnacknowledgedEvents::default());
         u.got_one();
         u.got_one();
         let waiter = std::thread::spawn({

@@ -21,12 +21,12 @@ use shm::keys;
 
 /// The kinds of objects that can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum ImportedKind {
     Pd,
     Dm,
 }
 
-impl Kind {
+impl ImportedKind {
     fn code(self) -> u32 {
         match self {
             Self::Pd => IMPORT_PD,
@@ -46,7 +46,7 @@ impl Kind {
     fn place(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
         let index = handle as usize % self.places();
         match self {
-            Self::Pd => peer.segment.find_pd(index),
+            Self::Pd => peer.segment.find_pd(index).map(|pd| &pd.object),
             Self::Dm => peer.segment.find_dm(index).map(|dm| &dm.object),
         }
     }
@@ -56,8 +56,8 @@ impl Kind {
         let index = handle as usize % self.places();
         match self {
             Self::Pd => (
-                PDS_AT + index * size_of::<ObjectShared>(),
-                size_of::<ObjectShared>(),
+                PDS_AT + index * size_of::<PdShared>(),
+                size_of::<PdShared>(),
             ),
             Self::Dm => (
                 DMS_AT + index * size_of::<DmShared>(),
@@ -72,25 +72,25 @@ const IMPORTED: u32 = Owner::MAX_DOMAIN >> 1;
 
 /// The objects that a process shares.
 #[derive(Default)]
-pub(crate) struct Imports {
+pub(crate) struct SharedObjects {
     next: AtomicU32,
     /// The present imports, by home, kind and handle: two imports of one object are one.
-    known: Mutex<HashMap<(u64, Kind, u32), Weak<Import>>>,
+    known: Mutex<HashMap<(u64, ImportedKind, u32), Weak<ImportedObject>>>,
     /// Own objects whose handles the program has given back while they existed, kept for other processes.
-    kept: Mutex<Vec<Arc<dyn Sharing>>>,
+    kept: Mutex<Vec<Arc<dyn MaybeShared>>>,
 }
 
 /// An object behind a program's handle that may stand for a shared object.
-pub(crate) trait Sharing: Send + Sync {
+pub(crate) trait MaybeShared: Send + Sync {
     /// Returns the shared object, if there is one.
-    fn shared(&self) -> Option<&Shared>;
+    fn shared(&self) -> Option<&SharedObject>;
 }
 
 /// Takes a program's handle back without destroying the shared object: "the second one way cleanup what ever is
 /// needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until a process
 /// destroys it, or this process ends.
-pub(crate) fn let_go<T: Sharing + 'static>(object: Arc<T>) {
-    if let Some(Shared::Own(own)) = object.shared()
+pub(crate) fn let_go<T: MaybeShared + 'static>(object: Arc<T>) {
+    if let Some(SharedObject::Own(own)) = object.shared()
         && find(own.nic.me(), own.kind, own.handle).is_some()
     {
         let nic = own.nic;
@@ -100,7 +100,7 @@ pub(crate) fn let_go<T: Sharing + 'static>(object: Arc<T>) {
 
 /// Drops the kept objects that other processes have destroyed, so that their places are free.
 fn end_destroyed(nic: &Nic) {
-    let exists = |object: &Arc<dyn Sharing>| object.shared().is_some_and(Shared::exists);
+    let exists = |object: &Arc<dyn MaybeShared>| object.shared().is_some_and(SharedObject::exists);
     let destroyed: Vec<_> = lock(&nic.imports.kept)
         .extract_if(.., |object| !exists(object))
         .collect();
@@ -110,13 +110,13 @@ fn end_destroyed(nic: &Nic) {
 
 /// An object of this process that others may import. The object ends when this value is dropped, unless it was [let
 /// go](let_go).
-pub(crate) struct Exported {
+pub(crate) struct ExportedObject {
     nic: &'static Nic,
-    kind: Kind,
+    kind: ImportedKind,
     handle: u32,
 }
 
-impl Exported {
+impl ExportedObject {
     /// Enters an object in the table. `describe` writes the object's properties before another process can find it.
     /// Handles are used in turn, so that one comes back as late as possible.
     ///
@@ -124,7 +124,7 @@ impl Exported {
     /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn new(
         nic: &'static Nic,
-        kind: Kind,
+        kind: ImportedKind,
         describe: impl FnOnce(usize),
     ) -> Result<Self, i32> {
         end_destroyed(nic);
@@ -152,7 +152,7 @@ impl Exported {
     }
 }
 
-impl Drop for Exported {
+impl Drop for ExportedObject {
     fn drop(&mut self) {
         if let Some(place) = self.kind.place(self.nic.me(), self.handle) {
             place.handle.store(0, Ordering::Release);
@@ -161,25 +161,25 @@ impl Drop for Exported {
 }
 
 /// An object of another process that this process has imported. The import ends when this value is dropped.
-pub(crate) struct Import {
+pub(crate) struct ImportedObject {
     nic: &'static Nic,
     index: usize,
     home: Arc<Peer>,
-    kind: Kind,
+    kind: ImportedKind,
     handle: u32,
     /// For a protection domain: its number in this process.
     number: u32,
 }
 
-impl Import {
-    /// Imports an object of `home`, or returns the existing import.
+impl ImportedObject {
+    /// Imports an object of `home` through a device of this process, or returns the existing import.
     ///
     /// # Errors
     /// `ENOENT` if `home` has no object with that handle; `ENOMEM` if the table or shared memory is full.
     pub(crate) fn new(
-        nic: &'static Nic,
+        (nic, device): (&'static Nic, u8),
         home: &Arc<Peer>,
-        kind: Kind,
+        kind: ImportedKind,
         handle: u32,
     ) -> Result<Arc<Self>, i32> {
         find(home, kind, handle).ok_or(libc::ENOENT)?;
@@ -215,6 +215,7 @@ impl Import {
         place.kind.store(kind.code(), Ordering::Relaxed);
         place.handle.store(handle, Ordering::Relaxed);
         place.number.store(number, Ordering::Relaxed);
+        place.device.store(device.into(), Ordering::Relaxed);
         place.uses.store(0, Ordering::Relaxed);
         place.home.store(home.incarnation, Ordering::Release);
         me.header()
@@ -243,7 +244,7 @@ impl Import {
     }
 }
 
-impl Drop for Import {
+impl Drop for ImportedObject {
     fn drop(&mut self) {
         if let Some(place) = self.place() {
             place.home.store(0, Ordering::Release);
@@ -252,35 +253,35 @@ impl Drop for Import {
 }
 
 /// The shared object that a program's handle stands for.
-pub(crate) enum Shared {
+pub(crate) enum SharedObject {
     /// An object of this process, and the handle that it was made with.
-    Own(Exported),
+    Own(ExportedObject),
     /// An object of this process, imported by this process.
-    Again(&'static Nic, Kind, u32),
+    Again(&'static Nic, ImportedKind, u32),
     /// An object of another process.
-    Imported(Arc<Import>),
+    Imported(Arc<ImportedObject>),
 }
 
-impl Shared {
-    /// Imports an object of `home`, which may be this process.
+impl SharedObject {
+    /// Imports an object of `home`, which may be this process, through a device of this process.
     ///
     /// # Errors
-    /// As for [`Import::new`].
+    /// As for [`ImportedObject::new`].
     pub(crate) fn import(
-        nic: &'static Nic,
+        (nic, device): (&'static Nic, u8),
         home: &Arc<Peer>,
-        kind: Kind,
+        kind: ImportedKind,
         handle: u32,
     ) -> Result<Self, i32> {
         if home.is_self {
             find(home, kind, handle).ok_or(libc::ENOENT)?;
             Ok(Self::Again(nic, kind, handle))
         } else {
-            Import::new(nic, home, kind, handle).map(Self::Imported)
+            ImportedObject::new((nic, device), home, kind, handle).map(Self::Imported)
         }
     }
 
-    fn at_home(&self) -> (&'static Nic, &Arc<Peer>, Kind, u32) {
+    fn at_home(&self) -> (&'static Nic, &Arc<Peer>, ImportedKind, u32) {
         match self {
             Self::Own(own) => (own.nic, own.nic.me(), own.kind, own.handle),
             Self::Again(nic, kind, handle) => (*nic, nic.me(), *kind, *handle),
@@ -334,7 +335,7 @@ impl Shared {
 }
 
 /// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
-fn find(home: &Peer, kind: Kind, handle: u32) -> Option<&ObjectShared> {
+fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
     if handle == 0 || handle >= IMPORTED || home.has_ended() {
         return None;
     }
@@ -342,8 +343,8 @@ fn find(home: &Peer, kind: Kind, handle: u32) -> Option<&ObjectShared> {
     (place.handle.load(Ordering::Acquire) == handle).then_some(place)
 }
 
-/// Destroys an object of `home`, as [`Shared::destroy`].
-fn destroy(nic: &Nic, home: &Peer, kind: Kind, handle: u32) -> Result<(), i32> {
+/// Destroys an object of `home`, as [`SharedObject::destroy`].
+fn destroy(nic: &Nic, home: &Peer, kind: ImportedKind, handle: u32) -> Result<(), i32> {
     let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
     let importers_use_it = || {
         is_exported(home)
@@ -374,7 +375,7 @@ fn is_exported(peer: &Peer) -> bool {
 fn imports_of<'p>(
     peer: &'p Peer,
     home: &'p Peer,
-    kind: Kind,
+    kind: ImportedKind,
     handle: u32,
 ) -> impl Iterator<Item = &'p ImportShared> {
     let used = peer.segment.header().imports_used.load(Ordering::Acquire);
@@ -412,14 +413,14 @@ fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
 /// Returns the counter of objects that `peer` has made of its protection domain `number`.
 pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     if number & IMPORTED == 0 {
-        find(peer, Kind::Pd, number).map(|object| &object.uses)
+        find(peer, ImportedKind::Pd, number).map(|object| &object.uses)
     } else {
         import_of(peer, number).map(|import| &import.uses)
     }
 }
 
 /// A region or window of another process, found in a protection domain.
-pub(crate) struct Found {
+pub(crate) struct FoundKey {
     /// The process that has it.
     pub(crate) owner: Arc<Peer>,
     pub(crate) index: usize,
@@ -427,7 +428,7 @@ pub(crate) struct Found {
 
 /// Looks for `key` in the other processes that have protection domain `pd` of `peer`.
 #[cold]
-pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<Found> {
+pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<FoundKey> {
     // Larger numbers are those of no domain, which queue pairs without a domain have.
     let shared = pd < Owner::MAX_DOMAIN && (pd & IMPORTED != 0 || is_exported(peer));
     if !shared {
@@ -437,7 +438,7 @@ pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Opt
     let in_domain = |owner: Arc<Peer>, pd: u32| {
         let (index, mr) = keys::find(&owner, key)?;
         let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).number() == Some(pd);
-        (belongs && !owner.has_ended()).then_some(Found { owner, index })
+        (belongs && !owner.has_ended()).then_some(FoundKey { owner, index })
     };
     if home.slot != peer.slot
         && let Some(found) = in_domain(Arc::clone(&home), handle)
@@ -448,7 +449,7 @@ pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Opt
     others
         .filter(|other| other.slot != peer.slot && other.slot != home.slot)
         .find_map(|other| {
-            let number = imports_of(&other, &home, Kind::Pd, handle)
+            let number = imports_of(&other, &home, ImportedKind::Pd, handle)
                 .map(|import| import.number.load(Ordering::Relaxed))
                 .next()?;
             in_domain(other, number)

@@ -6,7 +6,7 @@
 //! # The layers, bottom up
 //!
 //! - The crates `nic-core` (the decisions of a NIC) and [`shm`] (memory that several processes write).
-//! - `device`, `identity`, `capabilities`, `strings`, `sysfs`: the port, its addresses, and the identity and
+//! - `device`, `identity`, `capabilities`, `sysfs`: the port, its addresses, and the identity and
 //!   capabilities that the device reports. No state.
 //! - `path`: the paths from one queue pair to another: messages, and the state machines at both ends.
 //! - `region_cache`, `sge`, `imports`: the regions that work requests name, of this process or of one that shares its
@@ -90,8 +90,9 @@ mod send;
 mod sge;
 mod srq;
 mod steering;
-mod strings;
 mod sysfs;
+mod sysfs_file;
+mod sysfs_pci;
 mod sysfs_text;
 mod why;
 mod xrc;
@@ -100,7 +101,7 @@ pub use abi::gsi::gsi;
 pub use abi::newest;
 pub use abi::{later_symbols, symbols};
 pub use capabilities::{
-    BadCapabilities, CAPABILITIES_VAR, Capabilities, InvalidCapabilities, Transport,
+    BadCapabilities, CAPABILITIES_VAR, DeviceCapabilities, InvalidCapabilities, Transport,
 };
 pub use device::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
 pub use faults::{
@@ -118,7 +119,7 @@ pub use report::{
     AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,
 };
 pub use shm::mem::{
-    Fault, PageSize, SharedMemory, alloc_shared, alloc_shared_in, copy as copy_shared,
+    MemoryFault, PageSize, SharedMemory, alloc_shared, alloc_shared_in, copy as copy_shared,
 };
 pub use sysfs::{SysfsContent, SysfsFile, sysfs_files, uverbs_names};
 pub use sysfs_text::read_sysfs_text;

@@ -21,18 +21,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An object of the verbs for which programs have a handle.
-pub(crate) trait Object: Any + Send + Sync {
+pub(crate) trait VerbsObject: Any + Send + Sync {
     /// The structure that the handle points to: the first field of the object, as [`object!`] checks.
     type C;
     /// The name of that structure in C.
     const KIND: &'static str;
 }
 
-/// Makes a type an [`Object`] whose field `abi` is the structure that C sees.
+/// Makes a type an [`VerbsObject`] whose field `abi` is the structure that C sees.
 macro_rules! object {
     ($type:ty, $c:ty) => {
         const _: () = assert!(std::mem::offset_of!($type, abi) == 0);
-        impl $crate::live::Object for $type {
+        impl $crate::live::VerbsObject for $type {
             type C = $c;
             const KIND: &'static str = stringify!($c);
         }
@@ -41,7 +41,7 @@ macro_rules! object {
 pub(crate) use object;
 
 /// The entry of the table for an address.
-struct Handle {
+struct LiveHandle {
     kind: &'static str,
     object: Arc<dyn Any + Send + Sync>,
     /// The process that made the object: a forked child inherits the table, but owns none of the objects.
@@ -52,19 +52,19 @@ struct Handle {
     ending: bool,
 }
 
-impl Handle {
+impl LiveHandle {
     /// Returns the object, if it is of this type and this process has made it.
-    fn own<T: Object>(&self) -> Option<Arc<T>> {
+    fn own<T: VerbsObject>(&self) -> Option<Arc<T>> {
         self.object_of::<T>()
             .filter(|_| self.pid == std::process::id())
     }
 
-    fn object_of<T: Object>(&self) -> Option<Arc<T>> {
+    fn object_of<T: VerbsObject>(&self) -> Option<Arc<T>> {
         Arc::clone(&self.object).downcast().ok()
     }
 }
 
-type Handles = HashMap<usize, Handle>;
+type Handles = HashMap<usize, LiveHandle>;
 
 /// Number of parts of the table.
 const PARTS: usize = 16;
@@ -93,13 +93,13 @@ pub(crate) fn left() -> BTreeMap<&'static str, usize> {
 }
 
 /// Makes a handle of an object: the address of its first field. An object can be given out several times.
-pub(crate) fn hand_out<T: Object>(object: Arc<T>) -> *mut T::C {
+pub(crate) fn hand_out<T: VerbsObject>(object: Arc<T>) -> *mut T::C {
     let handle = Arc::as_ptr(&object).cast_mut().cast();
     hand_out_as(handle, object)
 }
 
 /// Makes a handle whose address is not that of the object behind it.
-pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
+pub(crate) fn hand_out_as<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
     let pid = std::process::id();
     let mut part = part(handle.addr());
     let live = part.get_or_insert_default();
@@ -109,7 +109,7 @@ pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut 
         known.lives += 1;
         return handle;
     }
-    let new = Handle {
+    let new = LiveHandle {
         kind: T::KIND,
         object,
         pid,
@@ -122,12 +122,12 @@ pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut 
 }
 
 /// Returns the object behind a live handle.
-pub(crate) fn find<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
+pub(crate) fn find<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
     part(handle.addr()).as_ref()?.get(&handle.addr())?.own()
 }
 
 /// Returns the object behind a live handle, made by this process or by one from which it was forked.
-pub(crate) fn find_inherited<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
+pub(crate) fn find_inherited<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
     part(handle.addr())
         .as_ref()?
         .get(&handle.addr())?
@@ -135,7 +135,7 @@ pub(crate) fn find_inherited<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
 }
 
 /// Marks the object as about to be destroyed. Returns false if it is not live or already marked.
-pub(crate) fn start_ending<T: Object>(handle: *mut T::C) -> bool {
+pub(crate) fn start_ending<T: VerbsObject>(handle: *mut T::C) -> bool {
     let mut part = part(handle.addr());
     let known = part.as_mut().and_then(|live| live.get_mut(&handle.addr()));
     known
@@ -145,7 +145,7 @@ pub(crate) fn start_ending<T: Object>(handle: *mut T::C) -> bool {
 
 /// Takes a handle back once, and removes it from the table if it is given out no more. `None` if the handle is not
 /// live.
-pub(crate) fn take_back<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
+pub(crate) fn take_back<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
     let mut part = part(handle.addr());
     let live = part.as_mut()?;
     let known = live.get_mut(&handle.addr())?;

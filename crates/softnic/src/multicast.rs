@@ -15,9 +15,9 @@ pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// A multicast GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Group([u8; 16]);
+pub(crate) struct MulticastGroup([u8; 16]);
 
-impl Group {
+impl MulticastGroup {
     /// Returns the group of a multicast GID: one that starts with 0xff (IBTA vol. 1, 4.1.1), or an IPv4 multicast
     /// address mapped into IPv6 (RoCEv2, annex A17).
     pub(crate) fn of(gid: [u8; 16]) -> Option<Self> {
@@ -26,7 +26,7 @@ impl Group {
         (gid[0] == 0xff || ipv4).then_some(Self(gid))
     }
 
-    fn words(self) -> [u64; 2] {
+    fn to_words(self) -> [u64; 2] {
         let word = |at: usize| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&self.0[at..at + 8]);
@@ -38,14 +38,19 @@ impl Group {
 
 /// Serialises changes of this process's table.
 #[derive(Default)]
-pub(crate) struct Attachments(Mutex<()>);
+pub(crate) struct AttachmentLock(Mutex<()>);
 
-impl Attachments {
+impl AttachmentLock {
     /// Attaches queue pair `index`. Returns false if it is attached already.
     ///
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
-    pub(crate) fn attach(&self, fabric: &Fabric, index: usize, group: Group) -> Result<bool, i32> {
+    pub(crate) fn attach(
+        &self,
+        fabric: &Fabric,
+        index: usize,
+        group: MulticastGroup,
+    ) -> Result<bool, i32> {
         let _one = lock(&self.0);
         let segment = &fabric.me.segment;
         let used = in_use(&fabric.me);
@@ -66,7 +71,7 @@ impl Attachments {
             .reserve(at, size_of::<McastShared>())
             .map_err(|_| libc::ENOMEM)?;
         let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
-        for (to, word) in entry.mgid.iter().zip(group.words()) {
+        for (to, word) in entry.mgid.iter().zip(group.to_words()) {
             to.store(word, Ordering::Relaxed);
         }
         let qp = u32::try_from(1 + index).map_err(|_| libc::EINVAL)?;
@@ -79,7 +84,7 @@ impl Attachments {
     }
 
     /// Detaches queue pair `index`. Returns false if it is not attached.
-    pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: Group) -> bool {
+    pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: MulticastGroup) -> bool {
         let _one = lock(&self.0);
         let place =
             (0..in_use(&fabric.me)).find(|&p| is_member(&fabric.me, p, group) == Some(index));
@@ -99,10 +104,10 @@ fn in_use(peer: &Peer) -> usize {
 }
 
 /// Returns the queue pair that entry `place` of `peer` attaches to `group`. `None` if the entry does not.
-fn is_member(peer: &Peer, place: usize, group: Group) -> Option<usize> {
+fn is_member(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usize> {
     let entry = peer.segment.mcast(place)?;
     let qp = entry.qp.load(Ordering::Acquire);
-    let [a, b] = group.words();
+    let [a, b] = group.to_words();
     let here = qp != 0
         && entry.mgid[0].load(Ordering::Relaxed) == a
         && entry.mgid[1].load(Ordering::Relaxed) == b;
@@ -110,7 +115,7 @@ fn is_member(peer: &Peer, place: usize, group: Group) -> Option<usize> {
 }
 
 /// Returns the queue pairs of `peer` that are attached to `group`, by their indices in the process.
-pub(crate) fn members(peer: &Peer, group: Group) -> impl Iterator<Item = usize> {
+pub(crate) fn members(peer: &Peer, group: MulticastGroup) -> impl Iterator<Item = usize> {
     (0..in_use(peer)).filter_map(move |place| is_member(peer, place, group))
 }
 
@@ -121,7 +126,8 @@ mod tests {
 
     #[test]
     fn multicast_addresses_are_groups_and_others_are_not() {
-        let is_group = |gid: &str| Group::of(gid.parse::<Ipv6Addr>().unwrap().octets()).is_some();
+        let is_group =
+            |gid: &str| MulticastGroup::of(gid.parse::<Ipv6Addr>().unwrap().octets()).is_some();
         assert!(is_group("ff12:401b:ffff::1"));
         assert!(is_group("::ffff:224.0.0.1"));
         assert!(is_group("::ffff:239.255.255.255"));

@@ -3,26 +3,29 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::capabilities::{Capabilities, InvalidCapabilities};
+use crate::capabilities::{DeviceCapabilities, InvalidCapabilities};
 use crate::device::{BadCount, Device, Port, PortError};
 use crate::identity::{BadDevice, Identity};
-use crate::imports::Imports;
+use crate::imports::SharedObjects;
 use crate::lock::lock;
-use crate::multicast::Attachments;
+use crate::multicast::AttachmentLock;
 use crate::path::hw_counters::PortFiles;
-use crate::path::{self, Audience, BadNetwork, Mode, Network};
-use crate::steering::Flows;
-use crate::steering::spread::Spreads;
+use crate::path::traffic::{self, PortName, PortTraffic};
+use crate::path::{self, BadNetwork, CountedPort, CounterFiles, PacketPath, PathMode};
+use crate::steering::OwnFlows;
+use crate::steering::spread::SpreadPlaces;
 use shm::errno::errno_of;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, FabricError, Peer};
-use shm::keys::Keys;
-use shm::mem::Mappings;
+use shm::keys::KeyTable;
+use shm::mem::PeerMappings;
 
 /// The reason why this process has no software NIC.
 #[derive(Debug, thiserror::Error)]
@@ -87,13 +90,13 @@ struct RetiredRing {
 }
 
 /// The operations that a NIC needs of the objects made on it, which themselves use the NIC.
-pub(crate) trait Objects: Send + Sync {
+pub(crate) trait NicObjects: Send + Sync {
     /// Returns the object for a cast to its type.
     fn as_any(&self) -> &dyn Any;
     /// Processes the connection notices that have arrived.
     fn read_notices(&self, nic: &Nic);
     /// Delivers the packets that have arrived to their queue pairs. Returns true if any had.
-    fn deliver(&self, nic: &Nic, by: Looker) -> bool;
+    fn deliver(&self, nic: &Nic, by: PacketCheckCaller) -> bool;
     /// Sends the answers that the next check for packets would send.
     fn send_owed_answers(&self, nic: &Nic);
     /// Returns true if the queue pairs at both indices were made through one context.
@@ -106,7 +109,7 @@ pub(crate) trait Objects: Send + Sync {
 
 /// The caller of a check for packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Looker {
+pub(crate) enum PacketCheckCaller {
     /// A thread of the program that polls: it checks again soon.
     Poll,
     /// A thread that is about to change a queue pair: all that has arrived by now is processed, also by other threads.
@@ -121,9 +124,9 @@ pub(crate) struct NicParts {
     pub(crate) devices: Vec<Device>,
     pub(crate) port: Port,
     pub(crate) identity: Identity,
-    pub(crate) capabilities: Capabilities,
-    pub(crate) network: Network,
-    pub(crate) objects: &'static dyn Objects,
+    pub(crate) capabilities: DeviceCapabilities,
+    pub(crate) network: PacketPath,
+    pub(crate) objects: &'static dyn NicObjects,
 }
 
 /// The state that the objects of this process's software NIC share.
@@ -134,14 +137,14 @@ pub(crate) struct Nic {
     /// Port 1 of the first device. Where the ports of the host are meant, it speaks for all of them.
     pub(crate) port: Port,
     pub(crate) identity: Identity,
-    pub(crate) capabilities: Capabilities,
-    pub(crate) keys: Keys,
-    pub(crate) maps: Mappings,
+    pub(crate) capabilities: DeviceCapabilities,
+    pub(crate) keys: KeyTable,
+    pub(crate) maps: PeerMappings,
     /// The network that carries packets between queue pairs.
-    pub(crate) network: Network,
+    pub(crate) network: PacketPath,
     /// The queue pairs and completion queues.
-    pub(crate) objects: &'static dyn Objects,
-    pub(crate) imports: Imports,
+    pub(crate) objects: &'static dyn NicObjects,
+    pub(crate) imports: SharedObjects,
     /// Descriptors that contexts show as `cmd_fd`, by device.
     cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
@@ -151,9 +154,11 @@ pub(crate) struct Nic {
     pub(crate) engine_ticks: AtomicBool,
     /// Number of completion queues that can be overrun.
     pub(crate) watched_cqs: AtomicUsize,
-    pub(crate) attachments: Attachments,
-    pub(crate) flows: Flows,
-    pub(crate) spreads: Spreads,
+    pub(crate) attachments: AttachmentLock,
+    pub(crate) flows: OwnFlows,
+    pub(crate) spreads: SpreadPlaces,
+    /// The traffic counters of ports of this host.
+    pub(crate) traffic: traffic::Ports,
 }
 
 /// The message of the last failed attempt to use the software NIC.
@@ -179,26 +184,35 @@ pub fn fabric_dir() -> Result<PathBuf, FabricError> {
 impl Nic {
     /// Makes a NIC without any object.
     pub(crate) fn new(parts: NicParts) -> Self {
+        let header = parts.fabric.me.segment.header();
+        header.port_key.store(traffic::own_key(), Ordering::Relaxed);
         Self {
             fabric: parts.fabric,
             devices: parts.devices,
             port: parts.port,
             identity: parts.identity,
             capabilities: parts.capabilities,
-            keys: Keys::new(),
-            maps: Mappings::default(),
+            keys: KeyTable::new(),
+            maps: PeerMappings::default(),
             network: parts.network,
             objects: parts.objects,
-            imports: Imports::default(),
+            imports: SharedObjects::default(),
             cmd_fds: Mutex::new(HashMap::new()),
             notices_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
             engine_ticks: AtomicBool::new(false),
             watched_cqs: AtomicUsize::new(0),
-            attachments: Attachments::default(),
-            flows: Flows::default(),
-            spreads: Spreads::default(),
+            attachments: AttachmentLock::default(),
+            flows: OwnFlows::default(),
+            spreads: SpreadPlaces::default(),
+            traffic: traffic::Ports::default(),
         }
+    }
+
+    /// Returns the number of this process's ports ([`traffic::own_key`]).
+    pub(crate) fn port_key(&self) -> u64 {
+        let header = self.me().segment.header();
+        header.port_key.load(Ordering::Relaxed)
     }
 
     /// Returns this process as its own peer.
@@ -246,7 +260,7 @@ impl Nic {
         if path::in_use() {
             self.network.note_poll();
             self.network.flush_held_back();
-            self.objects.deliver(self, Looker::Poll);
+            self.objects.deliver(self, PacketCheckCaller::Poll);
         }
         self.take_notices();
     }
@@ -255,7 +269,7 @@ impl Nic {
     /// it returns.
     pub(crate) fn settle_arrivals(&self) {
         if path::in_use() {
-            self.objects.deliver(self, Looker::Change);
+            self.objects.deliver(self, PacketCheckCaller::Change);
         }
         self.take_notices();
     }
@@ -264,7 +278,7 @@ impl Nic {
     pub(crate) fn take_arrivals(&self) -> bool {
         let came = self.network.is_open() && {
             self.network.note_engine(true);
-            let came = self.objects.deliver(self, Looker::Engine);
+            let came = self.objects.deliver(self, PacketCheckCaller::Engine);
             self.network.note_engine(false);
             came
         };
@@ -302,10 +316,10 @@ impl Nic {
     /// packets carry what these queue pairs do.
     pub(crate) fn takes_packets(&self, local: bool, carried: bool) -> bool {
         match self.network.mode() {
-            Mode::Auto => !local,
-            Mode::Local => false,
-            Mode::Packets => true,
-            Mode::Captured => !local || (carried && self.port.has_routes()),
+            PathMode::Auto => !local,
+            PathMode::Local => false,
+            PathMode::Packets => true,
+            PathMode::Captured => !local || (carried && self.port.has_routes()),
         }
     }
 
@@ -321,9 +335,11 @@ impl Nic {
         #[allow(clippy::cast_possible_truncation)] // 10 bits
         let slot = self.fabric.me.slot as u16;
         let fabric = link::Fabric { folder, slot };
-        let audience = PortFiles::of_this_port(self.fabric.dir()).map(|files| Audience {
+        let audience = self.counted_ports().map(|ports| CounterFiles {
             me: Arc::clone(self.me()),
-            files,
+            ports,
+            traffic: self.traffic_by_address(),
+            published: Mutex::default(),
         });
         let opened = self
             .network
@@ -335,6 +351,34 @@ impl Nic {
         // The engine waits for packets from now on.
         self.me().wake();
         Ok(())
+    }
+
+    /// Returns the ports of this process with the files of their counters.
+    fn counted_ports(&self) -> io::Result<Vec<CountedPort>> {
+        let ports = self.devices.iter().flat_map(Device::ports);
+        let counted = |port: &Port| {
+            Ok(CountedPort {
+                place: port.place.number().into(),
+                addresses: port.own_addresses().iter().map(|own| own.ip).collect(),
+                files: PortFiles::of_port(self.fabric.dir(), port.place)?,
+            })
+        };
+        ports.map(counted).collect()
+    }
+
+    /// Returns the traffic counters of this process's ports by their addresses.
+    fn traffic_by_address(&self) -> Vec<(IpAddr, Arc<PortTraffic>)> {
+        let key = self.port_key();
+        let mut found = Vec::new();
+        for port in self.devices.iter().flat_map(Device::ports) {
+            let place = port.place.number().into();
+            let name = PortName { key, place };
+            if let Some(traffic) = self.traffic.port(self.fabric.dir(), name) {
+                let addresses = port.own_addresses().into_iter();
+                found.extend(addresses.map(|address| (address.ip, Arc::clone(&traffic))));
+            }
+        }
+        found
     }
 
     /// Allocates shared memory for a ring of `bytes` bytes, header included.

@@ -10,7 +10,7 @@ use verbs_abi::{ibv_context, ibv_pd, ibv_td};
 
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
-use crate::imports::{self, Shared, Sharing};
+use crate::imports::{self, MaybeShared, SharedObject};
 use crate::live;
 
 /// A protection domain; the program's handle points to its first field.
@@ -33,12 +33,12 @@ live::object!(Pd, ibv_pd);
 
 /// The domain that a handle stands for.
 enum DomainOf {
-    Itself(Shared),
-    Parent(Parent),
+    Itself(SharedObject),
+    Parent(ParentDomain),
 }
 
-impl Sharing for Pd {
-    fn shared(&self) -> Option<&Shared> {
+impl MaybeShared for Pd {
+    fn shared(&self) -> Option<&SharedObject> {
         self.itself()
     }
 }
@@ -60,7 +60,7 @@ impl Pd {
     }
 
     /// Makes the handle of a domain of this process, or of one that it imports.
-    pub(crate) fn of_shared(context: &'static Context, shared: Shared) -> Arc<Self> {
+    pub(crate) fn of_shared(context: &'static Context, shared: SharedObject) -> Arc<Self> {
         let names = (shared.number(), shared.handle());
         Self::new(context, names, DomainOf::Itself(shared))
     }
@@ -76,7 +76,7 @@ impl Pd {
             td.uses.fetch_add(1, Ordering::Relaxed);
         }
         let names = (of.number, of.handle);
-        Self::new(context, names, DomainOf::Parent(Parent { of, td }))
+        Self::new(context, names, DomainOf::Parent(ParentDomain { of, td }))
     }
 
     /// Returns the program's handle.
@@ -85,7 +85,7 @@ impl Pd {
     }
 
     /// Returns the shared domain, unless this is a parent domain.
-    pub(crate) fn itself(&self) -> Option<&Shared> {
+    pub(crate) fn itself(&self) -> Option<&SharedObject> {
         match &self.of {
             DomainOf::Itself(shared) => Some(shared),
             DomainOf::Parent(_) => None,
@@ -93,7 +93,7 @@ impl Pd {
     }
 
     /// Returns the shared domain: for a parent domain, the one at the end of its chain.
-    fn root(&self) -> &Shared {
+    fn root(&self) -> &SharedObject {
         let mut pd = self;
         loop {
             match &pd.of {
@@ -174,12 +174,12 @@ impl Td {
 }
 
 /// The domains that a parent domain was made of.
-struct Parent {
+struct ParentDomain {
     of: Arc<Pd>,
     td: Option<Arc<Td>>,
 }
 
-impl Drop for Parent {
+impl Drop for ParentDomain {
     fn drop(&mut self) {
         self.of.leave();
         if let Some(td) = &self.td {

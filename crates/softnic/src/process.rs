@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::at_exit::at_exit;
-use crate::capabilities::Capabilities;
+use crate::capabilities::DeviceCapabilities;
 use crate::device::{self, LINK_LAYER_VAR, PortCounts};
 use crate::engine;
 use crate::identity::Identity;
 use crate::lock::lock;
 use crate::nic::{LAST_ERROR, Nic, NicError, NicParts};
-use crate::path::Network;
-use crate::registry::{self, Registry};
+use crate::path::PacketPath;
+use crate::registry::{self, ObjectRegistry};
 use shm::fabric::Fabric;
 
 /// The NIC, and the pid of the process that joined the fabric: a forked child joins again.
@@ -66,13 +66,13 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     let counts = PortCounts::from_env()?;
     let link_layer = std::env::var_os(LINK_LAYER_VAR);
     let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
-    let capabilities = Capabilities::from_env()?;
+    let capabilities = DeviceCapabilities::from_env()?;
     crate::faults::check()?;
-    let network = Network::from_env()?;
+    let network = PacketPath::from_env()?;
     shm::barrier::prepare();
     // The engine starts before anything that others see: a process that cannot have a thread leaves nothing behind.
-    let engine = engine::begin().map_err(NicError::Engine)?;
-    let fabric = Fabric::join(&Fabric::default_dir()?)?;
+    let engine = engine::start_engine_thread().map_err(NicError::Engine)?;
+    let fabric = Fabric::join_fabric(&Fabric::default_dir()?)?;
     shm::mem::install_fault_handler();
     // The NIC lives as long as the process, so handles that a program forgot to destroy stay valid.
     let nic: &'static Nic = Box::leak(Box::new(Nic::new(NicParts {
@@ -82,7 +82,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
         identity,
         capabilities,
         network,
-        objects: Box::leak(Box::new(Registry::new())),
+        objects: Box::leak(Box::new(ObjectRegistry::new())),
     })));
     // The thread lives until it has received the NIC.
     let _ = engine.send(nic);
@@ -99,7 +99,7 @@ fn let_notices_be_read(nic: &Nic) {
         .opened_peers()
         .into_iter()
         .filter_map(|peer| {
-            let count = peer.segment.mailbox().count();
+            let count = peer.segment.mailbox().notice_count();
             (!peer.segment.mailbox().is_acknowledged(count)).then_some((peer, count))
         })
         .collect();

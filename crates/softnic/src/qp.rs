@@ -7,26 +7,28 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize,
 use std::sync::{Arc, Mutex};
 
 use ::faults::QueuePair;
-use nic_core::retry::rnr_patience_ns;
+use nic_core::retry::rnr_timeout_ns;
 use verbs_abi::*;
 
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
-use crate::device::Place;
-use crate::event::Unacknowledged;
+use crate::device::PortPlace;
+use crate::event::UnacknowledgedEvents;
 use crate::faults;
 use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
-use crate::qp_state::{Limits, QpState, QpType, attributes, check_transition};
-use crate::recv::{Inbound, PacketSide, RecvQueue, RecvSide};
-use crate::send::{self, Builder, SendQueue, SendWork};
+use crate::qp_state::{
+    DeviceLimits, QpState, QpType, STANDARD_ATTRIBUTES, attributes, check_transition,
+};
+use crate::recv::{InboundRing, PacketSide, RecvQueue, RecvSide};
+use crate::send::{self, SendQueue, SendWork, WrBuilder};
 use crate::srq::Srq;
 use crate::why;
 use crate::xrc::Xrc;
-use link::Flow;
+use link::PacketFlow;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
 
@@ -36,7 +38,7 @@ pub(crate) struct Qp {
     /// The program's structure; it starts with an `ibv_qp`.
     abi: UnsafeCell<ibv_qp_ex_with_flush>,
     /// State of the extended post API, if the queue pair was made with `send_ops_flags`.
-    pub(crate) builder: Option<Builder>,
+    pub(crate) builder: Option<WrBuilder>,
     pub(crate) nic: &'static Nic,
     pub(crate) context: &'static Context,
     /// Index of the queue pair in this process.
@@ -78,8 +80,8 @@ pub(crate) struct Qp {
     /// Indices of the queue pair in the lists of its two CQs; written under their locks.
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
-    control: Mutex<Control>,
-    pub(crate) unacknowledged: Unacknowledged,
+    control: Mutex<ModifiableState>,
+    pub(crate) unacknowledged: UnacknowledgedEvents,
     /// The protection domain, which the queue pair uses until it is destroyed.
     pub(crate) domain: Option<Arc<Pd>>,
     /// Number of the queue pair in the order of creation in this process, from 1 on.
@@ -91,14 +93,14 @@ pub(crate) struct Qp {
 live::object!(Qp, ibv_qp);
 
 /// The state that `ibv_modify_qp` changes.
-struct Control {
+struct ModifiableState {
     attr: ibv_qp_attr,
     /// The process that the queue pair is connected to.
     peer: Option<Arc<Peer>>,
     /// The flow of packets to the peer, if packets reach it.
-    flow: Option<Flow>,
+    flow: Option<PacketFlow>,
     /// Rings that arrived before the queue pair was ready to receive.
-    waiting: Vec<Inbound>,
+    waiting: Vec<InboundRing>,
 }
 
 // SAFETY: `abi` is written before the handle is given out, later only its `state` by `ibv_modify_qp`, as in
@@ -118,7 +120,7 @@ pub(crate) struct NewQp {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
-    pub(crate) builder: Option<Builder>,
+    pub(crate) builder: Option<WrBuilder>,
     pub(crate) xrc: Xrc,
     pub(crate) spread: Option<SpreadUse>,
 }
@@ -186,7 +188,7 @@ impl Qp {
             packets: Mutex::default(),
             send_place: AtomicUsize::new(usize::MAX),
             recv_place: AtomicUsize::new(usize::MAX),
-            control: Mutex::new(Control {
+            control: Mutex::new(ModifiableState {
                 attr: ibv_qp_attr::zeroed(),
                 peer: None,
                 flow: None,
@@ -194,10 +196,10 @@ impl Qp {
             }),
             peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
-            unacknowledged: Unacknowledged::default(),
+            unacknowledged: UnacknowledgedEvents::default(),
             domain: new.domain,
         };
-        faults::note_queue_pair(qp.facts());
+        faults::note_created_queue_pair(qp.facts());
         let shared = qp.shared();
         shared.remote_error.store(0, Ordering::Relaxed);
         shared.next_message_completes.store(0, Ordering::Relaxed);
@@ -217,6 +219,11 @@ impl Qp {
         shared
             .recv_cq
             .store(qp.recv_cq.index as u32, Ordering::Relaxed);
+        let device = qp.context.device.number.into();
+        shared.device.store(device, Ordering::Relaxed);
+        shared.port_num.store(0, Ordering::Relaxed);
+        shared.sq_psn.store(0, Ordering::Relaxed);
+        shared.rq_psn.store(0, Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::Relaxed);
         shared
             .state
@@ -238,6 +245,11 @@ impl Qp {
     pub(crate) fn max_wr(&self) -> (u64, u64) {
         let cap = &self.init_attr.cap;
         (cap.max_send_wr.into(), cap.max_recv_wr.into())
+    }
+
+    /// Returns the number of its port ([`Place::number`]); 0 before the program has chosen one.
+    pub(crate) fn port_place(&self) -> u32 {
+        self.shared().port.load(Ordering::Relaxed)
     }
 
     /// Returns the part of the queue pair that peers see.
@@ -311,7 +323,7 @@ impl Qp {
     pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
         let rnr_retry = self.timeout.load(Ordering::Relaxed) >> 16;
         let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
-        rnr_patience_ns(rnr_retry, timer.try_into().unwrap_or(0))
+        rnr_timeout_ns(rnr_retry, timer.try_into().unwrap_or(0))
     }
 
     /// Returns the receive queue from which the queue pair takes work requests.
@@ -426,7 +438,7 @@ impl Qp {
 
     /// Opens a ring that a peer has made for this queue pair.
     pub(crate) fn new_ring(&self, peer: Arc<Peer>, offset: usize) {
-        let Some(ring) = Inbound::open(peer, offset) else {
+        let Some(ring) = InboundRing::open(peer, offset) else {
             return;
         };
         let mut control = lock(&self.control);
@@ -440,7 +452,7 @@ impl Qp {
     }
 
     /// Starts to receive from `ring`.
-    fn attach(&self, ring: Inbound) {
+    fn attach(&self, ring: InboundRing) {
         self.with_receiver(|side| match side {
             Some(side) => side.attach(ring),
             None => ring.detach(),
@@ -448,7 +460,7 @@ impl Qp {
     }
 
     /// Returns true if this queue pair receives from `ring` in its present state.
-    fn takes(&self, control: &Control, ring: &Inbound) -> bool {
+    fn takes(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
         if !matches!(
             self.state(),
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
@@ -466,16 +478,28 @@ impl Qp {
     /// Executes `ibv_modify_qp`.
     ///
     /// # Errors
-    /// `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room for a ring.
+    /// `EOPNOTSUPP` for an attribute that is not one of the [`STANDARD_ATTRIBUTES`]: of today's attributes for
+    /// `IBV_QP_RATE_LIMIT`. `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room for a ring.
     /// `ETIMEDOUT` for a destination that does not exist ([`Port::resolve`](crate::device::Port::resolve)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
+        // So do `ibv_cmd_modify_qp` of rdma-core and nearly all drivers of the kernel (efa, erdma, irdma, mlx4, ocrdma,
+        // rdmavt, rxe). Pacing is of mlx5, on raw packet queue pairs alone, and of new adapters of bnxt_re.
+        if mask & !STANDARD_ATTRIBUTES != 0 {
+            why::because(|| {
+                format!(
+                    "attr_mask {mask:#x} has bits above IBV_QP_DEST_QPN, such as IBV_QP_RATE_LIMIT, which the device does not \
+                     support (packet_pacing_caps of ibv_query_device_ex)"
+                )
+            });
+            return Err(libc::EOPNOTSUPP);
+        }
         let mask = self.full_type.relevant(mask);
         // Rings and packets that are still in transit belong to the present state.
         self.nic.settle_arrivals();
         let mut control = lock(&self.control);
         let from = self.state();
         let own = &self.nic.capabilities.limits;
-        let limits = Limits {
+        let limits = DeviceLimits {
             phys_port_cnt: self.context.device.port_count(),
             pkey_tbl_len: 1,
             gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
@@ -520,6 +544,7 @@ impl Qp {
         }
         if to == QpState::Rts && from == QpState::Rtr {
             self.begin_requests(&control, new);
+            send::begin_traffic(self, &mut self.sq.lock(), &control.attr);
         }
         if to == QpState::Rtr {
             self.open_for_datagrams();
@@ -605,11 +630,11 @@ impl Qp {
     }
 
     /// Publishes the attributes against which peers check their requests.
-    fn publish_attributes(&self, control: &Control) {
+    fn publish_attributes(&self, control: &ModifiableState) {
         let shared = self.shared();
         let attr = &control.attr;
         shared.access.store(attr.qp_access_flags, Ordering::Relaxed);
-        let place = Place {
+        let place = PortPlace {
             device: self.context.device.number,
             port_num: attr.port_num,
         };
@@ -620,6 +645,10 @@ impl Qp {
             place.number()
         };
         shared.port.store(port.into(), Ordering::Relaxed);
+        let port_num = attr.port_num.into();
+        shared.port_num.store(port_num, Ordering::Relaxed);
+        shared.sq_psn.store(attr.sq_psn, Ordering::Relaxed);
+        shared.rq_psn.store(attr.rq_psn, Ordering::Relaxed);
         shared.dest_qpn.store(attr.dest_qp_num, Ordering::Relaxed);
         shared
             .min_rnr_timer
@@ -633,7 +662,7 @@ impl Qp {
         );
     }
 
-    fn reset(&self, control: &mut Control) {
+    fn reset(&self, control: &mut ModifiableState) {
         // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not. Take it
         // now, and drop its completion below. No sender waits for the fate of a datagram. A program may have freed the
         // memory of its RECVs already, since a NIC holds the pages (UCX does so).
@@ -647,7 +676,11 @@ impl Qp {
                 side.detach_all();
             }
         });
-        self.sq.lock().reset(self.nic);
+        {
+            let mut sq = self.sq.lock();
+            send::publish_traffic(self, &mut sq);
+            sq.reset(self.nic);
+        }
         self.rq.lock().clear();
         self.send_last_answers();
         *lock(&self.packets) = PacketSide::default();
@@ -714,8 +747,8 @@ impl Qp {
         self.context.discard_events(handle);
         self.unacknowledged.wait();
         self.nic.objects.remove_qp(self.index);
-        self.send_cq.uses.fetch_sub(1, Ordering::Relaxed);
-        self.recv_cq.uses.fetch_sub(1, Ordering::Relaxed);
+        self.send_cq.leave();
+        self.recv_cq.leave();
         if let Some(srq) = &self.srq {
             srq.uses.fetch_sub(1, Ordering::Relaxed);
         }

@@ -4,7 +4,8 @@ use nic_core::qp_state::attributes as core;
 use nic_core::qp_state::{AddressVector, Attributes};
 use verbs_abi::*;
 
-pub(crate) use nic_core::qp_state::{Limits, QpState, QpType, check_transition};
+pub(crate) use nic_core::qp_state::attributes::STANDARD_ATTRIBUTES;
+pub(crate) use nic_core::qp_state::{DeviceLimits, QpState, QpType, check_transition};
 
 /// Returns the attributes that the state machine checks.
 pub(crate) fn attributes(attr: &ibv_qp_attr) -> Attributes {

@@ -1,11 +1,11 @@
 //! The contents of records in rings: kinds, flags and headers.
 
-use shm::fabric::ring::Header;
+use shm::fabric::ring::RecordHeader;
 
 /// Returns the header of a record that this side writes.
 #[inline(always)]
-pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
-    Header {
+pub(crate) fn header(kind: RecordKind, flags: u8, imm: u32, len: u32, extra: u32) -> RecordHeader {
+    RecordHeader {
         kind: kind as u8,
         flags,
         imm,
@@ -26,7 +26,7 @@ pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
 /// `kind` of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     Send = 1,
     SendWithImm = 2,
     WriteWithImm = 3,
@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     Write = 7,
 }
 
-impl Kind {
+impl RecordKind {
     #[inline]
     pub(crate) fn from_header(kind: u8) -> Option<Self> {
         match kind {

@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 
 use crate::imports::find_region;
 use crate::nic::Nic;
-use crate::why::{Bytes, Cause, Side};
+use crate::why::{FailureCause, MemorySide, NamedBytes};
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
-use shm::keys::{self, Pin};
-use shm::mem::{Fault, Region};
+use shm::keys::{self, RegionPin};
+use shm::mem::{AccessibleRegion, MemoryFault};
 
 const ENTRIES: usize = 8;
 
 /// Regions of one process, by key, and regions of others that share a protection domain with it.
 pub(crate) struct RegionCache {
-    entries: [Option<Region>; ENTRIES],
+    entries: [Option<AccessibleRegion>; ENTRIES],
     /// Regions of other processes, with the domain's number in the process that was asked.
-    shared: Vec<(u32, Region)>,
+    shared: Vec<(u32, AccessibleRegion)>,
 }
 
 /// The reason why a key gives no access.
@@ -32,10 +32,10 @@ pub(crate) enum KeyError {
 impl KeyError {
     /// Returns the cause of a work request that fails with this error.
     #[cold]
-    pub(crate) fn cause(self, side: Side, bytes: Bytes) -> Cause {
+    pub(crate) fn cause(self, side: MemorySide, bytes: NamedBytes) -> FailureCause {
         match self {
-            Self::Unknown => Cause::UnknownKey { side, bytes },
-            Self::Fault => Cause::Memory { side },
+            Self::Unknown => FailureCause::UnknownKey { side, bytes },
+            Self::Fault => FailureCause::Memory { side },
         }
     }
 }
@@ -65,7 +65,7 @@ impl RegionCache {
         peer: &Arc<Peer>,
         key: u32,
         pd: impl FnOnce() -> u32,
-    ) -> Result<(&Region, Pin), KeyError> {
+    ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
         let at = key as usize % ENTRIES;
         if let Some(region) = &self.entries[at]
             && keys::key_of(region.entry) == key
@@ -82,7 +82,7 @@ impl RegionCache {
 
     /// Returns the cached region with `key`. Its facts are true if its entry can be pinned.
     #[inline(always)]
-    pub(crate) fn known(&self, key: u32) -> Option<&Region> {
+    pub(crate) fn known(&self, key: u32) -> Option<&AccessibleRegion> {
         let region = self.entries[key as usize % ENTRIES].as_ref();
         region.filter(|region| keys::key_of(region.entry) == key)
     }
@@ -94,8 +94,9 @@ impl RegionCache {
         peer: &Arc<Peer>,
         key: u32,
         pd: u32,
-    ) -> Result<(&Region, Pin), KeyError> {
-        let known = |(of, region): &(u32, Region)| *of == pd && keys::key_of(region.entry) == key;
+    ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
+        let known =
+            |(of, region): &(u32, AccessibleRegion)| *of == pd && keys::key_of(region.entry) == key;
         if let Some(at) = self.shared.iter().position(known) {
             let region = &self.shared[at].1;
             let owner = region.owner.as_ref().filter(|owner| !owner.is_dead());
@@ -137,15 +138,15 @@ fn open_region(
     owner: &Arc<Peer>,
     index: usize,
     key: u32,
-) -> Result<(Region, Pin), KeyError> {
+) -> Result<(AccessibleRegion, RegionPin), KeyError> {
     let mr = owner.segment.mr(index).ok_or(KeyError::Unknown)?;
     let seen = mr.entry.load(Ordering::Acquire);
     let pin = (keys::key_of(seen) == key)
         .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
         .flatten()
         .ok_or(KeyError::Unknown)?;
-    let region = Region::open(&nic.maps, owner, (index, seen), mr);
+    let region = AccessibleRegion::open(&nic.maps, owner, (index, seen), mr);
     region
         .map(|region| (region, pin))
-        .map_err(|Fault| KeyError::Fault)
+        .map_err(|MemoryFault| KeyError::Fault)
 }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use roce::mad::GSI_QPN;
-use roce::opcode::{Operation, Transport};
+use roce::opcode::{PacketOperation, Transport};
 use roce::packet::Packet;
 
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
-use crate::nic::{Looker, Nic, Objects};
-use crate::path::{Arrival, DEFAULT_PKEY, Drop, note_use};
+use crate::nic::{Nic, NicObjects, PacketCheckCaller};
+use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::recv::{asks_later, has_answers, packets_dropped, send_answers, take_request};
@@ -25,7 +25,7 @@ use shm::sync::SpinLock;
 
 /// The reader's state of the peers' connection notices.
 #[derive(Default)]
-struct Notices {
+struct NoticeReader {
     /// Position of the next notice.
     next: u64,
     /// Notices of processes that could not be reached for want of descriptors or memory.
@@ -33,13 +33,13 @@ struct Notices {
 }
 
 /// The objects of a NIC.
-pub(crate) struct Registry {
+pub(crate) struct ObjectRegistry {
     qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
     next_qp: AtomicUsize,
     cqs: Mutex<Vec<Option<Arc<Cq>>>>,
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
-    notices: SpinLock<Notices>,
+    notices: SpinLock<NoticeReader>,
     /// Numbers of queue pairs whose answers the next check for packets sends.
     owed: SpinLock<Vec<u32>>,
     /// True if there are such queue pairs.
@@ -47,14 +47,14 @@ pub(crate) struct Registry {
 }
 
 /// Returns the objects of `nic`.
-pub(crate) fn of(nic: &Nic) -> &'static Registry {
+pub(crate) fn of(nic: &Nic) -> &'static ObjectRegistry {
     match nic.objects.as_any().downcast_ref() {
         Some(registry) => registry,
         None => unreachable!("`process::new_nic` makes every NIC with a registry"),
     }
 }
 
-impl Objects for Registry {
+impl NicObjects for ObjectRegistry {
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -64,7 +64,7 @@ impl Objects for Registry {
         let mailbox = nic.me().segment.mailbox();
         // Held until all notices are processed, in the order of their arrival.
         let mut notices = self.notices.lock();
-        while let Some(notice) = mailbox.take(&mut notices.next) {
+        while let Some(notice) = mailbox.take_notice(&mut notices.next) {
             nic.note_read(notices.next);
             if self.open_ring(nic, notice).is_err() && notices.put_off.len() < MAILBOX_SLOTS {
                 notices.put_off.push(notice);
@@ -80,13 +80,13 @@ impl Objects for Registry {
     /// Acknowledgements of packets that a poll finds are left to the next check, or to what the program posts until
     /// then. The program sees its completions before the kernel has carried the acknowledgement, and its answer takes
     /// the acknowledgement along.
-    fn deliver(&self, nic: &Nic, by: Looker) -> bool {
-        let Some(mut delivery) = nic.network.begin_delivery(by == Looker::Change) else {
+    fn deliver(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
+        let Some(mut delivery) = nic.network.begin_delivery(by == PacketCheckCaller::Change) else {
             return false;
         };
         let mut came = false;
         let mut touched = self.take_owed();
-        let leaves_answers = by == Looker::Poll && touched.answering.is_empty();
+        let leaves_answers = by == PacketCheckCaller::Poll && touched.answering.is_empty();
         for _ in 0..DELIVERIES {
             let now = now_ns();
             let received = nic.network.receive(&mut delivery, now, |arrival, packet| {
@@ -108,7 +108,7 @@ impl Objects for Registry {
             }
             touched.go_on(now);
             nic.network.flush();
-            if by != Looker::Change && delivery.is_drained() && !touched.within_process {
+            if by != PacketCheckCaller::Change && delivery.is_drained() && !touched.within_process {
                 break;
             }
         }
@@ -154,14 +154,14 @@ const FULL_MEMBER: u16 = 0x8000;
 
 /// Queue pairs for which packets have arrived.
 #[derive(Default)]
-struct Touched {
+struct QpsWithPackets {
     answering: Vec<Arc<Qp>>,
     requesting: Vec<Arc<Qp>>,
     /// True if one of them is connected to a queue pair of this process: its packets come back here.
     within_process: bool,
 }
 
-impl Touched {
+impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
     fn ask_again(&self) {
         for qp in &self.answering {
@@ -193,47 +193,47 @@ fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
 /// # Errors
 /// The reason why the datagram is dropped.
 #[cold]
-fn take_mad(nic: &Nic, arrival: &Arrival, packet: &Packet<'_>) -> Result<(), Drop> {
-    if packet.bth.transport != Transport::Ud || packet.bth.operation != Operation::Send {
-        return Err(Drop::Malformed);
+fn take_mad(nic: &Nic, arrival: &PacketArrival, packet: &Packet<'_>) -> Result<(), DropReason> {
+    if packet.bth.transport != Transport::Ud || packet.bth.operation != PacketOperation::Send {
+        return Err(DropReason::Malformed);
     }
     if packet.bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
-        return Err(Drop::WrongPkey);
+        return Err(DropReason::WrongPkey);
     }
-    let fabric = crate::nic::fabric_dir().map_err(|_| Drop::NotReady)?;
+    let fabric = crate::nic::fabric_dir().map_err(|_| DropReason::NotReady)?;
     let (source, destination) = gids_of(&arrival.flow.addresses);
     let gsi = &nic.network.gsi;
     gsi.deliver(&fabric, source, destination, packet)
 }
 
-impl Registry {
+impl ObjectRegistry {
     /// Delivers a packet to its queue pair.
     ///
     /// # Errors
     /// The reason why the packet is dropped.
     fn take_packet(
         &self,
-        arrival: &Arrival,
+        arrival: &PacketArrival,
         packet: &Packet<'_>,
         now: u64,
-        touched: &mut Touched,
-    ) -> Result<(), Drop> {
+        touched: &mut QpsWithPackets,
+    ) -> Result<(), DropReason> {
         let bth = &packet.bth;
         if bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
-            return Err(Drop::WrongPkey);
+            return Err(DropReason::WrongPkey);
         }
         let qp = self
             .qp_by_number(bth.dest_qpn)
-            .ok_or(Drop::UnknownQueuePair)?;
+            .ok_or(DropReason::UnknownQueuePair)?;
         let service = match bth.transport {
             Transport::Rc | Transport::Cnp => QpType::Rc,
             Transport::Uc => QpType::Uc,
             Transport::Ud => QpType::Ud,
             // XRC does not use packets.
-            Transport::Xrc => return Err(Drop::UnknownQueuePair),
+            Transport::Xrc => return Err(DropReason::UnknownQueuePair),
         };
         if qp.qp_type != service {
-            return Err(Drop::UnknownQueuePair);
+            return Err(DropReason::UnknownQueuePair);
         }
         note_use();
         let is_notification = bth.transport == Transport::Cnp;
@@ -244,7 +244,7 @@ impl Registry {
         // A congestion notification slows down both ends of a queue pair.
         if is_notification || !bth.operation.is_response() {
             take_request(&qp, arrival, packet, now)?;
-            if bth.operation == Operation::ReadRequest {
+            if bth.operation == PacketOperation::ReadRequest {
                 // The response holds the memory as it is before the requests behind it.
                 send_answers(&qp, now, 0);
             }
@@ -259,7 +259,7 @@ impl Registry {
     }
 
     /// Answers requests. NAKs that wait until all packets have been processed are left to the next check.
-    fn answer(&self, touched: &mut Touched, now: u64, heard: u64) {
+    fn answer(&self, touched: &mut QpsWithPackets, now: u64, heard: u64) {
         let waits = |qp: &Arc<Qp>| {
             send_answers(qp, now, heard);
             asks_later(qp)
@@ -278,8 +278,8 @@ impl Registry {
     }
 
     /// Returns the queue pairs whose answers were left to this check.
-    fn take_owed(&self) -> Touched {
-        let mut touched = Touched::default();
+    fn take_owed(&self) -> QpsWithPackets {
+        let mut touched = QpsWithPackets::default();
         if self.owes.load(Ordering::Relaxed) {
             let mut owed = self.owed.lock();
             self.owes.store(false, Ordering::Relaxed);
@@ -299,7 +299,7 @@ impl Registry {
             next_qp: AtomicUsize::new(0),
             cqs: Mutex::new(Vec::new()),
             imported_contexts: Mutex::new(Vec::new()),
-            notices: SpinLock::new(Notices::default()),
+            notices: SpinLock::new(NoticeReader::default()),
             owed: SpinLock::new(Vec::new()),
             owes: AtomicBool::new(false),
         }

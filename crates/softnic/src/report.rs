@@ -65,7 +65,7 @@ pub const ROCE_UDP_PORT: u16 = roce::UDP_PORT;
 pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
 
 /// Looks at the way by packets of a port of this process: that of `device` (from 0) with the number `port_num` (from 1).
-/// The process joins the fabric. The counters are those of all ports.
+/// The process joins the fabric.
 ///
 /// # Errors
 /// There is no software NIC in this process or no such port, or the fabric's folder cannot be used.
@@ -81,7 +81,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     };
     let folder = nic.fabric.sockets_dir();
     let folder = folder.map_err(failed("make the folder for sockets"))?;
-    let files = PortFiles::of_this_port(nic.fabric.dir());
+    let files = PortFiles::of_port(nic.fabric.dir(), port.place);
     let files = files.map_err(failed("find the counters of this network namespace"))?;
     let interfaces = Path::new(INTERFACES);
     let name_of = |number: u32| interface_name(interfaces, number);

@@ -7,16 +7,18 @@ use verbs_abi::*;
 use crate::device::MAX_SGE;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
-use crate::why::{self, Bytes, Cause, Side};
-use nic_core::rights::{Access, Grant, Permitted, QueuePair, authorize, authorize_region};
-use shm::keys::Pin;
-use shm::mem::Region;
+use crate::why::{self, FailureCause, MemorySide, NamedBytes};
+use nic_core::rights::{
+    Access, PermittedRange, QueuePair, RegionGrant, authorize, authorize_region,
+};
+use shm::keys::RegionPin;
+use shm::mem::AccessibleRegion;
 
 /// Room for copies of the SGEs of a work request at an address that is not naturally aligned. Programs put SGEs into
 /// packed structures (libiscsi's `iser_rx_desc`), and C reads them there.
-pub(crate) struct Copies([MaybeUninit<ibv_sge>; MAX_SGE as usize]);
+pub(crate) struct AlignedSges([MaybeUninit<ibv_sge>; MAX_SGE as usize]);
 
-impl Copies {
+impl AlignedSges {
     #[inline(always)]
     pub(crate) const fn none() -> Self {
         Self([const { MaybeUninit::uninit() }; MAX_SGE as usize])
@@ -65,18 +67,18 @@ pub(crate) enum SgeError {
 /// The memory region that the last SGE named, pinned while a run of work requests is executed. `WRITE` tells whether
 /// the region is written or read. A run usually uses one region, and a look-up for each work request would cost as much
 /// as the work request.
-pub(crate) struct Window<const WRITE: bool> {
+pub(crate) struct LastRegion<const WRITE: bool> {
     lkey: u32,
-    grant: Grant,
+    grant: RegionGrant,
     first: *mut u8,
-    pin: Option<Pin>,
+    pin: Option<RegionPin>,
 }
 
-impl<const WRITE: bool> Window<WRITE> {
+impl<const WRITE: bool> LastRegion<WRITE> {
     pub(crate) const fn none() -> Self {
         Self {
             lkey: 0,
-            grant: Grant::NOTHING,
+            grant: RegionGrant::NOTHING,
             first: std::ptr::null_mut(),
             pin: None,
         }
@@ -127,8 +129,8 @@ impl<const WRITE: bool> Window<WRITE> {
 
     /// Returns the region of the window, for use while the window does not move.
     #[inline(always)]
-    pub(crate) fn held(&self) -> Held {
-        Held {
+    pub(crate) fn held(&self) -> LastRegionValues {
+        LastRegionValues {
             lkey: self.lkey,
             grant: self.grant,
             first: self.first,
@@ -138,19 +140,19 @@ impl<const WRITE: bool> Window<WRITE> {
     /// Releases the region: a thread has two pins, and later code needs them.
     pub(crate) fn close(&mut self) {
         self.pin = None;
-        self.grant = Grant::NOTHING;
+        self.grant = RegionGrant::NOTHING;
     }
 }
 
-/// The region of a [`Window`] in registers.
+/// The region of a [`LastRegion`] in registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct LastRegionValues {
     lkey: u32,
-    grant: Grant,
+    grant: RegionGrant,
     first: *mut u8,
 }
 
-impl Held {
+impl LastRegionValues {
     /// Returns the address in this process of the first `len` bytes of a buffer, if they lie in the region.
     #[inline(always)]
     pub(crate) fn buffer(&self, sge: &ibv_sge, len: usize) -> Option<*mut u8> {
@@ -181,9 +183,9 @@ pub(crate) fn checked_sge<'c>(
     pd: u32,
     sge: &ibv_sge,
     write: bool,
-) -> Result<(&'c Region, Permitted, Pin), SgeError> {
+) -> Result<(&'c AccessibleRegion, PermittedRange, RegionPin), SgeError> {
     let (region, pin) = cache.get(nic, nic.me(), sge.lkey, || pd).map_err(|error| {
-        why::note(error.cause(Side::Local, bytes_of(sge)));
+        why::note_cause(error.cause(MemorySide::Local, bytes_of(sge)));
         SgeError::Protection
     })?;
     let range = (sge.addr, sge.length.into());
@@ -195,9 +197,9 @@ pub(crate) fn checked_sge<'c>(
     )
     .map_err(|denied| {
         let (access, rights) = (local_access(write), &region.rights);
-        why::note(Cause::denied(
+        why::note_cause(FailureCause::denied(
             denied,
-            Side::Local,
+            MemorySide::Local,
             bytes_of(sge),
             access,
             rights,
@@ -205,14 +207,16 @@ pub(crate) fn checked_sge<'c>(
         SgeError::Protection
     })?;
     if at.is_on_demand() && !is_mapped(region, sge, write) {
-        why::note(Cause::Memory { side: Side::Local });
+        why::note_cause(FailureCause::Memory {
+            side: MemorySide::Local,
+        });
         return Err(SgeError::Protection);
     }
     Ok((region, at, pin))
 }
 
-fn bytes_of(sge: &ibv_sge) -> Bytes {
-    Bytes {
+fn bytes_of(sge: &ibv_sge) -> NamedBytes {
+    NamedBytes {
         addr: sge.addr,
         len: sge.length.into(),
         key: sge.lkey,
@@ -221,7 +225,7 @@ fn bytes_of(sge: &ibv_sge) -> Bytes {
 
 /// Returns true if an SGE in a region of the whole address space points to memory.
 #[cold]
-fn is_mapped(region: &Region, sge: &ibv_sge, write: bool) -> bool {
+fn is_mapped(region: &AccessibleRegion, sge: &ibv_sge, write: bool) -> bool {
     // The memory of another process is not known here; the system call checks it.
     !region.own || shm::mem::populate(sge.addr, sge.length.into(), write)
 }
@@ -249,7 +253,7 @@ mod tests {
                 for n in 0..3 {
                     list.add(n as usize).write_unaligned(sge(n));
                 }
-                Copies::none().of(list, 3).to_vec()
+                AlignedSges::none().of(list, 3).to_vec()
             };
             let seen: Vec<_> = read.iter().map(|s| (s.addr, s.length, s.lkey)).collect();
             assert_eq!(

@@ -10,7 +10,7 @@ use crate::abi_cell::AbiCell;
 use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::event::Unacknowledged;
+use crate::event::UnacknowledgedEvents;
 use crate::live;
 use crate::pd::Pd;
 use crate::recv::RecvQueue;
@@ -25,7 +25,7 @@ pub(crate) struct Srq {
     pub(crate) uses: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
     cq: AtomicUsize,
-    pub(crate) unacknowledged: Unacknowledged,
+    pub(crate) unacknowledged: UnacknowledgedEvents,
     pub(crate) xrc: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
     pub(crate) tags_cq: Option<Arc<Cq>>,
@@ -52,7 +52,7 @@ impl Srq {
             queue: BiasedLock::new(queue),
             uses: AtomicUsize::new(0),
             cq: AtomicUsize::new(0),
-            unacknowledged: Unacknowledged::default(),
+            unacknowledged: UnacknowledgedEvents::default(),
             xrc,
             tags_cq,
         }

@@ -7,14 +7,18 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::fs;
 use std::net::Ipv6Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::capabilities::{Capabilities, Transport};
+use crate::capabilities::{DeviceCapabilities, Transport};
 use crate::device::{self, Device, LINK_LAYER_VAR, LinkLayer, Port, PortCounts};
 use crate::identity::Identity;
 use crate::nic::NicError;
-use crate::path::{self, hw_counters::PortFiles};
-use shm::fabric::{Fabric, FabricError};
+use crate::path;
+use crate::path::hw_counters::PortFiles;
+use crate::path::traffic::{self, PortName};
+pub use crate::sysfs_file::{SysfsContent, SysfsFile};
+use crate::sysfs_pci::{self, MELLANOX_OUI};
+use shm::fabric::Fabric;
 
 /// Name of the character device of device `number` below `/dev/infiniband`, and of its folder in
 /// `/sys/class/infiniband_verbs`.
@@ -25,42 +29,24 @@ pub(crate) fn uverbs_name(number: u8) -> String {
 /// The names that the devices have below `/dev/infiniband`, by the files in their folders.
 pub fn uverbs_names(files: &[SysfsFile]) -> impl Iterator<Item = &str> {
     files.iter().filter_map(|file| {
-        let folder = file.path.strip_prefix("infiniband_verbs/")?;
+        let folder = file.path.strip_prefix("class/infiniband_verbs/")?;
         folder.strip_suffix("/ibdev")
     })
 }
 
-/// One file of sysfs, or a link to a folder elsewhere.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SysfsFile {
-    /// The path below `/sys/class`.
-    pub path: String,
-    /// The content at the path.
-    pub content: SysfsContent,
-}
-
-/// The content at a path of sysfs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum SysfsContent {
-    /// A file with this text, with the newline at its end.
-    Text(String),
-    /// A link to this folder, whose files change.
-    Folder(PathBuf),
-}
-
-/// Returns the files of the devices below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
+/// Returns the files of the devices below `/sys`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
 /// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`. Arguments that are `None` are read from the environment.
 ///
-/// Empty entries of the GID table have no file here; the kernel has files of zeroes. `hw_counters` of the first port is a
-/// link to the folder of its counters in the fabric's folder, if the port is an Ethernet port. The function creates that
-/// folder if necessary, and leaves the link out if it cannot.
+/// Empty entries of the GID table have no file here; the kernel has files of zeroes. `counters` of every port is a link to
+/// a folder with its counters in the fabric's folder, and `hw_counters` of every Ethernet port is another. The function
+/// creates these folders if necessary, and leaves out the links to those that it cannot create.
 ///
 /// # Errors
 /// If `link_layer` or a setting of the environment is malformed, or the host's addresses cannot be read.
 pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,
-    capabilities: Option<&Capabilities>,
+    capabilities: Option<&DeviceCapabilities>,
     counts: Option<PortCounts>,
 ) -> Result<Vec<SysfsFile>, NicError> {
     let link_layer = link_layer.map(OsStr::to_owned);
@@ -68,40 +54,60 @@ pub fn sysfs_files(
     let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
     let capabilities = capabilities
         .copied()
-        .map_or_else(Capabilities::from_env, Ok)?;
+        .map_or_else(DeviceCapabilities::from_env, Ok)?;
     let counts = counts.map_or_else(PortCounts::from_env, Ok)?;
-    let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
+    let (devices, _) = device::devices(link_layer.as_deref(), &identity, counts)?;
     let beside = device::network_interface();
     let says = (&identity, capabilities.transport);
     let mut files = files(says, &devices, Path::new(INTERFACES), beside);
-    if port.link_layer == LinkLayer::Ethernet
-        && let Ok(counters) = make_counters()
-    {
-        files.push(SysfsFile {
-            path: format!("infiniband/{}/ports/1/hw_counters", identity.name),
-            content: SysfsContent::Folder(counters),
-        });
+    for device in &devices {
+        for port in device.ports() {
+            files.extend(traffic_of(&device.name, port));
+            files.extend(counters_of(&device.name, port));
+        }
     }
     Ok(files)
 }
 
+/// Returns the link to the folder with the traffic counters of a port; `None` if that cannot be made.
+fn traffic_of(device: &str, port: &Port) -> Option<SysfsFile> {
+    let fabric = Fabric::default_dir().ok()?;
+    Fabric::make_dir(&fabric).ok()?;
+    let name = PortName {
+        key: traffic::own_key(),
+        place: port.place.number().into(),
+    };
+    let folder = traffic::make(&fabric, name).ok()?;
+    Some(SysfsFile {
+        path: format!(
+            "class/infiniband/{device}/ports/{}/counters",
+            port.place.port_num
+        ),
+        content: SysfsContent::Folder(folder),
+    })
+}
+
+/// Returns the link to the folder with the packet counters of a port; `None` if the port is not an Ethernet port, or the
+/// folder cannot be made.
+fn counters_of(device: &str, port: &Port) -> Option<SysfsFile> {
+    if port.link_layer != LinkLayer::Ethernet {
+        return None;
+    }
+    let fabric = Fabric::default_dir().ok()?;
+    Fabric::make_dir(&fabric).ok()?;
+    let files = PortFiles::of_port(&fabric, port.place).ok()?;
+    files.make(path::NAMES, path::PUBLICATION_INTERVAL).ok()?;
+    Some(SysfsFile {
+        path: format!(
+            "class/infiniband/{device}/ports/{}/hw_counters",
+            port.place.port_num
+        ),
+        content: SysfsContent::Folder(files.folder().to_owned()),
+    })
+}
+
 /// The folder in which the kernel has the network interfaces.
 pub(crate) const INTERFACES: &str = "/sys/class/net";
-
-/// Returns the folder of the port's counters, and makes it if it does not exist.
-fn make_counters() -> Result<PathBuf, NicError> {
-    let fabric = Fabric::default_dir()?;
-    Fabric::make_dir(&fabric)?;
-    let made = PortFiles::of_this_port(&fabric).and_then(|files| {
-        files.make(path::NAMES, path::PUBLICATION_INTERVAL)?;
-        Ok(files.folder().to_owned())
-    });
-    Ok(made.map_err(|source| FabricError::Io {
-        path: fabric,
-        what: "make the files of the counters",
-        source,
-    })?)
-}
 
 /// `beside` is the interface beside the first port, by name and number.
 fn files(
@@ -117,7 +123,7 @@ fn files(
     };
 
     for device in devices {
-        let at = format!("infiniband/{}", device.name);
+        let at = format!("class/infiniband/{}", device.name);
         let guid = guid(device.node_guid);
         file(format!("{at}/node_type"), transport.node_type_text());
         file(format!("{at}/node_desc"), &device.name);
@@ -131,23 +137,29 @@ fn files(
         // Programs list the folder to learn at which address the device is reached.
         let first = beside.clone().filter(|_| device.number == 0);
         for (name, number) in interfaces_of(device, interfaces, first) {
-            let at = format!("{at}/device/net/{name}");
-            file(format!("{at}/ifindex"), &number.to_string());
+            let at = sysfs_pci::folder(device.number);
+            file(format!("{at}/net/{name}/ifindex"), &number.to_string());
         }
 
-        device_files(&mut file, &at, identity);
+        if identity.vendor_id == MELLANOX_OUI {
+            // As in `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4.
+            file(format!("{at}/hca_type"), &format!("MT{}", identity.part_id));
+        }
         for port in device.ports() {
             port_files(&mut file, &at, port, interfaces);
         }
 
-        let verbs = format!("infiniband_verbs/{}", uverbs_name(device.number));
+        let verbs = format!("class/infiniband_verbs/{}", uverbs_name(device.number));
         file(format!("{verbs}/ibdev"), &device.name);
         file(format!("{verbs}/abi_version"), "1");
         // Of no character device: it is not opened.
         file(format!("{verbs}/dev"), "0:0");
     }
     // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
-    file("infiniband_verbs/abi_version".to_owned(), "6");
+    file("class/infiniband_verbs/abi_version".to_owned(), "6");
+    for device in devices {
+        files.extend(sysfs_pci::files(device, identity));
+    }
     files
 }
 
@@ -172,65 +184,6 @@ fn interfaces_of(
         }
     }
     found
-}
-
-/// Those of the PCI device behind `device`, by which programs choose cores and NICs: the vendor and part where the identity has
-/// them, no NUMA node (`-1`), and all processors.
-fn device_files(file: &mut impl FnMut(String, &str), device: &str, identity: &Identity) {
-    let at = format!("{device}/device");
-    // The identity has the vendor's OUI, which differs from its number among PCI devices (pci.ids).
-    if identity.vendor_id == MELLANOX_OUI {
-        file(format!("{at}/vendor"), "0x15b3");
-        file(
-            format!("{at}/device"),
-            &format!("{:#06x}", identity.part_id),
-        );
-        // As in `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4.
-        file(
-            format!("{device}/hca_type"),
-            &format!("MT{}", identity.part_id),
-        );
-    }
-    file(format!("{at}/numa_node"), "-1");
-    let online = fs::read_to_string(ONLINE).unwrap_or_default();
-    if let Some(mask) = cpu_mask(online.trim()) {
-        file(format!("{at}/local_cpulist"), online.trim());
-        file(format!("{at}/local_cpus"), &mask);
-    }
-}
-
-/// The OUI that Mellanox' adapters report as `vendor_id` of `ibv_query_device(3)`.
-const MELLANOX_OUI: u32 = 0x02c9;
-/// The list of the machine's processors.
-const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Largest number of processors in a mask: `CONFIG_NR_CPUS` of x86-64 has no larger value.
-const MAX_CPUS: usize = 8192;
-
-/// Converts a list of processors (`0-3,8`) to a mask in words of 32 bits, the highest first, as in sysfs.
-fn cpu_mask(list: &str) -> Option<String> {
-    let mut words = vec![0u32];
-    for range in list.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= MAX_CPUS {
-            return None;
-        }
-        for cpu in first..=last {
-            if words.len() <= cpu / 32 {
-                words.resize(cpu / 32 + 1, 0);
-            }
-            words[cpu / 32] |= 1 << (cpu % 32);
-        }
-    }
-    let mut text = String::new();
-    for word in words.iter().rev() {
-        // Writing to a string does not fail.
-        let _ = match text.is_empty() {
-            true => write!(text, "{word:x}"),
-            false => write!(text, ",{word:08x}"),
-        };
-    }
-    Some(text)
 }
 
 /// Adds the files of the port of `device`.
@@ -306,7 +259,7 @@ mod tests {
         let file = files.iter().find(|file| file.path == path);
         file.and_then(|file| match &file.content {
             SysfsContent::Text(text) => Some(text.as_str()),
-            SysfsContent::Folder(_) => None,
+            _ => None,
         })
     }
 
@@ -314,19 +267,19 @@ mod tests {
     fn an_infiniband_port_has_a_lid_and_one_gid() {
         let files =
             sysfs_files(Some(OsStr::new("ib")), None, None, None).expect("it needs no addresses");
-        let port = "infiniband/softnic0/ports/1";
+        let port = "class/infiniband/softnic0/ports/1";
         let at = |name: &str| text(&files, &format!("{port}/{name}"));
         assert_eq!(at("link_layer"), Some("InfiniBand\n"));
         assert_eq!(at("lid"), Some("0x1\n"));
         assert_eq!(at("pkeys/0"), Some("0xffff\n"));
         let gid = at("gids/0").expect("GID 0");
         assert!(gid.starts_with("fe80:0000:0000:0000:"), "{gid}");
-        let node = text(&files, "infiniband/softnic0/node_guid").expect("a GUID");
+        let node = text(&files, "class/infiniband/softnic0/node_guid").expect("a GUID");
         assert!(gid.ends_with(node), "{gid} {node}");
         assert_eq!(at("gids/1"), None);
         assert_eq!(at("gid_attrs/ndevs/0"), None);
         assert_eq!(
-            text(&files, "infiniband_verbs/uverbs0/ibdev"),
+            text(&files, "class/infiniband_verbs/uverbs0/ibdev"),
             Some("softnic0\n")
         );
     }
@@ -353,16 +306,16 @@ mod tests {
             folder.path(),
             Some(("eth8:1".to_owned(), 8)),
         );
-        let attrs = "infiniband/softnic0/ports/1/gid_attrs";
+        let attrs = "class/infiniband/softnic0/ports/1/gid_attrs";
         assert_eq!(text(&files, &format!("{attrs}/ndevs/1")), Some("eth8\n"));
         assert_eq!(text(&files, &format!("{attrs}/ndevs/0")), None);
         assert_eq!(text(&files, &format!("{attrs}/types/1")), Some("RoCE v2\n"));
         assert_eq!(
-            text(&files, "infiniband/softnic0/device/net/eth8/ifindex"),
+            text(&files, "devices/pcifffe:00/fffe:00:00.0/net/eth8/ifindex"),
             Some("8\n")
         );
         assert_eq!(
-            text(&files, "infiniband/softnic0/ports/1/gids/1"),
+            text(&files, "class/infiniband/softnic0/ports/1/gids/1"),
             Some("0000:0000:0000:0000:0000:ffff:c000:0201\n")
         );
     }
@@ -378,12 +331,9 @@ mod tests {
             ("board_id", "MT_1100120019\n"),
             ("fw_ver", "2.42.5000\n"),
             ("hca_type", "MT4099\n"),
-            ("device/vendor", "0x15b3\n"),
-            ("device/device", "0x1003\n"),
-            ("device/numa_node", "-1\n"),
         ] {
             assert_eq!(
-                text(&files, &format!("infiniband/mlx4_0/{name}")),
+                text(&files, &format!("class/infiniband/mlx4_0/{name}")),
                 Some(value)
             );
         }
@@ -397,7 +347,10 @@ mod tests {
         let mut lids = Vec::new();
         for device in ["softnic0", "softnic1"] {
             for port in 1..=2 {
-                let lid = text(&files, &format!("infiniband/{device}/ports/{port}/lid"));
+                let lid = text(
+                    &files,
+                    &format!("class/infiniband/{device}/ports/{port}/lid"),
+                );
                 lids.push(lid.expect("a LID").to_owned());
             }
         }
@@ -405,28 +358,13 @@ mod tests {
         let names: Vec<_> = uverbs_names(&files).collect();
         assert_eq!(names, ["uverbs0", "uverbs1"]);
         assert_eq!(
-            text(&files, "infiniband_verbs/uverbs1/ibdev"),
+            text(&files, "class/infiniband_verbs/uverbs1/ibdev"),
             Some("softnic1\n")
         );
         assert_ne!(
-            text(&files, "infiniband/softnic0/node_guid"),
-            text(&files, "infiniband/softnic1/node_guid")
+            text(&files, "class/infiniband/softnic0/node_guid"),
+            text(&files, "class/infiniband/softnic1/node_guid")
         );
-    }
-
-    #[test]
-    fn lists_of_processors_become_masks() {
-        for (list, mask) in [
-            ("0", "1"),
-            ("0-1", "3"),
-            ("0-3,8", "10f"),
-            ("31-32", "1,80000000"),
-        ] {
-            assert_eq!(cpu_mask(list).as_deref(), Some(mask), "{list}");
-        }
-        for wrong in ["", "a", "1-", "0-99999"] {
-            assert_eq!(cpu_mask(wrong), None, "{wrong}");
-        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Blocking streams without an async runtime: calls wait, with optional timeouts.
+//! Blocking streams without an async runtime: calls wait until they can proceed, with optional
+//! timeouts.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,13 +12,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::connection::Connection;
 use crate::error::{SetupError, StreamError};
 use crate::handshake::{Answer, Client, HandshakeError, Request, Server, ack};
-use crate::nic::{Config, Policy, Setup};
+use crate::nic::{Config, Nic, Policy, Setup};
 use crate::pool::Pool;
 
-/// Maximum time that dropping a stream waits until sent data are received.
+/// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Connects blocking streams to servers. Clones share the device and its pool.
+/// Connects blocking streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
     setup: Arc<Setup>,
@@ -27,8 +28,8 @@ impl Connector {
     /// Creates a connector with its own device.
     ///
     /// # Errors
-    /// A value of the configuration is invalid, or RDMA is required and the device cannot be
-    /// opened.
+    /// Returns an error if a value of the configuration is invalid, or RDMA is required and the
+    /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
             setup: Arc::new(Setup::new(config)?),
@@ -39,7 +40,8 @@ impl Connector {
     /// the connector connects again by plain TCP, unless RDMA is required.
     ///
     /// # Errors
-    /// No server listens at the address, the handshake fails, or RDMA is required and unavailable.
+    /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
+    /// required and unavailable.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         match connect(connect_tcp(address)?, &self.setup, address) {
             Err(SetupError::Handshake(HandshakeError::Magic(_)))
@@ -70,8 +72,8 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// The address cannot be used, a value of the configuration is invalid, or RDMA is required and
-    /// the device cannot be opened.
+    /// Returns an error if the address cannot be used, a value of the configuration is invalid, or
+    /// RDMA is required and the device cannot be opened.
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = Arc::new(Setup::new(config)?);
         Ok(Self {
@@ -83,16 +85,16 @@ impl Listener {
     /// Returns the address on which the listener listens.
     ///
     /// # Errors
-    /// The system does not report the address.
+    /// Returns an error if the system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Waits for a client and its handshake. Other clients wait meanwhile, so a program with many
-    /// clients should use the tokio listener.
+    /// Waits for a client and its handshake. Other clients wait during the handshake, so a program
+    /// with many clients should use the tokio listener.
     ///
     /// # Errors
-    /// The client's handshake fails; the listener remains usable.
+    /// Returns an error if the client's handshake fails; the listener remains usable.
     pub fn accept(&self) -> io::Result<Stream> {
         let (tcp, client) = self.tcp.accept()?;
         tcp.set_nodelay(true)?;
@@ -100,7 +102,7 @@ impl Listener {
     }
 }
 
-/// Reads the next bytes of a handshake, at most `wants`.
+/// Reads the next bytes of a handshake: at least one, at most `wants`.
 fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Vec<u8>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -127,15 +129,18 @@ fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Str
         return Ok(Stream::tcp(tcp, Vec::new()));
     };
     let until = Instant::now() + setup.config.handshake_timeout;
-    let prepared = nic.prepare()?;
+    let prepared = nic.prepare_alone()?;
     let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
-        if let Some(answer) = client.receive(&read_some(&mut tcp, client.wants(), until)?)? {
+        if let Some(answer) =
+            client.receive(&read_some(&mut tcp, client.max_bytes_to_read(), until)?)?
+        {
             break answer;
         }
     };
-    // Connect before the acknowledgement: the server may send as soon as it has received it.
+    // Connect before the acknowledgement is sent: the server may send data as soon as it has
+    // received the acknowledgement.
     let connected = match answer {
         Answer::Rdma(hello) => prepared.connect(&hello).ok(),
         Answer::Tcp => None,
@@ -152,7 +157,7 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
     let until = Instant::now() + setup.config.handshake_timeout;
     let mut server = Server::new();
     let request = loop {
-        let bytes = read_some(&mut tcp, server.wants(), until)?;
+        let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
@@ -164,11 +169,12 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
         Request::Rdma(hello) => Some(hello),
         Request::Tcp => None,
     };
-    // Connect before the answer: the client may send as soon as it has received it.
-    let connected = hello.and_then(|hello| setup.answer(&hello));
+    // Connect before the answer is sent: the client may send data as soon as it has received the
+    // answer.
+    let connected = hello.and_then(|hello| setup.answer(&hello, Nic::prepare_alone));
     tcp.write_all(&server.answer(connected.as_ref().map(|(_, own)| own)))?;
     let wanted = loop {
-        let bytes = read_some(&mut tcp, server.wants(), until)?;
+        let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(wanted) = server.receive_ack(&bytes)? {
             break wanted;
         }
@@ -183,11 +189,11 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
 /// A byte stream to a peer, whose calls block.
 ///
 /// [`Read`] and [`Write`] work as for a `TcpStream`. [`close`](Self::close) waits until the peer's
-/// NIC has received everything. Dropping a stream waits for the same, for at most 1 s.
+/// NIC has received all sent bytes. Dropping a stream waits for the same event, for at most 1 s.
 #[derive(Debug)]
 pub struct Stream {
     tcp: TcpStream,
-    /// Bytes that were read during the handshake and belong to the stream over plain TCP.
+    /// Bytes that were read during the handshake although they belong to the stream over plain TCP.
     first: Bytes,
     rdma: Option<Box<Connection>>,
     spin: Duration,
@@ -220,7 +226,7 @@ impl Stream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.peer_addr()
     }
@@ -230,19 +236,20 @@ impl Stream {
         self.rdma.as_ref().map(|connection| connection.pool())
     }
 
-    /// Sets the maximum time for which a read or a write waits. Without a timeout, the default,
-    /// calls wait forever. After the timeout, a call fails with `TimedOut` (by RDMA) or
+    /// Sets the maximum time for which a read or a write waits. By default, calls have no timeout
+    /// and may wait forever. After the timeout, a call fails with `TimedOut` (by RDMA) or
     /// `WouldBlock` (by TCP).
     ///
     /// # Errors
-    /// The timeout is zero.
+    /// Returns an error if the timeout is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.timeout = timeout;
         self.tcp.set_read_timeout(timeout)?;
         self.tcp.set_write_timeout(timeout)
     }
 
-    /// Calls `step` until it returns a value. Polls for a while, then sleeps.
+    /// Calls `step` until it returns a value. Between calls the stream polls for a while, then
+    /// sleeps.
     fn wait<T>(
         &mut self,
         sends: bool,
@@ -276,7 +283,7 @@ impl Stream {
     }
 
     /// Returns the reason why the stream has ended. If a work request failed because the peer has
-    /// closed, the reason is the close.
+    /// closed the connection, the function returns that close as the reason.
     fn failure(tcp: &TcpStream, connection: &Connection) -> Option<StreamError> {
         let failure = connection.failure()?;
         let closed =
@@ -302,10 +309,10 @@ impl Stream {
         }
     }
 
-    /// Waits until the peer's NIC has received everything, then closes the connection.
+    /// Waits until the peer's NIC has received all sent bytes, then closes the connection.
     ///
     /// # Errors
-    /// The connection has failed before, or the timeout has passed.
+    /// Returns an error if the connection has failed before, or the timeout has passed.
     pub fn close(mut self) -> io::Result<()> {
         let timeout = self.timeout;
         self.flush_out(timeout)
@@ -327,11 +334,11 @@ impl Stream {
         }
     }
 
-    /// Returns the next bytes as they arrived, without a copy from 512 bytes on. Returns `None` at
-    /// the end of the stream.
+    /// Returns the next bytes in the pieces in which they arrived. Pieces of 512 bytes or more are
+    /// not copied. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// The connection has failed, or the timeout has passed.
+    /// Returns an error if the connection has failed, or the timeout has passed.
     pub fn receive(&mut self) -> io::Result<Option<Bytes>> {
         if self.rdma.is_none() {
             let mut room = vec![0; 16 << 10];
@@ -347,7 +354,7 @@ impl Stream {
     /// Sends all of `bytes`, without a copy if they are in blocks of the [pool](Self::pool).
     ///
     /// # Errors
-    /// The connection has ended, or the timeout has passed.
+    /// Returns an error if the connection has ended, or the timeout has passed.
     pub fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         if self.rdma.is_none() {
             return self.tcp.write_all(&bytes);
@@ -372,11 +379,13 @@ impl Stream {
     }
 }
 
-/// Sleeps until an event on the completion channel or on the TCP connection.
+/// Sleeps until the completion channel or the TCP connection has an event.
 fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -> io::Result<()> {
-    let [channel, silent] = {
+    let cq = connection.cq().clone();
+    let channel = cq.channel().expect("the queue of a stream has a channel");
+    let [completed, silent] = {
         let mut fds = [
-            PollFd::new(connection.channel(), PollFlags::IN),
+            PollFd::new(channel, PollFlags::IN),
             PollFd::new(tcp, PollFlags::IN),
         ];
         let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -386,8 +395,9 @@ fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -
         }
         fds.map(|fd| !fd.revents().is_empty())
     };
-    if channel {
-        connection.take_events();
+    if completed {
+        // No other queue uses the channel.
+        while channel.wait().is_ok() {}
     }
     if silent {
         match (&*tcp).read(&mut [0; 1]) {
@@ -439,14 +449,14 @@ impl Write for Stream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // Written bytes are already posted, or in the socket.
+        // Nothing is left to flush: written bytes are already posted, or in the socket.
         Ok(())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Ignore the error, which a drop cannot report.
+        // Ignore the error, because a drop cannot report an error.
         let _ = self.flush_out(Some(LINGER));
         if self.is_rdma() {
             // Shut down before the queue pair is destroyed: the peer checks this connection when

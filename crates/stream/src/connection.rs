@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use bytes::{Buf, Bytes};
 use verbs::{
-    CompletionChannel, CompletionQueue, Gid, HeaderOnly, Inline, Lid, MrSlice, Mtu, Postlist, Psn,
-    QpEndpoint, Qpn, QueuePair, Rc, RecvList, WcBuffer,
+    CompletionQueue, Gid, HeaderOnly, Inline, Lid, MrSlice, Mtu, Postlist, Psn, QpEndpoint, Qpn,
+    QueuePair, Rc, RecvList, WcBuffer, WcStatus,
 };
 
 use crate::error::{SetupError, StreamError};
@@ -18,25 +18,25 @@ use crate::pool::{Block, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
 use crate::window::{MessageFlags, Window};
 
-/// Completions taken per poll.
+/// Maximum number of completions taken by one poll.
 const POLL: usize = 16;
-/// Messages posted with one doorbell.
+/// Maximum number of messages posted with one doorbell.
 const POSTLIST: usize = 16;
-/// Payload size below which received bytes are copied out of their block, so that the block is
-/// posted again at once (`rdma_zerocopy_min_size` of brpc).
+/// Payload size in bytes below which received bytes are copied out of their block, so that the
+/// block is posted again at once (`rdma_zerocopy_min_size` of brpc).
 const ZERO_COPY_MIN: usize = 512;
 
-/// Source of a message in flight, which must live until the message has been sent.
+/// Memory of the payload of a message in flight; it must live until the message has been sent.
 enum Sent {
-    /// Payload inside the WR.
+    /// The payload lies in the WR itself.
     Inline,
     One(Block),
     Many(Vec<Block>),
-    /// Bytes of the caller.
+    /// The payload lies in the caller's bytes.
     CallerBytes(#[expect(dead_code, reason = "kept until they are sent")] Bytes),
 }
 
-/// Received bytes that have not been read, as a range of a block.
+/// Received bytes that the program has not read, as a range of a block.
 struct Unread {
     block: Block,
     range: Range<usize>,
@@ -46,23 +46,23 @@ pub(crate) struct Connection {
     // Fields are dropped in this order: the queue pair must be destroyed before its blocks return
     // to the pool.
     qp: QueuePair<Rc>,
-    send_cq: CompletionQueue,
-    recv_cq: CompletionQueue,
-    channel: CompletionChannel,
+    /// Completion queue of sends and receives.
+    cq: CompletionQueue,
     pool: Pool,
     window: Window,
-    /// Maximum bytes of a message to the peer.
+    /// Maximum number of bytes in a message to the peer.
     message_bytes: usize,
     inline_bytes: usize,
     list: Postlist<Rc>,
     recvs: RecvList,
     /// Blocks of the posted receives, in the order in which they are used.
     posted: VecDeque<Block>,
-    /// Blocks to be posted, and how many of them replace a block of a message with payload.
+    /// Blocks that must be posted again, and the number of these blocks that replace a block of a
+    /// message with payload.
     returned: Vec<Block>,
     returned_credits: u16,
     unread: VecDeque<Unread>,
-    /// Messages with payload in flight.
+    /// Payloads of the messages in flight that have a payload.
     sent: VecDeque<Sent>,
     completions: WcBuffer<POLL>,
     /// Reason why the connection has ended; `None` while it works.
@@ -104,9 +104,7 @@ impl Connection {
             recvs: qp.recv_list(posted.len()),
             inline_bytes: qp.max_inline_data().min(inline),
             qp,
-            send_cq: prepared.send_cq,
-            recv_cq: prepared.recv_cq,
-            channel: prepared.channel,
+            cq: prepared.cq,
             pool: prepared.pool,
             window,
             message_bytes: peer_block.min(gathered),
@@ -141,65 +139,53 @@ impl Connection {
     }
 
     fn try_progress(&mut self) -> Result<bool, StreamError> {
-        // Process messages received before a failure. Report a failed send first: it says more than
-        // the receives that it flushes.
-        let received = self.poll_receives();
-        let sent = self.poll_sends()?;
-        let any = received? || sent;
+        let any = self.poll()?;
         self.post_returned()?;
         Ok(any)
     }
 
-    fn poll_sends(&mut self) -> Result<bool, StreamError> {
-        if self.window.is_idle() {
-            return Ok(false);
-        }
+    fn poll(&mut self) -> Result<bool, StreamError> {
         let mut any = false;
+        let mut failed = None;
         loop {
-            let completions = self.send_cq.poll(&mut self.completions)?;
+            let completions = self.cq.poll(&mut self.completions)?;
             let count = completions.len();
             any |= count > 0;
             for wc in completions {
-                let wc = wc.map_err(|failed| StreamError::Failed(failed.status()))?;
-                let freed = self.window.completed(wc.wr_id());
-                self.sent.drain(..usize::from(freed).min(self.sent.len()));
-            }
-            if count < POLL {
-                return Ok(any);
-            }
-        }
-    }
-
-    fn poll_receives(&mut self) -> Result<bool, StreamError> {
-        let mut any = false;
-        loop {
-            let completions = self.recv_cq.poll(&mut self.completions)?;
-            let count = completions.len();
-            any |= count > 0;
-            for wc in completions {
-                let wc = wc.map_err(|failed| StreamError::Failed(failed.status()))?;
-                let Some(block) = self.posted.pop_front() else {
-                    return Err(StreamError::Verb(
-                        "a receive that was not posted".to_owned(),
-                    ));
-                };
-                self.window
-                    .received(wc.imm().ok_or(StreamError::NoImmediate)?)?;
-                match usize::try_from(wc.byte_len()).unwrap_or(usize::MAX) {
-                    0 => self.returned.push(block),
-                    len => self.unread.push_back(Unread {
-                        range: 0..len.min(self.pool.block_bytes()),
-                        block,
-                    }),
+                match wc {
+                    Ok(wc) if wc.is_recv() => {
+                        let Some(block) = self.posted.pop_front() else {
+                            let why = "a receive that was not posted";
+                            return Err(StreamError::Verb(why.to_owned()));
+                        };
+                        self.window
+                            .received(wc.imm().ok_or(StreamError::NoImmediate)?)?;
+                        match usize::try_from(wc.byte_len()).unwrap_or(usize::MAX) {
+                            0 => self.returned.push(block),
+                            len => self.unread.push_back(Unread {
+                                range: 0..len.min(self.pool.block_bytes()),
+                                block,
+                            }),
+                        }
+                    }
+                    Ok(wc) => {
+                        let freed = self.window.completed(wc.wr_id());
+                        self.sent.drain(..usize::from(freed).min(self.sent.len()));
+                    }
+                    // The cause of a failure is the status of the WR that was not flushed by it.
+                    Err(wc) => match failed {
+                        None | Some(WcStatus::WrFlushErr) => failed = Some(wc.status()),
+                        Some(_) => {}
+                    },
                 }
             }
             if count < POLL {
-                return Ok(any);
+                return failed.map_or(Ok(any), |status| Err(StreamError::Failed(status)));
             }
         }
     }
 
-    /// Posts blocks that were read, and sends an acknowledgement if one is due.
+    /// Posts the blocks that the program has read, and sends an acknowledgement if one is due.
     fn post_returned(&mut self) -> Result<(), StreamError> {
         if !self.returned.is_empty() {
             self.recvs.clear();
@@ -230,8 +216,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a reason; only the first reason is kept. Received bytes can still be
-    /// read.
+    /// Ends the connection and records the reason; only the first reason is kept. Received bytes
+    /// can still be read.
     pub(crate) fn close(&mut self, why: StreamError) {
         if matches!(why, StreamError::Closed) {
             // The peer's messages are in the completion queue before its end of file is in the
@@ -270,8 +256,8 @@ impl Connection {
         total
     }
 
-    /// Returns received bytes, without a copy if they are many, or `None` if no bytes are
-    /// available.
+    /// Returns received bytes, or `None` if no bytes are available. Pieces of [`ZERO_COPY_MIN`]
+    /// bytes or more are not copied.
     pub(crate) fn read_bytes(&mut self) -> Option<Bytes> {
         let Unread { block, range } = self.unread.pop_front()?;
         let fresh = if range.len() < ZERO_COPY_MIN {
@@ -295,14 +281,15 @@ impl Connection {
         Some(bytes)
     }
 
-    /// Queues a block that replaces the block of a message with payload in the receive queue.
+    /// Queues a block that takes the place of the block of a message with payload in the receive
+    /// queue.
     fn give_back(&mut self, block: Block) {
         self.returned.push(block);
         self.returned_credits += 1;
     }
 
     fn after_read(&mut self) {
-        // Post blocks in lists: one doorbell for an eighth of the queue. The remaining blocks are
+        // Post blocks in lists, with one doorbell for an eighth of the queue. The other blocks are
         // posted before this side waits.
         let due = self.returned.len() * 8 >= self.posted.len();
         if due
@@ -313,11 +300,11 @@ impl Connection {
         }
     }
 
-    /// Copies bytes into messages and posts them. Returns the number of bytes, or 0 if the window
-    /// is full.
+    /// Copies bytes into messages and posts the messages. Returns the number of copied bytes, or 0
+    /// if the window is full.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub(crate) fn write(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, StreamError> {
         self.check()?;
         let mut gather = Gather::new(parts);
@@ -355,7 +342,7 @@ impl Connection {
         self.post_list()
     }
 
-    /// Copies the next `len` bytes into blocks.
+    /// Copies the next `len` bytes of `gather` into blocks.
     fn fill(&self, gather: &mut Gather<'_, '_>, len: usize) -> Result<Sent, StreamError> {
         let size = self.pool.block_bytes();
         let mut block = self.pool.block()?;
@@ -409,7 +396,7 @@ impl Connection {
     /// full, no bytes are posted.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub(crate) fn write_bytes(&mut self, bytes: &mut Bytes) -> Result<usize, StreamError> {
         self.check()?;
         let slice = self.pool.find(bytes);
@@ -445,8 +432,8 @@ impl Connection {
         self.failure.is_some() || self.window.has_enough_room()
     }
 
-    /// Posts a marker whose completion says that everything before it was received. Returns false
-    /// if the marker cannot be posted now.
+    /// Posts a marker message. Its completion means that the peer's NIC has received all earlier
+    /// messages. Returns false if the marker cannot be posted now.
     pub(crate) fn post_flush_marker(&mut self) -> bool {
         if self.failure.is_some() || self.window.in_flight() == 0 {
             return true;
@@ -460,36 +447,26 @@ impl Connection {
         true
     }
 
-    /// Returns true if the peer's NIC has received everything that was posted.
+    /// Returns true if the peer's NIC has received all posted messages.
     pub(crate) fn is_flushed(&self) -> bool {
         self.window.is_idle() || self.failure.is_some()
     }
 
-    /// Arms the [channel](Self::channel), which becomes readable at the next message. Earlier
-    /// messages raise no event, so call [progress](Self::progress) once more. With `sends`,
+    /// Arms the [completion queue](Self::cq), whose channel becomes readable at the next message. Earlier
+    /// messages raise no event, so call [progress](Self::progress) once more. If `sends` is set,
     /// completions of sends raise events, too.
     pub(crate) fn arm(&mut self, sends: bool) {
-        let armed = self.recv_cq.req_notify(true).and_then(|()| {
-            if sends || self.window.lacks_slots() {
-                self.send_cq.req_notify(false)
-            } else {
-                // A failed send must wake a task that waits for the peer.
-                self.send_cq.req_notify(true)
-            }
-        });
+        // A failed send raises an event in any case.
+        let solicited_only = !(sends || self.window.lacks_slots());
+        let armed = self.cq.req_notify(solicited_only);
         if let Err(e) = armed {
             self.fail(e.into());
         }
     }
 
-    /// Consumes the events of the channel.
-    pub(crate) fn take_events(&self) {
-        while self.channel.wait().is_ok() {}
-    }
-
-    /// Returns the completion channel.
-    pub(crate) fn channel(&self) -> &CompletionChannel {
-        &self.channel
+    /// Returns the completion queue.
+    pub(crate) fn cq(&self) -> &CompletionQueue {
+        &self.cq
     }
 }
 

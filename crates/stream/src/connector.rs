@@ -10,10 +10,12 @@ use tokio::net::TcpStream;
 use crate::error::SetupError;
 use crate::handshake::{Answer, Client, HandshakeError, ack};
 use crate::nic::{Config, Policy, Setup};
+use crate::prepared::Prepared;
 use crate::rdma::Rdma;
+use crate::reactor::Reactor;
 use crate::stream::Stream;
 
-/// Connects streams to servers. Clones share the device and its pool.
+/// Connects tokio streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
     setup: Arc<Setup>,
@@ -23,19 +25,19 @@ impl Connector {
     /// Creates a connector with its own device.
     ///
     /// # Errors
-    /// A value of the configuration is invalid, or RDMA is required and the device cannot be
-    /// opened.
+    /// Returns an error if a value of the configuration is invalid, or RDMA is required and the
+    /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
             setup: Arc::new(Setup::new(config)?),
         })
     }
 
-    /// Returns the default connector of the process. It uses the software NIC, or TCP if a server
-    /// has no RDMA.
+    /// Returns the default connector of the process. The connector uses the software NIC, or TCP if
+    /// a server has no RDMA.
     ///
     /// # Errors
-    /// The device cannot be opened.
+    /// Returns an error if the device cannot be opened.
     pub fn shared() -> io::Result<Self> {
         static SHARED: OnceLock<Connector> = OnceLock::new();
         if let Some(shared) = SHARED.get() {
@@ -49,15 +51,17 @@ impl Connector {
     /// the connector connects again by plain TCP, unless RDMA is required.
     ///
     /// # Errors
-    /// No server listens at the address, the handshake fails, or RDMA is required and unavailable.
+    /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
+    /// required and unavailable.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         let config = &self.setup.config;
         let Some(nic) = &self.setup.nic else {
             return Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()));
         };
-        let prepared = nic.prepare()?;
+        let reactor = nic.reactor()?;
+        let prepared = nic.prepare(reactor.channel())?;
         let tcp = connect_tcp(address).await?;
-        let handshake = handshake(tcp, prepared, &self.setup, address);
+        let handshake = handshake(tcp, prepared, reactor, &self.setup, address);
         let finished = tokio::time::timeout(config.handshake_timeout, handshake).await;
         match finished.unwrap_or(Err(SetupError::TimedOut(address))) {
             Err(SetupError::Handshake(HandshakeError::Magic(_)))
@@ -75,7 +79,7 @@ impl Stream {
     /// Connects with the process's default [`Connector`], on the software NIC.
     ///
     /// # Errors
-    /// No server listens at the address, or the handshake fails.
+    /// Returns an error if no server listens at the address, or the handshake fails.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         Connector::shared()?.connect(address).await
     }
@@ -89,19 +93,21 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
 
 async fn handshake(
     mut tcp: TcpStream,
-    prepared: crate::prepared::Prepared,
+    prepared: Prepared,
+    reactor: Arc<Reactor>,
     setup: &Setup,
     address: SocketAddr,
 ) -> Result<Stream, SetupError> {
     let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello).await?;
     let answer = loop {
-        let bytes = read_some(&mut tcp, client.wants()).await?;
+        let bytes = read_some(&mut tcp, client.max_bytes_to_read()).await?;
         if let Some(answer) = client.receive(&bytes)? {
             break answer;
         }
     };
-    // Connect before the acknowledgement: the server may send as soon as it has received it.
+    // Connect before the acknowledgement is sent: the server may send data as soon as it has
+    // received the acknowledgement.
     let connected = match answer {
         Answer::Rdma(hello) => prepared
             .connect(&hello)
@@ -111,13 +117,16 @@ async fn handshake(
     };
     tcp.write_all(&ack(connected.is_some())).await?;
     match connected {
-        Some(connection) => Ok(Stream::rdma(Rdma::new(tcp, connection, setup.config.spin)?)),
+        Some(connection) => {
+            let rdma = Rdma::new(tcp, connection, reactor, setup.config.spin);
+            Ok(Stream::rdma(rdma))
+        }
         None if setup.config.policy == Policy::RdmaOnly => Err(SetupError::TcpOnly(address)),
         None => Ok(Stream::tcp(tcp, Vec::new())),
     }
 }
 
-/// Reads the next bytes of a handshake, at most `wants`.
+/// Reads the next bytes of a handshake: at least one, at most `wants`.
 pub(crate) async fn read_some(tcp: &mut TcpStream, wants: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; wants];
     let read = tcp.read(&mut bytes).await?;

@@ -12,25 +12,27 @@ use crate::window::TooManyCredits;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The peer closed the connection, or its process has ended.
+    /// The peer has closed the connection, or its process has ended.
     #[error("the peer has closed the connection")]
     Closed,
-    /// A work request failed, usually because the peer is gone.
+    /// A work request has failed, usually because the peer has ended.
     #[error("a work request failed ({0}): the peer or its queue pair is gone")]
     Failed(WcStatus),
-    /// The peer gave more credits than allowed.
+    /// The peer gave more credits than the flow control permits.
     #[error(transparent)]
     Credits(#[from] TooManyCredits),
     /// The peer sent a message without an immediate.
     #[error("the peer sends a message without an immediate: every message of the protocol has one")]
     NoImmediate,
-    /// The peer sent bytes on the TCP connection, which must be silent once RDMA is used.
+    /// The peer sent bytes on the TCP connection, which must carry no bytes once RDMA is used.
     #[error("the peer sends bytes on the TCP connection, which must be silent after the handshake")]
     NotSilent,
     /// A verb failed.
     #[error("{0}")]
     Verb(String),
 }
+
+verbs::from_verb_errors!(StreamError);
 
 impl From<VerbError> for StreamError {
     fn from(e: VerbError) -> Self {
@@ -62,13 +64,13 @@ impl From<StreamError> for io::Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The block size is not one of the protocol's sizes.
+    /// The configured block size is not one of the protocol's block sizes.
     #[error("blocks of {0} bytes: choose 8192, 65536 or 2097152")]
     BlockBytes(u32),
-    /// The queue size is out of the protocol's range.
+    /// The configured queue size is out of the protocol's range.
     #[error("queues of {0} WRs: choose 16 to 4096")]
     QueueSize(u16),
-    /// No device exists, or it cannot be used.
+    /// The device does not exist or cannot be used.
     #[error("RDMA cannot be used here: {0}")]
     Device(String),
     /// A verb failed.
@@ -80,7 +82,7 @@ pub enum SetupError {
     /// The peer's handshake is invalid.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The peer's handshake took too long.
+    /// The peer's handshake took longer than the timeout.
     #[error("the handshake with {0} was not complete in time")]
     TimedOut(SocketAddr),
     /// RDMA is required, and the peer declines it or speaks another protocol.
@@ -91,11 +93,13 @@ pub enum SetupError {
     Io(#[from] io::Error),
 }
 
+verbs::from_verb_errors!(SetupError);
+
 impl From<SetupError> for io::Error {
     fn from(e: SetupError) -> Self {
         let kind = match e {
             SetupError::Io(e) => return e,
-            SetupError::Verb(ref e) => e.source.kind(),
+            SetupError::Verb(ref e) => e.os_error().kind(),
             SetupError::BlockBytes(_) | SetupError::QueueSize(_) => io::ErrorKind::InvalidInput,
             SetupError::Handshake(_) => io::ErrorKind::InvalidData,
             SetupError::TimedOut(_) => io::ErrorKind::TimedOut,

@@ -6,8 +6,8 @@ use crate::handshake::{Answer, Client, Hello, Request, Server, Version};
 /// side and the length of the pieces.
 ///
 /// # Panics
-/// If a side requests too many bytes, or loses bytes of another protocol. If a side accepts a hello
-/// to which no queue pair can be connected.
+/// Panics if a side requests too many bytes, or loses bytes of another protocol. Panics if a side
+/// accepts a hello to which no queue pair can be connected.
 pub fn handshake(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else {
         return;
@@ -31,7 +31,7 @@ fn client(version: Version, mut bytes: &[u8], cut: usize) {
     };
     let (mut client, _) = Client::new(version, &own);
     while !bytes.is_empty() {
-        let wants = client.wants();
+        let wants = client.max_bytes_to_read();
         assert!((1..=8192).contains(&wants), "wants {wants} bytes");
         let (now, later) = bytes.split_at(wants.min(cut).min(bytes.len()));
         bytes = later;
@@ -47,7 +47,7 @@ fn server(all: &[u8], cut: usize) {
     let mut server = Server::new();
     let mut bytes = all;
     while !bytes.is_empty() {
-        let wants = server.wants();
+        let wants = server.max_bytes_to_read();
         assert!((1..=8192).contains(&wants), "wants {wants} bytes");
         let (now, later) = bytes.split_at(wants.min(cut).min(bytes.len()));
         bytes = later;

@@ -5,8 +5,8 @@
 //! acknowledges with four bytes. A side that cannot use RDMA declines in its hello or in the
 //! acknowledgement, and both sides continue with TCP.
 //!
-//! The caller must read at most [`wants`](Client::wants) bytes, so that bytes after the handshake
-//! stay in the socket.
+//! The caller must read at most [`max_bytes_to_read`](Client::max_bytes_to_read) bytes from the socket, so that bytes after
+//! the handshake stay in the socket.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`, `brpc:src/brpc/rdma/rdma_handshake.proto`.
 
@@ -25,7 +25,8 @@ pub use hello::Hello;
 pub use server::{Request, Server};
 pub use version::{MAGIC_BYTES, Version};
 
-/// Returns the client's acknowledgement, which says whether both sides use RDMA from now on.
+/// Encodes the client's acknowledgement, which tells the server whether both sides use RDMA from
+/// now on.
 pub const fn ack(use_rdma: bool) -> [u8; 4] {
     (use_rdma as u32).to_be_bytes()
 }

@@ -1,9 +1,9 @@
 //! Byte streams over brpc's RDMA protocol.
 //!
 //! A client connects by TCP. On that connection, both sides agree on RDMA, or continue with TCP if
-//! one of them cannot use RDMA. With RDMA, bytes are SENDs with immediate into blocks that the peer
-//! has posted. The immediates carry the credits of flow control. The TCP connection stays open and
-//! silent, and its end is the end of the stream.
+//! one side cannot use RDMA. With RDMA, the bytes of a stream are SENDs with immediate into blocks
+//! that the peer has posted. The immediates carry the credits of flow control. The TCP connection
+//! stays open and carries no more bytes. The end of the TCP connection is the end of the stream.
 //!
 //! - [`handshake`], [`window`]: the protocol, without I/O.
 //! - [`Stream`], [`Connector`], [`Listener`]: for tokio, with `AsyncRead` and `AsyncWrite`.
@@ -54,6 +54,7 @@ mod pool;
 mod prepared;
 mod rdma;
 mod reactor;
+mod spin;
 mod stream;
 #[cfg(feature = "tonic")]
 pub mod tonic;

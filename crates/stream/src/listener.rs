@@ -21,8 +21,8 @@ const HANDSHAKES: usize = 1024;
 
 /// Accepts connections on a TCP port, by RDMA and by plain TCP.
 ///
-/// The first bytes of a client distinguish the two, so clients must speak first, as clients of
-/// HTTP, gRPC and Redis do. A client that sends nothing within
+/// The first bytes of a client tell RDMA from plain TCP. Clients must therefore send first, as
+/// clients of HTTP, gRPC and Redis do. A client that sends nothing within
 /// [`handshake_timeout`](Config::handshake_timeout) is disconnected.
 #[derive(Debug)]
 pub struct Listener {
@@ -36,7 +36,7 @@ impl Listener {
     /// Listens at `address` on the software NIC, with the defaults of [`Config`].
     ///
     /// # Errors
-    /// The address cannot be used, or the device cannot be opened.
+    /// Returns an error if the address cannot be used, or the device cannot be opened.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         Self::with_config(address, Config::default()).await
     }
@@ -44,8 +44,8 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// The address cannot be used, a value of the configuration is invalid, or RDMA is required and
-    /// the device cannot be opened.
+    /// Returns an error if the address cannot be used, a value of the configuration is invalid, or
+    /// RDMA is required and the device cannot be opened.
     pub async fn with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = Setup::new(config)?;
         Ok(Self {
@@ -58,17 +58,17 @@ impl Listener {
     /// Returns the address on which the listener listens.
     ///
     /// # Errors
-    /// The system does not report the address.
+    /// Returns an error if the system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Waits for the next stream whose handshake is complete. Clients that fail theirs are
+    /// Waits for the next stream whose handshake is complete. A client whose handshake fails is
     /// disconnected, and the log states the reason.
     ///
     /// # Errors
-    /// The system accepts no more connections, for example for lack of descriptors; the listener
-    /// remains usable.
+    /// Returns an error if the system accepts no more connections, for example for lack of
+    /// descriptors; the listener remains usable.
     pub async fn accept(&mut self) -> io::Result<Stream> {
         std::future::poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -77,7 +77,7 @@ impl Listener {
     /// [`accept`](Self::accept).
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// Returns the errors of [`accept`](Self::accept).
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         loop {
             if let Poll::Ready(Some(finished)) = self.handshakes.poll_join_next(cx) {
@@ -110,7 +110,7 @@ async fn handshake(
     tcp.set_nodelay(true)?;
     let mut server = Server::new();
     let request = loop {
-        let bytes = read_some(&mut tcp, server.wants()).await?;
+        let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
@@ -122,19 +122,26 @@ async fn handshake(
         Request::Rdma(hello) => Some(hello),
         Request::Tcp => None,
     };
-    // Connect before the answer: the client may send as soon as it has received it.
-    let connected = hello.and_then(|hello| setup.answer(&hello));
+    // Connect before the answer is sent: the client may send data as soon as it has received the
+    // answer.
+    let mut reactor = None;
+    let connected = hello.and_then(|hello| {
+        setup.answer(&hello, |nic| {
+            nic.prepare(reactor.insert(nic.reactor()?).channel())
+        })
+    });
     let answer = server.answer(connected.as_ref().map(|(_, own)| own));
     tcp.write_all(&answer).await?;
     let wanted = loop {
-        let bytes = read_some(&mut tcp, server.wants()).await?;
+        let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
         if let Some(wanted) = server.receive_ack(&bytes)? {
             break wanted;
         }
     };
-    match connected {
-        Some((connection, _)) if wanted => {
-            Ok(Stream::rdma(Rdma::new(tcp, connection, setup.config.spin)?))
+    match connected.zip(reactor) {
+        Some(((connection, _), reactor)) if wanted => {
+            let rdma = Rdma::new(tcp, connection, reactor, setup.config.spin);
+            Ok(Stream::rdma(rdma))
         }
         _ if required => Err(SetupError::TcpOnly(client)),
         _ => Ok(Stream::tcp(tcp, Vec::new())),

@@ -1,21 +1,22 @@
 //! The device of streams, and its queue pairs that are ready to be connected.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use verbs::{Access, Context, Mtu, ProtectionDomain, Psn, Rc};
+use verbs::{Access, CompletionChannel, Context, Mtu, ProtectionDomain, Psn, Rc};
 
 use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::handshake::{Hello, Version};
 use crate::pool::{BLOCK_BYTES, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
+use crate::reactor::{Reactor, Reactors, nonblocking_channel};
 
-/// Maximum scatter/gather elements of a message.
+/// Maximum number of scatter/gather elements of a message.
 const MAX_SGE: u32 = 16;
 
-/// Choice between RDMA and TCP.
+/// The policy by which a stream chooses between RDMA and TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
     /// Use TCP if one of the sides cannot use RDMA.
@@ -23,26 +24,27 @@ pub enum Policy {
     FallBack,
     /// Use RDMA only; connecting fails without it.
     RdmaOnly,
-    /// Use TCP only: no hello is sent, and offers are declined.
+    /// Use TCP only: clients send no hello, and servers decline RDMA.
     TcpOnly,
 }
 
 /// Configuration of streams.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes of a block, and so the maximum of a message to this side: one of [`BLOCK_BYTES`],
-    /// 8,192 by default. A connection has [`queue_size`](Self::queue_size) blocks posted.
+    /// Number of bytes of a block, which limits the size of a message to this side: one of
+    /// [`BLOCK_BYTES`], 8,192 by default. A connection has [`queue_size`](Self::queue_size) blocks
+    /// posted.
     pub block_bytes: u32,
-    /// WRs of the send queue and of the receive queue, 16 to 4,096; 128 by default.
+    /// Number of WRs of the send queue and of the receive queue, 16 to 4,096; 128 by default.
     pub queue_size: u16,
     /// Version of the handshake that clients use; servers accept all versions.
     pub version: Version,
-    /// Choice between RDMA and TCP.
+    /// Policy by which streams choose between RDMA and TCP.
     pub policy: Policy,
     /// Maximum duration of the handshake; 5 s by default.
     pub handshake_timeout: Duration,
     /// Time for which a read or write polls before it sleeps on the completion channel; 50 µs by
-    /// default.
+    /// default. An async stream polls up to 16 times as long while its sleeps are short.
     pub spin: Duration,
     /// Provider of the NIC: "softnic", the default, or "system".
     pub provider: String,
@@ -93,6 +95,7 @@ pub(crate) struct Nic {
     gid_index: u8,
     queue_size: u16,
     max_sge: u32,
+    reactors: Reactors,
 }
 
 /// Configuration and device of this side's streams; `nic` is `None` if streams use only TCP.
@@ -116,11 +119,15 @@ impl Setup {
         Ok(Self { config, nic })
     }
 
-    /// Connects a server's queue pair for a client's hello. Returns the connection and the server's
-    /// hello, or `None` if the server must decline.
-    pub(crate) fn answer(&self, peer: &Hello) -> Option<(Connection, Hello)> {
+    /// Connects a server's queue pair, which `prepare` creates, for a client's hello. Returns the connection and the
+    /// server's hello, or `None` if the server must decline.
+    pub(crate) fn answer(
+        &self,
+        peer: &Hello,
+        prepare: impl FnOnce(&Nic) -> Result<Prepared, SetupError>,
+    ) -> Option<(Connection, Hello)> {
         let nic = self.nic.as_ref()?;
-        let connected = nic.prepare().and_then(|prepared| {
+        let connected = prepare(nic).and_then(|prepared| {
             let own = prepared.hello();
             Ok((prepared.connect(peer)?, own))
         });
@@ -150,20 +157,28 @@ impl Nic {
             gid_index,
             queue_size: config.queue_size,
             max_sge,
+            reactors: Reactors::default(),
         })
     }
 
-    /// Creates a queue pair in INIT with all its receives posted.
-    pub(crate) fn prepare(&self) -> Result<Prepared, SetupError> {
-        let channel = self.context.create_comp_channel()?;
-        let flags = fcntl_getfl(&channel).map_err(std::io::Error::from)?;
-        fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(std::io::Error::from)?;
+    /// Returns the reactor of the current runtime.
+    pub(crate) fn reactor(&self) -> Result<Arc<Reactor>, SetupError> {
+        self.reactors.current(&self.context)
+    }
+
+    /// Creates a queue pair as [`prepare`](Self::prepare) does, with a completion channel of its own.
+    pub(crate) fn prepare_alone(&self) -> Result<Prepared, SetupError> {
+        self.prepare(&nonblocking_channel(&self.context)?)
+    }
+
+    /// Creates a queue pair in INIT with all its receives posted, whose completion queue uses `channel`.
+    pub(crate) fn prepare(&self, channel: &CompletionChannel) -> Result<Prepared, SetupError> {
         let size = u32::from(self.queue_size);
-        let send_cq = self.context.create_cq_with_channel(size, &channel)?;
-        let recv_cq = self.context.create_cq_with_channel(size, &channel)?;
+        // Every WR of both queues may complete before the next poll.
+        let cq = self.context.create_cq_with_channel(2 * size, channel)?;
         let qp = self
             .pd
-            .qp::<Rc>(&send_cq, &recv_cq)
+            .qp::<Rc>(&cq, &cq)
             .max_send_wr(size)
             .max_recv_wr(size)
             .max_send_sge(self.max_sge)
@@ -186,9 +201,7 @@ impl Nic {
         }
         let prepared = Prepared {
             qp,
-            send_cq,
-            recv_cq,
-            channel,
+            cq,
             pool: self.pool.clone(),
             posted,
             queue_size: self.queue_size,

@@ -1,4 +1,4 @@
-//! The pool of registered blocks that messages are received into and sent from.
+//! The pool of registered blocks into which messages are received and from which they are sent.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use bytes::Bytes;
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain, VerbError};
 
-/// Minimum bytes that are registered at once.
+/// Minimum number of bytes that are registered by one call.
 const SLAB_BYTES: usize = 2 << 20;
 
-/// Allowed block sizes in bytes, the three of brpc.
+/// Allowed block sizes in bytes: the three block sizes of brpc.
 pub const BLOCK_BYTES: [u32; 3] = [8 << 10, 64 << 10, 2 << 20];
 
 /// A pool of registered blocks of one size. Clones share the same pool.
@@ -31,7 +31,7 @@ struct Inner {
     slabs: RwLock<Vec<MemoryRegion>>,
 }
 
-/// A block that is not in use.
+/// A block in the pool that is not in use.
 struct Free {
     ptr: *mut u8,
     slice: MrSlice,
@@ -43,9 +43,9 @@ unsafe impl Send for Free {}
 // SAFETY: `&Free` gives no access to the bytes.
 unsafe impl Sync for Free {}
 
-/// An exclusively owned block of registered memory. Dropping it returns it to its pool.
+/// An exclusively owned block of registered memory. Dropping a block returns it to its pool.
 ///
-/// Fill the block and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends these bytes
+/// Fill a block and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends the frozen bytes
 /// without copying them.
 pub struct Block {
     free: Option<Free>,
@@ -65,22 +65,22 @@ impl Pool {
         }
     }
 
-    /// Returns the bytes of a block.
+    /// Returns the size of a block in bytes.
     pub fn block_bytes(&self) -> usize {
         usize::try_from(self.inner.block_bytes).unwrap_or(usize::MAX)
     }
 
-    /// Returns the bytes that are registered now.
+    /// Returns the number of bytes that the pool has registered now.
     pub fn registered_bytes(&self) -> usize {
         let slabs = self.inner.slabs.read();
         let slabs = slabs.unwrap_or_else(PoisonError::into_inner);
         slabs.iter().map(MemoryRegion::len).sum()
     }
 
-    /// Takes a block out of the pool. Its content is unspecified, from its last use.
+    /// Takes a block out of the pool. The content of the block is unspecified.
     ///
     /// # Errors
-    /// Memory cannot be allocated or registered.
+    /// Returns an error if memory cannot be allocated or registered.
     pub fn block(&self) -> Result<Block, VerbError> {
         let mut free = self.inner.free();
         if free.is_empty() {
@@ -113,8 +113,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the scatter/gather element for bytes in this pool's memory, or `None` for other
-    /// bytes.
+    /// Returns the scatter/gather element for bytes in this pool's memory, or `None` if `bytes` lie
+    /// elsewhere.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<MrSlice> {
         let addr = bytes.as_ptr().addr() as u64;
         let slabs = self.inner.slabs.read();
@@ -149,7 +149,7 @@ impl Block {
         self.of().slice
     }
 
-    /// Returns the bytes. No receive may be posted for this block.
+    /// Returns the bytes of the block. No receive may be posted for this block.
     fn bytes(&self) -> &[u8] {
         let free = self.of();
         // SAFETY: the memory is live, and initialised because it was zeroed at first. Nothing
@@ -168,11 +168,11 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(free.ptr, free.slice.len() as usize) }
     }
 
-    /// Freezes the first `len` bytes, to be sent or kept. The block returns to its pool when the
-    /// last clone is dropped.
+    /// Freezes the first `len` bytes of the block, to be sent or kept. The block returns to its
+    /// pool when the last clone of the frozen bytes is dropped.
     ///
     /// # Panics
-    /// When the block is shorter than `len`.
+    /// Panics if the block is shorter than `len`.
     pub fn freeze(self, len: usize) -> Bytes {
         self.freeze_range(0..len)
     }
@@ -209,7 +209,7 @@ mod tests {
 
     fn pool(block_bytes: u32) -> Pool {
         let device = verbs::Provider::softnic().device(None).expect("a device");
-        let pd = device.open().and_then(|c| c.alloc_pd());
+        let pd = device.open().expect("opens").alloc_pd();
         Pool::new(&pd.expect("a domain"), block_bytes)
     }
 

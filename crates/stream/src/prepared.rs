@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use verbs::{CompletionChannel, CompletionQueue, PreparedQp, Rc};
+use verbs::{CompletionQueue, PreparedQp, Rc};
 
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
 
-/// Maximum payload that is sent inline, in bytes.
+/// Maximum size in bytes of a payload that is sent inline.
 pub(crate) const INLINE_BYTES: u32 = 256;
 
 /// A queue pair that is not connected yet.
@@ -15,9 +15,7 @@ pub(crate) struct Prepared {
     // Fields are dropped in this order: the queue pair must be destroyed before its blocks return
     // to the pool.
     pub(crate) qp: PreparedQp<Rc>,
-    pub(crate) send_cq: CompletionQueue,
-    pub(crate) recv_cq: CompletionQueue,
-    pub(crate) channel: CompletionChannel,
+    pub(crate) cq: CompletionQueue,
     pub(crate) pool: Pool,
     pub(crate) posted: VecDeque<Block>,
     pub(crate) queue_size: u16,
@@ -25,7 +23,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Returns the hello for the peer.
+    /// Returns the hello that describes the queue pair to the peer.
     pub(crate) fn hello(&self) -> Hello {
         let own = self.qp.endpoint();
         Hello {

@@ -1,4 +1,5 @@
-//! A connection in tokio's runtime: polls for a while, then sleeps on the completion channel.
+//! A stream over RDMA in tokio's runtime: it polls for a while, then sleeps on the completion
+//! channel.
 
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,25 +8,25 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::io::ReadBuf;
-use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
-use verbs::CompletionChannel;
 
 use crate::connection::Connection;
 use crate::error::StreamError;
+use crate::reactor::{Reactor, Registration};
+use crate::spin::Spin;
 
 /// Maximum time for which a dropped stream continues to deliver sent data.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Half of a stream that waits.
+/// The half of a stream, reader or writer, whose task waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Half {
     Reader = 0,
     Writer = 1,
 }
 
-/// The tasks that wait for a stream. A descriptor in tokio's reactor has room for one waker, but
-/// both tasks may wait for both descriptors.
+/// The tasks that wait for a stream. tokio's reactor keeps one waker per descriptor, but reader and
+/// writer may both wait for both descriptors.
 #[derive(Default)]
 struct Waiting([Mutex<Option<Waker>>; 2]);
 
@@ -57,33 +58,38 @@ impl Wake for Waiting {
 
 /// A stream over RDMA.
 pub(crate) struct Rdma {
-    /// TCP connection, which is silent; its end of file is the peer's close.
+    /// TCP connection of the stream, which carries no bytes; its end of file means that the peer
+    /// has closed the stream.
     tcp: TcpStream,
-    channel: AsyncFd<CompletionChannel>,
     connection: Connection,
-    spin: Duration,
-    /// Start of the current period without progress.
-    idle_since: Option<Instant>,
+    _registration: Registration,
+    spin: Spin,
     waiting: Arc<Waiting>,
-    /// Wakes both halves.
+    /// Waker that wakes the tasks of both halves.
     waker: Waker,
     /// True once the marker that ends this side's data is posted.
     marker_posted: bool,
 }
 
 impl Rdma {
-    pub(crate) fn new(tcp: TcpStream, connection: Connection, spin: Duration) -> io::Result<Self> {
+    /// Makes a stream of a connection whose completion queue is on the channel of `reactor`.
+    pub(crate) fn new(
+        tcp: TcpStream,
+        connection: Connection,
+        reactor: Arc<Reactor>,
+        spin: Duration,
+    ) -> Self {
         let waiting = Arc::new(Waiting::default());
-        Ok(Self {
-            channel: crate::reactor::watch(connection.channel().clone())?,
+        let waker = Waker::from(Arc::clone(&waiting));
+        Self {
             tcp,
+            _registration: reactor.register(connection.cq(), waker.clone()),
             connection,
-            spin,
-            idle_since: None,
-            waker: Waker::from(Arc::clone(&waiting)),
+            spin: Spin::new(spin),
+            waker,
             waiting,
             marker_posted: false,
-        })
+        }
     }
 
     pub(crate) fn tcp(&self) -> &TcpStream {
@@ -94,12 +100,12 @@ impl Rdma {
         &self.connection
     }
 
-    /// Polls completions, and wakes the other half if work requests have completed, because they
-    /// may concern it too.
+    /// Polls completions. If work requests have completed, wakes the other half, which may wait for
+    /// these completions.
     fn progress(&mut self, half: Half) -> bool {
         let any = self.connection.progress();
         if any {
-            self.idle_since = None;
+            self.spin.progressed(Instant::now);
             match half {
                 Half::Reader => self.waiting.wake_half(Half::Writer),
                 Half::Writer => self.waiting.wake_half(Half::Reader),
@@ -110,40 +116,22 @@ impl Rdma {
 
     /// Waits until progress may be possible. After `Ready`, the caller must check again.
     fn poll_wait(&mut self, half: Half, sends: bool, cx: &mut Context<'_>) -> Poll<()> {
-        let now = Instant::now();
-        let since = *self.idle_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < self.spin {
+        if self.spin.polls_again(Instant::now()) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         self.waiting.set(half, cx.waker());
-        loop {
-            // Arm first, then poll: a message after arming raises an event, and the poll finds
-            // earlier ones.
-            self.connection.arm(sends);
-            if self.progress(half) || self.connection.failure().is_some() {
-                return Poll::Ready(());
-            }
-            if self.poll_tcp() {
-                return Poll::Ready(());
-            }
-            let mut cx = Context::from_waker(&self.waker);
-            match self.channel.poll_read_ready(&mut cx) {
-                Poll::Ready(Ok(mut guard)) => {
-                    self.connection.take_events();
-                    guard.clear_ready();
-                }
-                Poll::Ready(Err(e)) => {
-                    self.connection.close(StreamError::Verb(e.to_string()));
-                    return Poll::Ready(());
-                }
-                Poll::Pending => return Poll::Pending,
-            }
+        // Arm first, then poll: a message after arming raises an event, for which the reactor wakes the task, and the
+        // poll finds earlier messages.
+        self.connection.arm(sends);
+        if self.progress(half) || self.connection.failure().is_some() || self.poll_tcp() {
+            return Poll::Ready(());
         }
+        Poll::Pending
     }
 
-    /// Checks that the TCP connection is still open and silent, and registers both halves for
-    /// changes. Returns true if the connection has ended by this check.
+    /// Checks that the TCP connection is still open and without data, and registers both halves for
+    /// changes. Returns true if this check has ended the connection.
     fn poll_tcp(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {
@@ -160,7 +148,7 @@ impl Rdma {
     }
 
     /// Returns the reason why the stream has ended. If a work request failed because the peer has
-    /// closed, the reason is the close.
+    /// closed the connection, the function returns that close as the reason.
     fn failure(&self) -> Option<StreamError> {
         let failure = self.connection.failure()?;
         let closed = matches!(failure, StreamError::Failed(_))
@@ -176,7 +164,7 @@ impl Rdma {
     fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if self.connection.has_unread() {
-                self.idle_since = None;
+                self.spin.progressed(Instant::now);
                 return Poll::Ready(Ok(true));
             }
             if self.progress(Half::Reader) {
@@ -225,8 +213,8 @@ impl Rdma {
             match write(&mut self.connection) {
                 Ok(0) => {}
                 Ok(written) => {
-                    self.idle_since = None;
-                    // The peer may answer soon, so the reader polls again for a while.
+                    self.spin.progressed(Instant::now);
+                    // The peer may answer soon, so make the reader poll again for a while.
                     self.waiting.wake_half(Half::Reader);
                     return Poll::Ready(Ok(written));
                 }
@@ -264,7 +252,7 @@ impl Rdma {
         self.poll_posting(cx, |connection| connection.write_bytes(bytes))
     }
 
-    /// Waits until the peer's NIC has received everything, then shuts down the TCP connection's
+    /// Waits until the peer's NIC has received all sent bytes, then shuts down the TCP connection's
     /// write side.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
@@ -295,7 +283,7 @@ impl Rdma {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let shutdown = std::future::poll_fn(|cx| self.poll_shutdown(cx));
-                // Ignore the result, which a dropped stream cannot report.
+                // Ignore the result, because a dropped stream cannot report it.
                 let _ = tokio::time::timeout(LINGER, shutdown).await;
             });
         }

@@ -1,4 +1,4 @@
-//! The stream for tokio.
+//! The byte stream for tokio.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -17,18 +17,18 @@ use crate::rdma::Rdma;
 /// A stream is used like a `TcpStream`. In addition, [`send`](Self::send) and
 /// [`receive`](Self::receive) move [`Bytes`] without copying them.
 ///
-/// - *Back-pressure*: a peer that does not read leaves its blocks occupied, and writes wait.
-/// - *Close*: `shutdown` waits until the peer's NIC has received everything. The peer then reads
-///   the rest and the end of file. The protocol has no half close: after `shutdown`, no
-///   more data can be expected from the peer. A dropped stream continues to deliver sent data for up to 5 s.
-/// - *Two halves* (`tokio::io::split`) may be used by two tasks.
+/// - *Back-pressure*: if a peer does not read, its blocks stay occupied, and writes of this side wait.
+/// - *Close*: `shutdown` waits until the peer's NIC has received all sent bytes. The peer then reads these
+///   bytes and the end of file. The protocol has no half close: after `shutdown`, no more data can be
+///   expected from the peer. A dropped stream continues to deliver sent data for up to 5 s.
+/// - *Two halves* (`tokio::io::split`) of a stream may be used by two tasks.
 #[derive(Debug)]
 pub struct Stream {
     kind: Kind,
 }
 
 enum Kind {
-    /// `None` while the stream is dropped.
+    /// A stream over RDMA; `None` while the stream is being dropped.
     Rdma(Option<Box<Rdma>>),
     Tcp(Tcp),
 }
@@ -79,7 +79,7 @@ impl Stream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.tcp_stream().peer_addr()
     }
@@ -87,7 +87,7 @@ impl Stream {
     /// Returns this side's address.
     ///
     /// # Errors
-    /// The system does not report the address.
+    /// Returns an error if the system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp_stream().local_addr()
     }
@@ -103,7 +103,7 @@ impl Stream {
     /// Returns a block of the pool to fill, freeze and send, or `None` if the stream uses TCP.
     ///
     /// # Errors
-    /// Memory cannot be registered.
+    /// Returns an error if memory cannot be registered.
     pub fn block(&self) -> io::Result<Option<Block>> {
         Ok(self.pool().map(Pool::block).transpose()?)
     }
@@ -112,7 +112,7 @@ impl Stream {
     /// including received blocks.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         while !bytes.is_empty() {
             std::future::poll_fn(|cx| self.poll_send(cx, &mut bytes)).await?;
@@ -120,11 +120,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends as many bytes as fit, and removes them from the front of `bytes`. Returns their
-    /// number.
+    /// Sends as many bytes as the window permits, and removes them from the front of `bytes`. Returns the
+    /// number of sent bytes.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     pub fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -142,11 +142,11 @@ impl Stream {
         }
     }
 
-    /// Returns the next bytes as they arrived, without a copy from 512 bytes on. Uncopied bytes
-    /// hold a block of the pool until they are dropped. Returns `None` at the end of the stream.
+    /// Returns the next bytes in the pieces in which they arrived. Pieces of 512 bytes or more are not
+    /// copied, and hold a block of the pool until they are dropped. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// The connection has failed.
+    /// Returns an error if the connection has failed.
     pub async fn receive(&mut self) -> io::Result<Option<Bytes>> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
@@ -154,7 +154,7 @@ impl Stream {
     /// Polls for the next bytes; the poll form of [`receive`](Self::receive).
     ///
     /// # Errors
-    /// The connection has failed.
+    /// Returns an error if the connection has failed.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match &mut self.kind {
             Kind::Rdma(Some(rdma)) => rdma.poll_read_bytes(cx),
@@ -224,7 +224,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Written bytes are already posted, or in the socket.
+        // Nothing is left to flush: written bytes are already posted, or in the socket.
         Poll::Ready(Ok(()))
     }
 

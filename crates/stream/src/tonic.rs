@@ -1,4 +1,4 @@
-//! gRPC by tonic over the streams: a connector for clients and the incoming connections of a server.
+//! gRPC by tonic over streams: a connector for clients, and the incoming connections of a server.
 //!
 //! A service needs two changed lines:
 //!
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! Clients without RDMA reach the same port by plain TCP.
+//! Clients without RDMA reach the same port of the server by plain TCP.
 
 use std::future::Future;
 use std::io;
@@ -35,7 +35,7 @@ use crate::connector::Connector;
 use crate::listener::Listener;
 use crate::stream::Stream;
 
-/// Pause after the system has refused a connection, because it is out of descriptors or memory.
+/// Pause after the system has refused a connection for lack of descriptors or memory.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connector for a channel of tonic, for `Endpoint::connect_with_connector`.
@@ -111,7 +111,7 @@ impl tokio_stream::Stream for Incoming {
             }
             match std::task::ready!(self.listener.poll_accept(cx)) {
                 Ok(stream) => return Poll::Ready(Some(Ok(stream))),
-                // Do not return the error: tonic would stop the server.
+                // Do not return the error, because tonic would then stop the server.
                 Err(why) => {
                     tracing::error!(%why, "no connection can be accepted");
                     self.pause = Some(Box::pin(tokio::time::sleep(REFUSED_PAUSE)));
@@ -121,7 +121,8 @@ impl tokio_stream::Stream for Incoming {
     }
 }
 
-/// Information about a connection for a service: `request.extensions().get::<ConnectInfo>()`.
+/// Information about a connection that a service can read:
+/// `request.extensions().get::<ConnectInfo>()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// The client's address.

@@ -1,26 +1,27 @@
-//! Flow control: the number of messages that may be in flight, and the credits in each message.
-//! Without I/O.
+//! Flow control without I/O: the number of messages that may be in flight, and the credits in each
+//! message.
 //!
-//! Two counters limit a sender: the free slots of its own send queue, and the peer's receives that
-//! are known to be posted (*credits*). The immediate of each message is the number of receives that
-//! were posted again since the last message. If too few messages are sent back, an empty message (a
-//! *pure acknowledgement*) carries the credits. Three WRs of each queue are reserved for these.
+//! Two counters limit a sender: the free slots of its own send queue, and the peer's receives that are
+//! known to be posted (*credits*). The immediate of each message is the number of receives that were
+//! posted again since the last message. If a side sends too few messages, an empty message (a *pure
+//! acknowledgement*) carries the credits. Three WRs of each queue are reserved for pure acknowledgements.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`.
 
-/// WRs of each queue that are reserved for pure acknowledgements.
+/// Number of WRs of each queue that are reserved for pure acknowledgements.
 pub const RESERVED_WRS: u16 = 3;
-/// Bytes after which a message is solicited, so that the receiver starts early during a long write.
+/// Number of bytes after which a message is solicited, so that the receiver starts early during a long
+/// write.
 const UNSOLICITED_BYTES: usize = 1 << 20;
 
-/// Bit of the `wr_id` of a pure acknowledgement. The other bits are the number of earlier messages
-/// that it completes.
+/// Bit of the `wr_id` of a pure acknowledgement. The other bits are the number of earlier messages with
+/// payload that its completion completes.
 const ACK: u64 = 1 << 32;
 
 /// The windows of both directions, as one side knows them.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// Maximum messages in flight from this side, and from the peer.
+    /// Maximum numbers of messages in flight from this side, and from the peer.
     local: u16,
     remote: u16,
     /// Free slots of the send queue, at most `local`.
@@ -29,40 +30,40 @@ pub struct Window {
     credits: u16,
     /// Number of pure acknowledgements that may be posted.
     acks: u16,
-    /// Receives that were posted again and not reported to the peer yet.
+    /// Number of receives that were posted again and not yet reported to the peer.
     owed: u16,
-    /// Messages since the last signaled message.
+    /// Number of messages since the last signaled message.
     unsignaled: u16,
-    /// Messages and bytes since the last solicited message.
+    /// Numbers of messages and bytes since the last solicited message.
     unsolicited: u16,
-    unsolicited_bytes: usize,
+    bytes_since_solicited: usize,
 }
 
 /// Flags and immediate of a message to post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageFlags {
-    /// Immediate of the message.
+    /// Immediate of the message, which carries credits.
     pub imm: u32,
-    /// `wr_id` if the message is signaled, to be passed to [`Window::completed`] on completion;
-    /// `None` if unsignaled.
+    /// `wr_id` of a signaled message, to be passed to [`Window::completed`] on completion; `None` for an
+    /// unsignaled message.
     pub signaled: Option<u64>,
-    /// True if the message is a solicited event at the peer.
+    /// True if the message must cause a solicited event at the peer.
     pub solicited: bool,
 }
 
 /// Error: the peer gives more credits than it has received messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the peer gives {given} credits, and {missing} are missing")]
+#[error("the peer gives {given} credits, of which at most {missing} can be outstanding")]
 pub struct TooManyCredits {
-    /// Credits in the immediate.
+    /// Number of credits in the immediate.
     pub given: u32,
-    /// Maximum credits that the peer may give now.
+    /// Number of the peer's receives that are not known to be posted: the maximum number of credits that it may give.
     pub missing: u16,
 }
 
 impl Window {
-    /// Creates the windows between queues of these sizes, as in both hellos; each size is at least
-    /// 16.
+    /// Creates the windows between queues of the given sizes, which both hellos contain; each size is at
+    /// least 16.
     pub fn new(own_sq: u16, own_rq: u16, peer_sq: u16, peer_rq: u16) -> Self {
         let local = own_sq.min(peer_rq).saturating_sub(RESERVED_WRS).max(1);
         let remote = own_rq.min(peer_sq).saturating_sub(RESERVED_WRS).max(1);
@@ -75,7 +76,7 @@ impl Window {
             owed: 0,
             unsignaled: 0,
             unsolicited: 0,
-            unsolicited_bytes: 0,
+            bytes_since_solicited: 0,
         }
     }
 
@@ -84,13 +85,13 @@ impl Window {
         self.slots.min(self.credits).into()
     }
 
-    /// Returns true if a writer that found no room should try again: an eighth of the window is
+    /// Returns true if a writer that found no room should try again, because an eighth of the window is
     /// free.
     pub fn has_enough_room(&self) -> bool {
         self.room() >= usize::from(self.local / 8).max(1)
     }
 
-    /// Returns true if the own send queue, not the peer, limits sending. The caller must then wait
+    /// Returns true if this side's send queue limits sending, and not the peer. The caller must then wait
     /// for the next completion of a send.
     pub fn lacks_slots(&self) -> bool {
         self.slots == 0 || (self.acks == 0 && self.owes_ack())
@@ -106,15 +107,15 @@ impl Window {
         self.credits -= 1;
         self.unsignaled += 1;
         self.unsolicited += 1;
-        self.unsolicited_bytes += bytes;
+        self.bytes_since_solicited += bytes;
         let imm = std::mem::take(&mut self.owed);
         let solicited = last
             || self.room() == 0
             || self.unsolicited > self.local / 4
             || imm > self.remote / 4
-            || self.unsolicited_bytes > UNSOLICITED_BYTES;
+            || self.bytes_since_solicited > UNSOLICITED_BYTES;
         if solicited {
-            (self.unsolicited, self.unsolicited_bytes) = (0, 0);
+            (self.unsolicited, self.bytes_since_solicited) = (0, 0);
         }
         let signaled = self.unsignaled >= (self.local / 4).max(1);
         Some(MessageFlags {
@@ -124,7 +125,7 @@ impl Window {
         })
     }
 
-    /// Returns true if the peer lacks so many credits that it may have to stop.
+    /// Returns true if the peer lacks so many credits that it may have to stop sending.
     fn owes_ack(&self) -> bool {
         self.owed > self.remote / 2
     }
@@ -137,8 +138,8 @@ impl Window {
         self.force_ack()
     }
 
-    /// Counts a pure acknowledgement, due or not, and returns its flags. Its completion says that
-    /// the peer has received everything before it. Returns `None` while three of them are in
+    /// Counts a pure acknowledgement, due or not, and returns its flags. Its completion means that the
+    /// peer has received all earlier messages. Returns `None` while three pure acknowledgements are in
     /// flight.
     pub fn force_ack(&mut self) -> Option<MessageFlags> {
         self.acks = self.acks.checked_sub(1)?;
@@ -149,8 +150,8 @@ impl Window {
         })
     }
 
-    /// Processes the `wr_id` of a completed send. Returns the number of messages with payload that
-    /// it completes.
+    /// Processes the `wr_id` of a completed send. Returns the number of messages with payload that this
+    /// completion completes.
     pub fn completed(&mut self, wr_id: u64) -> u16 {
         if wr_id & ACK != 0 {
             self.acks = (self.acks + 1).min(RESERVED_WRS);
@@ -161,10 +162,10 @@ impl Window {
         count
     }
 
-    /// Processes the immediate of a received message.
+    /// Processes the immediate of a received message, which carries credits.
     ///
     /// # Errors
-    /// The immediate gives more credits than are outstanding.
+    /// Returns an error if the immediate gives more credits than are outstanding.
     pub fn received(&mut self, imm: u32) -> Result<(), TooManyCredits> {
         let missing = self.local - self.credits;
         match u16::try_from(imm) {
@@ -179,8 +180,8 @@ impl Window {
         }
     }
 
-    /// Counts receives that were posted again after messages with payload. Receives of empty
-    /// messages are not counted.
+    /// Counts receives that were posted again after messages with payload. A receive of an empty message
+    /// is not counted.
     pub fn reposted(&mut self, count: u16) {
         self.owed = self.owed.saturating_add(count).min(self.remote);
     }

@@ -85,7 +85,8 @@ fn reads_and_writes_end_at_their_timeout() {
         client.set_timeout(short).expect("a timeout");
         let nothing = client.read(&mut [0; 1]).expect_err("nothing comes");
         assert_eq!(nothing.kind(), ErrorKind::TimedOut);
-        // The server does not read: the window fills, and the memory does not grow.
+        // The server does not read: the window becomes full, and the registered memory does not
+        // grow.
         let mut written = 0;
         let full = loop {
             match client.write(&[7; 8192]) {

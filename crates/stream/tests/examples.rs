@@ -1,4 +1,4 @@
-//! Runs the examples.
+//! Runs the examples of this crate.
 
 #[path = "../examples/http.rs"]
 mod http;

@@ -143,7 +143,7 @@ fn where_one_side_has_no_rdma_tcp_is_used() {
         ] {
             let mut listener = Listener::with_config(any(), server).await.expect("listens");
             let address = listener.local_addr().expect("an address");
-            // A plain client is accepted after its first bytes.
+            // The listener accepts a plain TCP client after the client's first bytes.
             let server = tokio::spawn(async move {
                 let stream = listener.accept().await.expect("accepts");
                 assert!(!stream.is_rdma());
@@ -259,4 +259,76 @@ fn an_idle_stream_is_not_polled() {
         client.read_exact(&mut got).await.expect("reads");
         assert_eq!(&got, b"again");
     });
+}
+
+/// Returns the number of descriptors that this process has open.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("the own descriptors")
+        .count()
+}
+
+#[test]
+fn streams_of_a_runtime_that_sleep_share_one_channel() {
+    run(async {
+        const STREAMS: usize = 200;
+        let config = Config {
+            queue_size: 16,
+            // Every wait sleeps, so that each message needs an event.
+            spin: Duration::ZERO,
+            policy: Policy::RdmaOnly,
+            ..Config::default()
+        };
+        let listener = Listener::with_config(any(), config.clone()).await;
+        let mut listener = listener.expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let connector = Connector::new(config).expect("a device");
+        let before = descriptors();
+        let mut clients = Vec::new();
+        for _ in 0..STREAMS {
+            let (client, server) = tokio::join!(connector.connect(address), listener.accept());
+            tokio::spawn(echo(server.expect("accepts")));
+            clients.push(client.expect("connects"));
+        }
+        // Each stream has a socket at each end. The rest belongs to other tests of this process.
+        let more = descriptors() - before;
+        assert!(more < 3 * STREAMS, "{more} descriptors");
+        let echoes = clients.into_iter().enumerate().map(|(at, mut client)| {
+            tokio::spawn(async move {
+                for round in 0..5 {
+                    let sent = [at, round].map(usize::to_le_bytes).concat();
+                    client.write_all(&sent).await.expect("writes");
+                    let mut got = vec![0; sent.len()];
+                    client.read_exact(&mut got).await.expect("reads");
+                    assert_eq!(got, sent);
+                }
+                client.shutdown().await.expect("closes");
+            })
+        });
+        for echo in echoes.collect::<Vec<_>>() {
+            echo.await.expect("its own bytes come back");
+        }
+    });
+}
+
+#[test]
+fn a_connector_outlives_the_runtime_of_its_first_streams() {
+    let connector = Connector::new(Config::default()).expect("a device");
+    for _ in 0..2 {
+        run(async {
+            let mut listener = Listener::bind(any()).await.expect("listens");
+            let address = listener.local_addr().expect("an address");
+            let (client, server) = tokio::join!(connector.connect(address), listener.accept());
+            let (mut client, server) = (client.expect("connects"), server.expect("accepts"));
+            tokio::spawn(echo(server));
+            // Longer than any poll, so that the second message wakes a stream that sleeps.
+            for text in [b"first", b"later"] {
+                client.write_all(text).await.expect("writes");
+                let mut got = [0; 5];
+                client.read_exact(&mut got).await.expect("reads");
+                assert_eq!(&got, text);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
 }

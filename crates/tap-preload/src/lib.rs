@@ -1,10 +1,11 @@
-//! The tap in front of the machine's own libibverbs: `verbatim run --provider system` puts this library into
-//! `LD_PRELOAD`, so that what unmodified programs do on a real NIC is counted and traced.
+//! The tap in front of the machine's own libibverbs, as a library for `LD_PRELOAD`. `verbatim run --provider system`
+//! preloads this library, so that the verbs of unmodified programs on a real NIC are counted and traced.
 //!
-//! It has a function under each name that libibverbs exports to programs. These have no version, so the loader finds
-//! them first for every version that a program asks for. They call the library's own functions through the tap, which
-//! also puts its functions into the operations of each device that is opened. The library and its provider libraries
-//! call each other under private names, which this library does not replace.
+//! The library has a function under each name that libibverbs exports to programs. These functions have no symbol
+//! version, so the loader finds them first for every version that a program needs. Each function calls libibverbs'
+//! function of the same name through the tap. The tap also puts its functions into the operations of each opened
+//! device. libibverbs and its provider libraries call each other under private names, which this library does not
+//! replace.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -14,7 +15,7 @@ use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
 fn symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
-    let own = libibverbs::symbols().unwrap_or_else(|error| end(&error));
+    let own = libibverbs::symbols().unwrap_or_else(|error| end_process(&error));
     if tap::is_on() {
         TAPPED.get_or_init(tap::symbols::<System>)
     } else {
@@ -24,7 +25,7 @@ fn symbols() -> &'static Symbols {
 
 fn later_symbols() -> &'static LaterSymbols {
     static TAPPED: OnceLock<Option<LaterSymbols>> = OnceLock::new();
-    let own = libibverbs::later_symbols().unwrap_or_else(|error| end(&error));
+    let own = libibverbs::later_symbols().unwrap_or_else(|error| end_process(&error));
     let tapped = if tap::is_on() {
         TAPPED.get_or_init(tap::later_symbols::<System>).as_ref()
     } else {
@@ -33,8 +34,8 @@ fn later_symbols() -> &'static LaterSymbols {
     tapped.unwrap_or(own)
 }
 
-/// Ends the process: it calls a library that is not there.
-fn end(error: &LoadError) -> ! {
+/// Ends the process, which has called a function of libibverbs although the machine's libibverbs cannot be used.
+fn end_process(error: &LoadError) -> ! {
     eprintln!("verbatim: {error}");
     std::process::abort();
 }
@@ -43,14 +44,15 @@ fn end(error: &LoadError) -> ! {
 macro_rules! export {
     ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
-            /// libibverbs' function of this name, watched.
+            /// Calls libibverbs' function of this name; the call is counted and traced.
             ///
             /// # Safety
-            /// That of libibverbs' function of this name.
+            /// The contract of libibverbs' function of this name applies.
             // SAFETY: the name is libibverbs' own, and so are the arguments and the behaviour.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
-                // SAFETY: the same function with the same contract, which is the caller's.
+                // SAFETY: this function has the same contract as libibverbs' function, and its caller upholds the
+                // contract.
                 unsafe { ($table().$name)($( $arg ),*) }
             }
         )*

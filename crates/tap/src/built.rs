@@ -6,34 +6,34 @@ use crate::request::Request;
 
 /// A work request that a thread is building.
 #[derive(Clone, Copy)]
-pub(crate) struct Built {
+pub(crate) struct BuiltWr {
     pub(crate) wr_id: u64,
     pub(crate) opcode: ibv_wr_opcode,
     pub(crate) flags: u32,
     pub(crate) num_sge: u32,
     pub(crate) bytes: u32,
-    pub(crate) to: Option<Remote>,
+    pub(crate) destination: Option<RemoteAddress>,
     pub(crate) ah: *mut ibv_ah,
     pub(crate) qpn: u32,
-    pub(crate) flush: Option<Flush>,
+    pub(crate) flush: Option<FlushParameters>,
 }
 
 /// The remote memory address of a work request.
 #[derive(Clone, Copy)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteAddress {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
 }
 
-/// Further parameters of a FLUSH, as `ibv_wr_flush(3)` names them.
+/// The parameters of a FLUSH besides its remote memory address, as `ibv_wr_flush(3)` names them.
 #[derive(Clone, Copy)]
-pub(crate) struct Flush {
+pub(crate) struct FlushParameters {
     pub(crate) len: usize,
     pub(crate) placement: u8,
     pub(crate) selectivity: u8,
 }
 
-impl Built {
+impl BuiltWr {
     /// Returns a work request without a remote memory address.
     pub(crate) const fn local(opcode: ibv_wr_opcode) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Built {
             flags: 0,
             num_sge: 0,
             bytes: 0,
-            to: None,
+            destination: None,
             ah: std::ptr::null_mut(),
             qpn: 0,
             flush: None,
@@ -52,13 +52,13 @@ impl Built {
     /// Returns a work request with a remote memory address.
     pub(crate) const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
         Self {
-            to: Some(Remote { addr, rkey }),
+            destination: Some(RemoteAddress { addr, rkey }),
             ..Self::local(opcode)
         }
     }
 }
 
-impl Request for Built {
+impl Request for BuiltWr {
     fn opcode(&self) -> ibv_wr_opcode {
         self.opcode
     }
@@ -72,7 +72,7 @@ impl Request for Built {
     }
 
     fn remote(&self) -> u64 {
-        self.to.map_or(0, |to| to.addr)
+        self.destination.map_or(0, |to| to.addr)
     }
 
     fn destination(&self) -> (*mut ibv_ah, u32) {

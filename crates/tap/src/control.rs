@@ -1,10 +1,10 @@
-//! The functions that create and destroy objects, with the tap's bookkeeping.
+//! The functions that create and destroy verbs objects, and the tap's record of these objects.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use verbs_abi::*;
 
-use crate::machines::{address, enter_address, machine};
+use crate::machines::{address, machine, record_address};
 use crate::objects::{
     CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, qp_key, registry,
 };
@@ -15,7 +15,7 @@ use crate::{data_path, extended, memory, session, trace};
 ///
 /// # Safety
 /// `handle` is a context that the provider has just returned and no other code has seen.
-unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
+unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
     // A second open of the same device may return the same context.
     if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
         return;
@@ -114,7 +114,7 @@ unsafe extern "C" fn create_qp_ex(
     // values.
     unsafe {
         let Some(create) = own else {
-            return refuse();
+            return null_with_errno();
         };
         let qp = create(handle, init);
         let Some(init) = init.as_ref().filter(|_| !qp.is_null()) else {
@@ -126,9 +126,9 @@ unsafe extern "C" fn create_qp_ex(
             .find(qp_key((*qp).context, (*qp).qp_num))
             .filter(|_| extended)
         {
-            // A queue pair with these operations is the first field of an extended queue pair (`verbs.h`).
+            // `verbs.h` places the extended queue pair so that the queue pair is its first field.
             let handle: *mut ibv_qp_ex_with_flush = qp.cast();
-            // The field exists only in queue pairs that were created with this flag.
+            // The field `wr_flush` exists only in queue pairs that were created with this flag.
             let flush = init.send_ops_flags & IBV_QP_EX_WITH_FLUSH != 0;
             let flush = flush.then(|| &mut (*handle).wr_flush);
             extended::install_post(known, &mut (*handle).ex, flush);
@@ -147,7 +147,7 @@ unsafe extern "C" fn create_cq_ex(
     // SAFETY: the caller promises `ibv_create_cq_ex(3)`.
     unsafe {
         let Some(create) = own else {
-            return refuse();
+            return null_with_errno();
         };
         let cq = create(handle, init);
         if let Some(known) = created_cq(cq.cast()) {
@@ -169,13 +169,14 @@ unsafe extern "C" fn create_srq_ex(
     unsafe {
         match own {
             Some(create) => created_srq(create(handle, init)),
-            None => refuse(),
+            None => null_with_errno(),
         }
     }
 }
 
-/// Fails as the header's functions do if a provider lacks an operation: returns NULL and sets errno.
-fn refuse<T>() -> *mut T {
+/// Sets errno to EOPNOTSUPP and returns NULL, as the header's functions do if a provider lacks an
+/// operation.
+fn null_with_errno<T>() -> *mut T {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
     std::ptr::null_mut()
@@ -185,18 +186,18 @@ fn refuse<T>() -> *mut T {
 ///
 /// # Safety
 /// `mr` is NULL or a new region.
-unsafe fn registered(mr: *mut ibv_mr) -> *mut ibv_mr {
+unsafe fn on_registered(mr: *mut ibv_mr) -> *mut ibv_mr {
     // SAFETY: contract of this function.
     if let Some(region) = unsafe { mr.as_ref() }
         && let Some(context) = CONTEXTS.find(key_of(region.context))
     {
         let (addr, len) = (region.addr.addr(), region.length);
-        memory::registered(context.session, mr.addr(), addr, len);
+        memory::record_registered(context.session, mr.addr(), addr, len);
     }
     mr
 }
 
-/// Returns the provider's table with the tap's functions in it.
+/// Returns the provider's table of entry points with the tap's functions in it.
 pub(crate) fn symbols<P: Provider>() -> Symbols {
     Symbols {
         ibv_open_device: open_device::<P>,
@@ -216,7 +217,8 @@ pub(crate) fn symbols<P: Provider>() -> Symbols {
     }
 }
 
-/// Returns the table of later functions in the same way.
+/// Returns the provider's table of later entry points with the tap's functions in it; `None` if the
+/// provider has none.
 pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
     Some(LaterSymbols {
         ibv_reg_mr_iova: reg_mr_iova::<P>,
@@ -230,19 +232,19 @@ unsafe extern "C" fn open_device<P: Provider>(device: *mut ibv_device) -> *mut i
     // SAFETY: the caller promises what the function's man page requires, here and in all functions below.
     unsafe {
         let context = (P::symbols().ibv_open_device)(device);
-        opened::<P>(context);
+        on_device_opened::<P>(context);
         context
     }
 }
 
 unsafe extern "C" fn import_device<P: Provider>(cmd_fd: c_int) -> *mut ibv_context {
     let Some(later) = P::later_symbols() else {
-        return refuse();
+        return null_with_errno();
     };
     // SAFETY: as above.
     unsafe {
         let context = (later.ibv_import_device)(cmd_fd);
-        opened::<P>(context);
+        on_device_opened::<P>(context);
         context
     }
 }
@@ -254,7 +256,7 @@ unsafe extern "C" fn reg_mr<P: Provider>(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: as above.
-    unsafe { registered((P::symbols().ibv_reg_mr)(pd, addr, length, access)) }
+    unsafe { on_registered((P::symbols().ibv_reg_mr)(pd, addr, length, access)) }
 }
 
 unsafe extern "C" fn reg_mr_iova<P: Provider>(
@@ -265,10 +267,10 @@ unsafe extern "C" fn reg_mr_iova<P: Provider>(
     access: c_int,
 ) -> *mut ibv_mr {
     let Some(later) = P::later_symbols() else {
-        return refuse();
+        return null_with_errno();
     };
     // SAFETY: as above.
-    unsafe { registered((later.ibv_reg_mr_iova)(pd, addr, length, iova, access)) }
+    unsafe { on_registered((later.ibv_reg_mr_iova)(pd, addr, length, iova, access)) }
 }
 
 unsafe extern "C" fn reg_mr_iova2<P: Provider>(
@@ -279,10 +281,10 @@ unsafe extern "C" fn reg_mr_iova2<P: Provider>(
     access: c_uint,
 ) -> *mut ibv_mr {
     let Some(later) = P::later_symbols() else {
-        return refuse();
+        return null_with_errno();
     };
     // SAFETY: as above.
-    unsafe { registered((later.ibv_reg_mr_iova2)(pd, addr, length, iova, access)) }
+    unsafe { on_registered((later.ibv_reg_mr_iova2)(pd, addr, length, iova, access)) }
 }
 
 unsafe extern "C" fn rereg_mr<P: Provider>(
@@ -297,7 +299,7 @@ unsafe extern "C" fn rereg_mr<P: Provider>(
     unsafe {
         let result = (P::symbols().ibv_rereg_mr)(mr, flags, pd, addr, length, access);
         if result == 0 {
-            registered(mr);
+            on_registered(mr);
         }
         result
     }
@@ -310,7 +312,7 @@ unsafe extern "C" fn dereg_mr<P: Provider>(mr: *mut ibv_mr) -> c_int {
         let handle = mr.addr();
         let result = (P::symbols().ibv_dereg_mr)(mr);
         if let Some(context) = context.filter(|_| result == 0) {
-            memory::deregistered(context.session, handle);
+            memory::record_deregistered(context.session, handle);
         }
         result
     }
@@ -333,7 +335,7 @@ unsafe extern "C" fn create_cq<P: Provider>(
 
 unsafe extern "C" fn destroy_cq<P: Provider>(cq: *mut ibv_cq) -> c_int {
     let known = CQS.find(key_of(cq));
-    // Removed before the call, because the handle's address may be reused at once.
+    // Remove the object before the call, because the handle's address may be reused at once.
     let forget = || {
         let _one = registry();
         CQS.remove(key_of(cq));
@@ -440,7 +442,7 @@ unsafe extern "C" fn create_ah<P: Provider>(
     unsafe {
         let ah = (P::symbols().ibv_create_ah)(pd, attr);
         if let Some(attr) = attr.as_ref().filter(|_| !ah.is_null()) {
-            enter_address(ah, address(attr));
+            record_address(ah, address(attr));
         }
         ah
     }
@@ -458,7 +460,7 @@ unsafe extern "C" fn create_ah_from_wc<P: Provider>(
         if let Some(pd) = pd.as_ref().filter(|_| !ah.is_null()) {
             let mut attr = ibv_ah_attr::zeroed();
             if (P::symbols().ibv_init_ah_from_wc)(pd.context, port_num, wc, grh, &mut attr) == 0 {
-                enter_address(ah, address(&attr));
+                record_address(ah, address(&attr));
             }
         }
         ah

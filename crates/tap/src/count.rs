@@ -1,4 +1,4 @@
-//! Counting: the additions of a data path call to the cells.
+//! Counting: adds the work requests and completions of a data path call to the cells.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,38 +6,39 @@ use verbs_abi::*;
 
 use crate::layout::*;
 use crate::machines::machine_of_datagram;
-use crate::objects::{Context, Cq, QPS, Qp, QpThread, place_of, qp_key};
-use crate::request::{NOTHING_REPEATS, Pattern, Request};
-use crate::session::{add, raise, set};
+use crate::objects::{Context, Cq, QPS, Qp, QpThread, kind_index, qp_key};
+use crate::request::{NOTHING_REPEATS, Request, RequestPattern};
+use crate::session::{add, raise_to, set};
 
-/// The time is read once per this number of work requests or completions (a power of two), and for the first
-/// few of them.
+/// Number of work requests or completions (a power of two) per reading of the clock. The clock is also read
+/// for the first `TIME_FIRST` of them.
 const TIME_EVERY: u64 = 256;
 const TIME_FIRST: u64 = 64;
-/// Number of look-ups of destinations after which no more are made.
+/// Maximum number of look-ups of datagram destinations by a thread for a queue pair; later destinations are
+/// only counted.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
-/// Maximum number of repeated posts before they are counted in full.
+/// Maximum number of posts that are counted as repetitions before they are added to all counters.
 const MAX_REPEATED: u64 = 255;
 
 /// Counts an accepted postlist.
 #[inline(always)]
-pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
+pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
     let entry = qp.thread_entry();
     let mut first = requests.clone();
     let Some(request) = first.next() else {
         return;
     };
     let alone = first.next().is_none();
-    if alone && entry.repeats(qp, request.pattern(), || request.destination()) {
+    if alone && entry.is_repetition(qp, request.pattern(), || request.destination()) {
         return add(&entry.cell.repeated, 1);
     }
     entry.count_repeated(qp);
-    posted_in_full(qp, entry, requests, alone);
+    count_each_posted(qp, entry, requests, alone);
 }
 
 #[inline(always)]
-fn posted_in_full(
+fn count_each_posted(
     qp: &Qp,
     entry: &QpThread,
     requests: impl Iterator<Item = impl Request>,
@@ -46,7 +47,7 @@ fn posted_in_full(
     let before = qp.posted.load(Relaxed);
     let signaled_before = qp.signaled.load(Relaxed);
     let (mut count, mut signaled) = (0u64, 0u64);
-    let (mut key, mut in_row, mut signaled_in_row) = (Key(0), 0, 0);
+    let (mut key, mut in_row, mut signaled_in_row) = (OperationKey(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
     let mut requests = requests;
     let mut next = requests.next();
@@ -54,7 +55,7 @@ fn posted_in_full(
     let first = pattern;
     while let Some(request) = next {
         let fetches = !datagram && request.opcode() >= IBV_WR_RDMA_READ;
-        // Most requests of a list are equal, and comparing them costs less than counting each.
+        // Most work requests of a list are equal, and comparing them costs less than counting each.
         let mut equal = 1;
         loop {
             next = requests.next();
@@ -107,26 +108,26 @@ fn posted_in_full(
         &cell.outstanding_sum,
         count * outstanding + count * (count + 1) / 2,
     );
-    raise(&cell.outstanding_max, outstanding + count);
+    raise_to(&cell.outstanding_max, outstanding + count);
     let found = entry.thread.found.load(Relaxed);
     if entry.found.load(Relaxed) != found {
         entry.found.store(found, Relaxed);
         add(&cell.runs, 1);
     }
     if alone && let Some(pattern) = first {
-        entry.may_repeat(pattern, key, signaled > 0, outstanding + 1);
+        entry.record_pattern(pattern, key, signaled > 0, outstanding + 1);
     }
     if is_time(before, count) {
         entry.record_time(qp);
     }
 }
 
-/// Returns the kind of a work request.
+/// Returns the kind under which a work request is counted.
 #[inline(always)]
-fn kind_of(qp: &Qp, request: &impl Request) -> Key {
+fn kind_of(qp: &Qp, request: &impl Request) -> OperationKey {
     let (num_sge, bytes) = request.payload();
     let inline = (request.flags() | qp.implied_flags) & IBV_SEND_INLINE != 0;
-    Key::new(request.opcode(), num_sge, bytes).inline(inline)
+    OperationKey::new(request.opcode(), num_sge, bytes).inline(inline)
 }
 
 #[inline(always)]
@@ -134,35 +135,41 @@ fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
     (request.flags() | qp.implied_flags) & IBV_SEND_SIGNALED != 0
 }
 
-/// Returns true if the time is due when `more` is added to `before`.
+/// Returns true if the clock must be read when `more` work requests or completions are added to `before`.
 #[inline(always)]
 fn is_time(before: u64, more: u64) -> bool {
     before < TIME_FIRST || (before ^ (before + more)) >= TIME_EVERY
 }
 
 impl QpThread {
-    /// Returns true if a post of one work request equals the previous post, so that only a repetition must be
-    /// counted.
+    /// Returns true if a post of one work request equals the previous post, so that only a counter of
+    /// repetitions must be incremented.
     ///
-    /// A post has its stores to the receiver's ring in flight, and each further store waits behind them.
-    /// Between distant cores the ten stores of a full count cost a third of the message rate.
+    /// The stores of a post to the receiver's ring are still in flight, and each further store waits behind
+    /// them. Between distant cores the ten stores of a full count cost a third of the message rate.
     #[inline(always)]
-    pub(crate) fn repeats(
+    pub(crate) fn is_repetition(
         &self,
         qp: &Qp,
-        pattern: Pattern,
+        pattern: RequestPattern,
         destination: impl FnOnce() -> (*mut ibv_ah, u32),
     ) -> bool {
         self.repeated_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
             && self.repeated_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
             && self.found.load(Relaxed) == self.thread.found.load(Relaxed)
-            && Repeated(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
-            && (qp.qp_type != IBV_QPT_UD || self.knows(destination()))
+            && RepeatedPosts(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
+            && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))
     }
 
     /// Records the pattern of a post of one work request, so that equal posts can be counted as repetitions.
     #[inline(always)]
-    fn may_repeat(&self, pattern: Pattern, key: Key, signaled: bool, outstanding: u64) {
+    fn record_pattern(
+        &self,
+        pattern: RequestPattern,
+        key: OperationKey,
+        signaled: bool,
+        outstanding: u64,
+    ) {
         let place = self.sent_place.load(Relaxed) as usize;
         let single = place < SINGLE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
@@ -171,20 +178,20 @@ impl QpThread {
         }
         set(&self.repeated_opcode_and_sges, pattern.opcode_and_sges);
         set(&self.repeated_flags_and_bytes, pattern.flags_and_bytes);
-        set(&self.cell.repeated, Repeated::none(place, signaled).0);
+        set(&self.cell.repeated, RepeatedPosts::none(place, signaled).0);
         set(&self.cell.repeated_outstanding, outstanding);
     }
 
-    /// Counts in full the posts that were only counted as repetitions so far.
+    /// Adds the posts that were only counted as repetitions to all counters.
     #[inline(always)]
     pub(crate) fn count_repeated(&self, qp: &Qp) {
-        let repeated = Repeated(self.cell.repeated.load(Relaxed));
+        let repeated = RepeatedPosts(self.cell.repeated.load(Relaxed));
         if repeated.count() > 0 {
             self.count_repeated_out_of_line(qp, repeated);
         }
     }
 
-    /// Records the time of a post, now and then.
+    /// Records the time of a post; only some posts call this function.
     #[cold]
     fn record_time(&self, qp: &Qp) {
         let now = qp.context.session.record_time();
@@ -195,7 +202,7 @@ impl QpThread {
     }
 
     #[inline(never)]
-    fn count_repeated_out_of_line(&self, qp: &Qp, repeated: Repeated) {
+    fn count_repeated_out_of_line(&self, qp: &Qp, repeated: RepeatedPosts) {
         let cell = self.cell;
         let count = repeated.count();
         cell.repeated.store(repeated.0 - count, Relaxed);
@@ -205,7 +212,7 @@ impl QpThread {
         let before = cell.repeated_outstanding.load(Relaxed);
         let sum = repeated.outstanding_sum(before, qp.max_outstanding());
         add(&cell.outstanding_sum, sum);
-        raise(
+        raise_to(
             &cell.outstanding_max,
             (before + count).min(qp.max_outstanding()),
         );
@@ -225,12 +232,12 @@ impl QpThread {
         }
     }
 
-    /// Counts work requests of a kind.
+    /// Counts `count` work requests of one kind.
     ///
     /// The arguments are numbers and not a structure: a structure that is written in words and read as a
     /// whole must wait for all earlier stores into the receiver's ring.
     #[inline(never)]
-    fn add_sent(&self, key: Key, count: u64, signaled: u64) {
+    fn add_sent(&self, key: OperationKey, count: u64, signaled: u64) {
         if count == 0 {
             return;
         }
@@ -251,11 +258,11 @@ impl QpThread {
         }
     }
 
-    /// Returns the index of a kind; `usize::MAX` if there is no room for it.
+    /// Returns the index of a kind in the cell; `usize::MAX` if the cell has no room for the kind.
     #[inline(never)]
-    fn find_sent(&self, key: Key) -> usize {
+    fn find_sent(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.sent;
-        let place = place_of(key, kinds.len(), SINGLE_SENT_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), SINGLE_SENT_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
@@ -265,7 +272,7 @@ impl QpThread {
     }
 
     #[inline(always)]
-    fn add_received(&self, key: Key, count: u64) {
+    fn add_received(&self, key: OperationKey, count: u64) {
         let place = if self.received_key.load(Relaxed) == key.0 {
             self.received_place.load(Relaxed) as usize
         } else {
@@ -281,9 +288,9 @@ impl QpThread {
     }
 
     #[inline(never)]
-    fn find_received(&self, key: Key) -> usize {
+    fn find_received(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
-        let place = place_of(key, kinds.len(), SINGLE_RECEIVED_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), SINGLE_RECEIVED_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
@@ -319,9 +326,9 @@ impl QpThread {
         (&self.destinations[place], known)
     }
 
-    /// Returns true if a destination was looked up before.
+    /// Returns true if this destination was looked up before.
     #[inline(always)]
-    fn knows(&self, to: (*mut ibv_ah, u32)) -> bool {
+    fn is_known_destination(&self, to: (*mut ibv_ah, u32)) -> bool {
         let (place, known) = self.destination(to);
         place.load(Relaxed) == known
     }
@@ -332,12 +339,12 @@ impl QpThread {
         let (place, known) = self.destination(to);
         if place.load(Relaxed) != known {
             place.store(known, Relaxed);
-            self.look_up(context, to.0, to.1);
+            self.add_from_handle(context, to.0, to.1);
         }
     }
 
     #[cold]
-    fn look_up(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
+    fn add_from_handle(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
         if self.destinations_missed.load(Relaxed) >= MAX_LOOKUPS {
             return add(&self.cell.unlisted_peers, 1);
         }
@@ -361,7 +368,7 @@ impl QpThread {
 
 /// The counted properties of a completion.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Completion {
+pub(crate) struct CountedCompletion {
     pub(crate) qpn: u32,
     pub(crate) ok: bool,
     pub(crate) opcode: ibv_wc_opcode,
@@ -369,7 +376,7 @@ pub(crate) struct Completion {
     pub(crate) imm: bool,
 }
 
-impl Completion {
+impl CountedCompletion {
     #[inline(always)]
     pub(crate) fn of(wc: &ibv_wc) -> Self {
         Self {
@@ -383,26 +390,26 @@ impl Completion {
 
     /// Returns the key of completions that are counted together.
     #[inline(always)]
-    fn key(self) -> Key {
+    fn key(self) -> OperationKey {
         if !self.ok {
-            Key(u64::MAX)
+            OperationKey(u64::MAX)
         } else if self.opcode & IBV_WC_RECV == 0 {
-            Key(0)
+            OperationKey(0)
         } else {
-            Key::new(self.opcode, 0, self.bytes).imm(self.imm)
+            OperationKey::new(self.opcode, 0, self.bytes).imm(self.imm)
         }
     }
 }
 
 /// Counts a poll that found no completion.
 #[inline(always)]
-pub(crate) fn polled_empty(cq: &Cq) {
+pub(crate) fn count_empty_poll(cq: &Cq) {
     add(&cq.thread_entry().cell.empty_polls, 1);
 }
 
 /// Counts a poll that found completions.
 #[inline(always)]
-pub(crate) fn polled(cq: &Cq, count: u64) {
+pub(crate) fn count_poll(cq: &Cq, count: u64) {
     let entry = cq.thread_entry();
     let cell = entry.cell;
     let before = cell.completions.load(Relaxed);
@@ -419,7 +426,7 @@ pub(crate) fn polled(cq: &Cq, count: u64) {
 /// Most polls find one run of equal completions. The function detects that by comparing their fields without
 /// a branch for each field or completion.
 #[inline(always)]
-pub(crate) fn completed(cq: &Cq, completions: &[ibv_wc]) {
+pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
     let Some(first) = completions.first() else {
         return;
     };
@@ -427,17 +434,17 @@ pub(crate) fn completed(cq: &Cq, completions: &[ibv_wc]) {
         .iter()
         .fold(0, |differ, other| differ | difference(first, other));
     if differ == 0 {
-        return add_completed(cq, Completion::of(first), completions.len() as u64);
+        return add_completed(cq, CountedCompletion::of(first), completions.len() as u64);
     }
-    completed_runs(cq, completions);
+    count_completion_runs(cq, completions);
 }
 
-/// Counts completions like [`completed`], run by run.
+/// Counts completions like [`count_completions`], run by run.
 #[inline(never)]
-fn completed_runs(cq: &Cq, completions: &[ibv_wc]) {
+fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
     for run in completions.chunk_by(|a, b| difference(a, b) == 0) {
         if let Some(first) = run.first() {
-            add_completed(cq, Completion::of(first), run.len() as u64);
+            add_completed(cq, CountedCompletion::of(first), run.len() as u64);
         }
     }
 }
@@ -451,7 +458,7 @@ fn difference(a: &ibv_wc, b: &ibv_wc) -> u32 {
 
 /// Counts completions that are equal in all counted fields.
 #[inline(never)]
-pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
+pub(crate) fn add_completed(cq: &Cq, completion: CountedCompletion, count: u64) {
     let Some(qp) = QPS.find(qp_key(cq.device, completion.qpn)) else {
         return;
     };
@@ -469,8 +476,8 @@ pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
             entry.count_repeated(qp);
             add(&entry.cell.failed, count);
             // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
-            // receive. The queue pair is then in error, and at most as many operations are outstanding as are
-            // flushed.
+            // receive. After a failure the queue pair is in error, and at most as many operations are
+            // outstanding as are flushed.
             qp.retire(count);
         }
         _ => qp.thread_entry().add_received(key, count),

@@ -1,7 +1,8 @@
 //! The operations that `verbs.h` calls through the context, with counting.
 //!
-//! Each calls the provider's operation and then counts what that accepted. The provider therefore gets a work
-//! request before the tap reads it for counting, and a refused work request is not counted.
+//! Each function calls the provider's operation and then counts the work requests that the provider accepted.
+//! The provider therefore gets a work request before the tap reads it, and a refused work request is not
+//! counted.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -11,17 +12,17 @@ use verbs_abi::*;
 
 use crate::count;
 use crate::objects::{CQS, QP_HANDLES, QPS, Qp, Srq, context_of, key_of, qp_key};
-use crate::postlist::{List, length_at, place_for_bad};
+use crate::postlist::{PostedList, bad_wr_slot, length_at};
 use crate::recvs;
-use crate::request::{Pattern, Request};
+use crate::request::{Request, RequestPattern};
 use crate::session::add;
 use crate::trace;
 
-/// Replaces the operations of a context by the counting ones; the provider's own are in the
+/// Replaces the operations of a context by counting operations. The provider's own operations are in the
 /// [`Context`](crate::objects::Context).
 pub(crate) fn install(ops: &mut ibv_context_ops) {
     if trace::is_on() {
-        ops.post_send = Some(post_send_traced);
+        ops.post_send = Some(post_send_slow);
         ops.post_recv = Some(recvs::post_traced::<Qp>);
         ops.post_srq_recv = Some(recvs::post_traced::<Srq>);
     } else {
@@ -32,7 +33,7 @@ pub(crate) fn install(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
 }
 
-/// Returns the key by which the queue pair of a handle is found.
+/// Returns the key of a queue pair in the table [`QPS`](crate::objects::QPS).
 ///
 /// # Safety
 /// `qp` is a live queue pair.
@@ -44,7 +45,7 @@ pub(crate) unsafe fn key_of_qp(qp: *mut ibv_qp) -> u64 {
 
 /// Posts and counts work requests.
 ///
-/// Most posts are of one work request that equals the previous one. This function detects that before the
+/// Most posts are of one work request that equals the previous one. This function compares the two before the
 /// provider's call, so that only the address of the counter must be kept across the call.
 unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
@@ -60,11 +61,12 @@ unsafe extern "C" fn post_send(
             && !one.sg_list.is_null()
             && !bad_wr.is_null()
         {
-            let pattern = Pattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
+            let pattern =
+                RequestPattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
             if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
                 && let Some(post_send) = qp.post_send
                 && let Some(entry) = qp.existing_entry()
-                && entry.repeats(qp, pattern, || one.destination())
+                && entry.is_repetition(qp, pattern, || one.destination())
             {
                 let cell = entry.cell;
                 let result = post_send(handle, wr, bad_wr);
@@ -93,7 +95,7 @@ unsafe extern "C" fn post_send_counted(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut own = ptr::null_mut();
-    let bad_wr = place_for_bad(bad_wr, &mut own);
+    let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
@@ -102,12 +104,12 @@ unsafe extern "C" fn post_send_counted(
             let result = post_send(handle, wr, bad_wr);
             return count_sent(qp, wr, bad_wr, result);
         }
-        post_send_traced(handle, wr, bad_wr)
+        post_send_slow(handle, wr, bad_wr)
     }
 }
 
 /// Counts the accepted part of a list according to the provider's `result`, and returns `result`. A caller
-/// that ends with this call keeps no values across it.
+/// whose last action is this call keeps no values across it.
 ///
 /// # Safety
 /// The list is as `ibv_post_send(3)` describes it. If `result` is an error, `bad_wr` points to the refused
@@ -125,25 +127,25 @@ unsafe fn count_sent(
         // SAFETY: contract of this function.
         count_refused(qp, unsafe { *bad_wr })
     };
-    count::posted(qp, List::new(wr, end));
+    count::count_posted(qp, PostedList::new(wr, end));
     result
 }
 
-/// Posts as [`post_send`] does, with trace lines if tracing is on. It also handles queue pairs that are not
-/// counted or not in their first table slot. These rare cases are separate to keep the common path short and
-/// fast.
+/// Posts as [`post_send`] does, with trace lines if tracing is on. The function also handles queue pairs that
+/// are not counted or not in their first table slot. These rare cases are separate to keep the common path
+/// short and fast.
 ///
 /// # Safety
 /// The contract of [`post_send`] applies.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn post_send_traced(
+unsafe extern "C" fn post_send_slow(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut own = ptr::null_mut();
-    let bad_wr = place_for_bad(bad_wr, &mut own);
+    let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function.
     unsafe {
         let qp = QPS.find(key_of_qp(handle));
@@ -153,16 +155,16 @@ unsafe extern "C" fn post_send_traced(
             *bad_wr = wr;
             return libc::EINVAL;
         };
-        let traced = trace::started();
+        let traced = trace::start_time();
         let result = post_send(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
-            let all = List::new(wr, ptr::null_mut());
+            let all = PostedList::new(wr, ptr::null_mut());
             let bad = if result == 0 {
                 ptr::null_mut()
             } else {
                 *bad_wr
             };
-            trace::posted(at_ns, handle, (*handle).qp_type, all, bad, result);
+            trace::write_posted(at_ns, handle, (*handle).qp_type, all, bad, result);
         }
         match qp {
             Some(qp) => count_sent(qp, wr, bad_wr, result),
@@ -171,10 +173,10 @@ unsafe extern "C" fn post_send_traced(
     }
 }
 
-/// Counts the rest of a list, from the refused work request on, as refused; returns the refused work request.
+/// Counts the work requests of a list from the refused one on as refused; returns the refused work request.
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
-    let rest = List::new(bad_wr, ptr::null_mut());
+    let rest = PostedList::new(bad_wr, ptr::null_mut());
     add(&qp.thread_entry().cell.refused, rest.count() as u64);
     bad_wr
 }
@@ -194,15 +196,15 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
         if let Some(cq) = cq {
             match usize::try_from(result) {
                 Ok(found) if found > 0 => {
-                    count::polled(cq, found as u64);
+                    count::count_poll(cq, found as u64);
                     let completions = std::slice::from_raw_parts(wc, found);
                     if trace::is_on() {
-                        trace::found(handle, cq, completions);
+                        trace::write_found(handle, cq, completions);
                     }
-                    count::completed(cq, completions);
+                    count::count_completions(cq, completions);
                 }
                 _ => {
-                    count::polled_empty(cq);
+                    count::count_empty_poll(cq);
                     if trace::is_on() {
                         trace::empty_poll(handle.addr(), cq);
                     }
@@ -213,7 +215,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
 }
 
-/// Forgets the outstanding operations of a queue pair.
+/// Removes the outstanding operations of a queue pair from its counts, after a reset of the queue pair.
 pub(crate) fn reset(qp: &Qp) {
     qp.thread_entry().count_repeated(qp);
     qp.reset();

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use crate::built::{Built, Flush};
-use crate::count::{self, Completion};
+use crate::built::{BuiltWr, FlushParameters};
+use crate::count::{self, CountedCompletion};
 use crate::objects::{CQS, Cq, QPS, Qp, key_of, qp_key};
 use crate::own_operations::{FlushOp, PollOps, PostOps};
 use crate::trace;
@@ -24,9 +24,9 @@ unsafe fn qp_of(qp: *mut ibv_qp_ex) -> Option<&'static Qp> {
 /// Returns the list that the calling thread is building.
 ///
 /// # Safety
-/// The result is not in use when this is called again.
+/// The caller no longer uses an earlier result of this function.
 #[expect(clippy::mut_from_ref, reason = "each thread has a list of its own")]
-unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
+unsafe fn list(qp: &Qp) -> &mut Vec<BuiltWr> {
     // SAFETY: only this thread uses the list, and only during the functions below, which do not call each
     // other.
     unsafe { &mut *qp.thread_entry().list.get() }
@@ -36,10 +36,10 @@ unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
 ///
 /// # Safety
 /// `handle` is the handle of `qp`, between start and complete of this thread (`ibv_wr_post(3)`).
-unsafe fn begin(qp: &Qp, handle: *mut ibv_qp_ex, built: Built) {
+unsafe fn add_built_wr(qp: &Qp, handle: *mut ibv_qp_ex, built: BuiltWr) {
     // SAFETY: contract of this function; the program has set the two fields.
     unsafe {
-        list(qp).push(Built {
+        list(qp).push(BuiltWr {
             wr_id: (*handle).wr_id,
             flags: built.flags | (*handle).wr_flags & !IBV_SEND_INLINE,
             ..built
@@ -67,7 +67,7 @@ macro_rules! post_operations {
             if qp.post_ops.set(own).is_err() {
                 return;
             }
-            // Operations that the provider lacks stay NULL.
+            // An operation that the provider lacks stays NULL.
             $(handle.$begin = handle.$begin.and(Some($begin));)*
             $(handle.$set = handle.$set.and(Some($set));)*
             if let Some(flush) = flush {
@@ -85,7 +85,7 @@ macro_rules! post_operations {
                 if let Some(own) = qp.post_ops.get().and_then(|own| own.$begin) {
                     own(handle $(, $arg)*);
                 }
-                begin(qp, handle, $built);
+                add_built_wr(qp, handle, $built);
             }
         })*
 
@@ -106,24 +106,24 @@ macro_rules! post_operations {
 
 post_operations! {
     begin {
-        wr_send() = Built::local(IBV_WR_SEND);
-        wr_send_imm(imm: u32) = Built::local(IBV_WR_SEND_WITH_IMM);
-        wr_send_inv(rkey: u32) = Built::local(IBV_WR_SEND_WITH_INV);
-        wr_rdma_write(rkey: u32, addr: u64) = Built::remote(IBV_WR_RDMA_WRITE, addr, rkey);
-        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = Built::remote(IBV_WR_RDMA_WRITE_WITH_IMM, addr, rkey);
-        wr_rdma_read(rkey: u32, addr: u64) = Built::remote(IBV_WR_RDMA_READ, addr, rkey);
+        wr_send() = BuiltWr::local(IBV_WR_SEND);
+        wr_send_imm(imm: u32) = BuiltWr::local(IBV_WR_SEND_WITH_IMM);
+        wr_send_inv(rkey: u32) = BuiltWr::local(IBV_WR_SEND_WITH_INV);
+        wr_rdma_write(rkey: u32, addr: u64) = BuiltWr::remote(IBV_WR_RDMA_WRITE, addr, rkey);
+        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = BuiltWr::remote(IBV_WR_RDMA_WRITE_WITH_IMM, addr, rkey);
+        wr_rdma_read(rkey: u32, addr: u64) = BuiltWr::remote(IBV_WR_RDMA_READ, addr, rkey);
         wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =
-            Built::remote(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
-        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = Built::remote(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
-        // "atomic_wr: 8 bytes", which the call copies (`ibv_wr_post(3)`).
-        wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = Built {
+            BuiltWr::remote(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
+        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = BuiltWr::remote(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
+        // The value has 8 bytes, which the call copies (`ibv_wr_post(3)`, "atomic_wr").
+        wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = BuiltWr {
             flags: IBV_SEND_INLINE,
             bytes: 8,
-            ..Built::remote(IBV_WR_ATOMIC_WRITE, addr, rkey)
+            ..BuiltWr::remote(IBV_WR_ATOMIC_WRITE, addr, rkey)
         };
-        wr_local_inv(rkey: u32) = Built::local(IBV_WR_LOCAL_INV);
-        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = Built::local(IBV_WR_BIND_MW);
-        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = Built::local(IBV_WR_TSO);
+        wr_local_inv(rkey: u32) = BuiltWr::local(IBV_WR_LOCAL_INV);
+        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = BuiltWr::local(IBV_WR_BIND_MW);
+        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = BuiltWr::local(IBV_WR_TSO);
     }
     set {
         wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32), |last| {
@@ -164,16 +164,16 @@ unsafe extern "C" fn wr_flush(
         if let Some(own) = qp.post_ops.get().and_then(|own| own.wr_flush) {
             own(handle, rkey, addr, len, placement, selectivity);
         }
-        let flush = Flush {
+        let flush = FlushParameters {
             len,
             placement,
             selectivity,
         };
-        let built = Built {
+        let built = BuiltWr {
             flush: Some(flush),
-            ..Built::remote(IBV_WR_FLUSH, addr, rkey)
+            ..BuiltWr::remote(IBV_WR_FLUSH, addr, rkey)
         };
-        begin(qp, handle, built);
+        add_built_wr(qp, handle, built);
     }
 }
 
@@ -196,15 +196,15 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         else {
             return libc::EINVAL;
         };
-        let traced = trace::started();
+        let traced = trace::start_time();
         let result = own(handle);
         if let Some(at_ns) = traced {
-            trace::built(at_ns, handle, list(qp), result);
+            trace::write_built(at_ns, handle, list(qp), result);
         }
-        // The whole list was posted, or none of it (`ibv_wr_post(3)`).
+        // The provider has posted the whole list or none of it (`ibv_wr_post(3)`).
         let built = list(qp);
         if result == 0 {
-            count::posted(qp, built.iter().copied());
+            count::count_posted(qp, built.iter().copied());
         } else {
             crate::session::add(&qp.thread_entry().cell.refused, built.len() as u64);
         }
@@ -226,7 +226,8 @@ unsafe extern "C" fn wr_abort(handle: *mut ibv_qp_ex) {
 
 /// Installs counting in a completion queue for `ibv_start_poll` and the other poll functions.
 ///
-/// `wc_flags` are the fields requested at creation: a provider may fill only these.
+/// `wc_flags` are the completion fields that the program requested at creation: a provider may fill only
+/// these fields.
 pub(crate) fn install_poll(cq: &Cq, handle: &mut ibv_cq_ex, wc_flags: u64) {
     let own = PollOps {
         start_poll: handle.start_poll,
@@ -267,7 +268,7 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
         // SAFETY: this thread has started polling the queue.
         unsafe { count_current(cq, own, handle, "start_poll") };
     } else {
-        count::polled_empty(cq);
+        count::count_empty_poll(cq);
         if trace::is_on() {
             trace::empty_poll(handle.addr(), cq);
         }
@@ -295,14 +296,14 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     let Some((cq, own)) = cq_of(handle) else {
         return;
     };
-    count::polled(cq, cq.thread_entry().batch.swap(0, Relaxed));
+    count::count_poll(cq, cq.thread_entry().batch.swap(0, Relaxed));
     if let Some(end) = own.end_poll {
         // SAFETY: the caller promises that this thread polls the queue.
         unsafe { end(handle) };
     }
 }
 
-/// Counts the current completion, which `verb` returned.
+/// Counts the current completion of a queue, which the poll function named `verb` has returned.
 ///
 /// # Safety
 /// The calling thread polls the queue, and there is a current completion.
@@ -312,9 +313,9 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
         let read = |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| {
             field.map_or(0, |read| read(handle))
         };
-        let completion = Completion {
-            // Without a QP number the completion belongs to no queue pair: this number is reserved for
-            // multicast (IBTA vol. 1, 3.5.3).
+        let completion = CountedCompletion {
+            // A provider that cannot read the QP number gives 0xffffff, which belongs to no queue pair: this
+            // number is reserved for multicast (IBTA vol. 1, 3.5.3).
             qpn: own.read_qp_num.map_or(0xff_ffff, |read| read(handle)),
             ok: (*handle).status == IBV_WC_SUCCESS,
             opcode: read(own.read_opcode),
@@ -324,7 +325,7 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
         count::add_completed(cq, completion, 1);
         if trace::is_on() {
             let ok = (*handle).status == IBV_WC_SUCCESS;
-            let completion = trace::Poll {
+            let completion = trace::PolledCompletion {
                 wr_id: (*handle).wr_id,
                 status: (*handle).status,
                 opcode: own.read_opcode.filter(|_| ok).map(|read| read(handle)),
@@ -332,7 +333,7 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
                 qp_num: own.read_qp_num.map(|read| read(handle)),
                 vendor_err: (*handle).read_vendor_err.map_or(0, |read| read(handle)),
             };
-            trace::one_found(verb, handle, cq, &completion);
+            trace::write_found_one(verb, handle, cq, &completion);
         }
     }
 }

@@ -8,14 +8,15 @@ use nicmodel::profile::builtins;
 use zerocopy::IntoBytes;
 
 use crate::layout::*;
-use crate::read::{ReadError, Recorded, read_at};
+use crate::read::{ReadError, RecordedProfile, read_at};
 use crate::{Ledger, PcieLines};
 
-/// Number of cells of each kind in the file; a header that claims more makes the file too short.
+/// Number of cells of each kind in the fuzzed file. A header that claims more cells makes the file too
+/// short.
 const CELLS: usize = 3;
 
-/// Reads a file of counters with a header and one cell of each kind, which `bytes` patch: two bytes select a
-/// word and the next eight are its value, repeatedly. All cells of a kind are equal.
+/// Reads a file of counters that has a header and one cell of each kind. `bytes` patch this file: two bytes
+/// select a word and the next eight are its value, repeatedly. All cells of a kind are equal.
 ///
 /// # Panics
 /// Panics if the reader panics, or returns a profile that contradicts itself.
@@ -26,7 +27,7 @@ pub fn counters(bytes: &[u8]) {
     }
 }
 
-fn of_patches(bytes: &[u8]) -> Result<Recorded, ReadError> {
+fn of_patches(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
     let kinds = [
         (0, CQ_CELLS_AT, CQ_CELLS_AT),
         (CQ_CELLS_AT, SRQ_CELLS_AT, size_of::<CqCell<u64>>()),
@@ -57,8 +58,8 @@ fn of_patches(bytes: &[u8]) -> Result<Recorded, ReadError> {
     })
 }
 
-/// Parses any bytes as a ledger. The ledger is refused with a message, or the model explains it, and it is
-/// written as it was read.
+/// Parses any bytes as a ledger. An invalid ledger is refused with a message. The model explains a valid
+/// ledger, and the ledger is written as it was read.
 ///
 /// # Panics
 /// Panics if the reader or the model panics, or if the written ledger differs.
@@ -78,7 +79,8 @@ pub fn ledger(bytes: &[u8]) {
     }
 }
 
-/// Parses any bytes as perf's output. If perf's counts are found, a further line must add its value.
+/// Parses any bytes as perf's output. If perf's counts are found, a further line must add its value to the
+/// sum.
 ///
 /// # Panics
 /// Panics if the reader panics, or if the sum is wrong.
@@ -107,7 +109,7 @@ fn explain(observed: &OperationProfile) {
     for profile in builtins() {
         let (fitted, _) = observed.fitted_to(profile);
         assert_eq!(fitted.check(), Ok(()), "what fits the NIC still agrees");
-        let _ = fitted.side(profile);
+        let _ = fitted.link_transactions(profile);
         let _ = guidelines::advise(&fitted, profile);
         let _ = guidelines::advise(observed, profile);
     }

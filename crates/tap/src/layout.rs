@@ -6,9 +6,9 @@
 
 use zerocopy::FromBytes;
 
-/// First word of a file.
+/// First word of a file of counters.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
-/// Version of everything in this file.
+/// Version of the layout of a file of counters.
 pub(crate) const VERSION: u64 = 4;
 
 /// Maximum number of queue pair cells in a file.
@@ -18,12 +18,12 @@ pub(crate) const MAX_CQ_CELLS: usize = 1 << 14;
 /// Maximum number of shared receive queue cells in a file.
 pub(crate) const MAX_SRQ_CELLS: usize = 1 << 12;
 
-/// Number of kinds of operations that a queue pair's cell distinguishes.
+/// Number of kinds of send operations that a queue pair's cell distinguishes.
 pub(crate) const SENT_KINDS: usize = 64;
 /// Number of kinds of received messages that a queue pair's cell distinguishes.
 pub(crate) const RECEIVED_KINDS: usize = 32;
-/// Number of the former and the latter that have a single payload size; the rest are for classes of payload
-/// sizes.
+/// Number of kinds of send operations and of received messages in a cell that have a single payload size. The other
+/// kinds stand for classes of payload sizes.
 pub(crate) const SINGLE_SENT_KINDS: usize = 40;
 pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
 /// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
@@ -32,33 +32,34 @@ pub(crate) const LIST_CLASSES: usize = 17;
 pub(crate) const PEERS: usize = 117;
 /// Number of 8-byte words that the low 12 bits of an aligned address distinguish.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
-/// Number of classes of completions per poll: 1, 2, up to 4 …
+/// Number of classes of polls by the number of completions found: 1, 2, up to 4 …
 pub(crate) const POLL_CLASSES: usize = 8;
-/// Maximum number of bytes of the command line that are stored.
+/// Maximum number of bytes of the command line that a file of counters stores.
 pub(crate) const PROGRAM_BYTES: usize = 8 * 488;
 
-/// The header of the file.
+/// The header of a file of counters.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct Header<W> {
+pub(crate) struct CounterFileHeader<W> {
     pub(crate) magic: W,
     pub(crate) version: W,
     pub(crate) pid: W,
     /// 1 after the process has ended by `exit`.
     pub(crate) complete: W,
-    /// Times of the first and last use of the data path, by `CLOCK_MONOTONIC`.
+    /// Times of the first and last use of the data path, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_ns: W,
     pub(crate) last_ns: W,
-    /// Numbers of used cells.
+    /// Numbers of used cells of queue pairs, completion queues and shared receive queues.
     pub(crate) qp_cells: W,
     pub(crate) cq_cells: W,
     pub(crate) srq_cells: W,
-    /// Objects that found no free cell and were not counted.
+    /// Number of objects that were not counted because no cell was free.
     pub(crate) uncounted: W,
     /// Number of created queue pairs.
     pub(crate) queue_pairs: W,
     pub(crate) threads: W,
-    /// Memory registered now, and its part in pages larger than the smallest; then the maximum of each.
+    /// Bytes of memory that is registered now, and the part of them in pages larger than the smallest. Then the
+    /// maximum of each.
     pub(crate) registered_bytes: W,
     pub(crate) huge_page_bytes: W,
     pub(crate) max_registered_bytes: W,
@@ -68,44 +69,45 @@ pub(crate) struct Header<W> {
     pub(crate) program_len: W,
     pub(crate) provider: [W; 2],
     pub(crate) reserved: [W; 4],
-    /// Bytes of the command line, eight per word.
+    /// Bytes of the command line, eight bytes per word.
     pub(crate) program: [W; PROGRAM_BYTES / 8],
 }
 
-/// Operations of one kind on a send queue.
+/// Counters of operations of one kind on a send queue.
 #[derive(Clone, Copy, FromBytes)]
 #[repr(C)]
-pub(crate) struct Sent<W> {
-    /// [`Key`], 0 if unused.
+pub(crate) struct SentCounters<W> {
+    /// [`OperationKey`] of the kind; 0 if these counters are unused.
     pub(crate) key: W,
     pub(crate) count: W,
-    /// Payload bytes of all of them, if the key is that of a class; otherwise the key contains the payload.
+    /// Sum of the payload bytes of all operations, if the key is that of a class; otherwise the key contains the
+    /// payload.
     pub(crate) bytes: W,
     pub(crate) signaled: W,
 }
 
-/// Received messages of one kind.
+/// Counters of received messages of one kind.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct Received<W> {
-    /// [`Key`], 0 if unused.
+pub(crate) struct ReceivedCounters<W> {
+    /// [`OperationKey`] of the kind; 0 if these counters are unused.
     pub(crate) key: W,
     pub(crate) count: W,
-    /// Payload bytes, as in [`Sent`].
+    /// Sum of the payload bytes, as in [`SentCounters`].
     pub(crate) bytes: W,
 }
 
-/// Posted receives.
+/// Counters of posted receives.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct Recvs<W> {
-    /// Number of calls that posted them.
+pub(crate) struct RecvCounters<W> {
+    /// Number of calls that posted receives.
     pub(crate) posts: W,
     pub(crate) wrs: W,
-    /// Bytes of their buffers.
+    /// Sum of the buffer sizes of the receives in bytes.
     pub(crate) bytes: W,
-    /// Number of receives that were posted one per call with the same buffer size, and that size; not yet
-    /// included in the other words.
+    /// Number of receives that were posted one per call with the same buffer size, and this buffer size in bytes.
+    /// These receives are not yet included in the other counters.
     pub(crate) repeated: W,
     pub(crate) repeated_bytes: W,
 }
@@ -124,33 +126,33 @@ pub(crate) struct QpCell<W> {
     pub(crate) max_recv_wr: W,
     pub(crate) max_inline_data: W,
     pub(crate) sq_sig_all: W,
-    /// Number of runs: postlists between which the thread found no completion.
+    /// Number of runs. A run is a sequence of postlists between which the thread found no completion.
     pub(crate) runs: W,
     /// Number of work requests that the provider refused.
     pub(crate) refused: W,
-    /// Sum over all operations of the number outstanding after each post.
+    /// Sum over all operations of the number of outstanding operations after the post of each.
     pub(crate) outstanding_sum: W,
     pub(crate) outstanding_max: W,
     pub(crate) adjacent_reads: W,
-    pub(crate) recvs: Recvs<W>,
+    pub(crate) recvs: RecvCounters<W>,
     /// Number of completions with an error.
     pub(crate) failed: W,
-    /// Operations whose kinds did not fit into the cell.
+    /// Number of operations that were counted under no kind, because the cell had no room for their kinds.
     pub(crate) unitemised_sent: W,
     pub(crate) unitemised_received: W,
     /// Number of destinations that were not looked up.
     pub(crate) unlisted_peers: W,
-    /// [`Repeated`] posts, not yet included in the other words.
+    /// [`RepeatedPosts`] posts, not yet included in the other counters.
     pub(crate) repeated: W,
-    /// Number of operations outstanding after the post that they repeat.
+    /// Number of operations that were outstanding after the last post that was counted in full.
     pub(crate) repeated_outstanding: W,
     pub(crate) lists: [W; LIST_CLASSES],
     pub(crate) peers: [W; PEERS],
-    /// Times of the first and last post for which the time was read, by `CLOCK_MONOTONIC`.
+    /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_ns: W,
     pub(crate) last_ns: W,
-    pub(crate) sent: [Sent<W>; SENT_KINDS],
-    pub(crate) received: [Received<W>; RECEIVED_KINDS],
+    pub(crate) sent: [SentCounters<W>; SENT_KINDS],
+    pub(crate) received: [ReceivedCounters<W>; RECEIVED_KINDS],
     pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
 }
 
@@ -163,7 +165,7 @@ pub(crate) struct CqCell<W> {
     pub(crate) cqe: W,
     pub(crate) empty_polls: W,
     pub(crate) completions: W,
-    /// Number of polls by the number of completions found.
+    /// Number of polls in each class of the number of completions found.
     pub(crate) found: [W; POLL_CLASSES],
     pub(crate) reserved: [W; 3],
 }
@@ -174,20 +176,20 @@ pub(crate) struct CqCell<W> {
 pub(crate) struct SrqCell<W> {
     pub(crate) srq: W,
     pub(crate) thread: W,
-    pub(crate) recvs: Recvs<W>,
+    pub(crate) recvs: RecvCounters<W>,
     pub(crate) reserved: [W; 1],
 }
 
-/// Offsets of the arrays, in bytes.
-pub(crate) const CQ_CELLS_AT: usize = size_of::<Header<u64>>();
+/// Offsets in bytes of the arrays of cells in a file of counters.
+pub(crate) const CQ_CELLS_AT: usize = size_of::<CounterFileHeader<u64>>();
 pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqCell<u64>>();
 pub(crate) const QP_CELLS_AT: usize = SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqCell<u64>>();
-/// Size of a file; unused parts take no memory.
+/// Size in bytes of a file of counters; unused parts take no memory.
 pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpCell<u64>>();
 
 const _: () = {
     use std::sync::atomic::AtomicU64;
-    assert!(size_of::<Header<u64>>() == 4096);
+    assert!(size_of::<CounterFileHeader<u64>>() == 4096);
     assert!(size_of::<CqCell<u64>>() == 128);
     assert!(size_of::<SrqCell<u64>>() == 64);
     assert!(size_of::<QpCell<u64>>() == 8192);
@@ -199,15 +201,15 @@ const _: () = {
 /// A kind of operation in one word, 0 for none. Bits 32 to 63 are the payload, bits 16 to 23 the scatter/gather
 /// elements, bits 8 to 15 the flags and bits 0 to 7 the opcode.
 ///
-/// Operations with equal keys are equal in everything that determines their cost.
+/// Operations with equal keys are equal in all properties that determine their cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key(pub(crate) u64);
+pub(crate) struct OperationKey(pub(crate) u64);
 
-impl Key {
-    /// Distinguishes a key from an unused word.
+impl OperationKey {
+    /// Bit that is set in every key, so that no key is 0.
     const USED: u64 = 1 << 15;
-    /// Set if the payload is the upper end of a class, a power of two.
-    const CLASS: u64 = 1 << 14;
+    /// Bit of a key whose payload stands for a class of payload sizes; the payload is then the class's largest size.
+    const SIZE_CLASS: u64 = 1 << 14;
     const INLINE: u64 = 1 << 8;
     const IMM: u64 = 1 << 9;
 
@@ -228,13 +230,13 @@ impl Key {
     }
 
     /// Returns the key of the class that contains this key's payload.
-    pub(crate) fn class(self) -> Self {
+    pub(crate) fn size_class(self) -> Self {
         let upper = u64::from(self.bytes()).next_power_of_two();
-        Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::CLASS)
+        Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::SIZE_CLASS)
     }
 
-    pub(crate) const fn is_class(self) -> bool {
-        self.0 & Self::CLASS != 0
+    pub(crate) const fn is_size_class(self) -> bool {
+        self.0 & Self::SIZE_CLASS != 0
     }
 
     pub(crate) const fn opcode(self) -> u32 {
@@ -262,13 +264,13 @@ impl Key {
     }
 }
 
-/// Posts of one work request each that equal the post before them, in one word. Bits 0 to 31 are their number, bits 32
-/// to 39 the index of their kind, and bit 40 is set if they are signaled.
+/// Number of posts of one work request each that equal the post before them, packed in one word. Bits 0 to 31 are the
+/// number, bits 32 to 39 the index of the kind, and bit 40 is set if the work requests are signaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Repeated(pub(crate) u64);
+pub(crate) struct RepeatedPosts(pub(crate) u64);
 
-impl Repeated {
-    /// Returns a word with no posts of a kind.
+impl RepeatedPosts {
+    /// Returns the word for zero repeated posts of the kind with index `place`.
     #[inline]
     pub(crate) const fn none(place: usize, signaled: bool) -> Self {
         Self((place as u64 & 0xff) << 32 | (signaled as u64) << 40)
@@ -282,7 +284,7 @@ impl Repeated {
         (self.0 >> 32 & 0xff) as usize
     }
 
-    /// Returns how many of the posts are signaled.
+    /// Returns the number of signaled work requests among the repeated posts.
     pub(crate) const fn signaled(self) -> u64 {
         if self.0 >> 40 & 1 == 1 {
             self.count()
@@ -291,8 +293,8 @@ impl Repeated {
         }
     }
 
-    /// Returns the sum over all posts of the number outstanding after each, given the number before the first
-    /// post and the maximum.
+    /// Returns the sum over all posts of the number of outstanding operations after each post. `before` is the number
+    /// before the first post, and `max` the maximum.
     pub(crate) const fn outstanding_sum(self, before: u64, max: u64) -> u64 {
         let count = self.count();
         let room = max.saturating_sub(count);
@@ -303,8 +305,8 @@ impl Repeated {
     }
 }
 
-impl Recvs<u64> {
-    /// Returns the total numbers of calls and of receives, and the bytes of their buffers.
+impl RecvCounters<u64> {
+    /// Returns the total numbers of calls and of receives, and the sum of the buffer sizes in bytes.
     pub(crate) fn totals(&self) -> (u64, u64, u64) {
         let room = self.repeated.saturating_mul(self.repeated_bytes);
         (
@@ -315,7 +317,7 @@ impl Recvs<u64> {
     }
 }
 
-/// Returns the class of a number from 1: 1, 2, up to 4, up to 8 …; the last class contains all larger
+/// Returns the class of a number that is at least 1: 1, 2, up to 4, up to 8 …; the last class contains all larger
 /// numbers.
 #[inline]
 pub(crate) fn class_of(number: u64, classes: usize) -> usize {
@@ -342,23 +344,35 @@ mod tests {
 
     #[test]
     fn keys_give_back_what_they_were_made_of() {
-        let key = Key::new(3, 2, 4096).inline(true).imm(true);
+        let key = OperationKey::new(3, 2, 4096).inline(true).imm(true);
         assert_eq!((key.opcode(), key.num_sge(), key.bytes()), (3, 2, 4096));
         assert!(key.is_inline() && key.has_imm() && key.is_used());
-        assert!(!Key(0).is_used());
-        assert_eq!(Key::new(0, 1000, 0).num_sge(), 255);
-        assert_eq!(Key::new(2, 1, 100).class(), Key::new(2, 1, 127).class());
-        assert_ne!(Key::new(2, 1, 100).class(), Key::new(2, 1, 129).class());
-        assert_ne!(Key::new(2, 1, 128).class(), Key::new(2, 1, 128));
-        assert!(Key::new(2, 1, 128).class().is_class());
+        assert!(!OperationKey(0).is_used());
+        assert_eq!(OperationKey::new(0, 1000, 0).num_sge(), 255);
+        assert_eq!(
+            OperationKey::new(2, 1, 100).size_class(),
+            OperationKey::new(2, 1, 127).size_class()
+        );
+        assert_ne!(
+            OperationKey::new(2, 1, 100).size_class(),
+            OperationKey::new(2, 1, 129).size_class()
+        );
+        assert_ne!(
+            OperationKey::new(2, 1, 128).size_class(),
+            OperationKey::new(2, 1, 128)
+        );
+        assert!(OperationKey::new(2, 1, 128).size_class().is_size_class());
     }
 
     #[test]
     fn repeated_posts_say_what_they_repeat() {
-        let three = Repeated(Repeated::none(41, true).0 + 3);
+        let three = RepeatedPosts(RepeatedPosts::none(41, true).0 + 3);
         assert_eq!((three.count(), three.place(), three.signaled()), (3, 41, 3));
-        assert_eq!(Repeated(Repeated::none(0, false).0 + 3).signaled(), 0);
-        // 6, 7 and 8 operations outstanding; at most 7 in a queue of 7.
+        assert_eq!(
+            RepeatedPosts(RepeatedPosts::none(0, false).0 + 3).signaled(),
+            0
+        );
+        // The numbers of outstanding operations are 6, 7 and 8, or at most 7 in a queue of 7.
         assert_eq!(three.outstanding_sum(5, 100), 21);
         assert_eq!(three.outstanding_sum(5, 7), 5 + 6 + 7);
     }

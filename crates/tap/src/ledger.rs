@@ -1,4 +1,4 @@
-//! The ledger: the verbs of a command's processes, as one document.
+//! The ledger: a document with the verbs that the processes of a command have called.
 
 use std::fs;
 use std::io;
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 use crate::read::{self, ReadError};
 use crate::session::EXTENSION;
 
-/// The version of the document that this crate reads and writes.
+/// The version of the ledger document that this crate reads and writes.
 pub const LEDGER_VERSION: u32 = 2;
 
 /// Value of [`Ledger::format`].
 const FORMAT: &str = "verbatim ledger";
 
-/// The verbs of a command: JSON that can be kept and compared.
+/// The verbs of a command's processes: a JSON document that can be kept and compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ledger {
-    /// Type of the document.
+    /// Type of the document: always `verbatim ledger`.
     pub format: String,
-    /// [`LEDGER_VERSION`].
+    /// Version of the document: [`LEDGER_VERSION`].
     pub version: u32,
-    /// The command.
+    /// Command line of the command.
     pub command: String,
     /// Provider that the command used: `softnic` or `system`; empty if it used none.
     pub provider: String,
     /// Processes of the command that opened an RDMA device, in the order in which they began to use it.
     pub processes: Vec<OperationProfile>,
-    /// PCIe lines that the processor counted meanwhile, for all devices of the machine; `None` if they were
-    /// not counted.
+    /// Cache lines that the processor counted on PCIe while the command ran, for all devices of the
+    /// machine; `None` if they were not counted.
     #[serde(default)]
     pub pcie: Option<PcieLines>,
-    /// Notes on missing data.
+    /// Notes on data that is missing from the ledger.
     pub notes: Vec<String>,
 }
 
@@ -42,9 +42,9 @@ pub struct Ledger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieLines {
-    /// Lines that devices read (PCIeRdCur).
+    /// Number of lines that devices read from memory (PCIeRdCur).
     pub rd_cur: u64,
-    /// Lines that devices wrote (ItoM).
+    /// Number of lines that devices wrote to memory (ItoM).
     pub itom: u64,
 }
 
@@ -52,14 +52,14 @@ pub struct PcieLines {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// The text is not JSON, or has another structure.
+    /// The text is not JSON, or its JSON does not have the structure of a ledger.
     #[error("it is no ledger; make one by --ledger FILE of verbatim run, sequencer or bench")]
-    Form(#[from] serde_json::Error),
+    WrongForm(#[from] serde_json::Error),
     /// The text is JSON of another document.
     #[error(
         "it is JSON, but no ledger; make one by --ledger FILE of verbatim run, sequencer or bench"
     )]
-    Foreign,
+    NotALedger,
     /// The ledger has another version.
     #[error(
         "it is a ledger of version {0}; this program reads version {LEDGER_VERSION}: record it again with \
@@ -69,17 +69,17 @@ pub enum LedgerError {
     /// A process's numbers contradict each other.
     #[error("it contradicts itself: process {pid}")]
     Profile {
-        /// The process.
+        /// The process id of the process.
         pid: u32,
-        /// The contradiction.
+        /// The contradiction in the process's profile.
         source: OpProfileError,
     },
 }
 
 impl Ledger {
-    /// Reads the files that the processes of a command left in `folder`.
+    /// Makes a ledger from the files that the processes of a command left in `folder`.
     ///
-    /// Invalid files are named in the notes, and do not affect the others.
+    /// The notes name invalid files, which do not affect the other files.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be read.
@@ -105,8 +105,8 @@ impl Ledger {
         for path in files {
             match read::read(&path) {
                 Ok(one) => recorded.push(one),
-                // The process was killed while it began its file.
-                Err(ReadError::Foreign) => {
+                // The process was killed before it had written the header of its file.
+                Err(ReadError::NotACounterFile) => {
                     ledger
                         .notes
                         .push("a process ended before it was counted".to_owned());
@@ -122,7 +122,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Parses a document.
+    /// Parses the JSON text of a ledger.
     ///
     /// # Errors
     /// Returns the reason why the text is not a valid ledger.
@@ -130,14 +130,14 @@ impl Ledger {
         let value: serde_json::Value = serde_json::from_str(text)?;
         let field = |name: &str| value.get(name);
         if field("format").and_then(|format| format.as_str()) != Some(FORMAT) {
-            return Err(LedgerError::Foreign);
+            return Err(LedgerError::NotALedger);
         }
         match field("version") {
             Some(version) if version.as_u64() == Some(LEDGER_VERSION.into()) => {}
             Some(version) => return Err(LedgerError::Version(version.to_string())),
-            None => return Err(LedgerError::Foreign),
+            None => return Err(LedgerError::NotALedger),
         }
-        // Parsed from the text again, because its errors then name line and column.
+        // Parse the text again, because the errors of this parser name line and column.
         let ledger: Self = serde_json::from_str(text)?;
         for process in &ledger.processes {
             process.check().map_err(|source| LedgerError::Profile {
@@ -201,7 +201,7 @@ mod tests {
             let source = error.source().map(ToString::to_string).unwrap_or_default();
             let message = format!("{error}: {source}");
             assert!(message.contains(words), "{text}: {message}");
-            // A caller that prints an error with its sources would otherwise print the text twice.
+            // A caller that prints an error and its sources would otherwise print the same text twice.
             let once = source.is_empty() || !error.to_string().contains(&source);
             assert!(once, "{text}: {message}");
         }

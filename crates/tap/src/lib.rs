@@ -1,26 +1,28 @@
-//! The tap: a layer over any provider of verbs that counts what a program does with them.
+//! The tap: a layer over any provider of verbs that counts the verbs that a program calls.
 //!
-//! A process writes a file of counters if the variable [`VARIABLE`] in its environment names a folder. The
-//! file has a few hundred words for each queue pair and completion queue that a thread uses. Its memory
-//! outlives the process, so the counts of a crashed program remain. A [`Ledger`] then holds an operation
-//! profile of each process of a command.
+//! A process writes a file of counters if the environment variable [`VARIABLE`] names a folder. The file has
+//! a few hundred words for each queue pair and completion queue that a thread uses. The file outlives the
+//! process, so the counts of a crashed program remain. A [`Ledger`] then holds an operation profile of each
+//! process of a command.
 //!
-//! With [`trace::VARIABLE`] the tap also appends a line about each verb to a file.
+//! If the environment variable [`trace::VARIABLE`] is set, the tap also appends a line about each verb to a
+//! file.
 //!
-//! Without the variables the provider's table is used unchanged: the tap costs nothing.
+//! Without these variables the provider's table is used unchanged: the tap costs nothing.
 //!
 //! # The layers, bottom up
 //!
-//! - `layout`: the file; `session`: the assignment of its cells.
+//! - `layout`: the layout of a file of counters; `session`: the assignment of cells in the file.
 //! - `request`: the counted properties of a work request, from a `postlist`, or `built` by `ibv_wr_*`.
 //! - `table`, `objects`: the tap's data for a handle, found without a lock; `own_operations`: the provider's
 //!   operations of extended objects.
 //! - `machines`: the machines to which address handles lead.
-//! - `count`: the additions of a call, as plain additions, because a cell has one writer.
+//! - `count`: adds the work requests and completions of a call to a cell. Plain additions suffice, because a
+//!   cell has one writer.
 //! - `data_path`, `recvs`, `extended`, `control`: the functions of the verbs, each of which calls the
-//!   provider's own first.
-//! - [`trace`]: trace lines, for these functions and for those that are not counted.
-//! - `read`, `perf`, `ledger`: reading of the files, which are untrusted.
+//!   provider's own function first.
+//! - [`trace`]: trace lines, for these functions and for functions that are not counted.
+//! - `read`, `perf`, `ledger`: reading of files, which are untrusted.
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever this compiles.
 #![allow(clippy::cast_possible_truncation)]
@@ -66,19 +68,20 @@ pub use read::ReadError;
 pub use session::VARIABLE;
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// Returns true if this process is counted.
+/// Returns true if the verbs of this process are counted.
 #[must_use]
 pub fn is_counting() -> bool {
     session::is_wanted()
 }
 
-/// Returns true if this process is counted or traced.
+/// Returns true if the verbs of this process are counted or traced.
 #[must_use]
 pub fn is_on() -> bool {
     is_counting() || trace::is_on()
 }
 
-/// Returns a provider's entry points with counting. Call it only if [`is_on`], once for each provider.
+/// Returns a provider's table of entry points with the tap's functions. Call this function only if
+/// [`is_on`], and once for each provider.
 #[must_use]
 pub fn symbols<P: Provider>() -> Symbols {
     if trace::is_on() {
@@ -88,7 +91,7 @@ pub fn symbols<P: Provider>() -> Symbols {
     }
 }
 
-/// Returns the entry points that came after version 1.1, in the same way.
+/// Returns a provider's table of the entry points that came after version 1.1, with the tap's functions.
 #[must_use]
 pub fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
     if trace::is_on() {

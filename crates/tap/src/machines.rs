@@ -1,4 +1,4 @@
-//! The machines that a program sends to.
+//! The machines to which a program sends messages.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,10 +9,10 @@ use verbs_abi::*;
 /// The machine of each address handle.
 static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 
-/// Returns a number that identifies a machine: its address, or the process if each process counts as a
-/// machine.
-pub(crate) fn machine(process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
-    if let Some(shift) = process_shift {
+/// Returns a number that identifies a machine. The number is made from the address, or from the
+/// process if each process counts as a machine.
+pub(crate) fn machine(qpn_process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
+    if let Some(shift) = qpn_process_shift {
         return u64::from(qpn >> shift) + 1;
     }
     address(to)
@@ -41,7 +41,7 @@ pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, q
 }
 
 /// Records the machine of an address handle.
-pub(crate) fn enter_address(ah: *mut ibv_ah, machine: u64) {
+pub(crate) fn record_address(ah: *mut ibv_ah, machine: u64) {
     let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
     machines.get_or_insert_default().insert(ah.addr(), machine);
 }

@@ -1,4 +1,4 @@
-//! Registered memory: its size and page sizes.
+//! Registered memory: the tap's record of its size and page sizes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,16 +8,17 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::session::Session;
 
-/// Size of the smallest pages.
+/// Size in bytes of the smallest pages.
 const SMALL_PAGE_BYTES: u64 = 4096;
-/// Regions shorter than a huge page of x86-64 are assumed to be in small pages, and not looked up.
+/// Size in bytes of a huge page of x86-64. A shorter region is assumed to be in small pages, and is not
+/// looked up.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// For each region, by its handle: its bytes, and how many of them are in large pages.
+/// Bytes of each region, and its bytes in large pages, by the region's handle.
 static REGIONS: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
 
 /// Records that a region was registered.
-pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usize) {
+pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, len: usize) {
     let (addr, len) = (addr as u64, len as u64);
     let huge = if len < HUGE_PAGE_BYTES {
         0
@@ -27,7 +28,7 @@ pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usi
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = regions.get_or_insert_default();
     if let Some((len, huge)) = known.insert(handle, (len, huge)) {
-        forget(session, len, huge);
+        subtract_region(session, len, huge);
     }
     let header = session.header();
     header.regions.fetch_add(1, Relaxed);
@@ -40,14 +41,14 @@ pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usi
 }
 
 /// Records that a region was deregistered.
-pub(crate) fn deregistered(session: &Session, handle: usize) {
+pub(crate) fn record_deregistered(session: &Session, handle: usize) {
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((len, huge)) = regions.as_mut().and_then(|known| known.remove(&handle)) {
-        forget(session, len, huge);
+        subtract_region(session, len, huge);
     }
 }
 
-fn forget(session: &Session, len: u64, huge: u64) {
+fn subtract_region(session: &Session, len: u64, huge: u64) {
     let header = session.header();
     for (word, bytes) in [
         (&header.registered_bytes, len),
@@ -57,18 +58,22 @@ fn forget(session: &Session, len: u64, huge: u64) {
     }
 }
 
-/// Returns the bytes of a range in pages larger than the smallest: in hugetlbfs, or in transparent huge pages
-/// that exist already.
+/// Returns the number of bytes of a range that lie in pages larger than the smallest. These are pages of
+/// hugetlbfs, and transparent huge pages that exist already.
 fn huge_bytes(addr: u64, len: u64) -> Option<u64> {
     let end = addr.checked_add(len)?;
     let smaps = BufReader::new(File::open("/proc/self/smaps").ok()?);
-    Some(huge_in(smaps.lines().map_while(Result::ok), addr, end))
+    Some(huge_bytes_in(
+        smaps.lines().map_while(Result::ok),
+        addr,
+        end,
+    ))
 }
 
-/// Returns the same from the lines of `smaps` (proc_pid_smaps(5)).
-fn huge_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
+/// Returns the number of bytes of `addr..end` in large pages, from the lines of `smaps` (proc_pid_smaps(5)).
+fn huge_bytes_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
     let mut huge = 0;
-    // Bytes of the range in the mapping that the current lines describe.
+    // Number of bytes of the range in the mapping that the current lines describe.
     let mut here = 0;
     for line in lines {
         if let Some((from, to)) = mapping(&line) {
@@ -95,7 +100,7 @@ fn mapping(line: &str) -> Option<(u64, u64)> {
     Some((hex(from)?, hex(to)?))
 }
 
-/// Returns the value of a field in bytes.
+/// Returns the value of the field `name` in a line of `smaps`, in bytes.
 fn field(line: &str, name: &str) -> Option<u64> {
     let kib = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
     kib.parse::<u64>().ok()?.checked_mul(1024)
@@ -119,7 +124,7 @@ AnonHugePages:         0 kB
 ";
 
     fn huge(addr: u64, end: u64) -> u64 {
-        huge_in(SMAPS.lines().map(str::to_owned), addr, end)
+        huge_bytes_in(SMAPS.lines().map(str::to_owned), addr, end)
     }
 
     #[test]

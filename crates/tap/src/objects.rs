@@ -9,23 +9,24 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
-use crate::built::Built;
+use crate::built::BuiltWr;
 use crate::layout::*;
 use crate::own_operations::{PollOps, PostOps};
 use crate::request::NOTHING_REPEATS;
-use crate::session::{CqCounters, QpCounters, Session, SrqCounters, Thread, thread_token};
-use crate::table::Table;
+use crate::session::{CqCounters, QpCounters, Session, SrqCounters, TappedThread, thread_token};
+use crate::table::OpenAddressingTable;
 
-/// Queue pairs by [`qp_key`].
-pub(crate) static QPS: Table<Qp> = Table::new();
-/// Queue pairs by the address of their handle, which a post knows without reading memory.
-pub(crate) static QP_HANDLES: Table<Qp> = Table::new();
+/// Queue pairs by the key that [`qp_key`] returns.
+pub(crate) static QPS: OpenAddressingTable<Qp> = OpenAddressingTable::new();
+/// Queue pairs by the address of their handle, so that a post finds its queue pair without reading
+/// memory.
+pub(crate) static QP_HANDLES: OpenAddressingTable<Qp> = OpenAddressingTable::new();
 /// Completion queues by their address.
-pub(crate) static CQS: Table<Cq> = Table::new();
+pub(crate) static CQS: OpenAddressingTable<Cq> = OpenAddressingTable::new();
 /// Shared receive queues by their address.
-pub(crate) static SRQS: Table<Srq> = Table::new();
+pub(crate) static SRQS: OpenAddressingTable<Srq> = OpenAddressingTable::new();
 /// Open devices by their address.
-pub(crate) static CONTEXTS: Table<Context> = Table::new();
+pub(crate) static CONTEXTS: OpenAddressingTable<Context> = OpenAddressingTable::new();
 
 /// Locks the tables against concurrent creation and destruction of objects.
 pub(crate) fn registry() -> MutexGuard<'static, ()> {
@@ -33,7 +34,7 @@ pub(crate) fn registry() -> MutexGuard<'static, ()> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the key of a handle in a table.
+/// Returns the key of an object in a table: the address of its handle.
 #[inline(always)]
 pub(crate) fn key_of<T>(handle: *mut T) -> u64 {
     handle.addr() as u64
@@ -60,7 +61,7 @@ pub(crate) struct Context {
     pub(crate) process_shift: Option<u32>,
 }
 
-/// Returns the device of a handle, for objects that are not counted.
+/// Returns the open device with this handle; used for objects that are not counted.
 #[cold]
 #[inline(never)]
 pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
@@ -89,8 +90,8 @@ impl<U: ThreadEntry> PerThread<U> {
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
-    fn existing(&self, token: usize) -> Option<&'static U> {
-        // Acquire: pairs with the Release of `enter`.
+    fn get(&self, token: usize) -> Option<&'static U> {
+        // Acquire: pairs with the Release of `insert`.
         let mut at = self.first.load(Ordering::Acquire);
         // SAFETY: entries live for ever.
         while let Some(this) = unsafe { at.as_ref() } {
@@ -106,14 +107,14 @@ impl<U: ThreadEntry> PerThread<U> {
     #[inline(always)]
     fn thread_entry(&self, make: impl FnOnce(usize) -> U) -> &'static U {
         let token = thread_token();
-        match self.existing(token) {
+        match self.get(token) {
             Some(known) => known,
-            None => self.enter(make(token)),
+            None => self.insert(make(token)),
         }
     }
 
     #[cold]
-    fn enter(&self, new: U) -> &'static U {
+    fn insert(&self, new: U) -> &'static U {
         let new: &'static U = Box::leak(Box::new(new));
         let _one = registry();
         new.next().store(self.first.load(Relaxed), Relaxed);
@@ -127,30 +128,31 @@ type PostSend =
     Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>;
 type PostSrqRecv =
     Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
-type PostRecv =
+type PostRecvFn =
     Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
 
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) context: &'static Context,
-    /// The provider's own operations, beside the other data that a post needs.
+    /// The provider's own `post_send`, beside the other data that a post needs.
     pub(crate) post_send: PostSend,
-    pub(crate) post_recv: PostRecv,
+    pub(crate) post_recv: PostRecvFn,
     id: u64,
     qpn: u32,
     pub(crate) qp_type: ibv_qp_type,
     cap: ibv_qp_cap,
-    /// Flags that apply to every work request: signaled, if `sq_sig_all` is set.
+    /// Flags that apply to every work request of the queue pair: `IBV_SEND_SIGNALED` if `sq_sig_all` is
+    /// set.
     pub(crate) implied_flags: u32,
     threads: PerThread<QpThread>,
     /// True if more than one thread posts to the queue pair or polls for it.
     shared: AtomicBool,
-    /// Numbers of posted work requests, and of signaled ones.
+    /// Number of posted work requests, and number of posted signaled work requests.
     pub(crate) posted: AtomicU64,
     pub(crate) signaled: AtomicU64,
     /// Number of completions of the send queue.
     pub(crate) completed: AtomicU64,
-    /// For each of the latest signaled work requests: the number of work requests posted up to it.
+    /// Number of work requests posted up to each of the latest signaled work requests.
     pub(crate) marks: Box<[AtomicU64]>,
     pub(crate) post_ops: OnceLock<PostOps>,
 }
@@ -160,25 +162,25 @@ pub(crate) struct QpThread {
     owner: usize,
     next: AtomicPtr<QpThread>,
     pub(crate) cell: &'static QpCounters,
-    pub(crate) thread: &'static Thread,
-    /// Value of `thread.found` at this thread's last post.
+    pub(crate) thread: &'static TappedThread,
+    /// Value of `thread.found` at the thread's last post.
     pub(crate) found: AtomicU64,
-    /// Key and index of the kind that was counted last.
+    /// Key and index of the kind of work requests that was counted last.
     pub(crate) sent_key: AtomicU64,
     pub(crate) sent_place: AtomicU64,
-    /// The [`Pattern`](crate::request::Pattern) of the last post; a post with an equal pattern is a
+    /// The [`RequestPattern`](crate::request::RequestPattern) of the last post; a post with an equal pattern is a
     /// repetition.
     pub(crate) repeated_opcode_and_sges: AtomicU64,
     pub(crate) repeated_flags_and_bytes: AtomicU64,
     pub(crate) received_key: AtomicU64,
     pub(crate) received_place: AtomicU64,
-    /// Remote end address of the previous READ.
+    /// Remote address behind the last byte of the previous READ.
     pub(crate) read_end: AtomicU64,
-    /// Destinations seen, by hash; empty for connected queue pairs.
+    /// Datagram destinations that were looked up, by hash; empty for connected queue pairs.
     pub(crate) destinations: Box<[AtomicU64]>,
     pub(crate) destinations_missed: AtomicU64,
     /// The postlist that this thread builds with `ibv_wr_*`.
-    pub(crate) list: UnsafeCell<Vec<Built>>,
+    pub(crate) list: UnsafeCell<Vec<BuiltWr>>,
 }
 
 // SAFETY: only the owning thread uses `list`; all other fields are atomic or never change.
@@ -198,7 +200,7 @@ impl ThreadEntry for QpThread {
     }
 }
 
-/// Number of datagram destinations that are distinguished without a search.
+/// Number of datagram destinations of a queue pair that are distinguished by hash, without a search.
 const DESTINATIONS: usize = 1024;
 /// Maximum number of entries of [`Qp::marks`].
 const MAX_MARKS: u32 = 1 << 16;
@@ -239,7 +241,7 @@ impl Qp {
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static QpThread> {
-        self.threads.existing(thread_token())
+        self.threads.get(thread_token())
     }
 
     #[cold]
@@ -287,8 +289,8 @@ impl Qp {
         }
     }
 
-    /// Adds to a word of the queue pair. The sum is exact with one thread, and nearly exact when a second
-    /// thread starts to add.
+    /// Adds `by` to a word of the queue pair. The sum is exact with one thread, and nearly exact when a
+    /// second thread starts to add.
     #[inline(always)]
     pub(crate) fn advance(&self, word: &AtomicU64, by: u64) {
         if self.shared.load(Relaxed) {
@@ -298,13 +300,15 @@ impl Qp {
         }
     }
 
-    /// Records the number of work requests posted up to the signaled one with number `signaled`.
+    /// Records that `posted` work requests were posted up to the signaled work request with number
+    /// `signaled`.
     #[inline(always)]
     pub(crate) fn mark(&self, signaled: u64, posted: u64) {
         self.marks[signaled as usize & (self.marks.len() - 1)].store(posted, Relaxed);
     }
 
-    /// Returns the number of operations up to the last completed signaled one, including it.
+    /// Returns the number of work requests up to the last completed signaled work request, which is
+    /// included.
     #[inline(always)]
     pub(crate) fn retired(&self) -> u64 {
         let completed = self
@@ -317,7 +321,7 @@ impl Qp {
         }
     }
 
-    /// Counts `count` signaled operations as completed, but no more than are outstanding.
+    /// Counts `count` signaled work requests as completed, but no more than are outstanding.
     pub(crate) fn retire(&self, count: u64) {
         let outstanding = self
             .signaled
@@ -326,7 +330,7 @@ impl Qp {
         self.advance(&self.completed, count.min(outstanding));
     }
 
-    /// Forgets the outstanding operations after a reset of the queue pair.
+    /// Counts all outstanding work requests as completed, after a reset of the queue pair.
     pub(crate) fn reset(&self) {
         let signaled = self.signaled.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
@@ -335,7 +339,7 @@ impl Qp {
         self.completed.store(signaled, Relaxed);
     }
 
-    /// Returns the maximum number of outstanding operations.
+    /// Returns the maximum number of outstanding work requests.
     #[inline(always)]
     pub(crate) fn max_outstanding(&self) -> u64 {
         self.cap.max_send_wr.into()
@@ -363,7 +367,7 @@ pub(crate) struct CqThread {
     owner: usize,
     next: AtomicPtr<CqThread>,
     pub(crate) cell: &'static CqCounters,
-    pub(crate) thread: &'static Thread,
+    pub(crate) thread: &'static TappedThread,
     /// Number of completions since `ibv_start_poll`.
     pub(crate) batch: AtomicU64,
     /// Number of empty polls since the last trace line, if tracing is on.
@@ -382,7 +386,7 @@ impl ThreadEntry for CqThread {
     }
 }
 
-/// Counter that numbers objects without their own number.
+/// Counter that numbers objects which have no number of their own.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Cq {
@@ -462,7 +466,7 @@ impl Srq {
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static SrqThread> {
-        self.threads.existing(thread_token())
+        self.threads.get(thread_token())
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
@@ -483,14 +487,15 @@ impl Srq {
     }
 }
 
-/// Returns the index of a kind among the keys: its own among the first `single`, or that of its class.
-pub(crate) fn place_of<'a>(
-    key: Key,
+/// Returns the index of a kind among the keys: its own place among the first `single`, or the place of
+/// its class.
+pub(crate) fn kind_index<'a>(
+    key: OperationKey,
     len: usize,
     single: usize,
     key_at: impl Fn(usize) -> &'a AtomicU64,
 ) -> Option<usize> {
-    let search = |key: Key, places: Range<usize>| {
+    let search = |key: OperationKey, places: Range<usize>| {
         for place in places {
             match key_at(place).load(Relaxed) {
                 0 => {
@@ -503,5 +508,5 @@ pub(crate) fn place_of<'a>(
         }
         None
     };
-    search(key, 0..single).or_else(|| search(key.class(), single..len))
+    search(key, 0..single).or_else(|| search(key.size_class(), single..len))
 }

@@ -1,5 +1,5 @@
-//! The operations that a provider has stored in its extended objects, saved when counting operations replace
-//! them.
+//! The provider's own operations of extended objects, saved before the tap stores its counting operations in
+//! the objects.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +8,7 @@ use verbs_abi::*;
 /// The type of [`ibv_qp_ex_with_flush::wr_flush`].
 pub(crate) type FlushOp = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
 
-/// A provider's operations of a queue pair.
+/// A provider's own operations of an extended queue pair.
 pub(crate) struct PostOps {
     pub(crate) wr_send: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub(crate) wr_send_imm: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
@@ -36,7 +36,7 @@ pub(crate) struct PostOps {
     pub(crate) wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
 }
 
-/// A provider's operations of a completion queue.
+/// A provider's own operations of an extended completion queue.
 pub(crate) struct PollOps {
     pub(crate) start_poll:
         Option<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int>,

@@ -3,8 +3,9 @@
 use crate::PcieLines;
 
 impl PcieLines {
-    /// Sums perf's lines `VALUE,UNIT,EVENT,…` (perf-stat(1), "CSV FORMAT") for two events: lines that devices
-    /// read, and lines that they wrote. Returns `None` if an event has no value.
+    /// Sums the lines `VALUE,UNIT,EVENT,…` of perf (perf-stat(1), "CSV FORMAT") for two events. The first
+    /// event counts cache lines that devices read, the second those that devices wrote. Returns `None` if an
+    /// event has no value.
     #[must_use]
     pub fn from_perf(text: &str, events: [&str; 2]) -> Option<Self> {
         let [read, write] = events;

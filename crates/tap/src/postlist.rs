@@ -6,20 +6,20 @@ use verbs_abi::*;
 
 use crate::request::Request;
 
-/// A postlist, up to the first work request that was refused.
+/// A postlist that a program posted, up to the first refused work request.
 #[derive(Clone)]
-pub(crate) struct List {
+pub(crate) struct PostedList {
     next: *mut ibv_send_wr,
     end: *mut ibv_send_wr,
 }
 
-impl List {
+impl PostedList {
     pub(crate) fn new(first: *mut ibv_send_wr, end: *mut ibv_send_wr) -> Self {
         Self { next: first, end }
     }
 }
 
-impl Iterator for List {
+impl Iterator for PostedList {
     type Item = &'static ibv_send_wr;
 
     #[inline(always)]
@@ -48,12 +48,12 @@ impl Request for &ibv_send_wr {
     #[inline(always)]
     fn payload(&self) -> (u32, u32) {
         // SAFETY: the provider has accepted the work request with this list of elements.
-        unsafe { room(self.sg_list, self.num_sge) }
+        unsafe { sge_count_and_bytes(self.sg_list, self.num_sge) }
     }
 
     #[inline(always)]
     fn remote(&self) -> u64 {
-        // SAFETY: the address is a plain number at the same offset for RDMA and atomics.
+        // SAFETY: RDMA and atomics have the remote address, a plain number, at the same offset.
         unsafe { self.wr.rdma.remote_addr }
     }
 
@@ -64,18 +64,18 @@ impl Request for &ibv_send_wr {
     }
 }
 
-/// Returns the number of elements of a list, and the sum of their lengths in bytes.
+/// Returns the number of elements of a scatter/gather list, and the sum of their lengths in bytes.
 ///
 /// # Safety
 /// The list has `num_sge` elements.
 #[inline(always)]
-pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+pub(crate) unsafe fn sge_count_and_bytes(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     if num_sge == 1 && !sges.is_null() {
         // SAFETY: contract of this function.
         return (1, unsafe { length_at(sges) });
     }
     // SAFETY: as above.
-    unsafe { room_of_many(sges, num_sge) }
+    unsafe { sum_sges(sges, num_sge) }
 }
 
 /// Reads the length of an SGE, which may lie in a packed structure.
@@ -88,12 +88,12 @@ pub(crate) unsafe fn length_at(sge: *const ibv_sge) -> u32 {
     unsafe { (&raw const (*sge).length).read_unaligned() }
 }
 
-/// Implements [`room`] for lists of other lengths than 1.
+/// Implements [`sge_count_and_bytes`] for lists whose length is not 1.
 ///
 /// # Safety
-/// The contract of [`room`] applies.
+/// The contract of [`sge_count_and_bytes`] applies.
 #[inline(never)]
-unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
+unsafe fn sum_sges(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     match usize::try_from(num_sge) {
         Ok(many @ 1..) if !sges.is_null() => {
             let lengths = (0..many).map(|i| {
@@ -106,8 +106,8 @@ unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     }
 }
 
-/// Returns the program's place for a refused work request, or `own` if the program passed NULL.
+/// Returns where to store the address of a refused work request: the program's `bad_wr`, or `own` if `bad_wr` is NULL.
 #[inline(always)]
-pub(crate) fn place_for_bad<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *mut T {
+pub(crate) fn bad_wr_slot<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *mut T {
     if bad_wr.is_null() { own } else { bad_wr }
 }

@@ -2,12 +2,12 @@
 
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// A provider of verbs: its tables.
+/// A provider of verbs: a type whose functions return the provider's tables of entry points.
 pub trait Provider: 'static {
     /// Name of the provider, at most 16 bytes.
     const NAME: &'static str;
-    /// Shift of a QP number whose result identifies the process, if each process counts as a machine (on a
-    /// software NIC).
+    /// Number of bits by which a QP number is shifted to get the process, if each process counts as a
+    /// machine (on a software NIC).
     const PROCESS_SHIFT: Option<u32>;
 
     /// Returns the entry points.

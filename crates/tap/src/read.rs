@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nicmodel::op_profile::{
-    self, Lengths, Memory, OperationProfile, QueuePair, SlotCount, Span, Thread,
+    self, OperationProfile, PostlistsByLength, QueuePair, RegisteredMemory, SlotCount, Thread,
+    TimeSpan,
 };
 use nicmodel::{ATOMIC_BYTES, Transport, Verb};
 use verbs_abi::*;
@@ -25,31 +26,32 @@ pub enum ReadError {
     /// The file cannot be read, or is shorter than its header says.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// The file does not begin with the magic number.
+    /// The file does not begin with the magic number of a file of counters.
     #[error("is no file of counters")]
-    Foreign,
-    /// Another version of this program wrote it.
+    NotACounterFile,
+    /// The file was written by another version of this program.
     #[error("has version {found} of the file of counters; this program reads version {VERSION}")]
     Version {
-        /// The version in the file.
+        /// The layout version in the file.
         found: u64,
     },
     /// The file contradicts itself.
     #[error("is damaged: {0}")]
-    Damaged(&'static str),
+    Inconsistent(&'static str),
 }
 
 /// The operation profile of a process, and the time at which the process began to use the data path.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Recorded {
-    /// Time by `CLOCK_MONOTONIC`; 0 if the process did not use the data path.
+pub(crate) struct RecordedProfile {
+    /// Time at which the process began to use the data path, by `CLOCK_MONOTONIC`; 0 if the process did not
+    /// use it.
     pub(crate) first_ns: u64,
     pub(crate) provider: String,
     pub(crate) profile: OperationProfile,
 }
 
 /// Reads a process's file, which the process may still be writing.
-pub(crate) fn read(path: &Path) -> Result<Recorded, ReadError> {
+pub(crate) fn read(path: &Path) -> Result<RecordedProfile, ReadError> {
     let file = File::open(path)?;
     read_at(|offset, bytes| file.read_exact_at(bytes, offset as u64))
 }
@@ -57,20 +59,20 @@ pub(crate) fn read(path: &Path) -> Result<Recorded, ReadError> {
 /// Reads a file through `fetch`, which is called with an offset and a buffer.
 pub(crate) fn read_at(
     fetch: impl Fn(usize, &mut [u8]) -> io::Result<()>,
-) -> Result<Recorded, ReadError> {
-    fn one<T: FromBytes>(
+) -> Result<RecordedProfile, ReadError> {
+    fn read_struct<T: FromBytes>(
         fetch: &impl Fn(usize, &mut [u8]) -> io::Result<()>,
         offset: usize,
     ) -> Result<T, ReadError> {
         let mut bytes = vec![0; size_of::<T>()];
         fetch(offset, &mut bytes)?;
-        T::read_from_bytes(&bytes).map_err(|_| ReadError::Damaged("a cell is too short"))
+        T::read_from_bytes(&bytes).map_err(|_| ReadError::Inconsistent("a cell is too short"))
     }
-    let magic: u64 = one(&fetch, 0).map_err(|_| ReadError::Foreign)?;
+    let magic: u64 = read_struct(&fetch, 0).map_err(|_| ReadError::NotACounterFile)?;
     if magic != MAGIC {
-        return Err(ReadError::Foreign);
+        return Err(ReadError::NotACounterFile);
     }
-    let header: Header<u64> = one(&fetch, 0)?;
+    let header: CounterFileHeader<u64> = read_struct(&fetch, 0)?;
     if header.version != VERSION {
         return Err(ReadError::Version {
             found: header.version,
@@ -82,22 +84,22 @@ pub(crate) fn read_at(
         (header.srq_cells, MAX_SRQ_CELLS),
     ];
     if limits.iter().any(|(used, max)| *used > *max as u64) {
-        return Err(ReadError::Damaged("more cells than there can be"));
+        return Err(ReadError::Inconsistent("more cells than there can be"));
     }
     let mut builder = ProfileBuilder::default();
     for index in 0..header.cq_cells as usize {
-        builder.add_cq(&one(
+        builder.add_cq(&read_struct(
             &fetch,
             CQ_CELLS_AT + index * size_of::<CqCell<u64>>(),
         )?);
     }
     for index in 0..header.srq_cells as usize {
         let offset = SRQ_CELLS_AT + index * size_of::<SrqCell<u64>>();
-        builder.add_srq(&one(&fetch, offset)?);
+        builder.add_srq(&read_struct(&fetch, offset)?);
     }
     for index in 0..header.qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
-        builder.add_qp(&one(&fetch, offset)?, header.first_ns);
+        builder.add_qp(&read_struct(&fetch, offset)?, header.first_ns);
     }
     Ok(builder.finish(&header))
 }
@@ -113,7 +115,7 @@ fn text(words: &[u64], len: u64) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The cells read so far.
+/// The profile made from the cells that were read so far.
 #[derive(Default)]
 struct ProfileBuilder {
     threads: BTreeMap<u64, Thread>,
@@ -163,7 +165,7 @@ impl ProfileBuilder {
                 return;
             }
         };
-        let repeated = Repeated(cell.repeated);
+        let repeated = RepeatedPosts(cell.repeated);
         let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
@@ -222,11 +224,10 @@ impl ProfileBuilder {
         notes
     }
 
-    fn finish(self, header: &Header<u64>) -> Recorded {
+    fn finish(self, header: &CounterFileHeader<u64>) -> RecordedProfile {
         let notes = self.notes(header.uncounted);
         let queue_pairs = self.queue_pairs.into_values();
-        let queue_pairs =
-            queue_pairs.map(|(qp, outstanding_sum)| made_consistent(qp, outstanding_sum));
+        let queue_pairs = queue_pairs.map(|(qp, outstanding_sum)| normalise(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
             program: text(&header.program, header.program_len),
@@ -236,14 +237,14 @@ impl ProfileBuilder {
             threads: self.threads.into_values().collect(),
             queue_pairs: queue_pairs.collect(),
             peers: narrow(self.peers.len() as u64),
-            memory: Memory {
+            memory: RegisteredMemory {
                 registered_bytes: header.max_registered_bytes,
                 huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
             },
             notes,
             peers_work: None,
         };
-        Recorded {
+        RecordedProfile {
             first_ns: header.first_ns,
             provider: text(&header.provider, u64::MAX),
             profile,
@@ -252,7 +253,7 @@ impl ProfileBuilder {
 }
 
 /// Adds the counters of a thread for a queue pair; `posts` is the number of its calls.
-fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: Repeated, posts: u64) {
+fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: RepeatedPosts, posts: u64) {
     let outstanding = cell
         .repeated_outstanding
         .saturating_add(repeated.count())
@@ -284,11 +285,12 @@ fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: Repeated, posts:
     }
 }
 
-/// Adds the operations by their kinds, and returns how many are of kinds that the model does not have.
+/// Adds the operations to the profile by their kinds, and returns the number of operations whose kinds the
+/// model lacks.
 fn add_kinds(
     qp: &mut QueuePair,
     cell: &QpCell<u64>,
-    repeated: Repeated,
+    repeated: RepeatedPosts,
     transport: Transport,
 ) -> u64 {
     let mut unmodelled = 0u64;
@@ -312,10 +314,10 @@ fn add_kinds(
     unmodelled
 }
 
-/// Makes the numbers of a queue pair consistent with each other, whatever the file contains.
-fn made_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
+/// Makes the numbers of a queue pair consistent with each other, for any content of the file.
+fn normalise(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     let operations = qp.operations();
-    // Operations that the model does not have are left out of their lists.
+    // Operations that the model does not have are missing from the list of operations.
     qp.postlists = qp.postlists.min(operations);
     qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
     qp.postlists = qp.postlists.max(qp.runs);
@@ -332,27 +334,27 @@ fn made_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
 
 /// Returns the period in which a thread posted to a queue pair, relative to the process's begin; `None` if no
 /// time was read.
-fn span(cell: &QpCell<u64>, began: u64) -> Option<Span> {
-    (cell.first_ns > 0).then(|| Span {
+fn span(cell: &QpCell<u64>, began: u64) -> Option<TimeSpan> {
+    (cell.first_ns > 0).then(|| TimeSpan {
         first_ns: cell.first_ns.saturating_sub(began),
         last_ns: cell.last_ns.max(cell.first_ns).saturating_sub(began),
     })
 }
 
-/// Returns the shortest period that contains both, or the known one of the two.
-fn union(one: Option<Span>, other: Option<Span>) -> Option<Span> {
+/// Returns the shortest period that contains both periods, or the one period that is known.
+fn union(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<TimeSpan> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.and(other)),
         (known, unknown) => known.or(unknown),
     }
 }
 
-fn add_lengths(lengths: &mut Vec<Lengths>, classes: &[u64]) {
+fn add_lengths(lengths: &mut Vec<PostlistsByLength>, classes: &[u64]) {
     for (class, count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
         let at_most = class_end(class);
         match lengths.iter_mut().find(|known| known.at_most == at_most) {
             Some(known) => known.count = known.count.saturating_add(*count),
-            None => lengths.push(Lengths {
+            None => lengths.push(PostlistsByLength {
                 at_most,
                 count: *count,
             }),
@@ -371,13 +373,13 @@ fn add_slot(slots: &mut Vec<SlotCount>, slot: u32, count: u64) {
 #[cfg(test)]
 mod tests {
     use nicmodel::Operation;
-    use nicmodel::op_profile::Counted;
+    use nicmodel::op_profile::CountedOperations;
     use proptest::prelude::*;
     use zerocopy::FromZeros;
 
     use super::*;
 
-    fn from(bytes: &[u8]) -> Result<Recorded, ReadError> {
+    fn from(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
         read_at(|offset, out| {
             let end = offset.checked_add(out.len()).expect("small numbers");
             let found = bytes.get(offset..end);
@@ -398,11 +400,11 @@ mod tests {
         let at = std::mem::offset_of!(QpCell<u64>, runs) / 8;
         cell[at] = 10;
         let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
-        let key = Key::new(IBV_WR_SEND, 1, 60).inline(true);
+        let key = OperationKey::new(IBV_WR_SEND, 1, 60).inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
-        // Three more posts are counted as repeated.
+        // Three more posts are counted as repetitions.
         let at = std::mem::offset_of!(QpCell<u64>, repeated) / 8;
-        cell[at] = Repeated::none(0, false).0 + 3;
+        cell[at] = RepeatedPosts::none(0, false).0 + 3;
         words
     }
 
@@ -425,14 +427,14 @@ mod tests {
             .inlined()
             .signaled(0.04);
         let count = 100;
-        assert_eq!(qp.sent, [Counted { operation, count }]);
+        assert_eq!(qp.sent, [CountedOperations { operation, count }]);
         assert_eq!(profile.check(), Ok(()));
     }
 
     #[test]
     fn other_files_are_refused_by_what_they_are() {
-        assert!(matches!(from(b""), Err(ReadError::Foreign)));
-        assert!(matches!(from(&[7; 9000]), Err(ReadError::Foreign)));
+        assert!(matches!(from(b""), Err(ReadError::NotACounterFile)));
+        assert!(matches!(from(&[7; 9000]), Err(ReadError::NotACounterFile)));
         let mut other = words();
         other[1] = VERSION + 1;
         let message = from(&bytes(&other))
@@ -444,7 +446,10 @@ mod tests {
         );
         let mut other = words();
         other[6] = u64::MAX;
-        assert!(matches!(from(&bytes(&other)), Err(ReadError::Damaged(_))));
+        assert!(matches!(
+            from(&bytes(&other)),
+            Err(ReadError::Inconsistent(_))
+        ));
         let whole = bytes(&words());
         let short = &whole[..whole.len() - 1];
         assert!(matches!(from(short), Err(ReadError::Io(_))));
@@ -459,15 +464,15 @@ mod tests {
             cell.qp_type = IBV_QPT_RC.into();
             cell.lists[0] = 3;
             cell.runs = 3;
-            cell.sent[0] = Sent {
-                key: Key::new(IBV_WR_RDMA_READ, 1, 8).0,
+            cell.sent[0] = SentCounters {
+                key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,
                 count: 3,
                 bytes: 24,
                 signaled: 3 * thread,
             };
             builder.add_qp(&cell, 0);
         }
-        let header = Header::<u64>::new_zeroed();
+        let header = CounterFileHeader::<u64>::new_zeroed();
         let profile = builder.finish(&header).profile;
         assert_eq!(profile.threads.len(), 2);
         let [qp] = &profile.queue_pairs[..] else {
@@ -481,7 +486,7 @@ mod tests {
     fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
         let mut words = words();
         let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpCell<u64>, sent) / 8;
-        words[sent] = Key::new(IBV_WR_SEND, 1, 60).class().0;
+        words[sent] = OperationKey::new(IBV_WR_SEND, 1, 60).size_class().0;
         words[sent + 2] = u64::MAX;
         let read = from(&bytes(&words)).expect("a file");
         assert_eq!(read.profile.check(), Ok(()));
@@ -490,7 +495,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any words yield an answer, and a profile that is consistent.
+        /// Any words yield an error or a profile that is consistent.
         #[test]
         fn damaged_files_do_no_harm(
             changes in prop::collection::vec((0usize..4000, any::<u64>()), 0..200),
@@ -499,7 +504,7 @@ mod tests {
             let mut words = words();
             let (head, cell) = (512, QP_CELLS_AT / 8);
             for (at, value) in changes {
-                // A word of the header sometimes, otherwise a word of the cell.
+                // Change sometimes a word of the header, otherwise a word of the cell.
                 let at = if at < 30 { at } else { cell + at % (words.len() - cell) };
                 prop_assert!(at < head || at >= cell);
                 words[at] = if value % 3 == 0 { value % 7 } else { value };

@@ -1,8 +1,9 @@
 //! Counting of receives that are posted to a queue pair or a shared receive queue.
 //!
 //! Programs post most receives one at a time, and a receiver often limits a message rate. The path of a
-//! receive like the previous one is therefore as short as possible: only the counter's address is kept across
-//! the provider's call, and one word is incremented. All other cases are handled out of line.
+//! receive with the same buffer size as the previous one is therefore as short as possible. It keeps only the
+//! counter's address across the provider's call, and increments one word. All other cases are handled out of
+//! line.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,22 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use verbs_abi::*;
 
-use crate::layout::Recvs;
+use crate::layout::RecvCounters;
 use crate::objects::{Context, QP_HANDLES, Qp, SRQS, Srq, context_of, key_of};
-use crate::postlist::{length_at, place_for_bad, room};
+use crate::postlist::{bad_wr_slot, length_at, sge_count_and_bytes};
 use crate::session::add;
-use crate::table::Table;
+use crate::table::OpenAddressingTable;
 use crate::trace;
 
 /// A provider's `post_recv` or `post_srq_recv`.
 type PostRecvs<H> = unsafe extern "C" fn(*mut H, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
 /// A queue that accepts receives.
-pub(crate) trait Queue: Sized + 'static {
+pub(crate) trait ReceivingQueue: Sized + 'static {
     type Handle;
-    /// Name of the call, and of the queue's kind, in a trace.
+    /// Name of the function that posts receives, and name of the queue's kind, in a trace.
     const CALL: (&'static str, &'static str);
-    const ALL: &'static Table<Self>;
+    const ALL: &'static OpenAddressingTable<Self>;
 
     /// Returns the device of a handle.
     ///
@@ -33,29 +34,29 @@ pub(crate) trait Queue: Sized + 'static {
     /// The handle is live.
     unsafe fn device(handle: *mut Self::Handle) -> *mut ibv_context;
 
-    /// Return the provider's operation of a device, or of a queue.
-    fn post_of(context: &Context) -> Option<PostRecvs<Self::Handle>>;
+    /// Returns the provider's operation that posts receives to a queue of this kind.
+    fn provider_post_of(context: &Context) -> Option<PostRecvs<Self::Handle>>;
     fn post(&self) -> Option<PostRecvs<Self::Handle>>;
 
     /// Returns the calling thread's counters, if it has them.
-    fn known(&self) -> Option<&'static Recvs<AtomicU64>>;
+    fn known(&self) -> Option<&'static RecvCounters<AtomicU64>>;
     /// Returns the calling thread's counters, and makes them if necessary.
-    fn counters(&self) -> &'static Recvs<AtomicU64>;
+    fn counters(&self) -> &'static RecvCounters<AtomicU64>;
 }
 
 macro_rules! queue {
     ($type:ty, $handle:ty, $all:ident, $call:ident, $kind:literal) => {
-        impl Queue for $type {
+        impl ReceivingQueue for $type {
             type Handle = $handle;
             const CALL: (&'static str, &'static str) = (stringify!($call), $kind);
-            const ALL: &'static Table<Self> = &$all;
+            const ALL: &'static OpenAddressingTable<Self> = &$all;
 
             unsafe fn device(handle: *mut $handle) -> *mut ibv_context {
                 // SAFETY: contract of this function.
                 unsafe { (*handle).context }
             }
 
-            fn post_of(context: &Context) -> Option<PostRecvs<$handle>> {
+            fn provider_post_of(context: &Context) -> Option<PostRecvs<$handle>> {
                 context.ops.$call
             }
 
@@ -65,11 +66,11 @@ macro_rules! queue {
             }
 
             #[inline(always)]
-            fn known(&self) -> Option<&'static Recvs<AtomicU64>> {
+            fn known(&self) -> Option<&'static RecvCounters<AtomicU64>> {
                 Some(&self.existing_entry()?.cell.recvs)
             }
 
-            fn counters(&self) -> &'static Recvs<AtomicU64> {
+            fn counters(&self) -> &'static RecvCounters<AtomicU64> {
                 &self.thread_entry().cell.recvs
             }
         }
@@ -79,12 +80,12 @@ macro_rules! queue {
 queue!(Qp, ibv_qp, QP_HANDLES, post_recv, "qp");
 queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq");
 
-/// Posts and counts receives. The function detects before the provider's call whether a receive is like the
-/// previous one.
+/// Posts and counts receives. Before the provider's call, the function detects whether a receive has the same
+/// buffer size as the previous one.
 ///
 /// # Safety
 /// The contract of `ibv_post_recv(3)` or `ibv_post_srq_recv(3)` applies.
-pub(crate) unsafe extern "C" fn post<Q: Queue>(
+pub(crate) unsafe extern "C" fn post<Q: ReceivingQueue>(
     handle: *mut Q::Handle,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -116,13 +117,13 @@ pub(crate) unsafe extern "C" fn post<Q: Queue>(
 /// # Safety
 /// The contract of [`post`] applies.
 #[inline(never)]
-unsafe extern "C" fn post_counted<Q: Queue>(
+unsafe extern "C" fn post_counted<Q: ReceivingQueue>(
     handle: *mut Q::Handle,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut own = ptr::null_mut();
-    let bad_wr = place_for_bad(bad_wr, &mut own);
+    let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(queue) = Q::ALL.find_first(key_of(handle))
@@ -135,37 +136,37 @@ unsafe extern "C" fn post_counted<Q: Queue>(
     }
 }
 
-/// Posts as [`post`] does, with a trace line if tracing is on. It also handles queues that are not counted or
-/// not in their first table slot.
+/// Posts as [`post`] does, with a trace line if tracing is on. The function also handles queues that are not
+/// counted or not in their first table slot.
 ///
 /// # Safety
 /// The contract of [`post`] applies.
 #[cold]
 #[inline(never)]
-pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
+pub(crate) unsafe extern "C" fn post_traced<Q: ReceivingQueue>(
     handle: *mut Q::Handle,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut place = ptr::null_mut();
-    let bad_wr = place_for_bad(bad_wr, &mut place);
+    let bad_wr = bad_wr_slot(bad_wr, &mut place);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         let queue = Q::ALL.find(key_of(handle));
         let own = match queue {
             Some(queue) => queue.post(),
-            None => context_of(Q::device(handle)).and_then(Q::post_of),
+            None => context_of(Q::device(handle)).and_then(Q::provider_post_of),
         };
         let Some(post) = own else {
             *bad_wr = wr;
             return libc::EINVAL;
         };
-        let traced = trace::started();
+        let traced = trace::start_time();
         let result = post(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
             let (call, kind) = Q::CALL;
-            let queue = (call, trace::Kind(kind), handle.addr());
-            trace::recvs_posted(at_ns, queue, wr, end_of(bad_wr, result), result);
+            let queue = (call, trace::HandleKind(kind), handle.addr());
+            trace::write_posted_recvs(at_ns, queue, wr, first_refused(bad_wr, result), result);
         }
         match queue {
             Some(queue) => count(queue, wr, bad_wr, result),
@@ -174,11 +175,11 @@ pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
     }
 }
 
-/// Returns the first receive of a list that a provider did not accept; NULL if all were accepted.
+/// Returns the first receive of a list that the provider refused; NULL if the provider accepted all receives.
 ///
 /// # Safety
 /// `result` is the provider's result. If it is an error, `bad_wr` points to the refused receive.
-unsafe fn end_of(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ibv_recv_wr {
+unsafe fn first_refused(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ibv_recv_wr {
     if result == 0 {
         ptr::null_mut()
     } else {
@@ -188,13 +189,13 @@ unsafe fn end_of(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ibv_recv_
 }
 
 /// Counts the accepted part of a list according to the provider's `result`, and returns `result`. A caller
-/// that ends with this call keeps no values across it.
+/// whose last action is this call keeps no values across it.
 ///
 /// # Safety
 /// The list is as `ibv_post_recv(3)` describes it. If `result` is an error, `bad_wr` points to the refused
 /// receive.
 #[inline(never)]
-unsafe fn count<Q: Queue>(
+unsafe fn count<Q: ReceivingQueue>(
     queue: &Q,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -202,13 +203,13 @@ unsafe fn count<Q: Queue>(
 ) -> c_int {
     // SAFETY: contract of this function.
     unsafe {
-        let end = end_of(bad_wr, result);
+        let end = first_refused(bad_wr, result);
         let (mut next, mut count, mut bytes) = (wr, 0, 0);
         while next != end
             && let Some(this) = next.as_ref()
         {
             count += 1;
-            bytes += u64::from(room(this.sg_list, this.num_sge).1);
+            bytes += u64::from(sge_count_and_bytes(this.sg_list, this.num_sge).1);
             next = this.next;
         }
         queue.counters().add(count, bytes);
@@ -216,8 +217,8 @@ unsafe fn count<Q: Queue>(
     result
 }
 
-impl Recvs<AtomicU64> {
-    /// Counts a call that posted receives.
+impl RecvCounters<AtomicU64> {
+    /// Counts a call that posted `count` receives, whose buffers have `bytes` bytes in all.
     fn add(&self, count: u64, bytes: u64) {
         let (repeated, room) = (
             self.repeated.load(Relaxed),

@@ -10,27 +10,28 @@ pub(crate) trait Request {
     fn payload(&self) -> (u32, u32);
     /// Returns the remote address of RDMA and atomics.
     fn remote(&self) -> u64;
-    /// Returns address handle and QP number of a datagram.
+    /// Returns the address handle and the QP number to which a datagram is sent.
     fn destination(&self) -> (*mut ibv_ah, u32);
 
-    /// Returns the properties that are equal in work requests counted together.
+    /// Returns the pattern of the work request; work requests with equal patterns are counted
+    /// together.
     #[inline(always)]
-    fn pattern(&self) -> Pattern {
+    fn pattern(&self) -> RequestPattern {
         let (num_sge, bytes) = self.payload();
-        Pattern::new(self.opcode(), self.flags(), num_sge, bytes)
+        RequestPattern::new(self.opcode(), self.flags(), num_sge, bytes)
     }
 }
 
-/// Opcode, flags and payload of a work request, in two words that are quickly compared.
+/// Opcode, flags and payload of a work request, packed in two words for a fast comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pattern {
+pub(crate) struct RequestPattern {
     /// Number of scatter/gather elements in the low half, and opcode in the high half.
     pub(crate) opcode_and_sges: u64,
     /// Flags in the low half, and payload bytes in the high half.
     pub(crate) flags_and_bytes: u64,
 }
 
-impl Pattern {
+impl RequestPattern {
     #[inline(always)]
     pub(crate) const fn new(opcode: ibv_wr_opcode, flags: u32, num_sge: u32, bytes: u32) -> Self {
         Self {
@@ -40,5 +41,5 @@ impl Pattern {
     }
 }
 
-/// A value that differs from every [`Pattern::what`] of an accepted work request.
+/// Value of a pattern's word that differs from the words of every accepted work request.
 pub(crate) const NOTHING_REPEATS: u64 = u64::MAX;

@@ -16,24 +16,25 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::layout::*;
 
-/// Variable that names the folder in which each process makes its file. Without it nothing is counted.
+/// Environment variable that names the folder in which each process makes its file of counters. Without the
+/// variable nothing is counted.
 pub const VARIABLE: &str = "VERBATIM_TAP_DIR";
-/// Extension of the files' names.
+/// Extension of the name of a file of counters.
 pub(crate) const EXTENSION: &str = "tap";
 
 pub(crate) type QpCounters = QpCell<AtomicU64>;
 pub(crate) type CqCounters = CqCell<AtomicU64>;
 pub(crate) type SrqCounters = SrqCell<AtomicU64>;
 
-/// Adds to a word that only this thread writes.
+/// Adds `number` to a word that only this thread writes.
 #[inline(always)]
 pub(crate) fn add(word: &AtomicU64, number: u64) {
     word.store(word.load(Relaxed).wrapping_add(number), Relaxed);
 }
 
-/// Raises a word that only this thread writes to at least `number`.
+/// Raises a word that only this thread writes to `number`, if the word is smaller.
 #[inline(always)]
-pub(crate) fn raise(word: &AtomicU64, number: u64) {
+pub(crate) fn raise_to(word: &AtomicU64, number: u64) {
     if word.load(Relaxed) < number {
         word.store(number, Relaxed);
     }
@@ -47,13 +48,14 @@ pub(crate) fn set(word: &AtomicU64, number: u64) {
     }
 }
 
-/// A process's file, mapped. The mapping lives for ever, because its cells are used until the process ends.
+/// The file of counters of a process, mapped. The mapping is never removed, because its cells are used until the
+/// process ends.
 pub(crate) struct Session {
     pid: u32,
     base: NonNull<u8>,
     file: File,
-    /// Lock for the assignment of cells.
-    taking: Mutex<()>,
+    /// Lock that a thread holds while it takes a cell.
+    assignment_lock: Mutex<()>,
 }
 
 // SAFETY: the mapping contains only atomics, and is never unmapped.
@@ -62,7 +64,7 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 /// A thread of this process.
-pub(crate) struct Thread {
+pub(crate) struct TappedThread {
     pub(crate) id: u64,
     /// Number of the thread's polls that found completions.
     pub(crate) found: AtomicU64,
@@ -78,7 +80,7 @@ fn folder() -> Option<&'static PathBuf> {
     folder.as_ref()
 }
 
-/// Returns true if this process is counted.
+/// Returns true if the verbs of this process are to be counted.
 pub(crate) fn is_wanted() -> bool {
     folder().is_some()
 }
@@ -101,7 +103,7 @@ pub(crate) fn current(provider: &str) -> Option<&'static Session> {
                 std::ptr::from_ref(session).expose_provenance() as u64,
                 Relaxed,
             );
-            at_the_end();
+            register_exit_handlers();
             Some(session)
         }
         Err(error) => {
@@ -124,8 +126,8 @@ fn latest() -> Option<&'static Session> {
     unsafe { std::ptr::with_exposed_provenance::<Session>(at).as_ref() }
 }
 
-/// Registers functions that the C library calls at exit and after a fork.
-fn at_the_end() {
+/// Registers the functions that the C library calls at exit and after a fork.
+fn register_exit_handlers() {
     static ONCE: OnceLock<()> = OnceLock::new();
     extern "C" fn ends() {
         if let Some(session) = latest().filter(|session| session.pid == std::process::id()) {
@@ -147,7 +149,7 @@ fn at_the_end() {
     });
 }
 
-/// Returns the time in ns of `CLOCK_MONOTONIC`.
+/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
@@ -188,7 +190,7 @@ impl Session {
             pid,
             base,
             file,
-            taking: Mutex::new(()),
+            assignment_lock: Mutex::new(()),
         };
         let header = session.header();
         let program = std::env::args_os()
@@ -204,13 +206,13 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) fn header(&self) -> &'static Header<AtomicU64> {
+    pub(crate) fn header(&self) -> &'static CounterFileHeader<AtomicU64> {
         // SAFETY: the mapping begins with a header, whose words are zero or were written as words.
         unsafe { self.base.cast().as_ref() }
     }
 
-    /// Detaches a forked child from the parent's file: further counts go into private memory that is never
-    /// read.
+    /// Detaches a forked child from its parent's file of counters. Further counts of the child go into private
+    /// memory that is never read.
     fn detach(&self) {
         // SAFETY: replaces this session's mapping by one of the same size, in a process with a single thread.
         let _ = unsafe {
@@ -233,9 +235,9 @@ impl Session {
         now
     }
 
-    /// Takes the next cell of an array. `fill` initializes the cell before it counts as used. If the array is
-    /// full, returns a cell that is never read.
-    fn take<C>(
+    /// Takes the next free cell of an array. `fill` initializes the cell before it counts as used. If no cell is
+    /// free, the function returns a cell that is never read.
+    fn take_free_cell<C>(
         &self,
         used: &AtomicU64,
         at: usize,
@@ -243,7 +245,10 @@ impl Session {
         discarded_cell: fn() -> &'static C,
         fill: impl FnOnce(&C),
     ) -> &'static C {
-        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self
+            .assignment_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let index = used.load(Relaxed) as usize;
         let offset = at + index * size_of::<C>();
         if index >= max || reserve(&self.file, offset, size_of::<C>()).is_err() {
@@ -260,31 +265,32 @@ impl Session {
 
     pub(crate) fn take_qp(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
         let used = &self.header().qp_cells;
-        self.take(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
+        self.take_free_cell(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_cq(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
         let used = &self.header().cq_cells;
-        self.take(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
+        self.take_free_cell(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_srq(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
         let used = &self.header().srq_cells;
-        self.take(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
+        self.take_free_cell(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
     }
 
     /// Returns the calling thread's record.
-    pub(crate) fn thread(&self) -> &'static Thread {
+    pub(crate) fn thread(&self) -> &'static TappedThread {
         thread_local! {
-            static THREAD: Cell<Option<(u32, &'static Thread)>> = const { Cell::new(None) };
+            static THREAD: Cell<Option<(u32, &'static TappedThread)>> = const { Cell::new(None) };
         }
-        // In an ending thread the thread-local is destroyed already; each call then counts as a new thread.
+        // The thread-local of an ending thread is destroyed already; each later call then counts as a new
+        // thread.
         let known = THREAD.try_with(Cell::get).ok().flatten();
         if let Some((pid, thread)) = known.filter(|(pid, _)| *pid == self.pid) {
             let _ = pid;
             return thread;
         }
-        let thread: &'static Thread = Box::leak(Box::new(Thread {
+        let thread: &'static TappedThread = Box::leak(Box::new(TappedThread {
             id: self.header().threads.fetch_add(1, Relaxed),
             found: AtomicU64::new(0),
         }));
@@ -293,7 +299,8 @@ impl Session {
     }
 }
 
-/// Makes the file system allocate memory now, because later exhaustion would be a SIGBUS.
+/// Makes the file system allocate memory now. Otherwise a later access would raise SIGBUS if the file system is
+/// full.
 fn reserve(file: &File, offset: usize, len: usize) -> io::Result<()> {
     loop {
         match fallocate(file, FallocateFlags::empty(), offset as u64, len as u64) {
@@ -320,7 +327,7 @@ fn store_text(words: &[AtomicU64], text: &str) -> u64 {
     bytes.len() as u64
 }
 
-/// Returns a word that differs between all live threads.
+/// Returns a number that identifies the calling thread among all live threads.
 #[inline(always)]
 pub(crate) fn thread_token() -> usize {
     #[cfg(target_arch = "x86_64")]

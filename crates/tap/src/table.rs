@@ -1,22 +1,22 @@
-//! A table of objects by their handles, searched without a lock on every data path call.
+//! A table of objects by their handles, which every data path call searches without a lock.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Number of slots of a table; at most half of them are used.
 const SLOTS: usize = 1 << 15;
-/// Maximum number of slots that are searched.
+/// Maximum number of slots that a search examines.
 const MAX_PROBES: usize = 64;
-/// Keys of slots without an object: never used, and removed.
+/// Keys of empty slots: `FREE` for a slot that was never used, `GONE` for a slot whose object was removed.
 const FREE: u64 = 0;
-const GONE: u64 = 1;
+const TOMBSTONE: u64 = 1;
 
-/// A hash table with open addressing. Values live for ever; the caller holds a lock while it adds or removes
-/// keys.
+/// A hash table with open addressing. Values are never freed. The caller holds a lock while it adds or
+/// removes keys.
 ///
-/// A reader that searches while its object is being removed may find another object. The only harm is a count
-/// for the wrong object.
-pub(crate) struct Table<T: 'static> {
+/// A reader that searches while its object is being removed may find another object. The only harm is that a
+/// call is counted for the wrong object.
+pub(crate) struct OpenAddressingTable<T: 'static> {
     slots: [Slot<T>; SLOTS],
 }
 
@@ -26,7 +26,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Returns the object if the slot has the key; otherwise returns the key in the slot.
+    /// Returns the object if the slot has this key; otherwise returns the slot's key as an error.
     #[inline(always)]
     fn get(&self, key: u64) -> Result<Option<&'static T>, u64> {
         // Acquire: pairs with the Release of `insert`, so that the value is visible.
@@ -39,7 +39,7 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> Table<T> {
+impl<T> OpenAddressingTable<T> {
     pub(crate) const fn new() -> Self {
         Self {
             slots: [const {
@@ -52,20 +52,20 @@ impl<T> Table<T> {
     }
 
     #[inline(always)]
-    fn start(key: u64) -> usize {
+    fn first_probe_index(key: u64) -> usize {
         // Fibonacci hashing: use the upper 15 bits.
         (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 49) as usize
     }
 
-    /// Returns the object of a key if it is in the first slot that is searched, which is almost always so.
+    /// Returns the object of a key if it is in the first slot of the search, which is almost always so.
     #[inline(always)]
     pub(crate) fn find_first(&self, key: u64) -> Option<&'static T> {
-        self.slots[Self::start(key)].get(key).ok()?
+        self.slots[Self::first_probe_index(key)].get(key).ok()?
     }
 
     /// Returns the object of a key.
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
-        let start = Self::start(key);
+        let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
             match self.slots[(start + step) % SLOTS].get(key) {
                 Ok(found) => return found,
@@ -76,12 +76,13 @@ impl<T> Table<T> {
         None
     }
 
-    /// Inserts an object; returns false if there is no room. Only one thread may call this at a time.
+    /// Inserts an object; returns false if the table has no room. Only one thread may call this function at a
+    /// time.
     pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
-        let start = Self::start(key);
+        let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
             let slot = &self.slots[(start + step) % SLOTS];
-            if matches!(slot.key.load(Ordering::Relaxed), FREE | GONE) {
+            if matches!(slot.key.load(Ordering::Relaxed), FREE | TOMBSTONE) {
                 slot.value
                     .store(ptr::from_ref(value).cast_mut(), Ordering::Release);
                 slot.key.store(key, Ordering::Release);
@@ -91,13 +92,13 @@ impl<T> Table<T> {
         false
     }
 
-    /// Removes a key. Only one thread may call this at a time.
+    /// Removes a key. Only one thread may call this function at a time.
     pub(crate) fn remove(&self, key: u64) {
-        let start = Self::start(key);
+        let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
             let slot = &self.slots[(start + step) % SLOTS];
             match slot.key.load(Ordering::Relaxed) {
-                found if found == key => return slot.key.store(GONE, Ordering::Relaxed),
+                found if found == key => return slot.key.store(TOMBSTONE, Ordering::Relaxed),
                 FREE => return,
                 _ => {}
             }
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn objects_are_found_until_they_are_removed() {
-        static TABLE: Table<u64> = Table::new();
+        static TABLE: OpenAddressingTable<u64> = OpenAddressingTable::new();
         for key in 2..2000u64 {
             assert!(TABLE.insert(key << 7, Box::leak(Box::new(key))));
         }

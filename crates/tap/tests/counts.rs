@@ -1,7 +1,7 @@
 //! Tests that run programs on the software NIC and check their files of counters.
 //!
-//! The tap reads its environment once in the life of a process. Each program is therefore a run of this test
-//! program that executes only one of [`PROGRAMS`].
+//! The tap reads its environment once in the life of a process. Each program therefore runs as a process of
+//! this test binary that executes only one function of [`PROGRAMS`].
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -138,7 +138,7 @@ fn ud() -> Anything {
     poll(&cq, 8)
 }
 
-/// Fills the send queue until it refuses.
+/// Posts to a send queue until the provider refuses a work request.
 fn full() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -152,8 +152,8 @@ fn full() -> Anything {
     poll(&cq, room)
 }
 
-/// Runs a closed loop of single WRITEs: some succeed, then one fails for lack of access rights, and the rest
-/// is flushed.
+/// Runs a closed loop of single WRITEs. Some succeed, then one fails for lack of access rights, and all
+/// later ones are flushed.
 fn fails() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let good = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -176,7 +176,7 @@ fn fails() -> Anything {
     Ok(())
 }
 
-/// Lets two threads post to one queue pair and poll one completion queue, one after the other.
+/// Makes two threads post to one queue pair and poll one completion queue, one thread after the other.
 fn threads() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -193,8 +193,8 @@ fn threads() -> Anything {
             });
         });
     }
-    // This thread posts, too, so that at least two threads are distinguished: a new thread may reuse the
-    // memory of an ended one.
+    // This thread posts, too, so that at least two threads are distinguished: the second new thread may
+    // reuse the memory of the first.
     a.post_one(|list| {
         list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
     })?;
@@ -215,7 +215,7 @@ fn rounds(pair: &Pair) -> Anything {
     Ok(())
 }
 
-/// Runs threads one after the other.
+/// Runs threads with their own queue pairs one after the other.
 fn in_turn() -> Anything {
     for _ in 0..3 {
         std::thread::spawn(|| rounds(&pair(16).expect("a pair")).expect("it runs"))
@@ -225,7 +225,7 @@ fn in_turn() -> Anything {
     Ok(())
 }
 
-/// Runs the same threads at the same time.
+/// Runs threads with their own queue pairs at the same time.
 fn together() -> Anything {
     let begin = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
@@ -269,7 +269,7 @@ fn repeats() -> Anything {
     Ok(())
 }
 
-/// Posts receives one at a time, mostly like the previous one, and some together.
+/// Posts receives one at a time, most of the same size as the previous one, and some together.
 fn recvs() -> Anything {
     let Pair { pd, a, .. } = pair(64)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE)?;
@@ -289,7 +289,7 @@ fn recvs() -> Anything {
     Ok(a.post_recv(&mut list)?)
 }
 
-/// Aborts in the middle of its work.
+/// Aborts while operations are outstanding.
 fn dies() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -347,7 +347,7 @@ fn profile(name: &str) -> OperationProfile {
     profile.clone()
 }
 
-/// Returns the queue pair that sent.
+/// Returns the queue pair that sent messages.
 fn sender(profile: &OperationProfile) -> &QueuePair {
     profile.active().next().expect("one sent")
 }
@@ -514,7 +514,8 @@ fn a_program_that_dies_leaves_what_it_did() {
     let qp = sender(profile);
     assert_eq!((qp.operations(), qp.postlists, qp.runs), (10, 10, 8));
     assert!((qp.sent[0].operation.signaled - 0.7).abs() < 1e-9);
-    // One outstanding operation at each of the first seven posts, then one, two and three.
+    // At each of the first seven posts one operation is outstanding; at the next posts one, two and three
+    // are.
     assert_eq!(qp.max_outstanding, 3);
     assert!((qp.mean_outstanding - 1.3).abs() < 1e-9, "{qp:?}");
 }

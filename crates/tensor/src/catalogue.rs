@@ -5,15 +5,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::message::Name;
+use crate::message::TensorName;
 
 /// Tensors `T` by name, and requests `W` that wait for one.
 #[derive(Debug)]
-pub struct Catalogue<T, W> {
-    entries: HashMap<Name, Entry<T>>,
-    waiting: HashMap<Name, Vec<W>>,
+pub struct TensorCatalogue<T, W> {
+    entries: HashMap<TensorName, CatalogueEntry<T>>,
+    waiting: HashMap<TensorName, Vec<W>>,
     /// The stored tensors by the time of their last use.
-    by_use: BTreeMap<u64, Name>,
+    by_last_use: BTreeMap<u64, TensorName>,
     clock: u64,
     stored_bytes: u64,
     capacity_bytes: u64,
@@ -21,7 +21,7 @@ pub struct Catalogue<T, W> {
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct CatalogueEntry<T> {
     tensor: T,
     /// Of a stored tensor: its bytes, and when it was used last.
     stored: Option<(u64, u64)>,
@@ -29,7 +29,7 @@ struct Entry<T> {
 
 /// What a store holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct StoreStatistics {
     /// Tensors, published and stored.
     pub tensors: u64,
     /// Bytes of those that were stored.
@@ -38,13 +38,13 @@ pub struct Holdings {
     pub evicted: u64,
 }
 
-impl<T: Clone, W> Catalogue<T, W> {
+impl<T: Clone, W> TensorCatalogue<T, W> {
     /// An empty one, for so many bytes of stored tensors.
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             entries: HashMap::new(),
             waiting: HashMap::new(),
-            by_use: BTreeMap::new(),
+            by_last_use: BTreeMap::new(),
             clock: 0,
             stored_bytes: 0,
             capacity_bytes,
@@ -53,26 +53,26 @@ impl<T: Clone, W> Catalogue<T, W> {
     }
 
     /// Whether a tensor of so many bytes can be stored.
-    pub fn takes(&self, bytes: u64) -> bool {
+    pub fn can_store(&self, bytes: u64) -> bool {
         bytes <= self.capacity_bytes
     }
 
-    /// Publishes a tensor in place of any other of that name, and returns those that have waited for it.
+    /// Publishes a tensor in place of any other of that name, and returns the requests that waited for it.
     #[must_use]
-    pub fn publish(&mut self, name: Name, tensor: T) -> Vec<W> {
+    pub fn publish(&mut self, name: TensorName, tensor: T) -> Vec<W> {
         self.insert(name, tensor, None)
     }
 
-    /// Stores a tensor in place of any other of that name, and returns those that have waited for it. Other tensors go
+    /// Stores a tensor in place of any other of that name, and returns the requests that waited for it. Other tensors go
     /// if the capacity requires it.
     #[must_use]
-    pub fn store(&mut self, name: Name, tensor: T, bytes: u64) -> Vec<W> {
+    pub fn store(&mut self, name: TensorName, tensor: T, bytes: u64) -> Vec<W> {
         self.clock += 1;
         let waiting = self.insert(name.clone(), tensor, Some((bytes, self.clock)));
-        self.by_use.insert(self.clock, name);
+        self.by_last_use.insert(self.clock, name);
         self.stored_bytes += bytes;
         while self.stored_bytes > self.capacity_bytes {
-            let Some((_, name)) = self.by_use.pop_first() else {
+            let Some((_, name)) = self.by_last_use.pop_first() else {
                 break;
             };
             self.evicted += 1;
@@ -81,21 +81,21 @@ impl<T: Clone, W> Catalogue<T, W> {
         waiting
     }
 
-    fn insert(&mut self, name: Name, tensor: T, stored: Option<(u64, u64)>) -> Vec<W> {
+    fn insert(&mut self, name: TensorName, tensor: T, stored: Option<(u64, u64)>) -> Vec<W> {
         self.remove(&name);
         let waiting = self.waiting.remove(&name).unwrap_or_default();
-        self.entries.insert(name, Entry { tensor, stored });
+        self.entries.insert(name, CatalogueEntry { tensor, stored });
         waiting
     }
 
     /// The tensor of this name, which is used hereby.
-    pub fn find(&mut self, name: &Name) -> Option<T> {
+    pub fn find(&mut self, name: &TensorName) -> Option<T> {
         let entry = self.entries.get_mut(name)?;
         if let Some((_, used)) = &mut entry.stored {
             self.clock += 1;
-            self.by_use.remove(used);
+            self.by_last_use.remove(used);
             *used = self.clock;
-            self.by_use.insert(self.clock, name.clone());
+            self.by_last_use.insert(self.clock, name.clone());
         }
         Some(entry.tensor.clone())
     }
@@ -104,7 +104,7 @@ impl<T: Clone, W> Catalogue<T, W> {
     ///
     /// # Errors
     /// Nothing yet: somebody waits.
-    pub fn find_or_wait(&mut self, name: &Name, waiter: W) -> Option<T> {
+    pub fn find_or_wait(&mut self, name: &TensorName, waiter: W) -> Option<T> {
         let found = self.find(name);
         if found.is_none() {
             self.waiting.entry(name.clone()).or_default().push(waiter);
@@ -113,21 +113,21 @@ impl<T: Clone, W> Catalogue<T, W> {
     }
 
     /// Takes a tensor out.
-    pub fn remove(&mut self, name: &Name) -> Option<T> {
+    pub fn remove(&mut self, name: &TensorName) -> Option<T> {
         let entry = self.entries.remove(name)?;
         if let Some((bytes, used)) = entry.stored {
             self.stored_bytes -= bytes;
-            self.by_use.remove(&used);
+            self.by_last_use.remove(&used);
         }
         Some(entry.tensor)
     }
 
-    /// Takes out waiters, by what `gone` says of them; how many.
-    pub fn forget(&mut self, mut gone: impl FnMut(&W) -> bool) -> usize {
+    /// Takes out waiters, by what `is_gone` says of them; how many.
+    pub fn remove_waiters(&mut self, mut is_gone: impl FnMut(&W) -> bool) -> usize {
         let mut count = 0;
         self.waiting.retain(|_, waiters| {
             let before = waiters.len();
-            waiters.retain(|w| !gone(w));
+            waiters.retain(|w| !is_gone(w));
             count += before - waiters.len();
             !waiters.is_empty()
         });
@@ -135,8 +135,8 @@ impl<T: Clone, W> Catalogue<T, W> {
     }
 
     /// What it holds.
-    pub fn holdings(&self) -> Holdings {
-        Holdings {
+    pub fn holdings(&self) -> StoreStatistics {
+        StoreStatistics {
             tensors: self.entries.len() as u64,
             stored_bytes: self.stored_bytes,
             evicted: self.evicted,
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    fn name(step: u64) -> Name {
-        Name {
+    fn name(step: u64) -> TensorName {
+        TensorName {
             key: "k".to_owned(),
             step,
         }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_one_used_longest_ago_goes_first() {
-        let mut c = Catalogue::<u64, ()>::new(100);
+        let mut c = TensorCatalogue::<u64, ()>::new(100);
         for step in 0..3 {
             assert!(c.store(name(step), step, 30).is_empty());
         }
@@ -168,12 +168,12 @@ mod tests {
         let there = [0, 1, 2, 3].map(|step| c.find(&name(step)).is_some());
         assert_eq!(there, [true, false, true, true]);
         assert_eq!((c.holdings().evicted, c.holdings().stored_bytes), (1, 90));
-        assert!(c.takes(100) && !c.takes(101));
+        assert!(c.can_store(100) && !c.can_store(101));
     }
 
     #[test]
     fn what_is_published_stays() {
-        let mut c = Catalogue::<u64, ()>::new(10);
+        let mut c = TensorCatalogue::<u64, ()>::new(10);
         assert!(c.publish(name(0), 0).is_empty());
         for step in 1..4 {
             assert!(c.store(name(step), step, 10).is_empty());
@@ -184,11 +184,11 @@ mod tests {
 
     #[test]
     fn waiters_are_told_once_or_forgotten() {
-        let mut c = Catalogue::<u64, &str>::new(10);
+        let mut c = TensorCatalogue::<u64, &str>::new(10);
         assert_eq!(c.find_or_wait(&name(0), "a"), None);
         assert_eq!(c.find_or_wait(&name(0), "b"), None);
         assert_eq!(c.find_or_wait(&name(1), "c"), None);
-        assert_eq!(c.forget(|&w| w == "a"), 1);
+        assert_eq!(c.remove_waiters(|&w| w == "a"), 1);
         assert_eq!(c.publish(name(0), 7), ["b"]);
         assert_eq!(c.publish(name(0), 8), [""; 0]);
         assert_eq!(c.find_or_wait(&name(0), "d"), Some(8));
@@ -197,7 +197,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_bytes_are_those_of_what_is_there(steps in prop::collection::vec((0..3u8, 0..8u64, 0..60u64), 0..200)) {
-            let mut c = Catalogue::<u64, ()>::new(100);
+            let mut c = TensorCatalogue::<u64, ()>::new(100);
             for (action, step, bytes) in steps {
                 match action {
                     0 => drop(c.store(name(step), bytes, bytes)),
@@ -207,7 +207,7 @@ mod tests {
                 let bytes: u64 = (0..8).filter_map(|s| c.find(&name(s))).sum();
                 prop_assert_eq!(c.holdings().stored_bytes, bytes);
                 prop_assert!(bytes <= 100);
-                prop_assert_eq!(c.by_use.len(), c.entries.len());
+                prop_assert_eq!(c.by_last_use.len(), c.entries.len());
             }
         }
     }

@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use verbs::{CompletionChannel, Waiter};
 
-use crate::link::Link;
+use crate::link::PeerLink;
 
 /// How long a caller, and the thread after its last completion, poll before they sleep: waking takes about as long.
-pub(crate) const SPIN: Duration = Duration::from_micros(200);
+pub(crate) const SPIN_TIME: Duration = Duration::from_micros(200);
 /// How often peers are looked for that something is expected of.
-const PROBE_EVERY: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The connections of a process, and who polls them.
 #[derive(Debug)]
-pub(crate) struct Engine {
-    links: Mutex<Arc<Vec<Arc<Link>>>>,
+pub(crate) struct ConnectionPoller {
+    links: Mutex<Arc<Vec<Arc<PeerLink>>>>,
     channel: CompletionChannel,
     /// Peers may ask at any time.
-    serves: AtomicBool,
+    has_server: AtomicBool,
     /// Callers that poll.
     pollers: AtomicUsize,
     /// Callers that sleep, and operations that nobody waits for in a thread.
@@ -36,17 +36,17 @@ pub(crate) struct Engine {
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
-pub(crate) struct Running {
-    engine: Arc<Engine>,
+pub(crate) struct EngineThread {
+    engine: Arc<ConnectionPoller>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Engine {
+impl ConnectionPoller {
     pub(crate) fn new(channel: CompletionChannel) -> Arc<Self> {
         Arc::new(Self {
             links: Mutex::default(),
             channel,
-            serves: AtomicBool::new(false),
+            has_server: AtomicBool::new(false),
             pollers: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -56,20 +56,20 @@ impl Engine {
     }
 
     /// Peers may ask from now on.
-    pub(crate) fn serve(&self) {
-        self.serves.store(true, Ordering::SeqCst);
+    pub(crate) fn set_has_server(&self) {
+        self.has_server.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    pub(crate) fn add(&self, link: Arc<Link>) {
-        self.change(|links| links.push(link));
+    pub(crate) fn add(&self, link: Arc<PeerLink>) {
+        self.update_links(|links| links.push(link));
     }
 
-    pub(crate) fn remove(&self, link: &Arc<Link>) {
-        self.change(|links| links.retain(|l| !Arc::ptr_eq(l, link)));
+    pub(crate) fn remove(&self, link: &Arc<PeerLink>) {
+        self.update_links(|links| links.retain(|l| !Arc::ptr_eq(l, link)));
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Link>>)) {
+    fn update_links(&self, change: impl FnOnce(&mut Vec<Arc<PeerLink>>)) {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = (**links).clone();
         change(&mut new);
@@ -77,20 +77,20 @@ impl Engine {
     }
 
     /// The connections.
-    pub(crate) fn links(&self) -> Arc<Vec<Arc<Link>>> {
+    pub(crate) fn links(&self) -> Arc<Vec<Arc<PeerLink>>> {
         Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Polls a connection until `done`, or for [`SPIN`], or until `deadline`; whether it is done.
+    /// Polls a connection until `done`, or for [`SPIN_TIME`], or until `deadline`; whether it is done.
     pub(crate) fn spin(
         &self,
-        link: &Link,
+        link: &PeerLink,
         deadline: Option<Instant>,
         done: impl Fn() -> bool,
     ) -> bool {
         self.pollers.fetch_add(1, Ordering::SeqCst);
         let begun = Instant::now();
-        let end = deadline.map_or(begun + SPIN, |d| d.min(begun + SPIN));
+        let end = deadline.map_or(begun + SPIN_TIME, |d| d.min(begun + SPIN_TIME));
         let mut waiter = Waiter::never_sleeping();
         let mut is_done = done();
         let mut turns = 0u32;
@@ -115,21 +115,21 @@ impl Engine {
     }
 
     /// Somebody waits whom the thread has to wake, until this is dropped.
-    pub(crate) fn sleeper(self: &Arc<Self>) -> Sleeper {
+    pub(crate) fn register_sleeper(self: &Arc<Self>) -> SleeperGuard {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.wake();
-        Sleeper(Arc::clone(self))
+        SleeperGuard(Arc::clone(self))
     }
 
     /// Whether anybody counts on the thread.
     fn is_needed(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) > 0 || self.serves.load(Ordering::SeqCst)
+        self.sleepers.load(Ordering::SeqCst) > 0 || self.has_server.load(Ordering::SeqCst)
     }
 
     /// Whether the thread has to poll now.
     fn is_needed_now(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) > 0
-            || self.serves.load(Ordering::SeqCst) && self.pollers.load(Ordering::SeqCst) == 0
+            || self.has_server.load(Ordering::SeqCst) && self.pollers.load(Ordering::SeqCst) == 0
     }
 
     /// Wakes the thread if it is parked.
@@ -166,12 +166,12 @@ impl Engine {
                 waiter.reset();
                 continue;
             }
-            if probed.elapsed() >= PROBE_EVERY {
+            if probed.elapsed() >= PROBE_INTERVAL {
                 probed = Instant::now();
                 links.iter().for_each(|link| link.probe());
-                self.change(|links| links.retain(|link| !link.has_ended()));
+                self.update_links(|links| links.retain(|link| !link.has_ended()));
             }
-            if last.elapsed() < SPIN {
+            if last.elapsed() < SPIN_TIME {
                 waiter.idle();
                 continue;
             }
@@ -181,16 +181,16 @@ impl Engine {
                 continue;
             }
             // An error of the channel shows at the next verb.
-            let _ = self.channel.wait_timeout(PROBE_EVERY);
+            let _ = self.channel.wait_timeout(PROBE_INTERVAL);
             last = Instant::now();
         }
     }
 
     /// Starts the thread.
-    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<Running> {
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<EngineThread> {
         let engine = Arc::clone(self);
         let thread = std::thread::Builder::new().name("tensor engine".to_owned());
-        Ok(Running {
+        Ok(EngineThread {
             engine: Arc::clone(self),
             thread: Some(thread.spawn(move || engine.run())?),
         })
@@ -199,15 +199,15 @@ impl Engine {
 
 /// Somebody who waits for the thread.
 #[derive(Debug)]
-pub(crate) struct Sleeper(Arc<Engine>);
+pub(crate) struct SleeperGuard(Arc<ConnectionPoller>);
 
-impl Drop for Sleeper {
+impl Drop for SleeperGuard {
     fn drop(&mut self) {
         self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Drop for Running {
+impl Drop for EngineThread {
     fn drop(&mut self) {
         self.engine.stop.store(true, Ordering::SeqCst);
         self.engine.wake();
@@ -218,8 +218,8 @@ impl Drop for Running {
             let _ = thread.join();
         }
         for link in self.engine.links().iter() {
-            link.end("it was closed on this side");
+            link.end_connection("it was closed on this side");
         }
-        self.engine.change(Vec::clear);
+        self.engine.update_links(Vec::clear);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::message::{MessageError, Name};
-use crate::meta::{Meta, MetaError};
+use crate::message::{MessageError, TensorName};
+use crate::meta::{MetaError, TensorMeta};
 
 /// Why a tensor did not come or go.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -11,47 +11,47 @@ use crate::meta::{Meta, MetaError};
 pub enum Error {
     /// The key or the shape cannot be.
     #[error(transparent)]
-    Name(#[from] MessageError),
+    InvalidName(#[from] MessageError),
     /// The tensor cannot be.
     #[error(transparent)]
-    Meta(#[from] MetaError),
+    InvalidMetadata(#[from] MetaError),
     /// The peer has no such tensor.
     #[error("the peer has no tensor {0}")]
-    Missing(Name),
+    NotFound(TensorName),
     /// Time has passed.
     #[error(
         "no answer for tensor {name} within {timeout:?}: either nobody has published it, or the peer is busy"
     )]
     Timeout {
         /// Which.
-        name: Name,
+        name: TensorName,
         /// How long.
         timeout: Duration,
     },
     /// The caller wants it no more.
     #[error("the request for tensor {0} was cancelled")]
-    Cancelled(Name),
+    Cancelled(TensorName),
     /// The given memory is for another tensor.
-    #[error("tensor {name} is {there}, and the given array is {given}")]
-    Other {
+    #[error("tensor {name} is {remote}, and the given array is {expected}")]
+    MetadataMismatch {
         /// Which.
-        name: Name,
+        name: TensorName,
         /// What the peer has.
-        there: Meta,
+        remote: TensorMeta,
         /// For what there is memory.
-        given: Meta,
+        expected: TensorMeta,
     },
     /// The store has less room than that.
     #[error("tensor {name} has {bytes} bytes, more than the capacity of the store")]
     TooLarge {
         /// Which.
-        name: Name,
+        name: TensorName,
         /// Its bytes.
         bytes: u64,
     },
     /// The peer could not register memory for it.
     #[error("the peer has no memory for tensor {0}")]
-    PeerMemory(Name),
+    PeerRegistration(TensorName),
     /// Too much at once.
     #[error(
         "{0} requests are outstanding on this connection; wait for some of them, or open a second connection"
@@ -59,7 +59,7 @@ pub enum Error {
     Busy(usize),
     /// The connection is of no use any more.
     #[error("the connection to {peer} has ended: {reason}")]
-    Ended {
+    Disconnected {
         /// To whom.
         peer: String,
         /// Why.
@@ -69,6 +69,8 @@ pub enum Error {
     #[error("{0}")]
     Verb(String),
 }
+
+verbs::from_verb_errors!(Error);
 
 impl From<verbs::VerbError> for Error {
     fn from(e: verbs::VerbError) -> Self {

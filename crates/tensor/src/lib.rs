@@ -6,9 +6,9 @@
 //! pairs, with the index of the request as immediate. Receivers remember what a tensor was, so that most requests succeed at once.
 //!
 //! - [`Peer`]: a process that has tensors for others ([`publish`](Peer::publish)), stores theirs, and connects to others.
-//! - [`Remote`]: another one: [`get`](Remote::get), [`put`](Remote::put), [`remove`](Remote::remove).
-//! - [`Tensor`], [`Meta`], [`DType`]: a tensor in registered memory, and what it is.
-//! - [`Message`], [`Window`], [`Requests`], [`Catalogue`], [`stripes`]: the protocol; pure.
+//! - [`ConnectedPeer`]: another one: [`get`](ConnectedPeer::get), [`put`](ConnectedPeer::put), [`remove`](ConnectedPeer::remove).
+//! - [`Tensor`], [`TensorMeta`], [`DType`]: a tensor in registered memory, and what it is.
+//! - [`PeerMessage`], [`ConnectionWindows`], [`OutstandingRequests`], [`TensorCatalogue`], [`stripes`]: the protocol; pure.
 //!
 //! A peer that dies is an error. The queue pairs of a connection are destroyed before any memory that its peer may write is
 //! freed, so no WRITE comes into memory that somebody else has by then.
@@ -26,19 +26,22 @@ mod message;
 mod meta;
 mod operation;
 mod peer;
+mod protocol;
 mod queues;
 mod rendezvous;
 mod requests;
 pub mod stripes;
-mod talk;
 mod window;
 
-pub use catalogue::{Catalogue, Holdings};
+pub use catalogue::{StoreStatistics, TensorCatalogue};
 pub use error::Error;
 pub use memory::{POOL_BYTES, Tensor};
-pub use message::{KEY_BYTES_MAX, MESSAGE_BYTES, Message, MessageError, Name, Refusal, Wanted};
-pub use meta::{DIMENSIONS_MAX, DType, Meta, MetaError, TENSOR_BYTES_MAX};
+pub use message::{
+    KEY_BYTES_MAX, MESSAGE_BYTES, MessageError, PeerMessage, PeerRefusal, RequestedTensor,
+    TensorName,
+};
+pub use meta::{DIMENSIONS_MAX, DType, MetaError, TENSOR_BYTES_MAX, TensorMeta};
 pub use operation::Outcome;
-pub use peer::{Config, Operation, Peer, QUEUE_PAIRS_MAX, Remote, StartError};
-pub use requests::{REQUESTS_MAX, Requests};
-pub use window::{WINDOW, Window};
+pub use peer::{Config, ConnectedPeer, Operation, Peer, QUEUE_PAIRS_MAX, StartError};
+pub use requests::{OutstandingRequests, REQUESTS_MAX};
+pub use window::{ConnectionWindows, WINDOW};

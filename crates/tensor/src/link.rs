@@ -8,36 +8,36 @@ use verbs::RemoteMemory;
 
 use crate::error::Error;
 use crate::memory::Tensor;
-use crate::meta::Meta;
-use crate::operation::Pending;
-use crate::queues::{Broken, Queues};
+use crate::meta::TensorMeta;
+use crate::operation::PendingOperation;
+use crate::protocol::{CallerRequest, DeferredAction, Protocol, Responder, Store};
+use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
-use crate::talk::{Answers, Ask, Effect, Shelf, Talk};
 
 /// A connection to a peer.
-pub(crate) struct Link {
+pub(crate) struct PeerLink {
     pub(crate) peer: String,
-    shelf: Arc<Shelf>,
-    state: Mutex<State>,
+    store: Arc<Store>,
+    state: Mutex<LinkState>,
     has_ended: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
+struct LinkState {
     /// None once it has ended.
-    queues: Option<Queues>,
-    talk: Talk,
+    queues: Option<ConnectedQps>,
+    protocol: Protocol,
     reason: String,
 }
 
-impl Link {
-    pub(crate) fn new(peer: String, queues: Queues, shelf: &Arc<Shelf>) -> Arc<Self> {
+impl PeerLink {
+    pub(crate) fn new(peer: String, queues: ConnectedQps, store: &Arc<Store>) -> Arc<Self> {
         Arc::new_cyclic(|me: &Weak<Self>| Self {
             peer,
-            shelf: Arc::clone(shelf),
-            state: Mutex::new(State {
+            store: Arc::clone(store),
+            state: Mutex::new(LinkState {
                 queues: Some(queues),
-                talk: Talk::new(me.clone()),
+                protocol: Protocol::new(me.clone()),
                 reason: String::new(),
             }),
             has_ended: AtomicBool::new(false),
@@ -49,7 +49,7 @@ impl Link {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +61,8 @@ impl Link {
             Err(TryLockError::WouldBlock) => return false,
         };
         self.run(state, |talk, queues| {
-            let count = queues.poll(|queues, arrival| talk.take(&self.shelf, queues, arrival))?;
+            let count =
+                queues.poll(|queues, arrival| talk.handle_event(&self.store, queues, arrival))?;
             if count > 0 {
                 talk.flush(queues)?;
             }
@@ -71,7 +72,10 @@ impl Link {
     }
 
     /// Does something with the queue pairs, if they are there.
-    fn with_queues(&self, work: impl FnOnce(&mut Talk, &mut Queues) -> Result<(), Broken>) {
+    fn with_queues(
+        &self,
+        work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<(), DisconnectReason>,
+    ) {
         self.run(self.state(), |talk, queues| {
             work(talk, queues)?;
             talk.flush(queues)
@@ -81,10 +85,14 @@ impl Link {
     /// Does something, ends the connection if that fails, and then does without the lock what has come of it.
     fn run<R>(
         &self,
-        mut state: MutexGuard<'_, State>,
-        work: impl FnOnce(&mut Talk, &mut Queues) -> Result<R, Broken>,
+        mut state: MutexGuard<'_, LinkState>,
+        work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<R, DisconnectReason>,
     ) -> Option<R> {
-        let State { queues, talk, .. } = &mut *state;
+        let LinkState {
+            queues,
+            protocol: talk,
+            ..
+        } = &mut *state;
         let result = work(talk, queues.as_mut()?);
         let effects = talk.take_effects();
         let result = match result {
@@ -94,14 +102,14 @@ impl Link {
             }
             Err(reason) => {
                 drop(state);
-                self.end(&reason);
+                self.end_connection(&reason);
                 None
             }
         };
         for effect in effects {
             match effect {
-                Effect::Complete(pending, outcome) => pending.complete(outcome),
-                Effect::Serve(waiting, tensor) => waiting.serve(tensor),
+                DeferredAction::Complete(pending, outcome) => pending.complete(outcome),
+                DeferredAction::Serve(waiting, tensor) => waiting.serve(tensor),
             }
         }
         result
@@ -123,7 +131,7 @@ impl Link {
     }
 
     /// Ends it. The queue pairs go first: after that nothing comes into any memory.
-    pub(crate) fn end(&self, reason: &str) {
+    pub(crate) fn end_connection(&self, reason: &str) {
         let mut state = self.state();
         let Some(queues) = state.queues.take() else {
             return;
@@ -131,31 +139,34 @@ impl Link {
         self.has_ended.store(true, Ordering::Release);
         drop(queues);
         reason.clone_into(&mut state.reason);
-        let error = self.ended_error(reason);
-        let waiting = state.talk.end(&self.shelf);
+        let error = self.disconnected_error(reason);
+        let waiting = state.protocol.end_connection(&self.store);
         drop(state);
         for pending in waiting {
             pending.complete(Err(error.clone()));
         }
     }
 
-    fn ended_error(&self, reason: &str) -> Error {
-        Error::Ended {
+    fn disconnected_error(&self, reason: &str) -> Error {
+        Error::Disconnected {
             peer: self.peer.clone(),
             reason: reason.to_owned(),
         }
     }
 
     /// Asks the peer.
-    pub(crate) fn ask(&self, ask: Ask) -> Result<(u32, Pending), Error> {
-        let pending = Pending::default();
+    pub(crate) fn start_request(
+        &self,
+        ask: CallerRequest,
+    ) -> Result<(u32, PendingOperation), Error> {
+        let pending = PendingOperation::default();
         let mut index = Err(Error::Busy(REQUESTS_MAX));
         let state = self.state();
         if state.queues.is_none() {
-            return Err(self.ended_error(&state.reason));
+            return Err(self.disconnected_error(&state.reason));
         }
         self.run(state, |talk, queues| {
-            index = talk.ask(&self.shelf, ask, pending.clone());
+            index = talk.start_request(&self.store, ask, pending.clone());
             talk.flush(queues)
         });
         Ok((index?, pending))
@@ -164,34 +175,34 @@ impl Link {
     /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
     /// says whether something may still come into it, and [`fence`](Self::fence) ends that.
     pub(crate) fn cancel(&self, index: u32) -> bool {
-        let mut is_given = false;
+        let mut is_caller_memory = false;
         self.with_queues(|talk, _| {
-            is_given = talk.cancel(index);
+            is_caller_memory = talk.cancel(index);
             Ok(())
         });
-        is_given
+        is_caller_memory
     }
 
     /// Whether something may still come for a request.
     pub(crate) fn is_outstanding(&self, index: u32) -> bool {
-        self.state().talk.is_outstanding(index)
+        self.state().protocol.is_outstanding(index)
     }
 
     /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails, and with
     /// it the connection.
     pub(crate) fn fence(&self, index: u32) {
         // The caller's region is deregistered when this was the last use of it.
-        drop(self.state().talk.take_destination(index));
+        drop(self.state().protocol.take_destination(index));
     }
 }
 
-impl Answers for Link {
-    fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(Meta, RemoteMemory)>) {
+impl Responder for PeerLink {
+    fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
         self.with_queues(|talk, queues| talk.answer(queues, index, tensor, destination));
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for PeerLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
             .field("peer", &self.peer)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use verbs::{Access, MemoryRegion, ProtectionDomain, VerbError};
 
-use crate::meta::Meta;
+use crate::meta::TensorMeta;
 
 /// Bytes of freed memory that are kept for the next tensors, unless configured.
 pub const POOL_BYTES: usize = 512 << 20;
@@ -14,9 +14,9 @@ pub const POOL_BYTES: usize = 512 << 20;
 /// A tensor: what it is, and its bytes. Clones are the same tensor.
 #[derive(Clone)]
 pub struct Tensor {
-    pub(crate) meta: Meta,
+    pub(crate) meta: TensorMeta,
     // Before the owner: the last use of a region deregisters it.
-    pub(crate) memory: Memory,
+    pub(crate) memory: TensorMemory,
     owner: Option<Owner>,
 }
 
@@ -25,16 +25,16 @@ type Owner = Arc<dyn Send + Sync>;
 
 /// The bytes of a tensor.
 #[derive(Clone)]
-pub(crate) enum Memory {
+pub(crate) enum TensorMemory {
     /// There are none.
     Empty,
     /// Somebody else's, registered.
     Registered(Arc<MemoryRegion>),
-    /// Of a [`Pool`].
-    Pooled(Arc<Pooled>),
+    /// Of a [`RegisteredPool`].
+    Pooled(Arc<PooledMemory>),
 }
 
-impl Memory {
+impl TensorMemory {
     /// The region, if there are bytes.
     pub(crate) fn region(&self) -> Option<&MemoryRegion> {
         match self {
@@ -53,19 +53,19 @@ impl Tensor {
     /// # Errors
     /// Gives the region back when it is shorter than the tensor.
     pub fn new(
-        meta: Meta,
+        meta: TensorMeta,
         region: Option<Arc<MemoryRegion>>,
     ) -> Result<Self, Option<Arc<MemoryRegion>>> {
         let there = region.as_ref().map_or(0, |r| r.len() as u64);
         if there < meta.bytes() {
             return Err(region);
         }
-        let memory = region.map_or(Memory::Empty, Memory::Registered);
+        let memory = region.map_or(TensorMemory::Empty, TensorMemory::Registered);
         Ok(Self::in_memory(meta, memory))
     }
 
     /// A tensor in this memory, which is large enough.
-    pub(crate) fn in_memory(meta: Meta, memory: Memory) -> Self {
+    pub(crate) fn in_memory(meta: TensorMeta, memory: TensorMemory) -> Self {
         Self {
             meta,
             memory,
@@ -75,13 +75,13 @@ impl Tensor {
 
     /// The same tensor, which keeps `owner` until neither this process nor the NIC uses the memory any more.
     #[must_use]
-    pub fn keeping(mut self, owner: impl Send + Sync + 'static) -> Self {
+    pub fn with_owner(mut self, owner: impl Send + Sync + 'static) -> Self {
         self.owner = Some(Arc::new(owner));
         self
     }
 
     /// What it is.
-    pub fn meta(&self) -> &Meta {
+    pub fn meta(&self) -> &TensorMeta {
         &self.meta
     }
 
@@ -110,26 +110,26 @@ impl fmt::Debug for Tensor {
 
 /// Registered memory that is used again: registering takes longer than most transfers.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct RegisteredPool {
     pd: ProtectionDomain,
-    free: Mutex<Free>,
+    free: Mutex<FreeRegions>,
     keep_bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Free {
+struct FreeRegions {
     by_size: HashMap<usize, Vec<MemoryRegion>>,
     bytes: usize,
 }
 
 /// Memory of a pool, which goes back there.
 #[derive(Debug)]
-pub(crate) struct Pooled {
+pub(crate) struct PooledMemory {
     region: Option<MemoryRegion>,
-    pool: Arc<Pool>,
+    pool: Arc<RegisteredPool>,
 }
 
-impl Pool {
+impl RegisteredPool {
     pub(crate) fn new(pd: ProtectionDomain, keep_bytes: usize) -> Arc<Self> {
         Arc::new(Self {
             pd,
@@ -139,24 +139,24 @@ impl Pool {
     }
 
     /// Memory for a tensor that comes.
-    pub(crate) fn memory(self: &Arc<Self>, meta: &Meta) -> Result<Memory, VerbError> {
+    pub(crate) fn allocate(self: &Arc<Self>, meta: &TensorMeta) -> Result<TensorMemory, VerbError> {
         let len = usize::try_from(meta.bytes()).unwrap_or(usize::MAX);
         if len == 0 {
-            return Ok(Memory::Empty);
+            return Ok(TensorMemory::Empty);
         }
         let size = size_class(len);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = match self.take(size) {
+        let region = match self.take_free(size) {
             Some(region) => region,
             None => self.pd.alloc(size, access)?,
         };
-        Ok(Memory::Pooled(Arc::new(Pooled {
+        Ok(TensorMemory::Pooled(Arc::new(PooledMemory {
             region: Some(region),
             pool: Arc::clone(self),
         })))
     }
 
-    fn take(&self, size: usize) -> Option<MemoryRegion> {
+    fn take_free(&self, size: usize) -> Option<MemoryRegion> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let region = free.by_size.get_mut(&size)?.pop()?;
         free.bytes -= size;
@@ -170,7 +170,7 @@ fn size_class(len: usize) -> usize {
     len.next_multiple_of(step)
 }
 
-impl Drop for Pooled {
+impl Drop for PooledMemory {
     fn drop(&mut self) {
         let Some(region) = self.region.take() else {
             return;
@@ -201,18 +201,18 @@ mod tests {
     fn memory_is_used_again_until_there_is_enough() {
         let context = verbs::Provider::softnic().device(None).expect("there");
         let pd = context.open().expect("opens").alloc_pd().expect("a PD");
-        let pool = Pool::new(pd, 8192);
-        let meta = |n| Meta::new(DType::U8, vec![n]).expect("small");
-        let address = |m: &Memory| m.region().map(MemoryRegion::addr);
-        let first = pool.memory(&meta(100)).expect("memory");
+        let pool = RegisteredPool::new(pd, 8192);
+        let meta = |n| TensorMeta::new(DType::U8, vec![n]).expect("small");
+        let address = |m: &TensorMemory| m.region().map(MemoryRegion::addr);
+        let first = pool.allocate(&meta(100)).expect("memory");
         let was = address(&first);
         drop(first);
-        let again = pool.memory(&meta(4000)).expect("memory");
+        let again = pool.allocate(&meta(4000)).expect("memory");
         assert_eq!(address(&again), was);
-        let large = pool.memory(&meta(100_000)).expect("memory");
+        let large = pool.allocate(&meta(100_000)).expect("memory");
         drop((again, large));
         let free = pool.free.lock().expect("whole").bytes;
         assert_eq!(free, 4096, "the large one was not kept");
-        assert!(pool.memory(&meta(0)).expect("nothing").region().is_none());
+        assert!(pool.allocate(&meta(0)).expect("nothing").region().is_none());
     }
 }

@@ -1,11 +1,11 @@
 //! The messages between two peers, each in a fixed buffer of [`MESSAGE_BYTES`]; pure.
 //!
 //! Numbers are little-endian. A message begins with a byte for its kind. The count of messages that its sender has
-//! consumed so far ([`Window`](crate::window::Window)), the index of a request, and the fields of the kind follow.
+//! consumed so far ([`ConnectionWindows`](crate::window::ConnectionWindows)), the index of a request, and the fields of the kind follow.
 
 use verbs::{RKey, RemoteMemory};
 
-use crate::meta::{DIMENSIONS_MAX, DType, Meta, MetaError};
+use crate::meta::{DIMENSIONS_MAX, DType, MetaError, TensorMeta};
 
 /// Bytes of a message at most, and of the buffers that messages are sent from and received in.
 pub const MESSAGE_BYTES: usize = 1024;
@@ -14,21 +14,21 @@ pub const KEY_BYTES_MAX: usize = 512;
 
 /// A tensor's name: its key, and the step of the program that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Name {
+pub struct TensorName {
     /// The key, 1 to [`KEY_BYTES_MAX`] bytes of UTF-8.
     pub key: String,
     /// The step.
     pub step: u64,
 }
 
-impl Name {
+impl TensorName {
     /// A name whose key has a valid length.
     ///
     /// # Errors
     /// When it has not.
     pub fn new(key: &str, step: u64) -> Result<Self, MessageError> {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(MessageError::Key(key.len()));
+            return Err(MessageError::KeyLength(key.len()));
         }
         Ok(Self {
             key: key.to_owned(),
@@ -37,7 +37,7 @@ impl Name {
     }
 }
 
-impl std::fmt::Display for Name {
+impl std::fmt::Display for TensorName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} of step {}", self.key, self.step)
     }
@@ -45,21 +45,21 @@ impl std::fmt::Display for Name {
 
 /// Which tensor a receiver asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum RequestedTensor {
     /// The one of this name; `wait`: once there is one.
-    Named {
+    ByName {
         /// The name.
-        name: Name,
+        name: TensorName,
         /// Whether to answer later if there is no such tensor now.
         wait: bool,
     },
     /// The one that the sender has offered with this index.
-    Offered(u32),
+    ByOffer(u32),
 }
 
 /// Why a peer does not do what it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PeerRefusal {
     /// There is no such tensor.
     Missing,
     /// The request was cancelled.
@@ -72,29 +72,29 @@ pub enum Refusal {
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
+pub enum PeerMessage {
     /// A receiver asks for a tensor.
     Request {
         /// The receiver's number of the request: the immediate of the WRITEs.
         index: u32,
         /// Which.
-        wanted: Wanted,
+        tensor: RequestedTensor,
         /// The metadata that the receiver expects, and the destination; `None` if the receiver knows neither.
-        destination: Option<(Meta, RemoteMemory)>,
+        destination: Option<(TensorMeta, RemoteMemory)>,
     },
     /// The sender answers: it is something else. The receiver may ask again.
     Metadata {
         /// That of the request.
         index: u32,
         /// What it is.
-        meta: Meta,
+        meta: TensorMeta,
     },
     /// The request is refused.
     Refused {
         /// That of the request or offer.
         index: u32,
         /// Why.
-        why: Refusal,
+        reason: PeerRefusal,
     },
     /// The receiver wants no answer any more.
     Cancel {
@@ -106,16 +106,16 @@ pub enum Message {
         /// The sender's number of the offer.
         index: u32,
         /// Its name there.
-        name: Name,
+        name: TensorName,
         /// What it is.
-        meta: Meta,
+        meta: TensorMeta,
     },
     /// Somebody wants a stored tensor to go.
     Remove {
         /// The number of this request, of the same sequence as those of offers.
         index: u32,
         /// Its name.
-        name: Name,
+        name: TensorName,
     },
     /// The offered tensor is stored, or the named one is removed.
     Done {
@@ -130,10 +130,10 @@ pub enum Message {
 pub enum MessageError {
     /// It ends too early, or goes on after its end.
     #[error("a message has another length than its content")]
-    Length,
+    WrongLength,
     /// Its kind, or another code in it, is unknown.
     #[error("{what} {code} is unknown")]
-    Code {
+    UnknownCode {
         /// Of what.
         what: &'static str,
         /// The code.
@@ -141,10 +141,10 @@ pub enum MessageError {
     },
     /// A key's length.
     #[error("a key has 1 to {KEY_BYTES_MAX} bytes of UTF-8, not {0}")]
-    Key(usize),
+    KeyLength(usize),
     /// There is no such tensor.
     #[error(transparent)]
-    Meta(#[from] MetaError),
+    InvalidMetadata(#[from] MetaError),
 }
 
 const REQUEST: u8 = 1;
@@ -159,20 +159,20 @@ const NAMED: u8 = 0;
 const NAMED_WAIT: u8 = 1;
 const OFFERED: u8 = 2;
 
-impl Message {
+impl PeerMessage {
     /// Its bytes, at most [`MESSAGE_BYTES`]; `consumed` is the count for the peer's window.
     pub fn encode(&self, consumed: u32) -> Vec<u8> {
-        let mut out = Out(Vec::with_capacity(128));
+        let mut out = MessageEncoder(Vec::with_capacity(128));
         out.u8(self.kind());
         out.u32(consumed);
         out.u32(self.index());
         match self {
             Self::Request {
-                wanted,
+                tensor: wanted,
                 destination,
                 ..
             } => {
-                out.wanted(wanted);
+                out.requested_tensor(wanted);
                 out.u8(destination.is_some().into());
                 if let Some((meta, memory)) = destination {
                     out.meta(meta);
@@ -182,7 +182,7 @@ impl Message {
                 }
             }
             Self::Metadata { meta, .. } => out.meta(meta),
-            Self::Refused { why, .. } => out.u8(*why as u8),
+            Self::Refused { reason: why, .. } => out.u8(*why as u8),
             Self::Offer { name, meta, .. } => {
                 out.name(name);
                 out.meta(meta);
@@ -198,13 +198,13 @@ impl Message {
     /// # Errors
     /// When there is none.
     pub fn decode(bytes: &[u8]) -> Result<(Self, u32), MessageError> {
-        let mut from = From(bytes);
+        let mut from = MessageDecoder(bytes);
         let kind = from.u8()?;
         let (consumed, index) = (from.u32()?, from.u32()?);
         let message = match kind {
             REQUEST => Self::Request {
                 index,
-                wanted: from.wanted()?,
+                tensor: from.requested_tensor()?,
                 destination: from.destination()?,
             },
             METADATA => Self::Metadata {
@@ -213,7 +213,7 @@ impl Message {
             },
             REFUSED => Self::Refused {
                 index,
-                why: from.refusal()?,
+                reason: from.refusal()?,
             },
             CANCEL => Self::Cancel { index },
             OFFER => Self::Offer {
@@ -228,11 +228,11 @@ impl Message {
             DONE => Self::Done { index },
             code => {
                 let what = "the kind of message";
-                return Err(MessageError::Code { what, code });
+                return Err(MessageError::UnknownCode { what, code });
             }
         };
         if !from.0.is_empty() {
-            return Err(MessageError::Length);
+            return Err(MessageError::WrongLength);
         }
         Ok((message, consumed))
     }
@@ -263,9 +263,9 @@ impl Message {
 }
 
 /// Bytes that are written.
-struct Out(Vec<u8>);
+struct MessageEncoder(Vec<u8>);
 
-impl Out {
+impl MessageEncoder {
     fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
@@ -275,13 +275,13 @@ impl Out {
     fn u64(&mut self, value: u64) {
         self.0.extend(value.to_le_bytes());
     }
-    fn name(&mut self, name: &Name) {
+    fn name(&mut self, name: &TensorName) {
         self.u64(name.step);
         let len = u16::try_from(name.key.len()).unwrap_or(u16::MAX);
         self.0.extend(len.to_le_bytes());
         self.0.extend(name.key.as_bytes());
     }
-    fn meta(&mut self, meta: &Meta) {
+    fn meta(&mut self, meta: &TensorMeta) {
         let DType { code, bits, lanes } = meta.dtype();
         self.u8(code);
         self.u8(bits);
@@ -289,13 +289,13 @@ impl Out {
         self.u8(u8::try_from(meta.shape().len()).unwrap_or(u8::MAX));
         meta.shape().iter().for_each(|&d| self.u64(d));
     }
-    fn wanted(&mut self, wanted: &Wanted) {
+    fn requested_tensor(&mut self, wanted: &RequestedTensor) {
         match wanted {
-            Wanted::Named { name, wait } => {
+            RequestedTensor::ByName { name, wait } => {
                 self.u8(if *wait { NAMED_WAIT } else { NAMED });
                 self.name(name);
             }
-            Wanted::Offered(index) => {
+            RequestedTensor::ByOffer(index) => {
                 self.u8(OFFERED);
                 self.u32(*index);
             }
@@ -304,11 +304,14 @@ impl Out {
 }
 
 /// Bytes that are read.
-struct From<'b>(&'b [u8]);
+struct MessageDecoder<'b>(&'b [u8]);
 
-impl From<'_> {
+impl MessageDecoder<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
-        let (first, rest) = self.0.split_first_chunk().ok_or(MessageError::Length)?;
+        let (first, rest) = self
+            .0
+            .split_first_chunk()
+            .ok_or(MessageError::WrongLength)?;
         self.0 = rest;
         Ok(*first)
     }
@@ -324,39 +327,42 @@ impl From<'_> {
     fn u64(&mut self) -> Result<u64, MessageError> {
         self.take().map(u64::from_le_bytes)
     }
-    fn name(&mut self) -> Result<Name, MessageError> {
+    fn name(&mut self) -> Result<TensorName, MessageError> {
         let step = self.u64()?;
         let len = usize::from(self.u16()?);
-        let (key, rest) = self.0.split_at_checked(len).ok_or(MessageError::Length)?;
+        let (key, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(MessageError::WrongLength)?;
         self.0 = rest;
-        let key = str::from_utf8(key).map_err(|_| MessageError::Key(len))?;
-        Name::new(key, step)
+        let key = str::from_utf8(key).map_err(|_| MessageError::KeyLength(len))?;
+        TensorName::new(key, step)
     }
-    fn meta(&mut self) -> Result<Meta, MessageError> {
+    fn meta(&mut self) -> Result<TensorMeta, MessageError> {
         let (code, bits, lanes) = (self.u8()?, self.u8()?, self.u16()?);
         let dimensions = usize::from(self.u8()?);
         if dimensions > DIMENSIONS_MAX {
-            return Err(MetaError::Dimensions(dimensions).into());
+            return Err(MetaError::TooManyDimensions(dimensions).into());
         }
         let shape = (0..dimensions)
             .map(|_| self.u64())
             .collect::<Result<_, _>>();
-        Ok(Meta::new(DType { code, bits, lanes }, shape?)?)
+        Ok(TensorMeta::new(DType { code, bits, lanes }, shape?)?)
     }
-    fn wanted(&mut self) -> Result<Wanted, MessageError> {
+    fn requested_tensor(&mut self) -> Result<RequestedTensor, MessageError> {
         match self.u8()? {
-            how @ (NAMED | NAMED_WAIT) => Ok(Wanted::Named {
+            how @ (NAMED | NAMED_WAIT) => Ok(RequestedTensor::ByName {
                 wait: how == NAMED_WAIT,
                 name: self.name()?,
             }),
-            OFFERED => Ok(Wanted::Offered(self.u32()?)),
+            OFFERED => Ok(RequestedTensor::ByOffer(self.u32()?)),
             code => {
                 let what = "the way to name a tensor";
-                Err(MessageError::Code { what, code })
+                Err(MessageError::UnknownCode { what, code })
             }
         }
     }
-    fn destination(&mut self) -> Result<Option<(Meta, RemoteMemory)>, MessageError> {
+    fn destination(&mut self) -> Result<Option<(TensorMeta, RemoteMemory)>, MessageError> {
         match self.u8()? {
             0 => Ok(None),
             1 => {
@@ -370,21 +376,21 @@ impl From<'_> {
             }
             code => {
                 let what = "the presence of a destination";
-                Err(MessageError::Code { what, code })
+                Err(MessageError::UnknownCode { what, code })
             }
         }
     }
-    fn refusal(&mut self) -> Result<Refusal, MessageError> {
+    fn refusal(&mut self) -> Result<PeerRefusal, MessageError> {
         let all = [
-            Refusal::Missing,
-            Refusal::Cancelled,
-            Refusal::TooLarge,
-            Refusal::Memory,
+            PeerRefusal::Missing,
+            PeerRefusal::Cancelled,
+            PeerRefusal::TooLarge,
+            PeerRefusal::Memory,
         ];
         let code = self.u8()?;
         let what = "the reason of a refusal";
         let why = all.into_iter().find(|&why| why as u8 == code);
-        why.ok_or(MessageError::Code { what, code })
+        why.ok_or(MessageError::UnknownCode { what, code })
     }
 }
 
@@ -394,52 +400,53 @@ mod tests {
 
     use super::*;
 
-    fn metas() -> impl Strategy<Value = Meta> {
+    fn metas() -> impl Strategy<Value = TensorMeta> {
         let shape = prop::collection::vec(0..5u64, 0..DIMENSIONS_MAX);
         (0..7u8, 1..128u8, 1..4u16, shape).prop_filter_map("too large", |(code, bits, lanes, s)| {
-            Meta::new(DType { code, bits, lanes }, s).ok()
+            TensorMeta::new(DType { code, bits, lanes }, s).ok()
         })
     }
 
-    fn names() -> impl Strategy<Value = Name> {
-        ("\\PC{1,128}", any::<u64>()).prop_map(|(key, step)| Name { key, step })
+    fn names() -> impl Strategy<Value = TensorName> {
+        ("\\PC{1,128}", any::<u64>()).prop_map(|(key, step)| TensorName { key, step })
     }
 
-    fn destinations() -> impl Strategy<Value = (Meta, RemoteMemory)> {
+    fn destinations() -> impl Strategy<Value = (TensorMeta, RemoteMemory)> {
         (metas(), any::<(u64, u64, u32)>()).prop_map(|(meta, (addr, len, rkey))| {
             let rkey = RKey(rkey);
             (meta, RemoteMemory { addr, len, rkey })
         })
     }
 
-    fn messages() -> impl Strategy<Value = Message> {
+    fn messages() -> impl Strategy<Value = PeerMessage> {
         let index = any::<u32>;
         let wanted = prop_oneof![
-            (names(), any::<bool>()).prop_map(|(name, wait)| Wanted::Named { name, wait }),
-            index().prop_map(Wanted::Offered),
+            (names(), any::<bool>())
+                .prop_map(|(name, wait)| RequestedTensor::ByName { name, wait }),
+            index().prop_map(RequestedTensor::ByOffer),
         ];
         let destination = prop::option::of(destinations());
         prop_oneof![
-            (index(), wanted, destination).prop_map(|(index, wanted, destination)| {
-                Message::Request {
+            (index(), wanted, destination).prop_map(|(index, tensor, destination)| {
+                PeerMessage::Request {
                     index,
-                    wanted,
+                    tensor,
                     destination,
                 }
             }),
-            (index(), metas()).prop_map(|(index, meta)| Message::Metadata { index, meta }),
-            index().prop_map(|index| Message::Refused {
+            (index(), metas()).prop_map(|(index, meta)| PeerMessage::Metadata { index, meta }),
+            index().prop_map(|index| PeerMessage::Refused {
                 index,
-                why: Refusal::TooLarge
+                reason: PeerRefusal::TooLarge
             }),
-            index().prop_map(|index| Message::Cancel { index }),
-            (index(), names(), metas()).prop_map(|(index, name, meta)| Message::Offer {
+            index().prop_map(|index| PeerMessage::Cancel { index }),
+            (index(), names(), metas()).prop_map(|(index, name, meta)| PeerMessage::Offer {
                 index,
                 name,
                 meta
             }),
-            (index(), names()).prop_map(|(index, name)| Message::Remove { index, name }),
-            index().prop_map(|index| Message::Done { index }),
+            (index(), names()).prop_map(|(index, name)| PeerMessage::Remove { index, name }),
+            index().prop_map(|index| PeerMessage::Done { index }),
         ]
     }
 
@@ -448,13 +455,13 @@ mod tests {
         fn what_is_encoded_is_decoded(message in messages(), consumed: u32) {
             let bytes = message.encode(consumed);
             prop_assert!(bytes.len() <= MESSAGE_BYTES);
-            prop_assert_eq!(Message::decode(&bytes), Ok((message, consumed)));
+            prop_assert_eq!(PeerMessage::decode(&bytes), Ok((message, consumed)));
             // No prefix of a message is one, and nothing may follow it.
             for len in 0..bytes.len() {
-                prop_assert!(Message::decode(&bytes[..len]).is_err());
+                prop_assert!(PeerMessage::decode(&bytes[..len]).is_err());
             }
             let longer = [&bytes[..], &[0]].concat();
-            prop_assert!(Message::decode(&longer).is_err());
+            prop_assert!(PeerMessage::decode(&longer).is_err());
         }
 
         #[test]
@@ -465,18 +472,18 @@ mod tests {
 
     #[test]
     fn the_largest_message_fits() {
-        let name = Name::new(&"k".repeat(KEY_BYTES_MAX), 1).expect("long enough");
-        assert!(Name::new(&"k".repeat(KEY_BYTES_MAX + 1), 1).is_err());
-        assert!(Name::new("", 1).is_err());
-        let meta = Meta::new(DType::F32, vec![1; DIMENSIONS_MAX]).expect("small");
+        let name = TensorName::new(&"k".repeat(KEY_BYTES_MAX), 1).expect("long enough");
+        assert!(TensorName::new(&"k".repeat(KEY_BYTES_MAX + 1), 1).is_err());
+        assert!(TensorName::new("", 1).is_err());
+        let meta = TensorMeta::new(DType::F32, vec![1; DIMENSIONS_MAX]).expect("small");
         let memory = RemoteMemory {
             addr: 1,
             len: 4,
             rkey: RKey(1),
         };
-        let message = Message::Request {
+        let message = PeerMessage::Request {
             index: 1,
-            wanted: Wanted::Named { name, wait: true },
+            tensor: RequestedTensor::ByName { name, wait: true },
             destination: Some((meta, memory)),
         };
         assert!(message.encode(0).len() <= MESSAGE_BYTES);

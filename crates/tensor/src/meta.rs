@@ -59,7 +59,7 @@ impl fmt::Display for DType {
 
 /// The element type and the shape of a tensor that is contiguous in C order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Meta {
+pub struct TensorMeta {
     dtype: DType,
     shape: Vec<u64>,
     bytes: u64,
@@ -71,26 +71,26 @@ pub struct Meta {
 pub enum MetaError {
     /// It has too many dimensions.
     #[error("{0} dimensions: a tensor has at most {DIMENSIONS_MAX}")]
-    Dimensions(usize),
+    TooManyDimensions(usize),
     /// It has too many bytes.
     #[error("a tensor has at most {TENSOR_BYTES_MAX} bytes")]
-    Bytes,
+    TooManyBytes,
     /// Its elements have no size.
     #[error("the element type has no size")]
-    Element,
+    ZeroSizedElement,
 }
 
-impl Meta {
+impl TensorMeta {
     /// A tensor of this element type and shape. No dimensions: a scalar.
     ///
     /// # Errors
     /// When it is too large.
     pub fn new(dtype: DType, shape: Vec<u64>) -> Result<Self, MetaError> {
         if shape.len() > DIMENSIONS_MAX {
-            return Err(MetaError::Dimensions(shape.len()));
+            return Err(MetaError::TooManyDimensions(shape.len()));
         }
         if dtype.bytes() == 0 {
-            return Err(MetaError::Element);
+            return Err(MetaError::ZeroSizedElement);
         }
         // A shape with a 0 in it is empty, however large its other dimensions are.
         let empty = shape.contains(&0);
@@ -102,7 +102,7 @@ impl Meta {
         Ok(Self {
             dtype,
             shape,
-            bytes: bytes.ok_or(MetaError::Bytes)?,
+            bytes: bytes.ok_or(MetaError::TooManyBytes)?,
         })
     }
 
@@ -122,7 +122,7 @@ impl Meta {
     }
 }
 
-impl fmt::Display for Meta {
+impl fmt::Display for TensorMeta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.dtype, self.shape)
     }
@@ -134,14 +134,17 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_shape() {
-        let bytes = |shape: &[u64]| Meta::new(DType::F32, shape.to_vec()).map(|m| m.bytes());
+        let bytes = |shape: &[u64]| TensorMeta::new(DType::F32, shape.to_vec()).map(|m| m.bytes());
         assert_eq!(bytes(&[]), Ok(4));
         assert_eq!(bytes(&[3, 5]), Ok(60));
         assert_eq!(bytes(&[u64::MAX, 0]), Ok(0));
-        assert_eq!(bytes(&[u64::MAX, 2]), Err(MetaError::Bytes));
-        assert_eq!(bytes(&[1; 17]), Err(MetaError::Dimensions(17)));
+        assert_eq!(bytes(&[u64::MAX, 2]), Err(MetaError::TooManyBytes));
+        assert_eq!(bytes(&[1; 17]), Err(MetaError::TooManyDimensions(17)));
         let nothing = DType::scalar(2, 0);
-        assert_eq!(Meta::new(nothing, vec![1]), Err(MetaError::Element));
+        assert_eq!(
+            TensorMeta::new(nothing, vec![1]),
+            Err(MetaError::ZeroSizedElement)
+        );
         assert_eq!(DType::scalar(0, 4).bytes(), 1);
     }
 }

@@ -16,23 +16,23 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 
 /// The outcome of an operation, for who waits for it. Clones are the same.
 #[derive(Clone, Default)]
-pub(crate) struct Pending(Arc<Inner>);
+pub(crate) struct PendingOperation(Arc<OperationInner>);
 
 #[derive(Default)]
-struct Inner {
+struct OperationInner {
     is_done: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<OperationState>,
     done: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct OperationState {
     outcome: Option<Outcome>,
     callback: Option<Callback>,
 }
 
-impl Pending {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl PendingOperation {
+    fn state(&self) -> MutexGuard<'_, OperationState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,12 +88,12 @@ impl Pending {
     }
 
     /// Takes the outcome.
-    pub(crate) fn take(&self) -> Option<Outcome> {
+    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
         self.state().outcome.take()
     }
 }
 
-impl fmt::Debug for Pending {
+impl fmt::Debug for PendingOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pending(done: {})", self.is_done())
     }

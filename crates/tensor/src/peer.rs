@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 
 use service::config::in_range;
 use service::{
-    Capabilities, ClientCounts, ConnectError, Connection, NicConfig, OpenError, Refused, Server,
-    ServerError, Service, Target, Unsupported,
+    Capabilities, ClientCounts, ConnectError, Connection, NicConfig, OpenError, RefusedClient,
+    Server, ServerError, ServerLocation, Service, UnsupportedDesign,
 };
 use verbs::{Access, Context, ProtectionDomain};
 
-use crate::catalogue::{Catalogue, Holdings};
-use crate::engine::{Engine, Running, Sleeper};
+use crate::catalogue::{StoreStatistics, TensorCatalogue};
+use crate::engine::{ConnectionPoller, EngineThread, SleeperGuard};
 use crate::error::Error;
-use crate::link::Link;
-use crate::memory::{POOL_BYTES, Pool, Tensor};
-use crate::message::Name;
-use crate::operation::{Outcome, Pending};
-use crate::queues::{Place, Prepared};
+use crate::link::PeerLink;
+use crate::memory::{POOL_BYTES, RegisteredPool, Tensor};
+use crate::message::TensorName;
+use crate::operation::{Outcome, PendingOperation};
+use crate::protocol::{CallerRequest, Store};
+use crate::queues::{NicResources, PreparedQueues};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
 use crate::requests::REQUESTS_MAX;
-use crate::talk::{Ask, Shelf};
 
 /// Queue pairs for data of a connection at most.
 pub const QUEUE_PAIRS_MAX: usize = 8;
 /// How long each step of connecting may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a cancelled request may use the caller's memory before it is taken away.
-const FENCE_AFTER: Duration = Duration::from_millis(250);
+const FENCE_DELAY: Duration = Duration::from_millis(250);
 
 /// How a peer works.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ impl Default for Config {
 pub enum StartError {
     /// The configuration cannot work.
     #[error("{0}")]
-    Config(String),
+    InvalidConfig(String),
     /// The NIC cannot be used.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -79,39 +79,41 @@ pub enum StartError {
     Io(#[from] std::io::Error),
 }
 
+verbs::from_verb_errors!(StartError);
+
 /// A process that has tensors for others and gets theirs. Dropping it ends its connections.
 ///
 /// ```
-/// use tensor::{Config, DType, Meta, Name, Peer, Tensor};
+/// use tensor::{Config, DType, TensorMeta, TensorName, Peer, Tensor};
 /// use std::sync::Arc;
 /// use std::time::Duration;
 ///
 /// let sender = Peer::new(Config { listen: Some("127.0.0.1:0".to_owned()), ..Config::default() })?;
 /// let region = sender.pd().register_vec(vec![7u8; 100], verbs::Access::LOCAL_READ)?;
-/// let tensor = Tensor::new(Meta::new(DType::U8, vec![100])?, Some(Arc::new(region))).expect("long enough");
-/// sender.publish(Name::new("weights", 0)?, tensor);
+/// let tensor = Tensor::new(TensorMeta::new(DType::U8, vec![100])?, Some(Arc::new(region))).expect("long enough");
+/// sender.publish(TensorName::new("weights", 0)?, tensor);
 ///
 /// // In another process:
 /// let receiver = Peer::new(Config::default())?;
 /// let remote = receiver.connect(&sender.address().expect("it listens").to_string())?;
-/// let got = remote.get(Name::new("weights", 0)?, true, None)?.wait(Some(Duration::from_secs(10)))?;
+/// let got = remote.get(TensorName::new("weights", 0)?, true, None)?.wait(Some(Duration::from_secs(10)))?;
 /// assert_eq!(got.expect("a tensor").to_vec(), [7; 100]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Peer {
     // In this order: nobody new comes, connections end, then their memory goes.
-    server: Option<Server<Listening>>,
-    _running: Running,
-    base: Arc<Base>,
+    server: Option<Server<TensorService>>,
+    _engine_thread: EngineThread,
+    state: Arc<PeerState>,
 }
 
 /// The state that server and clients of a process share.
 #[derive(Debug)]
-struct Base {
-    place: Place,
-    shelf: Arc<Shelf>,
-    engine: Arc<Engine>,
+struct PeerState {
+    resources: NicResources,
+    store: Arc<Store>,
+    engine: Arc<ConnectionPoller>,
     queue_pairs: usize,
 }
 
@@ -122,39 +124,39 @@ impl Peer {
     /// Why it cannot start.
     pub fn new(config: Config) -> Result<Self, StartError> {
         in_range("queue_pairs", config.queue_pairs, 1..=QUEUE_PAIRS_MAX)
-            .map_err(StartError::Config)?;
+            .map_err(StartError::InvalidConfig)?;
         let context = config.nic.open()?;
         let pd = context.alloc_pd()?;
         let channel = context.create_comp_channel()?;
-        let shelf = Arc::new(Shelf {
-            catalogue: Mutex::new(Catalogue::new(config.capacity_bytes)),
-            pool: Pool::new(pd.clone(), config.pool_bytes),
+        let store = Arc::new(Store {
+            catalogue: Mutex::new(TensorCatalogue::new(config.capacity_bytes)),
+            pool: RegisteredPool::new(pd.clone(), config.pool_bytes),
         });
-        let base = Arc::new(Base {
-            place: Place {
+        let base = Arc::new(PeerState {
+            resources: NicResources {
                 port: config.nic.port(&context)?,
                 context: context.clone(),
                 pd,
                 channel: channel.clone(),
             },
-            shelf,
-            engine: Engine::new(channel),
+            store,
+            engine: ConnectionPoller::new(channel),
             queue_pairs: config.queue_pairs,
         });
         let running = base.engine.start()?;
         let server = config.listen.map(|listen| {
-            base.engine.serve();
+            base.engine.set_has_server();
             let listening = ListeningConfig {
                 listen,
                 nic: config.nic.clone(),
-                base: Some(Arc::clone(&base)),
+                state: Some(Arc::clone(&base)),
             };
             Server::start_on(&context, listening)
         });
         Ok(Self {
             server: server.transpose()?,
-            _running: running,
-            base,
+            _engine_thread: running,
+            state: base,
         })
     }
 
@@ -165,37 +167,37 @@ impl Peer {
 
     /// Where memory of tensors has to be registered.
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.base.place.pd
+        &self.state.resources.pd
     }
 
     /// Has a tensor for whoever asks, in place of any other of that name. Its bytes must not change until it is
     /// [withdrawn](Self::withdraw).
-    pub fn publish(&self, name: Name, tensor: Tensor) {
-        let waiting = self.base.shelf.catalogue().publish(name, tensor.clone());
+    pub fn publish(&self, name: TensorName, tensor: Tensor) {
+        let waiting = self.state.store.catalogue().publish(name, tensor.clone());
         waiting.into_iter().for_each(|w| w.serve(tensor.clone()));
     }
 
     /// Has a tensor no more; the tensor, whose bytes may change once every transfer of it has ended.
-    pub fn withdraw(&self, name: &Name) -> Option<Tensor> {
-        self.base.shelf.catalogue().remove(name)
+    pub fn withdraw(&self, name: &TensorName) -> Option<Tensor> {
+        self.state.store.catalogue().remove(name)
     }
 
     /// The tensor of this name that this process itself has.
-    pub fn find(&self, name: &Name) -> Option<Tensor> {
-        self.base.shelf.catalogue().find(name)
+    pub fn find(&self, name: &TensorName) -> Option<Tensor> {
+        self.state.store.catalogue().find(name)
     }
 
     /// What it has.
-    pub fn holdings(&self) -> Holdings {
-        self.base.shelf.catalogue().holdings()
+    pub fn holdings(&self) -> StoreStatistics {
+        self.state.store.catalogue().holdings()
     }
 
     /// Memory of this process for a tensor: peers reach it by the fastest way, and it is used again once it is free.
     ///
     /// # Errors
     /// When the provider has none.
-    pub fn allocate(&self, meta: crate::Meta) -> Result<Tensor, Error> {
-        let memory = self.base.shelf.pool.memory(&meta)?;
+    pub fn allocate(&self, meta: crate::TensorMeta) -> Result<Tensor, Error> {
+        let memory = self.state.store.pool.allocate(&meta)?;
         Ok(Tensor::in_memory(meta, memory))
     }
 
@@ -203,20 +205,20 @@ impl Peer {
     ///
     /// # Errors
     /// When it cannot be reached, or refuses.
-    pub fn connect(&self, address: &str) -> Result<Remote, ConnectError> {
-        let target = Target::<Rendezvous>::Tcp(address.to_owned());
-        let base = &self.base;
+    pub fn connect(&self, address: &str) -> Result<ConnectedPeer, ConnectError> {
+        let target = ServerLocation::<Rendezvous>::Tcp(address.to_owned());
+        let base = &self.state;
         let (prepared, accepted, connection) =
-            target.open(REQUESTS_MAX, CONNECT_PATIENCE, |welcome: &Welcome| {
+            target.open(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
                 let count = base.queue_pairs.min(welcome.max_queue_pairs).max(1);
-                let prepared = Prepared::new(&base.place, count)?;
+                let prepared = PreparedQueues::new(&base.resources, count)?;
                 let hello = Hello::new(name_of_this_process(), prepared.endpoints());
                 Ok::<_, ConnectError>((prepared, hello))
             })?;
         let queues = prepared.connect(&accepted.endpoints)?;
-        let link = Link::new(address.to_owned(), queues, &base.shelf);
+        let link = PeerLink::new(address.to_owned(), queues, &base.store);
         base.engine.add(Arc::clone(&link));
-        Ok(Remote {
+        Ok(ConnectedPeer {
             link,
             engine: Arc::clone(&base.engine),
             _connection: connection,
@@ -230,36 +232,41 @@ fn name_of_this_process() -> String {
 
 /// A peer that this process is connected to. Dropping it ends the connection.
 #[derive(Debug)]
-pub struct Remote {
-    link: Arc<Link>,
-    engine: Arc<Engine>,
+pub struct ConnectedPeer {
+    link: Arc<PeerLink>,
+    engine: Arc<ConnectionPoller>,
     _connection: Connection,
 }
 
-impl Remote {
+impl ConnectedPeer {
     /// Asks for a tensor. If there is none: waits until there is one (`wait`), or fails. `into`: memory for it, of the
     /// tensor that it is taken to be, registered with [`destination_access`](Self::destination_access).
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.
-    pub fn get(&self, name: Name, wait: bool, into: Option<Tensor>) -> Result<Operation, Error> {
-        self.begin(name.clone(), Ask::Get(name, wait, into))
+    pub fn get(
+        &self,
+        name: TensorName,
+        wait: bool,
+        into: Option<Tensor>,
+    ) -> Result<Operation, Error> {
+        self.start_operation(name.clone(), CallerRequest::Get(name, wait, into))
     }
 
     /// Stores a tensor there. Its bytes must not change before that is done.
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.
-    pub fn put(&self, name: Name, tensor: Tensor) -> Result<Operation, Error> {
-        self.begin(name.clone(), Ask::Put(name, tensor))
+    pub fn put(&self, name: TensorName, tensor: Tensor) -> Result<Operation, Error> {
+        self.start_operation(name.clone(), CallerRequest::Put(name, tensor))
     }
 
     /// Removes a tensor there.
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.
-    pub fn remove(&self, name: Name) -> Result<Operation, Error> {
-        self.begin(name.clone(), Ask::Remove(name))
+    pub fn remove(&self, name: TensorName) -> Result<Operation, Error> {
+        self.start_operation(name.clone(), CallerRequest::Remove(name))
     }
 
     /// Access rights that peers need to the destination of a tensor.
@@ -272,22 +279,22 @@ impl Remote {
         self.link.has_ended()
     }
 
-    fn begin(&self, name: Name, ask: Ask) -> Result<Operation, Error> {
-        let (index, pending) = self.link.ask(ask)?;
+    fn start_operation(&self, name: TensorName, ask: CallerRequest) -> Result<Operation, Error> {
+        let (index, pending) = self.link.start_request(ask)?;
         Ok(Operation {
             name,
             index,
             pending,
             link: Arc::clone(&self.link),
             engine: Arc::clone(&self.engine),
-            sleeper: Mutex::new(None),
+            sleeper_guard: Mutex::new(None),
         })
     }
 }
 
-impl Drop for Remote {
+impl Drop for ConnectedPeer {
     fn drop(&mut self) {
-        self.link.end("it was closed on this side");
+        self.link.end_connection("it was closed on this side");
         self.engine.remove(&self.link);
     }
 }
@@ -295,13 +302,13 @@ impl Drop for Remote {
 /// Something that a peer was asked for. Dropping it before it is done cancels it.
 #[derive(Debug)]
 pub struct Operation {
-    name: Name,
+    name: TensorName,
     index: u32,
-    pending: Pending,
-    link: Arc<Link>,
-    engine: Arc<Engine>,
+    pending: PendingOperation,
+    link: Arc<PeerLink>,
+    engine: Arc<ConnectionPoller>,
     /// Of an operation that nobody waits for in a thread.
-    sleeper: Mutex<Option<Sleeper>>,
+    sleeper_guard: Mutex<Option<SleeperGuard>>,
 }
 
 impl Operation {
@@ -313,13 +320,15 @@ impl Operation {
     /// Has `callback` called once there is an outcome, in the thread that finds it. It must not wait.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
         if !self.is_done() {
-            *self.sleeper() = Some(self.engine.sleeper());
+            *self.sleeper_guard() = Some(self.engine.register_sleeper());
         }
         self.pending.on_done(Box::new(callback));
     }
 
-    fn sleeper(&self) -> MutexGuard<'_, Option<Sleeper>> {
-        self.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sleeper_guard(&self) -> MutexGuard<'_, Option<SleeperGuard>> {
+        self.sleeper_guard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the outcome; for ever without a timeout. When time has passed the operation is cancelled: after that
@@ -331,10 +340,10 @@ impl Operation {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let done = || self.pending.is_done();
         if !self.engine.spin(&self.link, deadline, done) {
-            let _sleeper = self.engine.sleeper();
+            let _sleeper = self.engine.register_sleeper();
             self.pending.sleep(deadline);
         }
-        let outcome = self.pending.take();
+        let outcome = self.pending.take_outcome();
         outcome.unwrap_or_else(|| Err(self.timed_out(timeout.unwrap_or_default())))
     }
 
@@ -353,7 +362,7 @@ impl Operation {
             .engine
             .spin(&self.link, deadline, || self.pending.is_done())
         {
-            let _sleeper = self.engine.sleeper();
+            let _sleeper = self.engine.register_sleeper();
             self.pending.sleep(deadline);
         }
         self.pending.is_done()
@@ -361,25 +370,25 @@ impl Operation {
 
     /// The outcome, if it is there; once.
     pub fn outcome(&self) -> Option<Outcome> {
-        *self.sleeper() = None;
-        self.pending.take()
+        *self.sleeper_guard() = None;
+        self.pending.take_outcome()
     }
 
     /// The caller wants no outcome any more. When this returns nothing is written into memory that was given.
     pub fn cancel(&self) {
-        *self.sleeper() = None;
+        *self.sleeper_guard() = None;
         if self.pending.is_done() {
             return;
         }
-        let is_given = self.link.cancel(self.index);
+        let is_caller_memory = self.link.cancel(self.index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
-        if !is_given {
+        if !is_caller_memory {
             return;
         }
         let begun = Instant::now();
         while self.link.is_outstanding(self.index) {
-            if begun.elapsed() > FENCE_AFTER {
+            if begun.elapsed() > FENCE_DELAY {
                 self.link.fence(self.index);
                 break;
             }
@@ -397,23 +406,23 @@ impl Drop for Operation {
 
 /// The side that listens.
 #[derive(Debug)]
-struct Listening {
+struct TensorService {
     config: ListeningConfig,
-    base: Arc<Base>,
+    state: Arc<PeerState>,
 }
 
 #[derive(Debug)]
 struct ListeningConfig {
     listen: String,
     nic: NicConfig,
-    base: Option<Arc<Base>>,
+    state: Option<Arc<PeerState>>,
 }
 
 impl service::ServerConfig for ListeningConfig {
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
-    fn check_device(&self, _: &Capabilities) -> Result<(), Unsupported> {
+    fn check_device(&self, _: &Capabilities) -> Result<(), UnsupportedDesign> {
         Ok(())
     }
     fn listen(&self) -> &str {
@@ -429,16 +438,16 @@ impl service::ServerConfig for ListeningConfig {
 
 /// A connection that somebody else has opened.
 #[derive(Debug)]
-struct Session(Arc<Link>, Arc<Engine>);
+struct Session(Arc<PeerLink>, Arc<ConnectionPoller>);
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.0.end("the peer has closed it or has gone");
+        self.0.end_connection("the peer has closed it or has gone");
         self.1.remove(&self.0);
     }
 }
 
-impl Service for Listening {
+impl Service for TensorService {
     type Protocol = Rendezvous;
     type Config = ListeningConfig;
     type Runtime = ();
@@ -452,9 +461,15 @@ impl Service for Listening {
         mut config: ListeningConfig,
         (): (),
     ) -> Result<(Arc<Self>, Vec<Infallible>), ServerError> {
-        let base = config.base.take();
+        let base = config.state.take();
         let base = base.ok_or_else(|| ServerError::service("nothing to serve"))?;
-        Ok((Arc::new(Self { config, base }), Vec::new()))
+        Ok((
+            Arc::new(Self {
+                config,
+                state: base,
+            }),
+            Vec::new(),
+        ))
     }
 
     fn config(&self) -> &ListeningConfig {
@@ -465,16 +480,18 @@ impl Service for Listening {
         Welcome::new(QUEUE_PAIRS_MAX)
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
         let count = hello.endpoints.len();
-        in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX).map_err(Refused::permanent)?;
-        let base = &self.base;
-        let prepared = Prepared::new(&base.place, count - 1).map_err(Refused::temporary)?;
+        in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX)
+            .map_err(RefusedClient::permanent)?;
+        let base = &self.state;
+        let prepared =
+            PreparedQueues::new(&base.resources, count - 1).map_err(RefusedClient::temporary)?;
         let endpoints = prepared.endpoints();
         let queues = prepared
             .connect(&hello.endpoints)
-            .map_err(Refused::temporary)?;
-        let link = Link::new(hello.name.clone(), queues, &base.shelf);
+            .map_err(RefusedClient::temporary)?;
+        let link = PeerLink::new(hello.name.clone(), queues, &base.store);
         base.engine.add(Arc::clone(&link));
         Ok((
             Accepted { endpoints },

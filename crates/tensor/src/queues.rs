@@ -1,6 +1,6 @@
 //! The queue pairs of a connection: one for messages, the others for data.
 //!
-//! Messages are SENDs from fixed registered buffers into fixed registered buffers ([`Window`](crate::window::Window) says when a buffer is free). Data are
+//! Messages are SENDs from fixed registered buffers into fixed registered buffers ([`ConnectionWindows`](crate::window::ConnectionWindows) says when a buffer is free). Data are
 //! RDMA WRITEs; the last of each stripe has the index of the request as its immediate.
 
 use std::collections::VecDeque;
@@ -29,13 +29,13 @@ const DATA_SENDS: usize = 128;
 /// The operation of a completion: the upper 32 bits of a `wr_id`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Kind {
+enum CompletionKind {
     MessageRecv = 1,
     DataRecv,
     MessageSend,
     Probe,
     /// From here on: a WRITE by the queue pair for data of the number that is added.
-    Write,
+    DataWrite,
 }
 
 fn wr_id(kind: u32, number: usize) -> u64 {
@@ -44,20 +44,20 @@ fn wr_id(kind: u32, number: usize) -> u64 {
 
 /// What has come.
 #[derive(Debug)]
-pub(crate) enum Arrival<'b> {
+pub(crate) enum QueueEvent<'b> {
     /// A message.
     Message(&'b [u8]),
     /// The peer has consumed so many messages.
     Acknowledgement(u32),
     /// The bytes of a stripe of this request are in their place.
-    Data(u32),
+    StripeReceived(u32),
     /// A stripe of this transfer was sent.
-    Written(u32),
+    StripeSent(u32),
 }
 
 /// Queue pairs before they are connected.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedQueues {
     qps: Vec<PreparedQp<Rc>>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
@@ -67,13 +67,13 @@ pub(crate) struct Prepared {
 
 /// Connected queue pairs. When they are dropped, no peer writes into this process by them any more.
 #[derive(Debug)]
-pub(crate) struct Queues {
+pub(crate) struct ConnectedQps {
     message: QueuePair<Rc>,
     message_list: Postlist<Rc>,
     message_recv: RecvList,
     unsignaled: usize,
     sends_posted: usize,
-    data: Vec<Data>,
+    data: Vec<DataQueue>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
     recvs: MemoryRegion,
@@ -84,18 +84,18 @@ pub(crate) struct Queues {
 
 /// A queue pair for data.
 #[derive(Debug)]
-struct Data {
+struct DataQueue {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     recv: RecvList,
     posted: usize,
     /// WRITEs of each posted stripe.
-    sizes: VecDeque<usize>,
+    stripe_writes: VecDeque<usize>,
 }
 
 /// Where queue pairs are made.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct NicResources {
     pub(crate) context: Context,
     pub(crate) pd: ProtectionDomain,
     pub(crate) channel: CompletionChannel,
@@ -103,21 +103,21 @@ pub(crate) struct Place {
 }
 
 /// A verb that cannot be called so.
-fn invalid(verb: &'static str, what: impl Into<String>) -> VerbError {
+fn invalid_call(verb: &'static str, what: impl Into<String>) -> VerbError {
     let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, what.into());
-    VerbError { verb, source }
+    VerbError::Other { verb, source }
 }
 
 /// No memory: for WRITEs without bytes.
-const NOWHERE: RemoteMemory = RemoteMemory {
+const NO_MEMORY: RemoteMemory = RemoteMemory {
     addr: 0,
     len: 0,
     rkey: RKey(0),
 };
 
-impl Prepared {
+impl PreparedQueues {
     /// A queue pair for messages and so many for data, with their RECVs posted.
-    pub(crate) fn new(place: &Place, data: usize) -> Result<Self, VerbError> {
+    pub(crate) fn new(place: &NicResources, data: usize) -> Result<Self, VerbError> {
         let entries =
             |message: usize, each: usize| u32::try_from(message + data * each).unwrap_or(u32::MAX);
         let cq = |n| place.context.create_cq_with_channel(n, &place.channel);
@@ -149,13 +149,13 @@ impl Prepared {
             let mut list = qp.recv_list(recv);
             for slot in 0..recv {
                 if i == 0 {
-                    recv_message(&mut list, &recvs, slot);
+                    add_message_recv(&mut list, &recvs, slot);
                 } else {
-                    list.recv(HeaderOnly, wr_id(Kind::DataRecv as u32, i - 1));
+                    list.recv(HeaderOnly, wr_id(CompletionKind::DataRecv as u32, i - 1));
                 }
             }
             qp.post_recv(&mut list)
-                .map_err(|e| invalid("ibv_post_recv", e.to_string()))?;
+                .map_err(|e| invalid_call("ibv_post_recv", e.to_string()))?;
             qps.push(qp);
         }
         // The first message wakes who waits.
@@ -174,35 +174,35 @@ impl Prepared {
     }
 
     /// Connects each to the peer's of the same place; there must be as many.
-    pub(crate) fn connect(self, peer: &[QpEndpoint]) -> Result<Queues, VerbError> {
+    pub(crate) fn connect(self, peer: &[QpEndpoint]) -> Result<ConnectedQps, VerbError> {
         if peer.len() != self.qps.len() {
             let what = format!(
                 "the peer has {} queue pairs of {}",
                 peer.len(),
                 self.qps.len()
             );
-            return Err(invalid("ibv_modify_qp", what));
+            return Err(invalid_call("ibv_modify_qp", what));
         }
         let mut qps = self
             .qps
             .into_iter()
             .zip(peer)
             .map(|(qp, to)| qp.connect(to));
-        let none = || invalid("ibv_modify_qp", "no queue pair for messages");
+        let none = || invalid_call("ibv_modify_qp", "no queue pair for messages");
         let message = qps.next().ok_or_else(none)??;
         let data = qps
             .map(|qp| {
                 let qp = qp?;
-                Ok(Data {
-                    list: qp.postlist(writes_max()),
+                Ok(DataQueue {
+                    list: qp.postlist(max_stripe_writes()),
                     recv: qp.recv_list(1),
                     posted: 0,
-                    sizes: VecDeque::new(),
+                    stripe_writes: VecDeque::new(),
                     qp,
                 })
             })
             .collect::<Result<_, VerbError>>()?;
-        Ok(Queues {
+        Ok(ConnectedQps {
             message_list: message.postlist(1),
             message_recv: message.recv_list(1),
             message,
@@ -220,35 +220,35 @@ impl Prepared {
 }
 
 /// WRITEs of the largest stripe.
-fn writes_max() -> usize {
+fn max_stripe_writes() -> usize {
     let count = crate::meta::TENSOR_BYTES_MAX.div_ceil(stripes::WRITE_BYTES_MAX);
     usize::try_from(count).unwrap_or(64)
 }
 
 /// A RECV for a message into the buffer of this number, which exists.
-fn recv_message(list: &mut RecvList, recvs: &MemoryRegion, slot: usize) {
+fn add_message_recv(list: &mut RecvList, recvs: &MemoryRegion, slot: usize) {
     let at = slot * MESSAGE_BYTES;
     if let Ok(buffer) = recvs.slice(at..at + MESSAGE_BYTES) {
-        list.recv(buffer, wr_id(Kind::MessageRecv as u32, slot));
+        list.recv(buffer, wr_id(CompletionKind::MessageRecv as u32, slot));
     }
 }
 
 /// Why a connection is of no use any more, for people.
-pub(crate) type Broken = String;
+pub(crate) type DisconnectReason = String;
 
-impl Queues {
+impl ConnectedQps {
     /// How many queue pairs data are striped over.
     pub(crate) fn data_count(&self) -> u64 {
         self.data.len() as u64
     }
 
     /// Whether the send queue for messages has room for another, and for acknowledgements.
-    pub(crate) fn takes_message(&self) -> bool {
+    pub(crate) fn has_message_room(&self) -> bool {
         self.sends_posted + SIGNALED_EVERY < MESSAGE_SENDS
     }
 
     /// Sends a message of at most [`MESSAGE_BYTES`] from the buffer of this number.
-    pub(crate) fn send(&mut self, buffer: u32, bytes: &[u8]) -> Result<(), Broken> {
+    pub(crate) fn send(&mut self, buffer: u32, bytes: &[u8]) -> Result<(), DisconnectReason> {
         let at = buffer as usize * MESSAGE_BYTES;
         self.message_list.clear();
         let wr = if bytes.len() <= self.message.max_inline_data() {
@@ -259,7 +259,10 @@ impl Queues {
             let part = self.sends.slice(at..at + bytes.len()).map_err(inside)?;
             self.message_list.send(part)
         };
-        let wr = wr.wr_id(wr_id(Kind::MessageSend as u32, self.unsignaled + 1));
+        let wr = wr.wr_id(wr_id(
+            CompletionKind::MessageSend as u32,
+            self.unsignaled + 1,
+        ));
         if self.unsignaled + 1 >= SIGNALED_EVERY {
             wr.signaled();
         }
@@ -267,19 +270,22 @@ impl Queues {
     }
 
     /// Tells the peer how many of its messages were consumed.
-    pub(crate) fn acknowledge(&mut self, consumed: u32) -> Result<(), Broken> {
+    pub(crate) fn acknowledge(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
         self.message_list.clear();
         let wr = self
             .message_list
-            .rdma_write_with_imm(HeaderOnly, NOWHERE, consumed)
-            .wr_id(wr_id(Kind::MessageSend as u32, self.unsignaled + 1));
+            .rdma_write_with_imm(HeaderOnly, NO_MEMORY, consumed)
+            .wr_id(wr_id(
+                CompletionKind::MessageSend as u32,
+                self.unsignaled + 1,
+            ));
         if self.unsignaled + 1 >= SIGNALED_EVERY {
             wr.signaled();
         }
         self.post_message()
     }
 
-    fn post_message(&mut self) -> Result<(), Broken> {
+    fn post_message(&mut self) -> Result<(), DisconnectReason> {
         self.unsignaled = (self.unsignaled + 1) % SIGNALED_EVERY;
         self.sends_posted += 1;
         self.message
@@ -288,16 +294,16 @@ impl Queues {
     }
 
     /// Finds out whether the peer is there, by a WRITE of no bytes: it fails if it is not.
-    pub(crate) fn probe(&mut self) -> Result<(), Broken> {
-        if self.probing || !self.takes_message() {
+    pub(crate) fn probe(&mut self) -> Result<(), DisconnectReason> {
+        if self.probing || !self.has_message_room() {
             return Ok(());
         }
         self.probing = true;
         self.message_list.clear();
         self.message_list
-            .rdma_write(HeaderOnly, NOWHERE)
+            .rdma_write(HeaderOnly, NO_MEMORY)
             .signaled()
-            .wr_id(wr_id(Kind::Probe as u32, self.unsignaled));
+            .wr_id(wr_id(CompletionKind::Probe as u32, self.unsignaled));
         self.sends_posted += 1;
         // The WRs before it are complete when it is.
         self.unsignaled = 0;
@@ -307,13 +313,13 @@ impl Queues {
     }
 
     /// WRITEs a tensor to `remote` with `index` as the immediate of each stripe. How many stripes there are, each of which
-    /// is [`Written`](Arrival::Written) later; nothing if the send queues have no room now.
+    /// is [`StripeSent`](QueueEvent::StripeSent) later; nothing if the send queues have no room now.
     pub(crate) fn write(
         &mut self,
         index: u32,
         tensor: &Tensor,
         remote: RemoteMemory,
-    ) -> Result<Option<usize>, Broken> {
+    ) -> Result<Option<usize>, DisconnectReason> {
         let count = self.data.len();
         let stripes: Vec<_> = stripes::ranges(tensor.meta().bytes(), count as u64).collect();
         let queue_pair = |i: usize| (index as usize + i) % count;
@@ -325,7 +331,7 @@ impl Queues {
         }
         for (i, stripe) in stripes.iter().enumerate() {
             let q = queue_pair(i);
-            self.data[q].write(q, index, tensor, remote, stripe.clone())?;
+            self.data[q].write_stripe(q, index, tensor, remote, stripe.clone())?;
         }
         Ok(Some(stripes.len()))
     }
@@ -333,8 +339,8 @@ impl Queues {
     /// Takes completions; how many there were.
     pub(crate) fn poll(
         &mut self,
-        mut arrived: impl FnMut(&mut Self, Arrival<'_>) -> Result<(), Broken>,
-    ) -> Result<usize, Broken> {
+        mut arrived: impl FnMut(&mut Self, QueueEvent<'_>) -> Result<(), DisconnectReason>,
+    ) -> Result<usize, DisconnectReason> {
         let mut wcs = std::mem::take(&mut self.wcs);
         let mut count = 0;
         let mut result = Ok(());
@@ -343,7 +349,7 @@ impl Queues {
             count += completions.len();
             for wc in completions {
                 result = match wc {
-                    Ok(wc) => self.take(&wc, &mut arrived),
+                    Ok(wc) => self.handle_completion(&wc, &mut arrived),
                     Err(failed) => Err(failed.status().to_string()),
                 };
                 if result.is_err() {
@@ -358,30 +364,30 @@ impl Queues {
         result.map(|()| count)
     }
 
-    fn take(
+    fn handle_completion(
         &mut self,
         wc: &verbs::WorkCompletion<'_>,
-        arrived: &mut impl FnMut(&mut Self, Arrival<'_>) -> Result<(), Broken>,
-    ) -> Result<(), Broken> {
+        arrived: &mut impl FnMut(&mut Self, QueueEvent<'_>) -> Result<(), DisconnectReason>,
+    ) -> Result<(), DisconnectReason> {
         let id = wc.wr_id();
         let number = usize::try_from(id & u64::from(u32::MAX)).unwrap_or(0);
         let kind = u32::try_from(id >> 32).unwrap_or(0);
-        if kind == Kind::MessageRecv as u32 {
+        if kind == CompletionKind::MessageRecv as u32 {
             let mut bytes = [0; MESSAGE_BYTES];
             let len = (wc.byte_len() as usize).min(MESSAGE_BYTES);
             let inside = |e: verbs::RangeError| e.to_string();
             let at = number * MESSAGE_BYTES;
             self.recvs.read_at(at, &mut bytes[..len]).map_err(inside)?;
             self.message_recv.clear();
-            recv_message(&mut self.message_recv, &self.recvs, number);
+            add_message_recv(&mut self.message_recv, &self.recvs, number);
             self.message
                 .post_recv(&mut self.message_recv)
                 .map_err(|e| e.to_string())?;
             match wc.imm() {
-                Some(imm) => arrived(self, Arrival::Acknowledgement(imm)),
-                None => arrived(self, Arrival::Message(&bytes[..len])),
+                Some(imm) => arrived(self, QueueEvent::Acknowledgement(imm)),
+                None => arrived(self, QueueEvent::Message(&bytes[..len])),
             }
-        } else if kind == Kind::DataRecv as u32 {
+        } else if kind == CompletionKind::DataRecv as u32 {
             if let Some(data) = self.data.get_mut(number) {
                 data.recv.clear();
                 data.recv.recv(HeaderOnly, id);
@@ -390,22 +396,26 @@ impl Queues {
                     .map_err(|e| e.to_string())?;
             }
             let imm = wc.imm().ok_or("a SEND came where only data may come")?;
-            arrived(self, Arrival::Data(imm))
-        } else if kind == Kind::MessageSend as u32 || kind == Kind::Probe as u32 {
-            let is_probe = kind == Kind::Probe as u32;
+            arrived(self, QueueEvent::StripeReceived(imm))
+        } else if kind == CompletionKind::MessageSend as u32 || kind == CompletionKind::Probe as u32
+        {
+            let is_probe = kind == CompletionKind::Probe as u32;
             self.probing &= !is_probe;
             self.sends_posted -= (number + usize::from(is_probe)).min(self.sends_posted);
             Ok(())
         } else {
-            let q = usize::try_from(kind - Kind::Write as u32).unwrap_or(0);
-            let (index, writes) = self.data.get_mut(q).map_or((0, 0), |d| d.written(number));
+            let q = usize::try_from(kind - CompletionKind::DataWrite as u32).unwrap_or(0);
+            let (index, writes) = self
+                .data
+                .get_mut(q)
+                .map_or((0, 0), |d| d.take_sent_stripe(number));
             debug_assert!(writes > 0);
-            arrived(self, Arrival::Written(index))
+            arrived(self, QueueEvent::StripeSent(index))
         }
     }
 
     /// Has the completion channel tell of what comes from now on; also of WRITEs that complete, if some are under way.
-    pub(crate) fn arm(&self) -> Result<(), Broken> {
+    pub(crate) fn arm(&self) -> Result<(), DisconnectReason> {
         self.recv_cq.req_notify(false).map_err(|e| e.to_string())?;
         if self.data.iter().any(|d| d.posted > 0) {
             self.send_cq.req_notify(false).map_err(|e| e.to_string())?;
@@ -414,17 +424,17 @@ impl Queues {
     }
 }
 
-impl Data {
+impl DataQueue {
     /// WRITEs a stripe; there is room.
-    fn write(
+    fn write_stripe(
         &mut self,
         q: usize,
         index: u32,
         tensor: &Tensor,
         remote: RemoteMemory,
         stripe: std::ops::Range<u64>,
-    ) -> Result<(), Broken> {
-        let kind = Kind::Write as u32 + u32::try_from(q).unwrap_or(0);
+    ) -> Result<(), DisconnectReason> {
+        let kind = CompletionKind::DataWrite as u32 + u32::try_from(q).unwrap_or(0);
         self.list.clear();
         let writes: Vec<_> = stripes::writes(stripe).collect();
         for (i, part) in writes.iter().enumerate() {
@@ -442,20 +452,20 @@ impl Data {
                 }
                 Some(from) => drop(self.list.rdma_write(from, to)),
                 None if part.is_empty() => {
-                    let wr = self.list.rdma_write_with_imm(HeaderOnly, NOWHERE, index);
+                    let wr = self.list.rdma_write_with_imm(HeaderOnly, NO_MEMORY, index);
                     wr.signaled().wr_id(wr_id(kind, index as usize));
                 }
                 None => return Err("a tensor is longer than its memory".to_owned()),
             }
         }
         self.posted += writes.len();
-        self.sizes.push_back(writes.len());
+        self.stripe_writes.push_back(writes.len());
         self.qp.post_send(&mut self.list).map_err(|e| e.to_string())
     }
 
     /// The oldest stripe was sent: the index of its request, and its WRITEs.
-    fn written(&mut self, number: usize) -> (u32, usize) {
-        let writes = self.sizes.pop_front().unwrap_or(0);
+    fn take_sent_stripe(&mut self, number: usize) -> (u32, usize) {
+        let writes = self.stripe_writes.pop_front().unwrap_or(0);
         self.posted -= writes.min(self.posted);
         (u32::try_from(number).unwrap_or(0), writes)
     }

@@ -13,20 +13,20 @@ pub(crate) enum Rendezvous {}
 pub(crate) struct Welcome {
     protocol: String,
     version: u32,
-    /// Queue pairs for data that it takes at most.
+    /// Maximum number of data queue pairs that the listener accepts.
     pub(crate) max_queue_pairs: usize,
 }
 
-/// The first message of the connecting side, with its queue pairs. The first one is for messages.
+/// The first message of the connecting side, with its queue pairs: the first for messages, the others for data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     version: u32,
-    /// Its host name and process, for messages to people.
+    /// Host name and process of the connecting side, as error messages show them.
     pub(crate) name: String,
     pub(crate) endpoints: Vec<QpEndpoint>,
 }
 
-/// The queue pairs of who listens, in the same order.
+/// The queue pairs of the listener, in the same order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Accepted {
     pub(crate) endpoints: Vec<QpEndpoint>,

@@ -6,13 +6,13 @@ pub const REQUESTS_MAX: usize = 128;
 /// Outstanding requests of one kind. An index names a slot and how often the slot was used before, so an answer that comes
 /// late finds no other request.
 #[derive(Debug)]
-pub struct Requests<T> {
-    slots: Vec<Slot<T>>,
+pub struct OutstandingRequests<T> {
+    slots: Vec<RequestSlot<T>>,
     free: Vec<usize>,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct RequestSlot<T> {
     generation: u32,
     request: Option<T>,
 }
@@ -20,7 +20,7 @@ struct Slot<T> {
 /// Bits of an index that are the slot.
 const SLOT_BITS: u32 = REQUESTS_MAX.ilog2();
 
-impl<T> Requests<T> {
+impl<T> OutstandingRequests<T> {
     /// No requests.
     pub fn new() -> Self {
         Self {
@@ -37,7 +37,7 @@ impl<T> Requests<T> {
         let at = match self.free.pop() {
             Some(at) => at,
             None if self.slots.len() < REQUESTS_MAX => {
-                self.slots.push(Slot {
+                self.slots.push(RequestSlot {
                     generation: 0,
                     request: None,
                 });
@@ -50,7 +50,7 @@ impl<T> Requests<T> {
         Ok(slot.generation << SLOT_BITS | u32::try_from(at).unwrap_or(0))
     }
 
-    fn slot(&mut self, index: u32) -> Option<(usize, &mut Slot<T>)> {
+    fn slot(&mut self, index: u32) -> Option<(usize, &mut RequestSlot<T>)> {
         let at = usize::try_from(index & ((1 << SLOT_BITS) - 1)).ok()?;
         let slot = self.slots.get_mut(at)?;
         (slot.generation == index >> SLOT_BITS).then_some((at, slot))
@@ -89,7 +89,7 @@ impl<T> Requests<T> {
     }
 }
 
-impl<T> Default for Requests<T> {
+impl<T> Default for OutstandingRequests<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -107,7 +107,7 @@ mod tests {
         /// As a map whose keys are never used twice.
         #[test]
         fn indices_name_one_request_each(steps in prop::collection::vec(any::<(bool, prop::sample::Index)>(), 0..600)) {
-            let (mut requests, mut model) = (Requests::new(), HashMap::new());
+            let (mut requests, mut model) = (OutstandingRequests::new(), HashMap::new());
             let mut used: Vec<u32> = Vec::new();
             for (count, (insert, which)) in steps.into_iter().enumerate() {
                 if insert {

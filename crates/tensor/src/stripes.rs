@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes from which on another queue pair is used.
+/// Smallest stripe: a tensor uses one more queue pair for each such number of bytes.
 const STRIPE_BYTES_MIN: u64 = 1 << 20;
 /// Stripes begin at multiples of this, so that each has whole pages.
 const ALIGNMENT: u64 = 4096;

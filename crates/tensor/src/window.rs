@@ -9,26 +9,26 @@ pub const WINDOW: u32 = 64;
 
 /// The windows of a connection, as one side sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Window {
+pub struct ConnectionWindows {
     sent: u32,
     /// Of those, the peer says that it has consumed so many.
-    consumed_there: u32,
+    consumed_by_peer: u32,
     received: u32,
     /// Of those, the peer has been told of so many.
-    told: u32,
+    reported: u32,
 }
 
-impl Window {
+impl ConnectionWindows {
     /// Whether a message may be sent.
     pub fn has_room(&self) -> bool {
-        self.sent.wrapping_sub(self.consumed_there) < WINDOW
+        self.sent.wrapping_sub(self.consumed_by_peer) < WINDOW
     }
 
     /// A message is sent: the buffer to send it from, and the count to put into it.
     pub fn send(&mut self) -> (u32, u32) {
         let buffer = self.sent % WINDOW;
         self.sent = self.sent.wrapping_add(1);
-        self.told = self.received;
+        self.reported = self.received;
         (buffer, self.received)
     }
 
@@ -39,19 +39,19 @@ impl Window {
 
     /// The peer says how many messages it has consumed. False if it cannot have: the peer breaks the protocol.
     pub fn acknowledge(&mut self, consumed: u32) -> bool {
-        let more = consumed.wrapping_sub(self.consumed_there);
-        let possible = more <= self.sent.wrapping_sub(self.consumed_there);
+        let more = consumed.wrapping_sub(self.consumed_by_peer);
+        let possible = more <= self.sent.wrapping_sub(self.consumed_by_peer);
         if possible {
-            self.consumed_there = consumed;
+            self.consumed_by_peer = consumed;
         }
         possible
     }
 
     /// The immediate of an acknowledgement, if one is due: half of the peer's window is used up.
     pub fn acknowledgement(&mut self) -> Option<u32> {
-        let due = self.received.wrapping_sub(self.told) >= WINDOW / 2;
+        let due = self.received.wrapping_sub(self.reported) >= WINDOW / 2;
         if due {
-            self.told = self.received;
+            self.reported = self.received;
         }
         due.then_some(self.received)
     }
@@ -70,10 +70,10 @@ mod tests {
         /// is stuck once all has been consumed.
         #[test]
         fn buffers_are_free_when_they_are_used_again(turns in prop::collection::vec(any::<(bool, bool)>(), 0..600)) {
-            let mut sides = [Window::default(), Window::default()];
+            let mut sides = [ConnectionWindows::default(), ConnectionWindows::default()];
             // Messages, by their buffer, and acknowledgements travel on one queue pair: none overtakes another.
             let mut wires: [VecDeque<(Option<u32>, u32)>; 2] = Default::default();
-            let deliver = |to: usize, sides: &mut [Window; 2], wires: &mut [VecDeque<(Option<u32>, u32)>; 2]| {
+            let deliver = |to: usize, sides: &mut [ConnectionWindows; 2], wires: &mut [VecDeque<(Option<u32>, u32)>; 2]| {
                 let Some((buffer, count)) = wires[1 - to].pop_front() else { return };
                 assert!(sides[to].acknowledge(count));
                 if buffer.is_some() {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_peer_cannot_consume_what_was_not_sent() {
-        let mut window = Window::default();
+        let mut window = ConnectionWindows::default();
         window.send();
         assert!(!window.acknowledge(2));
         assert!(window.acknowledge(1));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensor::{Config, DType, Error, Meta, Name, Operation, Outcome, Peer, Remote, Tensor};
+use tensor::{
+    Config, ConnectedPeer, DType, Error, Operation, Outcome, Peer, Tensor, TensorMeta, TensorName,
+};
 use verbs::Access;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
@@ -21,18 +23,18 @@ fn client() -> Peer {
     Peer::new(Config::default()).expect("it starts")
 }
 
-fn connected(client: &Peer, to: &Peer) -> Remote {
+fn connected(client: &Peer, to: &Peer) -> ConnectedPeer {
     let address = to.address().expect("it listens").to_string();
     client.connect(&address).expect("it accepts")
 }
 
-fn name(key: &str) -> Name {
-    Name::new(key, 3).expect("a good key")
+fn name(key: &str) -> TensorName {
+    TensorName::new(key, 3).expect("a good key")
 }
 
 /// A tensor of bytes that can be told from others.
 fn bytes(peer: &Peer, len: usize, seed: usize) -> Tensor {
-    let meta = Meta::new(DType::U8, vec![len as u64]).expect("small");
+    let meta = TensorMeta::new(DType::U8, vec![len as u64]).expect("small");
     let content: Vec<u8> = (0..len).map(|i| content(i, seed)).collect();
     let register = |content| peer.pd().register_vec(content, Access::LOCAL_READ);
     let region = (len > 0).then(|| Arc::new(register(content).expect("registers")));
@@ -79,7 +81,7 @@ fn tensors_of_all_sizes_come_whole() {
     }
     assert!(sender.withdraw(&name("t")).is_some());
     let e = got(remote.get(name("t"), false, None)).expect_err("it is gone");
-    assert!(matches!(e, Error::Missing(_)), "{e}");
+    assert!(matches!(e, Error::NotFound(_)), "{e}");
 }
 
 #[test]
@@ -125,7 +127,7 @@ fn given_memory_is_filled_or_left_alone() {
     let remote = connected(&receiver, &sender);
     sender.publish(name("t"), bytes(&sender, 5000, 9));
     let given = |len: u64| {
-        let meta = Meta::new(DType::U8, vec![len]).expect("small");
+        let meta = TensorMeta::new(DType::U8, vec![len]).expect("small");
         receiver.allocate(meta).expect("memory")
     };
     let into = given(5000);
@@ -138,7 +140,7 @@ fn given_memory_is_filled_or_left_alone() {
     assert_eq!(at, Some(address));
     check(outcome, 5000, 9);
     let e = got(remote.get(name("t"), false, Some(given(5001)))).expect_err("another shape");
-    assert!(matches!(e, Error::Other { .. }), "{e}");
+    assert!(matches!(e, Error::MetadataMismatch { .. }), "{e}");
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn a_store_keeps_what_was_used_last() {
         got(to.put(name(&format!("t{i}")), tensor)).expect("stored");
     }
     let get = |i: usize| got(from.get(name(&format!("t{i}")), false, None));
-    assert!(matches!(get(0), Err(Error::Missing(_))));
+    assert!(matches!(get(0), Err(Error::NotFound(_))));
     (2..5).for_each(|i| check(get(i), 3000, i));
     assert_eq!(
         (store.holdings().stored_bytes, store.holdings().evicted),
@@ -161,7 +163,7 @@ fn a_store_keeps_what_was_used_last() {
     got(from.remove(name("t4"))).expect("removed");
     assert!(matches!(
         got(from.remove(name("t4"))),
-        Err(Error::Missing(_))
+        Err(Error::NotFound(_))
     ));
     // Who waits at the store gets what somebody else puts there.
     let waiting = from.get(name("later"), true, None).expect("asked");
@@ -176,14 +178,14 @@ fn the_end_of_a_peer_is_an_error() {
     let waiting = remote.get(name("never"), true, None).expect("asked");
     drop(sender);
     let e = waiting.wait(PATIENCE).expect_err("it is gone");
-    assert!(matches!(e, Error::Ended { .. }), "{e}");
+    assert!(matches!(e, Error::Disconnected { .. }), "{e}");
     assert!(remote.has_ended());
     let e = got(remote.get(name("t"), false, None)).expect_err("it is gone");
-    assert!(matches!(e, Error::Ended { .. }), "{e}");
+    assert!(matches!(e, Error::Disconnected { .. }), "{e}");
 }
 
 #[test]
 fn keys_have_a_length() {
-    assert!(Name::new("", 0).is_err());
-    assert!(Name::new(&"k".repeat(tensor::KEY_BYTES_MAX), 0).is_ok());
+    assert!(TensorName::new("", 0).is_err());
+    assert!(TensorName::new(&"k".repeat(tensor::KEY_BYTES_MAX), 0).is_ok());
 }

@@ -14,7 +14,7 @@ use softnic::{DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR};
 
 use crate::capture::{self, CaptureArgs};
 
-/// Which NIC a command uses.
+/// The choice of the NIC that a command uses.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "NIC")]
 pub(crate) struct NicArgs {
@@ -30,7 +30,7 @@ pub(crate) struct NicArgs {
     capture: CaptureArgs,
 }
 
-/// Which port of the NIC, and what address on it.
+/// The choice of the NIC's port, and of an address on the port.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "NIC")]
 pub(crate) struct PortArgs {
@@ -43,7 +43,7 @@ pub(crate) struct PortArgs {
     pub(crate) gid_index: Option<u8>,
 }
 
-/// How the software NIC presents its port, and how it reaches others.
+/// The link layer of the software NIC's port, and the path by which the port reaches other ports.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct LinkLayerArgs {
     /// How the software NIC presents its port: as InfiniBand (LIDs) or as RoCE (GIDs)
@@ -81,7 +81,7 @@ impl PathKind {
     }
 }
 
-/// Where verbs come from.
+/// The provider of the verbs that a command calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Provider {
     /// The embedded software NIC
@@ -99,7 +99,7 @@ impl Provider {
         }
     }
 
-    /// Returns the words that describe this provider in the output of a measurement.
+    /// Returns the words that describe this provider's NIC in the output of a measurement.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Provider::Softnic => "software NIC",
@@ -111,12 +111,12 @@ impl Provider {
 /// A published experiment whose loops are simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Experiment {
-    /// Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX ATC 2016, as their benchmark
-    /// (`rdma_bench`) has it.
+    /// The experiment of Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX ATC
+    /// 2016. Its loops are those of the authors' benchmark (`rdma_bench`).
     Atc16,
 }
 
-/// How a port of the software NIC presents itself.
+/// The link layer that a port of the software NIC presents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkLayer {
     /// InfiniBand: peers are addressed by LID
@@ -135,7 +135,7 @@ impl LinkLayer {
     }
 }
 
-/// How many devices and ports the software NIC has.
+/// The numbers of devices and ports of the software NIC.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PortsArgs {
     /// Devices of the software NIC, 1 to 8 [default: VERBATIM_DEVICE_COUNT, or 1]
@@ -147,12 +147,13 @@ pub(crate) struct PortsArgs {
 }
 
 impl PortsArgs {
-    /// Neither is given.
+    /// Returns true if neither the number of devices nor the number of ports was given.
     pub(crate) fn are_default(&self) -> bool {
         self.devices.is_none() && self.ports.is_none()
     }
 
-    /// The environment variables that tell the software NIC so; where nothing says how many ports there are, `ports` is.
+    /// Returns the environment variables that pass the numbers to the software NIC. `ports` is the number of ports if
+    /// neither an argument nor the environment sets one.
     pub(crate) fn variables(
         &self,
         ports: Option<u8>,
@@ -181,8 +182,8 @@ type Variables = Vec<(&'static str, OsString)>;
 
 impl NicArgs {
     /// Applies link layer, path, addresses and capture to this process, as
-    /// [`LinkLayerArgs::settle`] does.
-    pub(crate) fn settle(&self) -> Result<()> {
+    /// [`LinkLayerArgs::apply_to_process`] does.
+    pub(crate) fn apply_to_process(&self) -> Result<()> {
         let mut wanted = self.link_layer.variables();
         if self.provider == Provider::System {
             refuse_for_system(&wanted)?;
@@ -223,7 +224,7 @@ impl LinkLayerArgs {
         link_layer.into_iter().chain(self.way()).collect()
     }
 
-    /// Returns the environment variables for the path to peers and the port's addresses.
+    /// Returns the environment variables for the path to peers and for the port's addresses.
     fn way(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         let path = self.path.map(|path| (PATH_VARIABLE, path.value()));
         let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
@@ -235,7 +236,7 @@ impl LinkLayerArgs {
     /// as in [`Self::variable_or`].
     ///
     /// # Errors
-    /// The port's link layer sends no packets, or the file cannot be written.
+    /// Returns an error if the port's link layer sends no packets, or the file cannot be written.
     pub(crate) fn capture_variable(
         &self,
         capture: &CaptureArgs,
@@ -271,7 +272,7 @@ impl LinkLayerArgs {
     /// The software NIC reads its settings from the environment. If the environment has other
     /// values, this process executes itself again, because only a new program can get an
     /// environment safely.
-    pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
+    pub(crate) fn apply_to_process(&self, provider: Option<Provider>) -> Result<()> {
         let wanted = self.variables();
         if provider == Some(Provider::System) {
             refuse_for_system(&wanted)?;
@@ -279,7 +280,7 @@ impl LinkLayerArgs {
         start_with(&wanted)
     }
 
-    /// The same with numbers of devices and ports.
+    /// Applies these arguments, and numbers of devices and ports, as [`apply_to_process`](Self::apply_to_process) does.
     pub(crate) fn settle_with(&self, provider: Option<Provider>, ports: &PortsArgs) -> Result<()> {
         let mut wanted = self.variables();
         wanted.extend(ports.variables(None));
@@ -289,7 +290,7 @@ impl LinkLayerArgs {
         start_with(&wanted)
     }
 
-    /// Makes hold what says how peers are reached, and other environment variables.
+    /// Applies the path to peers, the port's addresses and `others`, as [`apply_to_process`](Self::apply_to_process) does.
     pub(crate) fn settle_way(
         &self,
         others: impl Iterator<Item = (&'static str, OsString)>,
@@ -349,7 +350,7 @@ pub(crate) fn fraction(
     }
 }
 
-/// Returns a parser of byte counts up to `most`: `64`, `4K` (KiB), `1M` (MiB).
+/// Returns a parser of byte counts up to `most`, such as `64`, `4K` (KiB) and `1M` (MiB).
 pub(crate) fn bytes(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
@@ -378,7 +379,7 @@ pub(crate) fn bytes(
 /// The shortest time that [`duration`] accepts.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Parses a time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
+/// Parses a time such as `2`, `2s`, `500ms` or `1min`, from 10 ms to a day.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
                  2.5s";
@@ -405,7 +406,7 @@ pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
     }
 }
 
-/// Parses a number and its unit; at most a day.
+/// Parses a time with its unit, of at most a day.
 fn time(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -422,7 +423,7 @@ fn time(text: &str) -> Option<Duration> {
     in_range.then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Parses a [`duration`], or `0s` for none.
+/// Parses a time as [`duration`] does, or `0s`, which means none.
 pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
     match text.trim() {
         "0" | "0s" | "0ms" => Ok(Duration::ZERO),
@@ -448,7 +449,7 @@ pub(crate) fn word(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Parses a TCP address: a host's name or address, and a port.
+/// Parses a TCP address that consists of a host's name or address, and a port.
 pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':');
     match parts.map(|(host, port)| (host, port.parse::<u16>())) {

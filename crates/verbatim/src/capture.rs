@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use capture::Capture;
 use softnic::PCAP_VAR;
 
-/// Argument of commands whose packets can be captured.
+/// Arguments of commands whose packets can be captured.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CaptureArgs {
     /// Append the packets of the software NIC to FILE, for tshark and Wireshark. Without --path, queue pairs of one host
@@ -19,7 +19,7 @@ pub(crate) struct CaptureArgs {
 }
 
 impl CaptureArgs {
-    /// Returns the file, if packets are to be captured.
+    /// Returns the path of the capture file, if packets are to be captured.
     pub(crate) fn file(&self) -> Option<&Path> {
         self.pcap.as_deref()
     }
@@ -29,11 +29,11 @@ impl CaptureArgs {
 /// software NIC.
 ///
 /// # Errors
-/// The file cannot be written, or is not a capture.
+/// Returns an error if the file cannot be written, or is not a capture.
 pub(crate) fn variable(file: &Path) -> Result<(&'static str, OsString)> {
     // The message of this error includes its cause.
     Capture::open(file).map_err(|error| anyhow!("--pcap: {error}"))?;
-    // An absolute path, since programs may change their working directory.
+    // Use an absolute path, since programs may change their working directory.
     let file = file
         .canonicalize()
         .with_context(|| format!("--pcap: cannot find {}", file.display()))?;

@@ -3,40 +3,41 @@
 
 use std::io::{BufRead, BufReader};
 use std::marker::PhantomData;
+use std::os::unix::process::CommandExt;
 use std::process::{ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use bench::bounce::bounce_ns;
 use bench::peers::KillOnDrop;
-use bench::pin::{Cores, spawn_on_cores};
+use bench::pin::{CorePair, spawn_on_cores};
 use serde::de::DeserializeOwned;
 
 use crate::args::{NicArgs, PortArgs};
 
-/// The cores of each process, chosen so that a server and its clients never share one.
+/// The cores of a server and its clients, chosen so that a server and its clients never share one.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
+pub(crate) struct ChildCores {
     pub(crate) server: Vec<usize>,
     pub(crate) clients: Vec<Vec<usize>>,
 }
 
-impl Placement {
-    /// Gives the server's workers the last cores and the clients' threads the first ones. If
+impl ChildCores {
+    /// Gives the server's workers the last cores and the clients' threads the first cores. If
     /// threads outnumber the cores, every process may use all cores.
     pub(crate) fn new(
         cores: &[usize],
         workers: usize,
         clients: usize,
         threads: usize,
-    ) -> Placement {
+    ) -> ChildCores {
         if workers + clients * threads > cores.len() {
-            return Placement {
+            return ChildCores {
                 server: cores.to_vec(),
                 clients: vec![cores.to_vec(); clients],
             };
         }
         let (front, back) = cores.split_at(cores.len() - workers);
-        Placement {
+        ChildCores {
             server: back.to_vec(),
             clients: front
                 .chunks(threads)
@@ -46,8 +47,8 @@ impl Placement {
         }
     }
 
-    /// Measures the time that a cache line takes from a client's core to the server's; `None` if
-    /// both use the same core.
+    /// Measures the time that a cache line takes from a client's core to the server's core. Returns
+    /// `None` if both use the same core.
     pub(crate) fn bounce_ns(&self) -> Result<Option<f64>> {
         let server = *self.server.last().context("no core to run on")?;
         let client = self.clients.first().and_then(|cores| cores.first());
@@ -55,7 +56,7 @@ impl Placement {
         if requester == server {
             return Ok(None);
         }
-        let cores = Cores {
+        let cores = CorePair {
             requester,
             responder: server,
         };
@@ -87,28 +88,31 @@ pub(crate) fn part_of(
     Ok(part)
 }
 
-/// Starts a program on cores, and returns the process and the reader of its output.
+/// Starts a program on the given cores, and returns the process and the reader of its output.
+///
+/// The process has its own process group: a SIGINT of the terminal does not reach the process, so the
+/// current step completes.
 pub(crate) fn start<L: DeserializeOwned>(
     mut command: Command,
     cores: &[usize],
     who: &'static str,
-) -> Result<(KillOnDrop, Lines<L>)> {
-    let child = spawn_on_cores(cores, command.stdout(Stdio::piped()));
+) -> Result<(KillOnDrop, ChildLines<L>)> {
+    let child = spawn_on_cores(cores, command.process_group(0).stdout(Stdio::piped()));
     let mut child = KillOnDrop(child?);
     let out = child.0.stdout.take().context("a child without output")?;
-    Ok((child, Lines::new(out, who)))
+    Ok((child, ChildLines::new(out, who)))
 }
 
 /// A reader of the JSON lines that a child process prints.
-pub(crate) struct Lines<L> {
+pub(crate) struct ChildLines<L> {
     line: PhantomData<L>,
     reader: BufReader<ChildStdout>,
     who: &'static str,
 }
 
-impl<L: DeserializeOwned> Lines<L> {
-    pub(crate) fn new(out: ChildStdout, who: &'static str) -> Lines<L> {
-        Lines {
+impl<L: DeserializeOwned> ChildLines<L> {
+    pub(crate) fn new(out: ChildStdout, who: &'static str) -> ChildLines<L> {
+        ChildLines {
             line: PhantomData,
             reader: BufReader::new(out),
             who,
@@ -127,7 +131,7 @@ impl<L: DeserializeOwned> Lines<L> {
         Ok(Some(line))
     }
 
-    /// Reads lines until `says` returns a value; fails if the output ends first.
+    /// Reads lines until `says` returns a value. Returns an error if the output ends before.
     pub(crate) fn expect_some<T>(&mut self, mut says: impl FnMut(L) -> Option<T>) -> Result<T> {
         loop {
             if let Some(said) = says(self.expect()?) {
@@ -136,7 +140,7 @@ impl<L: DeserializeOwned> Lines<L> {
         }
     }
 
-    /// Reads the next line; fails if the output has ended.
+    /// Reads the next line. Returns an error if the output has ended.
     pub(crate) fn expect(&mut self) -> Result<L> {
         match self.next()? {
             Some(line) => Ok(line),
@@ -151,16 +155,16 @@ mod tests {
 
     #[test]
     fn servers_and_clients_have_cores_of_their_own_where_there_are_enough() {
-        let placement = Placement::new(&[0, 1], 1, 1, 1);
+        let placement = ChildCores::new(&[0, 1], 1, 1, 1);
         assert_eq!(
             (placement.server.as_slice(), placement.clients.as_slice()),
             (&[1][..], &[vec![0]][..])
         );
         assert!(!placement.is_shared());
-        let placement = Placement::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
+        let placement = ChildCores::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
         assert_eq!(placement.server, [6, 7]);
         assert_eq!(placement.clients, [[0, 1], [2, 4]]);
-        let placement = Placement::new(&[0, 1], 1, 2, 1);
+        let placement = ChildCores::new(&[0, 1], 1, 2, 1);
         assert_eq!(placement.clients, [[0, 1], [0, 1]]);
         assert!(placement.is_shared());
     }

@@ -8,12 +8,12 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use verbs::{Capability, Context, Device, GidType, InlineBytes, Lack, Lid, LinkLayer};
+use verbs::{Capability, Context, Device, GidType, InlineBytes, Lid, LinkLayer, MissingCapability};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{LinkLayerArgs, PortsArgs, Provider};
 use crate::output::{print, print_typed};
-use packets::Details;
+use packets::PortDetails;
 use size::size;
 
 /// Arguments of `verbatim devices`.
@@ -49,12 +49,12 @@ Examples:
 
 Exit status 1 when there is no device.";
 
-/// A device in the output.
+/// A device as the command prints it.
 #[derive(Serialize)]
-struct Shown {
+struct DeviceReport {
     provider: &'static str,
     name: String,
-    /// The kernel's, where it is known.
+    /// Name of the kernel's driver, if it is known.
     driver: Option<String>,
     guid: String,
     sys_image_guid: String,
@@ -64,14 +64,14 @@ struct Shown {
     vendor_id: String,
     vendor_part_id: u32,
     hw_ver: String,
-    limits: Limits,
-    capabilities: Shows,
+    limits: DeviceLimits,
+    capabilities: ShownCapabilities,
     ports: Vec<Port>,
 }
 
 /// The limits that `ibv_query_device(3)` returns, under its names.
 #[derive(Serialize)]
-struct Limits {
+struct DeviceLimits {
     max_mr_size_bytes: u64,
     page_size_cap: String,
     device_cap_flags: String,
@@ -98,11 +98,11 @@ struct Limits {
     local_ca_ack_delay: u8,
 }
 
-/// The capabilities that queries and trials have shown.
+/// Capabilities that queries and trials of the device have shown.
 #[derive(Serialize)]
-struct Shows {
+struct ShownCapabilities {
     has: Vec<Capability>,
-    lacks: Vec<Lack>,
+    lacks: Vec<MissingCapability>,
     inline_bytes: InlineBytes,
 }
 
@@ -112,11 +112,11 @@ struct Port {
     port_num: u8,
     state: String,
     link_layer: String,
-    /// Null on Ethernet, where there are no LIDs.
+    /// LID of the port; null on Ethernet, which has no LIDs.
     lid: Option<u16>,
     sm_lid: Option<u16>,
     lmc: Option<u8>,
-    /// Null if the code is unknown.
+    /// Number of lanes of the link; null if its code is unknown.
     active_width_lanes: Option<u8>,
     /// Data rate of one lane, in 10^9 bit/s, as `ibv_devinfo` prints it.
     active_speed_gbps: Option<f32>,
@@ -125,46 +125,46 @@ struct Port {
     max_msg_bytes: u32,
     pkey_tbl_len: u16,
     gid_tbl_len: u32,
-    /// The GID table's entry that programs use by default.
+    /// The index of the GID table's entry that programs use by default.
     default_gid_index: u8,
     gids: Vec<GidEntry>,
-    /// Details, with `--verbose` only.
+    /// Details of the port; only with `--verbose`.
     #[serde(flatten)]
-    details: Option<Details>,
+    details: Option<PortDetails>,
 }
 
 #[derive(Serialize)]
 struct GidEntry {
     index: u32,
     gid: String,
-    /// Null if the provider does not report it.
+    /// Type of the GID; null if the provider does not report it.
     #[serde(rename = "type")]
     gid_type: Option<GidType>,
-    /// The network interface of the entry. With `--verbose`, and only if known.
+    /// The network interface of the entry; only with `--verbose`, and only if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<String>,
 }
 
-/// The result of a search with one provider.
+/// The devices that one provider has.
 #[derive(Serialize)]
-struct Asked {
+struct ProviderDevices {
     name: &'static str,
     devices: usize,
     /// The reasons why no device was found, or why a device cannot be opened.
     notes: Vec<String>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim devices`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.adapters {
-        return adapters::show(args.verbose, args.json);
+        return adapters::print_adapters(args.verbose, args.json);
     }
     args.link_layer.settle_with(args.provider, &args.ports)?;
     let all = [Provider::Softnic, Provider::System];
     let wanted = |p: &Provider| args.provider.is_none_or(|only| only == *p);
     let mut found = 0;
     for provider in all.into_iter().filter(wanted) {
-        let asked = ask(provider, args)?;
+        let asked = devices_of_provider(provider, args)?;
         found += asked.devices;
         if args.json {
             print_typed("provider", &asked)?;
@@ -176,21 +176,21 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         }
     }
     Ok(if found > 0 {
-        Outcome::Done
+        CommandOutcome::Done
     } else {
-        Outcome::No
+        CommandOutcome::No
     })
 }
 
-fn ask(provider: Provider, args: &Args) -> Result<Asked> {
-    let mut asked = Asked {
+fn devices_of_provider(provider: Provider, args: &Args) -> Result<ProviderDevices> {
+    let mut asked = ProviderDevices {
         name: provider.name(),
         devices: 0,
         notes: Vec::new(),
     };
     let devices = match verbs::Provider::by_name(provider.name()) {
         Ok(provider) => provider.devices()?,
-        // A user who names the provider needs it. Otherwise a machine without the provider is no error.
+        // A user who names the provider needs this provider. Otherwise a machine without the provider is no error.
         Err(err) if args.provider.is_some() => return Err(err.into()),
         Err(err) => {
             asked.notes.push(err.to_string());
@@ -198,13 +198,13 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
         }
     };
     for (number, device) in devices.iter().enumerate() {
-        match look(device, number, args.verbose) {
+        match query_device_report(device, number, args.verbose) {
             Ok(shown) => {
                 asked.devices += 1;
                 if args.json {
                     print_typed("device", &shown)?;
                 } else {
-                    print(text(&shown))?;
+                    print(format_device(&shown))?;
                 }
             }
             Err(err) => asked
@@ -215,19 +215,19 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
     Ok(asked)
 }
 
-fn look(device: &Device, number: usize, verbose: bool) -> Result<Shown> {
+fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<DeviceReport> {
     let context = device.open()?;
     let attr = context.query_device()?;
     let found = context.capabilities()?;
     let has = |capability: &Capability| found.has(*capability);
     let ports = (1..=attr.phys_port_cnt).map(|port_num| {
         let details = verbose.then(|| match found.provider {
-            "softnic" => Details::of_softnic(number, port_num),
-            _ => Ok(Details::of_system(device.name(), port_num)),
+            "softnic" => PortDetails::of_softnic(number, port_num),
+            _ => Ok(PortDetails::of_system(device.name(), port_num)),
         });
         port(&context, port_num, details.transpose()?)
     });
-    Ok(Shown {
+    Ok(DeviceReport {
         provider: found.provider,
         name: device.name().to_owned(),
         driver: found.driver.clone(),
@@ -239,7 +239,7 @@ fn look(device: &Device, number: usize, verbose: bool) -> Result<Shown> {
         vendor_id: format!("{:#06x}", attr.vendor_id),
         vendor_part_id: attr.vendor_part_id,
         hw_ver: format!("{:#x}", attr.hw_ver),
-        limits: Limits {
+        limits: DeviceLimits {
             max_mr_size_bytes: attr.max_mr_size,
             page_size_cap: format!("{:#x}", attr.page_size_cap),
             device_cap_flags: format!("{:#010x}", attr.device_cap_flags),
@@ -265,7 +265,7 @@ fn look(device: &Device, number: usize, verbose: bool) -> Result<Shown> {
             max_pkeys: attr.max_pkeys,
             local_ca_ack_delay: attr.local_ca_ack_delay,
         },
-        capabilities: Shows {
+        capabilities: ShownCapabilities {
             has: Capability::ALL.into_iter().filter(has).collect(),
             lacks: found.lacks.clone(),
             inline_bytes: found.inline_bytes,
@@ -274,7 +274,7 @@ fn look(device: &Device, number: usize, verbose: bool) -> Result<Shown> {
     })
 }
 
-fn port(context: &Context, port_num: u8, details: Option<Details>) -> Result<Port> {
+fn port(context: &Context, port_num: u8, details: Option<PortDetails>) -> Result<Port> {
     let attr = context.query_port(port_num)?;
     let mut gids = Vec::new();
     for index in 0..attr.gid_tbl_len {
@@ -311,7 +311,7 @@ fn port(context: &Context, port_num: u8, details: Option<Details>) -> Result<Por
     })
 }
 
-fn text(device: &Shown) -> String {
+fn format_device(device: &DeviceReport) -> String {
     let limits = &device.limits;
     let or_unknown = |text: &str| match text {
         "" => "unknown".to_owned(),
@@ -394,7 +394,7 @@ fn text(device: &Shown) -> String {
 }
 
 /// Formats the capabilities of a device in one line.
-fn capabilities(shows: &Shows) -> String {
+fn capabilities(shows: &ShownCapabilities) -> String {
     let InlineBytes { rc, uc, ud } = shows.inline_bytes;
     let names = shows.has.iter().map(|capability| match capability {
         Capability::Rc => format!("RC (inline up to {rc} bytes)"),

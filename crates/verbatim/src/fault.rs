@@ -25,7 +25,7 @@ pub(crate) struct FaultArgs {
 }
 
 /// A fault plan in force: the plan, its seed and the folder of its counts.
-pub(crate) struct Faulty {
+pub(crate) struct FaultPlanInForce {
     plan: Plan,
     seed: u64,
     counts: TempDir,
@@ -38,14 +38,14 @@ impl FaultArgs {
     }
 
     /// Puts the plan into a command's environment.
-    pub(crate) fn prepare(&self, command: &mut Command) -> Result<Option<Faulty>> {
+    pub(crate) fn prepare(&self, command: &mut Command) -> Result<Option<FaultPlanInForce>> {
         if self.fault.is_empty() {
             return Ok(None);
         }
         let plans: Result<Vec<_>> = self.fault.iter().map(|given| read_plan(given)).collect();
         let all: Vec<_> = plans?.iter().map(Plan::to_string).collect();
         let plan: Plan = all.join("; ").parse()?;
-        let faulty = Faulty {
+        let faulty = FaultPlanInForce {
             plan,
             seed: self.fault_seed.map_or_else(new_seed, Ok)?,
             counts: shared_folder("verbatim-faults-")
@@ -59,7 +59,7 @@ impl FaultArgs {
     }
 }
 
-/// Reads a plan from the command line's text, or from the file that the text names.
+/// Parses a plan in the text of the command line, or in the file that the text names.
 fn read_plan(given: &str) -> Result<Plan> {
     let path = Path::new(given);
     let is_file = path
@@ -76,12 +76,12 @@ fn read_plan(given: &str) -> Result<Plan> {
 }
 
 fn new_seed() -> Result<u64> {
-    // A seed of 32 bits, short enough to type again from the screen.
+    // The seed has 32 bits, short enough to type it from the screen.
     let seed = getrandom::u32().map_err(|error| anyhow::anyhow!("no random seed: {error}"))?;
     Ok(seed.into())
 }
 
-impl Faulty {
+impl FaultPlanInForce {
     /// Prints the counts of the faults that struck, on standard error.
     pub(crate) fn print_summary(&self) -> Result<()> {
         let counts = softnic::read_counts(self.counts.path()).context("cannot read what struck")?;

@@ -1,5 +1,5 @@
-//! Checks of recorded histories: concurrent clients, some of them killed or stopped, record a
-//! history, which is then judged for linearizability.
+//! Checks of recorded histories. Concurrent clients, some of them killed or stopped, record a history, which is then
+//! judged for linearizability.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,11 +10,11 @@ use bench::peers::KillOnDrop;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use service::Unsupported;
-use service::history::{History, Recorder, Verdict};
+use service::UnsupportedDesign;
+use service::history::{HistoryRecorder, HistoryVerdict, KeyHistories};
 use service::random::Random;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
 use crate::children::start;
 use crate::output::{self, print, print_typed};
@@ -60,15 +60,15 @@ pub(crate) struct RecorderArgs {
     number: u64,
     #[arg(long, value_parser = args::word)]
     pub(crate) seed: u64,
-    /// Ignored: there is nothing to print.
+    /// Ignored, because a client prints no results.
     #[arg(long)]
     json: bool,
 }
 
 impl RecorderArgs {
     /// Creates the file of this client's history.
-    pub(crate) fn recorder(&self) -> Result<Recorder> {
-        Recorder::create(&self.folder, self.number).context("cannot write a history")
+    pub(crate) fn recorder(&self) -> Result<HistoryRecorder> {
+        HistoryRecorder::create(&self.folder, self.number).context("cannot write a history")
     }
 }
 
@@ -82,8 +82,8 @@ pub(crate) fn end_of_input() -> Result<impl FnMut() -> bool> {
     })
 }
 
-/// One system in one variant, as a check starts it.
-pub(crate) trait Subject {
+/// A system that is checked, in one variant.
+pub(crate) trait CheckedSystem {
     /// A line that the server prints.
     type Line: DeserializeOwned;
     /// The variant as `--json` prints it; the default stands for a stored history.
@@ -102,12 +102,12 @@ pub(crate) trait Subject {
     fn repeated(line: &Self::Line) -> Option<u64>;
 }
 
-/// Returns the designs asked for, or all that the device supports. Prints a note on each
-/// unsupported one.
+/// Returns the designs that the user has named, or all designs that the device supports. Prints a note on each
+/// unsupported design.
 pub(crate) fn supported<D: Copy>(
     asked: &[D],
     all: &[D],
-    check: impl Fn(D) -> Result<(), Unsupported>,
+    check: impl Fn(D) -> Result<(), UnsupportedDesign>,
 ) -> Result<Vec<D>> {
     let mut designs = Vec::new();
     for &design in if asked.is_empty() { all } else { asked } {
@@ -125,41 +125,41 @@ pub(crate) fn supported<D: Copy>(
 
 /// The result of the check of one subject.
 #[derive(Debug, Serialize)]
-struct Checked<V> {
+struct SystemCheckResult<V> {
     #[serde(skip)]
     name: String,
     #[serde(flatten)]
     variant: V,
     kills: u64,
     stops: u64,
-    /// Repeated changes that the server did not apply again.
+    /// Number of repeated changes that the server did not apply again.
     repeated: u64,
     #[serde(flatten)]
-    verdict: Verdict,
-    /// The folder of the history, if kept.
+    verdict: HistoryVerdict,
+    /// The folder of the history, if the history is kept.
     history: Option<PathBuf>,
 }
 
 impl CheckArgs {
-    /// Judges a stored history, if one was given.
-    pub(crate) fn judged<S: Subject>(&self) -> Result<Option<Outcome>> {
+    /// Judges a stored history, if the user has named one.
+    pub(crate) fn judged<S: CheckedSystem>(&self) -> Result<Option<CommandOutcome>> {
         let Some(folder) = &self.judge else {
             return Ok(None);
         };
-        let checked = Checked {
+        let checked = SystemCheckResult {
             name: "history".to_owned(),
             variant: S::Variant::default(),
             kills: 0,
             stops: 0,
             repeated: 0,
-            verdict: History::read(folder)?.judge(),
+            verdict: KeyHistories::read(folder)?.check(),
             history: Some(folder.clone()),
         };
-        tell(self.json, &[checked]).map(Some)
+        print_results(self.json, &[checked]).map(Some)
     }
 
     /// Checks the subjects one after the other.
-    pub(crate) fn check<S: Subject>(&self, subjects: &[S]) -> Result<Outcome> {
+    pub(crate) fn check<S: CheckedSystem>(&self, subjects: &[S]) -> Result<CommandOutcome> {
         let temporary = tempfile::tempdir().context("cannot make a folder")?;
         let folder = match &self.keep {
             None => temporary.path(),
@@ -173,19 +173,19 @@ impl CheckArgs {
         for subject in subjects {
             let folder = folder.join(subject.name());
             std::fs::create_dir_all(&folder)?;
-            all.push(one(self, subject, &folder).with_context(|| subject.name())?);
+            all.push(run_and_check_system(self, subject, &folder).with_context(|| subject.name())?);
         }
-        tell(self.json, &all)
+        print_results(self.json, &all)
     }
 }
 
-fn tell<V: Serialize>(json: bool, all: &[Checked<V>]) -> Result<Outcome> {
+fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Result<CommandOutcome> {
     for checked in all {
         if json {
             print_typed("checked", checked)?;
             continue;
         }
-        let Checked {
+        let SystemCheckResult {
             name,
             kills,
             stops,
@@ -213,11 +213,15 @@ fn tell<V: Serialize>(json: bool, all: &[Checked<V>]) -> Result<Outcome> {
         }
     }
     let right = all.iter().all(|c| c.verdict.is_linearizable());
-    Ok(if right { Outcome::Done } else { Outcome::No })
+    Ok(if right {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
-/// The running clients of a check, and the number of the next one.
-struct Clients<'a, S> {
+/// The running clients of a check, and the number that the next client gets.
+struct CheckClients<'a, S> {
     subject: &'a S,
     seed: u64,
     address: String,
@@ -226,9 +230,9 @@ struct Clients<'a, S> {
     next: u64,
 }
 
-impl<S: Subject> Clients<'_, S> {
-    /// Tells all clients to stop, and waits for their end.
-    fn end(&mut self) -> Result<()> {
+impl<S: CheckedSystem> CheckClients<'_, S> {
+    /// Tells all clients to stop, and waits until they have ended.
+    fn stop_clients(&mut self) -> Result<()> {
         for client in &mut self.working {
             // A client stops when its standard input ends.
             drop(client.0.stdin.take());
@@ -244,7 +248,7 @@ impl<S: Subject> Clients<'_, S> {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<KillOnDrop> {
+    fn start_client(&mut self) -> Result<KillOnDrop> {
         let seed = self.seed.wrapping_mul(10_000).wrapping_add(self.next);
         let mut command = self.subject.client()?;
         command
@@ -271,17 +275,20 @@ fn about(random: &mut Random, average: Duration) -> Duration {
     average.mul_f64(2.0 * random.unit())
 }
 
-/// The time that a client may take to end; its pending requests may have to reach their deadline
-/// first.
+/// The time that a client may take to end, because its pending requests may first have to reach their deadline.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Checked<S::Variant>> {
+fn run_and_check_system<S: CheckedSystem>(
+    args: &CheckArgs,
+    subject: &S,
+    folder: &Path,
+) -> Result<SystemCheckResult<S::Variant>> {
     let mut command = subject.server(args.workers)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
     let (mut server, mut said) = start::<S::Line>(command, &bench::pin::allowed()?, "server")?;
-    let mut clients = Clients {
+    let mut clients = CheckClients {
         subject,
         seed: args.seed,
         address: said.expect_some(|line| S::address(&line).map(str::to_owned))?,
@@ -290,7 +297,7 @@ fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Check
         next: 1,
     };
     for _ in 0..args.clients {
-        let client = clients.begin()?;
+        let client = clients.start_client()?;
         clients.working.push(client);
     }
     let name = subject.name();
@@ -299,17 +306,17 @@ fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Check
     bar.set_message(format!("{name}: asking"));
     let (kills, stops) = disturb(args, &mut clients, &server)?;
     bar.set_message(format!("{name}: waiting for the last answers"));
-    clients.end()?;
+    clients.stop_clients()?;
     drop(server.0.stdin.take());
     let repeated = said.expect_some(|line| S::repeated(&line))?;
     bar.set_message(format!("{name}: judging"));
-    let verdict = History::read(folder)?.judge();
+    let verdict = KeyHistories::read(folder)?.check();
     bar.finish_and_clear();
     let mut history = args.keep.is_some().then(|| folder.to_owned());
     if !verdict.is_linearizable() && history.is_none() {
         history = Some(save(folder)?);
     }
-    Ok(Checked {
+    Ok(SystemCheckResult {
         name,
         variant: subject.variant(),
         kills,
@@ -320,11 +327,11 @@ fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Check
     })
 }
 
-/// Until the time is over, kills clients and stops clients and the server for a while. Returns the
-/// number of kills and stops.
-fn disturb<S: Subject>(
+/// Kills clients, and stops clients and the server for a while, until the time is over. Returns the numbers of kills
+/// and stops.
+fn disturb<S: CheckedSystem>(
     args: &CheckArgs,
-    clients: &mut Clients<'_, S>,
+    clients: &mut CheckClients<'_, S>,
     server: &KillOnDrop,
 ) -> Result<(u64, u64)> {
     let mut random = Random::new(args.seed);
@@ -349,7 +356,7 @@ fn disturb<S: Subject>(
             if let Some(status) = clients.working[client].0.try_wait()? {
                 bail!("a client ended early ({status}); its message is above");
             }
-            let new = clients.begin()?;
+            let new = clients.start_client()?;
             // Dropping the handle kills the client and waits for its end.
             drop(std::mem::replace(&mut clients.working[client], new));
             kills += 1;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tap::Ledger;
 use tempfile::NamedTempFile;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::pcie_counters::PcieCounters;
 use crate::program::{shared_folder, wait_for};
 
@@ -26,17 +26,17 @@ pub(crate) struct LedgerArgs {
 }
 
 impl LedgerArgs {
-    /// Returns true if a ledger was asked for.
+    /// Returns true if the user wants a ledger.
     pub(crate) fn is_wanted(&self) -> bool {
         self.ledger.is_some()
     }
 
-    /// Runs this program again with the same arguments under the tap, if a ledger was asked for.
+    /// Runs this program again with the same arguments under the tap, if the user wants a ledger.
     ///
     /// The tap reads its environment variable when a provider is first used, and child processes
     /// inherit the variable. A ledger has an entry for each process. A simulated cluster is one
     /// process, so no ledger is possible.
-    pub(crate) fn record_self(&self, simulated: bool) -> Result<Option<Outcome>> {
+    pub(crate) fn record_self(&self, simulated: bool) -> Result<Option<CommandOutcome>> {
         let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
         };
@@ -49,18 +49,23 @@ impl LedgerArgs {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
-        self.record(Some(file), command, &words(std::env::args_os()), None)
-            .map(Some)
+        self.record(
+            Some(file),
+            command,
+            &join_command_line(std::env::args_os()),
+            None,
+        )
+        .map(Some)
     }
 
-    /// Runs a program under the tap, if a ledger or a summary was asked for. `summary` receives the
+    /// Runs a program under the tap, if the user wants a ledger or a summary. `summary` receives the
     /// ledger.
     pub(crate) fn record_program(
         &self,
         command: Command,
         words: &str,
         summary: Option<fn(&Ledger)>,
-    ) -> Result<Result<Outcome, Command>> {
+    ) -> Result<Result<CommandOutcome, Command>> {
         if self.ledger.is_none() && summary.is_none() {
             return Ok(Err(command));
         }
@@ -74,11 +79,11 @@ impl LedgerArgs {
         command: Command,
         words: &str,
         summary: Option<fn(&Ledger)>,
-    ) -> Result<Outcome> {
+    ) -> Result<CommandOutcome> {
         let counters = self.pcie_counters.then(PcieCounters::find).transpose()?;
         let (outcome, ledger) = match file {
             Some(file) => record(file, command, words, counters.as_ref())?,
-            None => count(command, words, counters.as_ref())?,
+            None => run_and_read_ledger(command, words, counters.as_ref())?,
         };
         if let Some(summary) = summary {
             summary(&ledger);
@@ -90,7 +95,7 @@ impl LedgerArgs {
 }
 
 /// Joins the words of a command with spaces.
-pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+pub(crate) fn join_command_line(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
     let words = args.into_iter();
     let words: Vec<_> = words
         .map(|word| word.as_ref().to_string_lossy().into_owned())
@@ -98,31 +103,31 @@ pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String
     words.join(" ")
 }
 
-/// Runs a command to its end, writes the ledger, and returns the command's outcome.
+/// Runs a command until it ends, writes the ledger, and returns the command's outcome.
 fn record(
     file: &Path,
     command: Command,
     words: &str,
     counters: Option<&PcieCounters>,
-) -> Result<(Outcome, Ledger)> {
-    // Check this first: hours of work must not end in a file that cannot be written.
+) -> Result<(CommandOutcome, Ledger)> {
+    // Check the file first: hours of work must not be lost because a file cannot be written.
     let place = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    // The original error names a temporary file, which would confuse the user.
+    // Do not show the original error, which names a temporary file and would confuse the user.
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
         .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
-    let (outcome, ledger) = count(command, words, counters)?;
+    let (outcome, ledger) = run_and_read_ledger(command, words, counters)?;
     write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
     Ok((outcome, ledger))
 }
 
-/// Runs a command to its end; returns its outcome and the ledger of its processes.
-fn count(
+/// Runs a command until it ends; returns its outcome and the ledger of its processes.
+fn run_and_read_ledger(
     command: Command,
     words: &str,
     counters: Option<&PcieCounters>,
-) -> Result<(Outcome, Ledger)> {
+) -> Result<(CommandOutcome, Ledger)> {
     let mut command = match counters {
         Some(counters) => counters.wrapped(&command),
         None => command,
@@ -157,9 +162,9 @@ mod tests {
             command.args(["-c", script]);
             record(&file, command, script, None).expect("it runs").0
         };
-        assert_eq!(run("exit 0"), Outcome::Done);
-        assert_eq!(run("exit 7"), Outcome::Exit(7));
-        assert_eq!(run("kill -KILL $$"), Outcome::Exit(137));
+        assert_eq!(run("exit 0"), CommandOutcome::Done);
+        assert_eq!(run("exit 7"), CommandOutcome::Exit(7));
+        assert_eq!(run("kill -KILL $$"), CommandOutcome::Exit(137));
         let text = std::fs::read_to_string(&file).expect("written each time");
         let ledger = Ledger::parse(&text).expect("a ledger");
         assert_eq!(

@@ -35,6 +35,7 @@ mod sequencer;
 mod shell;
 mod side_by_side;
 mod sockets;
+mod steps;
 mod stop;
 mod stream_command;
 mod streams;
@@ -44,9 +45,9 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use outcome::Outcome;
+use outcome::CommandOutcome;
 use tracing_subscriber::EnvFilter;
 
 use crate::output::StdoutClosed;
@@ -135,7 +136,10 @@ fn main() -> ExitCode {
         eprintln!("error: {err:#}");
         return ExitCode::from(2);
     }
-    let outcome = match Cli::parse().command {
+    let matches = Cli::command().get_matches();
+    let is_json = asks_for_json(&matches);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Sockets(args) => sockets::run(&args),
         Command::Devices(args) => devices::run(&args),
@@ -156,14 +160,14 @@ fn main() -> ExitCode {
         Command::Man(args) => shell::man(Cli::command(), &args),
         Command::Reference => shell::reference(Cli::command()),
     };
-    if let (Ok(_), Some((done, of))) = (&outcome, stop::interrupted_at()) {
-        return interrupted(done, of);
-    }
     match outcome {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::No) => ExitCode::from(1),
-        Ok(Outcome::Exit(code)) => ExitCode::from(code),
-        // The reader of the results has closed the pipe: no error.
+        Ok(outcome) if let Some((done, of)) = steps::interrupted_at() => {
+            interrupted(&outcome, is_json, done, of)
+        }
+        Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
+        Ok(CommandOutcome::No) => ExitCode::from(1),
+        Ok(CommandOutcome::Exit(code)) => ExitCode::from(code),
+        // The reader of the results has closed the pipe, which is not an error.
         Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");
@@ -172,10 +176,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says that the results cover a part of the measurement, in the format in which they were printed.
-fn interrupted(done: u64, of: u64) -> ExitCode {
+/// Returns true if the command line has `--json`.
+fn asks_for_json(matches: &ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>("json");
+    let inner = matches.subcommand();
+    matches!(here, Ok(Some(true))) || inner.is_some_and(|(_, inner)| asks_for_json(inner))
+}
+
+/// Prints that the results cover a part of the measurement. A negative answer keeps its exit status.
+fn interrupted(outcome: &CommandOutcome, is_json: bool, done: u64, of: u64) -> ExitCode {
     eprintln!("interrupted: results are of {done} of {of} steps");
-    let told = if output::wrote_json() {
+    let told = if is_json {
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
         output::print_typed("interrupted", &line)
     } else {
@@ -183,9 +194,12 @@ fn interrupted(done: u64, of: u64) -> ExitCode {
             "\nInterrupted: these are {done} of {of} steps."
         ))
     };
-    // The reader of the results may be gone, too.
+    // Ignore an error, because the reader of the results may have closed the pipe.
     drop(told);
-    ExitCode::from(stop::INTERRUPTED)
+    match outcome {
+        CommandOutcome::No => ExitCode::from(1),
+        CommandOutcome::Done | CommandOutcome::Exit(_) => ExitCode::from(steps::INTERRUPTED),
+    }
 }
 
 #[cfg(test)]

@@ -7,15 +7,16 @@ use verbs::Context;
 use crate::args::{NicArgs, PortArgs};
 
 /// An open device and the configuration that identifies it to a library.
-pub(crate) struct Nic {
+pub(crate) struct OpenNic {
     pub(crate) config: NicConfig,
     pub(crate) context: Context,
 }
 
-impl Nic {
-    /// Opens device and port, so that a wrong name or number is refused before anything starts.
-    pub(crate) fn open(nic: &NicArgs, port: &PortArgs) -> Result<Nic> {
-        nic.settle()?;
+impl OpenNic {
+    /// Opens the device and checks the port, so that a wrong name or number is refused before any
+    /// work starts.
+    pub(crate) fn open(nic: &NicArgs, port: &PortArgs) -> Result<OpenNic> {
+        nic.apply_to_process()?;
         let provider = verbs::Provider::by_name(nic.provider.name())?;
         let device = provider.device(nic.device.as_deref())?;
         let config = NicConfig {
@@ -26,6 +27,6 @@ impl Nic {
         };
         let context = device.open()?;
         config.port(&context)?;
-        Ok(Nic { config, context })
+        Ok(OpenNic { config, context })
     }
 }

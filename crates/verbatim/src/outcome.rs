@@ -1,7 +1,7 @@
 //! The outcome of a command, and its exit status.
 
-/// Returns true if any request was answered, and so verified. Otherwise prints an error: a run
-/// without any answer is no success.
+/// Returns true if a request was answered, because only answered requests are verified. Otherwise
+/// prints an error: a run without any answer is not a success.
 pub(crate) fn verified_something(answered: u64, lost: u64) -> bool {
     if answered == 0 {
         eprintln!(
@@ -14,10 +14,10 @@ pub(crate) fn verified_something(answered: u64, lost: u64) -> bool {
 
 /// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Exit status 0.
+pub(crate) enum CommandOutcome {
+    /// The command has succeeded: exit status 0.
     Done,
-    /// Exit status 1: the command ran, and its answer is negative.
+    /// The command ran, and its answer is negative: exit status 1.
     No,
     /// The exit status of the program that the command ran.
     Exit(u8),

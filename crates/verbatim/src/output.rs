@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// The error of a closed standard output; the command then ends quietly.
+/// Error: the reader of standard output has closed it. The command then ends without a message.
 #[derive(Debug)]
 pub(crate) struct StdoutClosed;
 
@@ -21,22 +20,14 @@ impl fmt::Display for StdoutClosed {
 
 impl std::error::Error for StdoutClosed {}
 
-/// Prints a text and a line end.
+/// Prints a text and a newline to standard output.
 pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     let mut out = io::stdout().lock();
     closed(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
-static WROTE_JSON: AtomicBool = AtomicBool::new(false);
-
-/// Returns true if a line of JSON was printed.
-pub(crate) fn wrote_json() -> bool {
-    WROTE_JSON.load(Ordering::Relaxed)
-}
-
 /// Prints a value as one line of JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
-    WROTE_JSON.store(true, Ordering::Relaxed);
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
@@ -60,7 +51,7 @@ fn closed(written: io::Result<()>) -> Result<()> {
     }
 }
 
-/// Makes a table with a ruled header; `right` are the columns of figures, which are right-aligned.
+/// Makes a table with a line below its header; `right` are the indices of right-aligned columns.
 pub(crate) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     table_of(&header, right)
 }
@@ -82,7 +73,7 @@ pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
 }
 
 /// Returns a line on standard error that shows the current activity. The line is hidden if standard
-/// error is no terminal, or with `json`.
+/// error is not a terminal, or if `json` is set.
 pub(crate) fn activity(json: bool) -> ProgressBar {
     if json {
         return ProgressBar::hidden();

@@ -15,9 +15,10 @@ use tempfile::NamedTempFile;
 
 /// The folder in which the kernel lists performance monitoring units.
 const UNITS: &str = "/sys/bus/event_source/devices";
-/// The units of the last-level cache: of Skylake and later, and of earlier processors.
+/// The monitoring units of the last-level cache: for Skylake and later processors, and for earlier
+/// processors.
 const CACHE_UNITS: [&str; 2] = ["uncore_cha", "uncore_cbox"];
-/// perf's names of the two events: of Ice Lake and later, and of Haswell to Skylake.
+/// perf's names of the two events: for Ice Lake and later, and for Haswell to Skylake.
 const EVENTS: [[&str; 2]; 2] = [
     [
         "unc_cha_tor_inserts.io_pcirdcur",
@@ -36,7 +37,8 @@ impl PcieCounters {
     /// Finds the counters of this machine.
     ///
     /// # Errors
-    /// The machine has no such counters, or perf may not read them; the message says why.
+    /// Returns an error if the machine has no such counters, or perf may not read them; the message
+    /// says why.
     pub(crate) fn find() -> Result<Self> {
         if !has_cache_units(Path::new(UNITS)) {
             bail!(
@@ -79,7 +81,7 @@ impl PcieCounters {
         perf
     }
 
-    /// Counts while `work` runs in this process.
+    /// Counts while `work` runs in this process; returns its result and the counts.
     pub(crate) fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, PcieLines)> {
         // cat ends when its standard input ends.
         let mut counts = self.wrapped(&Command::new("cat"));
@@ -93,7 +95,7 @@ impl PcieCounters {
         Ok((done?, self.read()?))
     }
 
-    /// Reads the counts.
+    /// Reads the counts from perf's output.
     pub(crate) fn read(&self) -> Result<PcieLines> {
         let text = fs::read_to_string(self.output.path()).context("cannot read what perf wrote")?;
         PcieLines::from_perf(&text, self.events)

@@ -1,15 +1,16 @@
-//! `--svg` and `--csv` of all commands that measure several values: the files, and points with
-//! their range.
+//! `--svg` and `--csv` of all commands that measure several values: writes the files, and makes
+//! points with their range.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use chart::{Chart, Point};
 
 use crate::args::writable_file;
 use crate::output::write_file;
+use crate::steps::interrupted_at;
 
 /// Files that a command leaves beside what it prints.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -32,7 +33,7 @@ impl PictureArgs {
             .try_for_each(|(flag, file)| can_be_written(file).context(flag))
     }
 
-    /// Writes the files that were asked for.
+    /// Writes the files that the user wants.
     pub(crate) fn write(&self, chart: &Chart) -> Result<()> {
         if let Some(file) = &self.csv {
             write_file(file, &chart.csv())?;
@@ -43,10 +44,23 @@ impl PictureArgs {
     /// Writes only the picture, for commands that write a CSV file with their own columns.
     pub(crate) fn draw(&self, chart: &Chart) -> Result<()> {
         match &self.svg {
-            Some(file) => write_file(file, &chart.svg()),
+            Some(file) => write_file(file, &svg(chart)),
             None => Ok(()),
         }
     }
+}
+
+/// Draws a chart. The caption of an interrupted measurement says so.
+pub(crate) fn svg(chart: &Chart) -> String {
+    let Some((done, of)) = interrupted_at() else {
+        return chart.svg();
+    };
+    let caption = format!("{}; interrupted: {done} of {of} steps", chart.caption);
+    let chart = Chart {
+        caption,
+        ..chart.clone()
+    };
+    chart.svg()
 }
 
 /// Checks that a file can be opened for writing, without changing the file.
@@ -64,8 +78,8 @@ fn can_be_written(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the point of several rounds, in units of `unit`.
-pub(crate) fn spread_point(x: f64, spread: Spread, unit: f64) -> Point {
+/// Returns a point of a chart for the figures of several rounds, in units of `unit`.
+pub(crate) fn spread_point(x: f64, spread: MedianAndSpread, unit: f64) -> Point {
     let range = (spread.min / unit, spread.max / unit);
     Point {
         x,
@@ -74,7 +88,7 @@ pub(crate) fn spread_point(x: f64, spread: Spread, unit: f64) -> Point {
     }
 }
 
-/// Returns a knob's setting as a coordinate.
+/// Returns the setting of a knob as a coordinate of a chart.
 #[allow(clippy::cast_precision_loss)] // settings are far below 2^52
 pub(crate) fn place(setting: usize) -> f64 {
     setting as f64

@@ -11,14 +11,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
-/// The preferred parent of the folder for the processes' counters, which is in memory.
+/// The preferred parent of the folder for the processes' counters; its files are in memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Runs a command to its end and returns its outcome. Signals do not end this process earlier,
-/// since it still has to write results.
-pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<Outcome> {
+/// Runs a command until it ends and returns its outcome. Signals do not end this process before the
+/// command, since this process still has to write results.
+pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<CommandOutcome> {
     let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
     let handle = signals.handle();
     let mut child = command
@@ -60,10 +60,10 @@ pub(crate) fn shared_folder(prefix: &str) -> io::Result<TempDir> {
 }
 
 /// Returns a command's outcome: its exit status, or 128 plus the signal number, as shells do.
-fn outcome(status: ExitStatus) -> Outcome {
+fn outcome(status: ExitStatus) -> CommandOutcome {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     match code {
-        Some(0) => Outcome::Done,
-        code => Outcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
+        Some(0) => CommandOutcome::Done,
+        code => CommandOutcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
     }
 }

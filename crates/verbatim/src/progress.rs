@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The time between two lines.
+/// The time between two lines of progress.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The progress of a command: a bar, or lines.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    lines: Option<Lines>,
+    lines: Option<ProgressLines>,
 }
 
-/// Starts the display of a command of `steps` steps.
+/// Starts the progress display of a command of `steps` steps.
 pub(crate) fn progress(steps: u64) -> Progress {
     let bar = ProgressBar::new(steps);
     let style =
@@ -28,7 +28,9 @@ pub(crate) fn progress(steps: u64) -> Progress {
         bar.enable_steady_tick(Duration::from_millis(200));
         None
     } else {
-        Some(Lines::start(steps, EVERY, |line| eprintln!("{line}")))
+        Some(ProgressLines::start(steps, EVERY, |line| {
+            eprintln!("{line}")
+        }))
     };
     Progress { bar, lines }
 }
@@ -51,28 +53,28 @@ impl Progress {
         self.bar.inc(steps);
     }
 
-    /// Ends the display.
-    pub(crate) fn finish_and_clear(self) {
+    /// Removes the progress display.
+    pub(crate) fn finish_and_clear(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// A thread that prints lines until this value is dropped.
-struct Lines {
-    shared: Arc<(Mutex<State>, Condvar)>,
+/// A thread that prints lines of progress until this value is dropped.
+struct ProgressLines {
+    shared: Arc<(Mutex<ProgressState>, Condvar)>,
     printer: Option<JoinHandle<()>>,
 }
 
-struct State {
+struct ProgressState {
     message: String,
     done: u64,
     of: u64,
     is_over: bool,
 }
 
-impl Lines {
+impl ProgressLines {
     fn start(of: u64, every: Duration, mut print: impl FnMut(&str) + Send + 'static) -> Self {
-        let state = State {
+        let state = ProgressState {
             message: String::new(),
             done: 0,
             of,
@@ -93,31 +95,31 @@ impl Lines {
                 print(&line(&state, begun.elapsed()));
             }
         });
-        Lines {
+        ProgressLines {
             shared,
             printer: Some(printer),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProgressState> {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Lines {
+impl Drop for ProgressLines {
     fn drop(&mut self) {
         self.state().is_over = true;
         self.shared.1.notify_all();
         if let Some(printer) = self.printer.take() {
-            // The thread returns no result.
+            // The thread returns no result, and an error would change nothing.
             let _ = printer.join();
         }
     }
 }
 
 /// Formats the steps done, the current step and an estimate of the remaining time.
-fn line(state: &State, elapsed: Duration) -> String {
-    let State {
+fn line(state: &ProgressState, elapsed: Duration) -> String {
+    let ProgressState {
         done, of, message, ..
     } = state;
     let left = match done {
@@ -148,7 +150,7 @@ mod tests {
     #[test]
     fn lines_come_again_and_again_and_end() {
         let (tell, told) = mpsc::channel();
-        let lines = Lines::start(4, Duration::from_millis(1), move |line| {
+        let lines = ProgressLines::start(4, Duration::from_millis(1), move |line| {
             // The test may have dropped the receiver.
             let _ = tell.send(line.to_owned());
         });
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_estimated() {
-        let state = State {
+        let state = ProgressState {
             message: "rpc".to_owned(),
             done: 1,
             of: 4,

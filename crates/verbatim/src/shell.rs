@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap::{Arg, Command};
 use clap_complete::Shell;
 
-use crate::outcome::Outcome;
+use crate::outcome::CommandOutcome;
 
 /// Arguments of `verbatim completions`.
 #[derive(clap::Args)]
@@ -37,37 +37,37 @@ pub(crate) struct ManArgs {
 /// Runs `verbatim completions`: prints the completion script of a shell.
 ///
 /// # Errors
-/// Standard output cannot be written.
-pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<Outcome> {
+/// Returns an error if standard output cannot be written.
+pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<CommandOutcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut cli, "verbatim", &mut script);
     std::io::stdout().write_all(&script)?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Runs `verbatim man`: writes a man page of section 1 for each command.
 ///
 /// # Errors
-/// The folder cannot be created, or a page cannot be written.
-pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<Outcome> {
+/// Returns an error if the folder cannot be created, or a page cannot be written.
+pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<CommandOutcome> {
     let dir = &args.dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     clap_mangen::generate_to(cli.disable_help_subcommand(true), dir)
         .with_context(|| format!("cannot write into {}", dir.display()))?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Runs `verbatim reference`: prints `docs/reference/commands.md`.
 ///
 /// # Errors
-/// Standard output cannot be written.
-pub(crate) fn reference(cli: Command) -> Result<Outcome> {
+/// Returns an error if standard output cannot be written.
+pub(crate) fn reference(cli: Command) -> Result<CommandOutcome> {
     std::io::stdout().write_all(markdown(cli).as_bytes())?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Returns the command and all visible commands below it with their full names, each before its own
-/// subcommands.
+/// Returns the command and all its visible subcommands with their full names. Each command comes
+/// before its own subcommands.
 fn visible(cli: Command) -> Vec<(String, Command)> {
     let mut cli = cli;
     cli.build();
@@ -162,12 +162,16 @@ fn table(text: &mut String, title: &str, args: &[&Arg]) {
         if !defaults.is_empty() && arg.get_action().takes_values() {
             let _ = write!(help, " (default `{}`)", defaults.join(" "));
         }
-        let _ = writeln!(text, "| `{}` | {help} |", shown(arg).replace('|', "\\|"));
+        let _ = writeln!(
+            text,
+            "| `{}` | {help} |",
+            format_option(arg).replace('|', "\\|")
+        );
     }
 }
 
-/// Formats an option as `-n, --name <VALUE>`, without colours.
-fn shown(arg: &Arg) -> String {
+/// Formats an option in the form `-n, --name <VALUE>`, without colours.
+fn format_option(arg: &Arg) -> String {
     let form = arg.to_string();
     match (arg.get_short(), arg.get_long()) {
         (Some(short), Some(_)) => format!("-{short}, {form}"),

@@ -7,28 +7,27 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bench::pin::allowed;
 use bench::simulated::UnknownCosts;
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use serde::Serialize;
 use service::{ConnectError, Server, ServerError, Service};
 
-use crate::Outcome;
-use crate::children::Placement;
+use crate::CommandOutcome;
+use crate::children::ChildCores;
 use crate::output::{self, figure, print_typed};
-use crate::progress::progress;
-use crate::stop;
+use crate::steps::CommandSteps;
 
-/// Assigns cores to a server and its clients. Prints a note if the figures will mean little.
+/// Assigns cores to a server and its clients. Prints a note if the figures will be of little use.
 pub(crate) fn place(
     workers: usize,
     clients: usize,
     threads: usize,
     who: &str,
-) -> Result<Placement> {
+) -> Result<ChildCores> {
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
     let cores = allowed()?;
-    let placement = Placement::new(&cores, workers, clients, threads);
+    let placement = ChildCores::new(&cores, workers, clients, threads);
     if placement.is_shared() {
         eprintln!(
             "note: {} workers and {who} share {} cores: figures depend on who runs when",
@@ -59,7 +58,7 @@ pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
 }
 
 /// Runs all contenders once in each round, so that a temporary disturbance of the machine affects
-/// all alike. SIGINT ends the run early.
+/// all contenders alike. SIGINT ends the run early.
 pub(crate) fn interleaved<T: Copy, R: Serialize>(
     rounds: u32,
     contenders: &[T],
@@ -67,63 +66,49 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
     name: impl Fn(T) -> String,
     mut one: impl FnMut(u32, T) -> Result<R>,
 ) -> Result<Vec<R>> {
-    let steps = u64::from(rounds) * contenders.len() as u64;
-    stop::end_early_on_interrupt(steps)?;
-    let bar = progress(steps);
+    let steps = CommandSteps::new(u64::from(rounds) * contenders.len() as u64)?;
     let mut all = Vec::new();
     for round in 0..rounds {
         for &contender in contenders {
-            bar.set_message(name(contender));
-            let done = one(round, contender);
-            // The terminal sends SIGINT to the other processes, too, so the step fails.
-            if stop::is_interrupted() && done.is_err() {
+            let Some(done) = steps.run(name(contender), || one(round, contender))? else {
                 return Ok(all);
-            }
-            let done = done?;
+            };
             if json {
                 print_typed("round", &done)?;
             }
             all.push(done);
-            bar.inc(1);
-            stop::step_done();
-            if stop::is_interrupted() {
-                return Ok(all);
-            }
         }
     }
-    bar.finish_and_clear();
     Ok(all)
 }
 
-/// Runs setups on simulated NICs, one after the other, with a progress bar. Some setups cannot run:
-/// the profile lacks a cost, or the NIC lacks a verb. Such setups are named on stderr with the
-/// missing item.
+/// Runs setups on simulated NICs, one after the other, with a progress bar. A setup cannot run if
+/// the profile lacks a cost, or the NIC lacks a verb. Such a setup is named on standard error with
+/// the missing item.
 ///
 /// # Errors
-/// Any other error of a setup, or the first "cannot run" error if no setup ran.
+/// Returns the first error for another reason. If no setup ran, returns the error of the first setup
+/// that cannot run.
 pub(crate) fn simulated<S, R>(
     setups: Vec<S>,
     name: impl Fn(&S) -> String,
     mut one: impl FnMut(S, &[R]) -> Result<R>,
 ) -> Result<Vec<R>> {
-    stop::end_early_on_interrupt(setups.len() as u64)?;
-    let bar = progress(setups.len() as u64);
+    let steps = CommandSteps::new(setups.len() as u64)?;
     let (mut rows, mut not_possible) = (Vec::new(), Vec::new());
     for setup in setups {
         let name = name(&setup);
-        bar.set_message(name.clone());
-        match one(setup, &rows) {
-            Ok(row) => rows.push(row),
-            Err(error) if is_not_possible(&error) => not_possible.push((name, error)),
-            Err(error) => return Err(error),
-        }
-        bar.inc(1);
-        stop::step_done();
-        if stop::is_interrupted() {
-            break;
+        let ran = steps.run(name.clone(), || match one(setup, &rows) {
+            Err(error) if is_not_possible(&error) => Ok(Err(error)),
+            other => other.map(Ok),
+        })?;
+        match ran {
+            Some(Ok(row)) => rows.push(row),
+            Some(Err(error)) => not_possible.push((name, error)),
+            None => break,
         }
     }
-    bar.finish_and_clear();
+    drop(steps);
     if rows.is_empty() && !not_possible.is_empty() {
         let (_, error) = not_possible.remove(0);
         let why = error.root_cause().to_string();
@@ -135,8 +120,8 @@ pub(crate) fn simulated<S, R>(
     Ok(rows)
 }
 
-/// Names the setups that did not run on stderr, with one line for consecutive setups with the same
-/// reason.
+/// Prints the setups that did not run to standard error. Consecutive setups with the same reason
+/// share one line.
 fn tell_not_run(setups: &[(String, anyhow::Error)]) {
     let words: Vec<_> = setups
         .iter()
@@ -160,19 +145,23 @@ fn is_not_possible(error: &anyhow::Error) -> bool {
         || matches!(error.downcast_ref(), Some(ConnectError::Unsupported(_)))
 }
 
-/// Returns the spread of the figures; fails without any figure.
-pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Result<Spread> {
+/// Returns the spread of the figures; returns an error if `figures` is empty.
+pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Result<MedianAndSpread> {
     let all: Vec<f64> = figures.into_iter().collect();
-    Spread::of(&all).context("nothing was measured")
+    MedianAndSpread::of(&all).context("nothing was measured")
 }
 
 /// Returns the outcome of a comparison.
-pub(crate) fn outcome(verified: bool) -> Outcome {
-    if verified { Outcome::Done } else { Outcome::No }
+pub(crate) fn outcome(verified: bool) -> CommandOutcome {
+    if verified {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    }
 }
 
 /// Formats a rate for a table: median, minimum and maximum, in 10^6 a second.
-pub(crate) fn rate(rate: Spread) -> String {
+pub(crate) fn rate(rate: MedianAndSpread) -> String {
     let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
     format!("{median} M ({min}..{max})")
 }
@@ -192,9 +181,9 @@ pub(crate) fn relative_error(error: Option<f64>) -> String {
     or_nothing(error, |e| format!("{:+.1} %", 100.0 * e))
 }
 
-/// Waits until the server should stop, or has failed. Every second, calls `check`, whose error ends
-/// the wait, and shows `message`. `done` is the server's count of requests, from which the rate in
-/// 10^6 a second is computed.
+/// Waits until the server must stop, or has failed. Every second, the function calls `check`, whose
+/// error ends the wait, and shows `message`. `done` returns the server's number of requests, from
+/// which the function computes the rate in 10^6 a second.
 pub(crate) fn wait<S: Service>(
     (server, stop): (&Server<S>, &Receiver<()>),
     json: bool,
@@ -225,9 +214,9 @@ pub(crate) fn wait<S: Service>(
 }
 
 /// Returns the outcome of a serving command.
-pub(crate) fn served(failure: Option<String>) -> Result<Outcome> {
+pub(crate) fn served(failure: Option<String>) -> Result<CommandOutcome> {
     match failure {
         Some(failure) => bail!("a worker ended: {failure}"),
-        None => Ok(Outcome::Done),
+        None => Ok(CommandOutcome::Done),
     }
 }

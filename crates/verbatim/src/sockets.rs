@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::fabric_name;
 use crate::run::{find_sockets, preload};
 
@@ -55,11 +55,11 @@ stay on TCP, as does what only TCP can do.
 
 Exit status: the program's; 2 when it could not be run.";
 
-/// Names the fabric that the software NIC joins.
+/// Environment variable that names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
-/// Runs the program, which takes the place of this process.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim sockets`. The program replaces this process.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if (args.stat || args.measure) && !args.command.is_empty() {
         bail!("--stat and --measure run no program of yours; leave it out");
     }

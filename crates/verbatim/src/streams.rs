@@ -1,4 +1,4 @@
-//! Functions that the commands on the crate `stream` share.
+//! Functions that several commands share which use the crate `stream`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::args::{self, NicArgs, PortArgs};
 
 /// Returns the configuration of streams on a NIC.
 pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<Config> {
-    nic.settle()?;
+    nic.apply_to_process()?;
     Ok(Config {
         policy,
         provider: nic.provider.name().to_owned(),
@@ -22,8 +22,8 @@ pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<C
     })
 }
 
-/// Raises the soft limit of open descriptors to the hard limit: a stream needs three, and shells
-/// often allow 1,024.
+/// Raises the soft limit of open descriptors to the hard limit. Each stream needs a descriptor, and shells often allow
+/// 1,024.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

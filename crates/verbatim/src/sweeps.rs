@@ -1,10 +1,10 @@
-//! `--over` and `--values`: a sweep over one of a command's settings; and rows as series of a
-//! picture.
+//! `--over` and `--values`: sweeps over one setting of a command. Also groups rows into the series
+//! of a picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Point, Series};
 use clap::ValueEnum;
 use nicmodel::Profile;
@@ -16,9 +16,9 @@ use crate::output;
 use crate::picture::{place, spread_point};
 use crate::side_by_side::{or_nothing, rate, yes_or_no};
 
-/// A setting that is turned.
+/// A setting that a sweep varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Knob {
+pub(crate) enum SweepSetting {
     /// Cores of the server: its worker threads
     Cores,
     /// Clients
@@ -39,19 +39,19 @@ pub(crate) enum Knob {
     Keys,
 }
 
-impl Knob {
+impl SweepSetting {
     /// Returns the axis of the knob's values.
     pub(crate) fn axis(self) -> Axis {
         match self {
-            Knob::Cores => Axis::linear("cores of the server"),
-            Knob::Clients => Axis::log("clients"),
-            Knob::Threads => Axis::linear("threads of each client process"),
-            Knob::Window => Axis::log("requests outstanding of each client"),
-            Knob::Postlist => Axis::log("requests to a doorbell of a client"),
-            Knob::Batch => Axis::log("answers to a doorbell, at most"),
-            Knob::Queues => Axis::linear("queue pairs of each worker"),
-            Knob::ValueSize => Axis::log("bytes of a value").in_bytes(),
-            Knob::Keys => Axis::log("keys"),
+            SweepSetting::Cores => Axis::linear("cores of the server"),
+            SweepSetting::Clients => Axis::log("clients"),
+            SweepSetting::Threads => Axis::linear("threads of each client process"),
+            SweepSetting::Window => Axis::log("requests outstanding of each client"),
+            SweepSetting::Postlist => Axis::log("requests to a doorbell of a client"),
+            SweepSetting::Batch => Axis::log("answers to a doorbell, at most"),
+            SweepSetting::Queues => Axis::linear("queue pairs of each worker"),
+            SweepSetting::ValueSize => Axis::log("bytes of a value").in_bytes(),
+            SweepSetting::Keys => Axis::log("keys"),
         }
     }
 
@@ -62,13 +62,13 @@ impl Knob {
     }
 }
 
-/// Which setting is turned, and how far.
+/// The setting that a sweep varies, and its values.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sweep")]
 pub(crate) struct SweepArgs {
     /// The setting that is turned; each combination of the others is a series [default: cores]
     #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
-    pub(crate) over: Option<Knob>,
+    pub(crate) over: Option<SweepSetting>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::bytes(1 << 30))]
     pub(crate) values: Vec<usize>,
@@ -78,11 +78,12 @@ impl SweepArgs {
     /// Returns the settings to run: `args` itself, or a copy for each value, with the value.
     ///
     /// # Errors
-    /// `set` returns false, since the command has no such knob, or refuses the value.
+    /// Returns an error if `set` returns false, since the command has no such knob, or refuses the
+    /// value.
     pub(crate) fn settings<A: Clone>(
         &self,
         args: &A,
-        set: impl Fn(&mut A, Knob, usize) -> Result<bool>,
+        set: impl Fn(&mut A, SweepSetting, usize) -> Result<bool>,
     ) -> Result<Vec<(Option<usize>, A)>> {
         let Some(knob) = self.over else {
             return Ok(vec![(None, args.clone())]);
@@ -106,7 +107,7 @@ impl SweepArgs {
         values.into_iter().map(one).collect()
     }
 
-    /// Describes the settings, and names the swept knob.
+    /// Describes the settings of a measurement, and names the swept knob.
     pub(crate) fn told(&self, settings: &str) -> String {
         match self.over {
             Some(knob) => format!("{settings}; {} as listed", knob.name()),
@@ -114,9 +115,9 @@ impl SweepArgs {
         }
     }
 
-    /// The x axis.
+    /// Returns the x axis of the sweep's picture.
     pub(crate) fn axis(&self) -> Axis {
-        self.over.unwrap_or(Knob::Cores).axis()
+        self.over.unwrap_or(SweepSetting::Cores).axis()
     }
 }
 
@@ -135,7 +136,7 @@ pub(crate) fn profiles(
     }
 }
 
-/// Returns a value of `--values`, if it is within the limit of its knob.
+/// Returns a value of `--values`; returns an error if the value exceeds the limit of its knob.
 pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
     if value > most {
         bail!("--values: {value} is more than {most}");
@@ -150,11 +151,11 @@ pub(crate) fn all_of(values: impl Iterator<Item = usize>) -> String {
     words.join(", ")
 }
 
-/// A part of a series' name; `None` if the part does not apply to a row.
+/// A function that returns a part of a series' name; `None` if the part does not apply to the row.
 type Part<'a, R> = &'a dyn Fn(&R) -> Option<String>;
 
-/// Groups rows into series, in the order of the rows. The first part always names a series; the
-/// others are added only if rows differ in them.
+/// Groups rows into series, in the order of the rows. The first part always appears in a series'
+/// name. Other parts appear only if rows differ in them.
 pub(crate) fn series<R>(
     rows: &[R],
     parts: &[Part<'_, R>],
@@ -188,9 +189,9 @@ pub(crate) fn series<R>(
     all
 }
 
-/// A result of one setting; with a sweep, JSON also has the setting's value.
+/// A result with one setting; if the command sweeps, the JSON also has the setting's value.
 #[derive(Serialize)]
-pub(crate) struct Turned<R> {
+pub(crate) struct SweptResult<R> {
     #[serde(skip)]
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -199,13 +200,13 @@ pub(crate) struct Turned<R> {
     of: R,
 }
 
-impl<R> Turned<R> {
+impl<R> SweptResult<R> {
     /// Makes the result of the setting at `index` among [`SweepArgs::settings`].
     pub(crate) fn new(index: usize, setting: Option<usize>, of: R) -> Self {
-        Turned { index, setting, of }
+        SweptResult { index, setting, of }
     }
 
-    /// Groups the results by setting, of which there are `settings`.
+    /// Groups the results by setting; `settings` is the number of settings.
     pub(crate) fn sorted(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
         let mut sorted: Vec<Vec<R>> = (0..settings).map(|_| Vec::new()).collect();
         for turned in all {
@@ -216,19 +217,19 @@ impl<R> Turned<R> {
 }
 
 /// The result of a design at one setting.
-pub(crate) struct Measured {
+pub(crate) struct DesignResult {
     pub(crate) name: String,
     /// The value of the swept knob.
     pub(crate) at: usize,
-    pub(crate) rate_per_s: Spread,
+    pub(crate) rate_per_s: MedianAndSpread,
     pub(crate) latency_ns_p50: Option<f64>,
     pub(crate) latency_ns_p99: Option<f64>,
     pub(crate) verified: bool,
 }
 
-/// Prints a row for each point.
-pub(crate) fn show(sweep: &SweepArgs, rows: &[Measured]) -> Result<()> {
-    let knob = sweep.over.unwrap_or(Knob::Cores).name();
+/// Prints a row for each result.
+pub(crate) fn print_rows(sweep: &SweepArgs, rows: &[DesignResult]) -> Result<()> {
+    let knob = sweep.over.unwrap_or(SweepSetting::Cores).name();
     let header = [&knob, "design", "requests/s", "median", "p99", "verified"];
     let mut table = output::table(header, &[0, 2, 3, 4]);
     for row in rows {
@@ -244,8 +245,13 @@ pub(crate) fn show(sweep: &SweepArgs, rows: &[Measured]) -> Result<()> {
     output::print(table)
 }
 
-/// Draws the rates.
-pub(crate) fn chart(title: &str, caption: String, sweep: &SweepArgs, rows: &[Measured]) -> Chart {
+/// Draws the rates over the swept knob.
+pub(crate) fn chart(
+    title: &str,
+    caption: String,
+    sweep: &SweepArgs,
+    rows: &[DesignResult],
+) -> Chart {
     let series = series(
         rows,
         &[&|row| Some(row.name.clone())],
@@ -269,17 +275,17 @@ mod tests {
     #[test]
     fn a_setting_that_is_not_there_is_refused_and_values_are_sorted() {
         let sweep = SweepArgs {
-            over: Some(Knob::Window),
+            over: Some(SweepSetting::Window),
             values: vec![8, 1, 8],
         };
         let set = |args: &mut usize, knob, value| {
             *args = value;
-            Ok(knob == Knob::Window)
+            Ok(knob == SweepSetting::Window)
         };
         let all = sweep.settings(&0, set).expect("a window");
         assert_eq!(all, [(Some(1), 1), (Some(8), 8)]);
         let other = SweepArgs {
-            over: Some(Knob::ValueSize),
+            over: Some(SweepSetting::ValueSize),
             ..sweep.clone()
         };
         let error = other.settings(&0, set).expect_err("no such knob");

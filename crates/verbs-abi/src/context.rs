@@ -33,7 +33,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Two obsolete slots that keep [`ibv_device`](crate::ibv_device) at its size.
+    /// Two obsolete slots, which keep the size of [`ibv_device`](crate::ibv_device) as it was.
     #[derive(Clone, Copy, Debug)]
     struct _ibv_device_ops {
         _dummy1: Option<
@@ -152,8 +152,8 @@ c_types! {
     }
 
     /// The extended operations of a context, which lie *before* the [`ibv_context`] that programs
-    /// hold. `sz` is the size of the whole structure. For a NULL slot, the inline function of the
-    /// header returns `EOPNOTSUPP`.
+    /// hold. `sz` is the size of the whole structure. If an operation is NULL, the inline function
+    /// of the header returns `EOPNOTSUPP`.
     struct verbs_context {
         query_port: Option<
             unsafe extern "C" fn(
@@ -342,17 +342,18 @@ c_types! {
     }
 }
 
-/// Value of [`ibv_context::abi_compat`] of a context inside a [`verbs_context`].
+/// Value of [`ibv_context::abi_compat`] in a context that is part of a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-/// The private part of libibverbs behind [`verbs_context::priv`](verbs_context); opaque.
+/// The private part of libibverbs, to which [`verbs_context::priv`](verbs_context) points; opaque.
 #[repr(C)]
 #[derive(Debug)]
 pub struct verbs_ex_private {
     _opaque: [u8; 0],
 }
 
-/// The first 48 bytes of [`ibv_port_attr`], the whole structure of the first ABI; opaque.
+/// The first 48 bytes of [`ibv_port_attr`], which were the whole structure in the first ABI;
+/// opaque.
 #[repr(C)]
 #[derive(Debug)]
 pub struct _compat_ibv_port_attr {

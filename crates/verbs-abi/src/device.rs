@@ -56,7 +56,8 @@ c_consts! {
         IBV_DEVICE_MANAGED_FLOW_STEERING = 1 << 29,
     }
 
-    /// The scope of atomicity: among the QPs of the device (`HCA`), or including the CPU (`GLOB`).
+    /// The scope of atomicity of atomics: among the QPs of the device (`HCA`), or including the CPU
+    /// (`GLOB`).
     enum ibv_atomic_cap: u32 {
         IBV_ATOMIC_NONE = 0,
         IBV_ATOMIC_HCA = 1,
@@ -137,9 +138,9 @@ c_types! {
     #[derive(Clone, Copy, Debug)]
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
-        /// Big-endian.
+        /// GUID of the node, big-endian.
         node_guid: u64,
-        /// Big-endian.
+        /// GUID of the system image, big-endian.
         sys_image_guid: u64,
         max_mr_size: u64,
         page_size_cap: u64,
@@ -273,8 +274,8 @@ c_types! {
         phys_port_cnt_ex: u32,
     }
 
-    /// A device in the list of `ibv_get_device_list`. Provider libraries read fields directly after
-    /// it: see [`verbs_device`].
+    /// A device in the list of `ibv_get_device_list`. Provider libraries read fields directly behind
+    /// this structure: see [`verbs_device`].
     struct ibv_device {
         _ops: _ibv_device_ops,
         node_type: ibv_node_type,
@@ -287,19 +288,19 @@ c_types! {
 }
 
 
-/// An [`ibv_device`] followed by the room that libibverbs and its provider libraries expect.
+/// An [`ibv_device`] followed by the memory that libibverbs and its provider libraries read behind it.
 ///
-/// They keep their own fields there: `struct verbs_device` of rdma-core's `libibverbs/driver.h` has
-/// the provider's operations, a reference count, a list link and sysfs data. Libraries such as
-/// libmlx5 read `ops` of any device passed to them, to recognise their own. Therefore a device of
-/// another provider must have readable zeroes there.
+/// rdma-core stores private fields there: `struct verbs_device` of its `libibverbs/driver.h` has the
+/// provider's operations, a reference count, a list link and sysfs data. Libraries such as libmlx5 read
+/// `ops` of any device passed to them, to recognise their own devices. A device of another provider must
+/// therefore have readable zeroes there.
 #[repr(C)]
 pub struct verbs_device {
-    /// The part that programs see.
+    /// The part of the device that programs see.
     pub device: ibv_device,
     /// `struct verbs_device_ops` of the provider library; NULL for devices that are not libibverbs' own.
     pub ops: *const c_void,
-    /// Room for the other private fields: 40 bytes in rdma-core 44, with plenty to spare.
+    /// Memory for the other private fields: 40 bytes in rdma-core 44; this array is larger.
     pub reserved: [u64; 31],
 }
 

@@ -16,9 +16,9 @@ c_types! {
     /// A GID as its two halves: subnet prefix and interface id.
     #[derive(Clone, Copy, Debug)]
     struct ibv_gid_global as "typeof(((union ibv_gid *)0)->global)" {
-        /// Big-endian.
+        /// Subnet prefix, big-endian.
         subnet_prefix: u64,
-        /// Big-endian.
+        /// Interface id, big-endian.
         interface_id: u64,
     }
 
@@ -40,7 +40,7 @@ c_types! {
         ndev_ifindex: u32,
     }
 
-    /// Fields of the global route header of outgoing packets; for RoCEv2, of the IP header.
+    /// Fields of the global route header of sent packets; for RoCEv2, fields of the IP header.
     #[derive(Clone, Copy)]
     struct ibv_global_route {
         dgid: ibv_gid,
@@ -54,9 +54,9 @@ c_types! {
     /// an IP header.
     #[derive(Clone, Copy)]
     struct ibv_grh {
-        /// Big-endian.
+        /// IP version, traffic class and flow label, big-endian.
         version_tclass_flow: u32,
-        /// Big-endian.
+        /// Payload length in bytes, big-endian.
         paylen: u16,
         next_hdr: u8,
         hop_limit: u8,
@@ -86,7 +86,7 @@ c_types! {
 }
 
 impl ibv_gid {
-    /// Returns the 16 bytes in network order.
+    /// Returns the 16 bytes of the GID in network order.
     #[must_use]
     pub const fn bytes(&self) -> [u8; 16] {
         // SAFETY: both members are 16 bytes of integers without padding, so either can be read whichever was written.

@@ -1,19 +1,20 @@
 //! QP1, the general services interface (GSI) of a port, for connection management. libibverbs has
-//! no such interface; there the kernel sends the management datagrams.
+//! no such interface: with a real NIC, the kernel sends the management datagrams.
 
 use std::ffi::c_int;
 
-/// The packet path for management datagrams: C functions of the NIC's provider.
+/// The packet path for management datagrams: a table of C functions of the NIC's provider.
 ///
-/// A GID is 16 bytes in network order. These functions do not receive: datagrams for QP1 arrive at
-/// a socket in the fabric's folder.
+/// A GID is 16 bytes in network order. The functions of this table do not receive: datagrams for
+/// QP1 arrive at a socket in the fabric's folder.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Gsi {
-    /// Returns 1 if queue pairs reach the port of this GID by packets, or 0 if by shared memory.
-    /// The GID of a loopback address is replaced by the GID for which it stands.
+    /// Returns 1 if packets reach the port of the GID `dgid`, or 0 if shared memory reaches it. The
+    /// function replaces the GID of a loopback address by the GID for which that address stands.
     pub route: unsafe extern "C" fn(dgid: *mut u8) -> c_int,
-    /// Opens the packet path, if not open yet. Returns the process's slot, or a negative errno.
+    /// Opens the packet path if it is not open yet. Returns the process's slot, or a negative
+    /// errno.
     pub open: extern "C" fn() -> c_int,
     /// Sends a management datagram of 256 bytes from QP1 of the own port `sgid` to QP1 of the port
     /// `dgid`. Returns 0 or an errno.

@@ -45,8 +45,8 @@ pub unsafe fn ibv_post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a live QP has a live context, whose `ops` were filled by the provider that made both.
-    // The caller guarantees everything else that the operation needs.
+    // SAFETY: a live QP has a live context, and the provider that made both has filled the context's
+    // `ops`. The caller guarantees all other requirements of the operation.
     unsafe {
         match (*(*qp).context).ops.post_send {
             Some(post_send) => post_send(qp, wr, bad_wr),
@@ -101,7 +101,7 @@ pub unsafe fn ibv_post_srq_recv(
 
 /// Takes up to `num_entries` completions from a CQ: `ibv_poll_cq(3)`.
 ///
-/// Returns how many were written to `wc`, or a negative number.
+/// Returns the number of completions that were written to `wc`, or a negative number.
 ///
 /// # Safety
 /// `cq` is a live CQ; `wc` is writable for `num_entries` completions.
@@ -116,7 +116,8 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     }
 }
 
-/// Arms a CQ: the next (solicited) completion makes an event on its channel: `ibv_req_notify_cq(3)`.
+/// Arms a CQ, so that the next (solicited) completion causes an event on its channel:
+/// `ibv_req_notify_cq(3)`.
 ///
 /// Returns 0 or an errno.
 ///

@@ -1,32 +1,33 @@
-//! This crate's C layouts as tables, for comparison with the installed headers.
+//! The C layouts of this crate as tables, for comparison with the installed headers.
 //!
 //! The macros that declare the types and constants also fill the tables.
 
 pub use crate::tables::{consts, types};
 
-/// A struct or union.
+/// The layout of a struct or union.
 #[derive(Clone, Copy, Debug)]
-pub struct Type {
+pub struct TypeLayout {
     /// The Rust name.
     pub name: &'static str,
-    /// The C type name; for an anonymous union, that of the surrounding struct.
+    /// The C type name; for an anonymous union, the type name of the surrounding struct.
     pub c_type: &'static str,
-    /// For an anonymous union: its first member.
+    /// The first member of an anonymous union; `None` for other types.
     pub anonymous: Option<&'static str>,
     /// Size in bytes.
     pub size: usize,
     /// Alignment in bytes.
     pub align: usize,
-    /// The fields, in order.
-    pub fields: &'static [Field],
+    /// The fields of the type, in order.
+    pub fields: &'static [FieldLayout],
 }
 
-/// A field of a [`Type`].
+/// The layout of a field of a [`TypeLayout`].
 #[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// The C name, with `r#` in front if Rust needs that.
+pub struct FieldLayout {
+    /// The C name of the field, with the prefix `r#` if it is a Rust keyword.
     pub c_name: &'static str,
-    /// True for an anonymous union in C; `c_name` then names its first member, for the offset.
+    /// True if the field is an anonymous union in C; `c_name` then names its first member, for the
+    /// offset.
     pub anonymous: bool,
     /// Offset in bytes from the start of the type.
     pub offset: usize,
@@ -34,9 +35,9 @@ pub struct Field {
     pub size: usize,
 }
 
-/// A constant.
+/// The name and the value of a constant.
 #[derive(Clone, Copy, Debug)]
-pub struct Const {
+pub struct ConstantValue {
     /// The constant's name.
     pub name: &'static str,
     /// The constant's value.

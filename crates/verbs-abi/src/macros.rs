@@ -1,12 +1,12 @@
 //! The two macros that declare every type and constant of the ABI.
 //!
-//! Each declaration also enters a table of its module ([`crate::layout`]). Therefore no declared
-//! type, field or constant can be missing from the comparison with the C headers.
+//! Each declaration also enters a table of its module ([`crate::layout`]). No declared type, field
+//! or constant can therefore be missing from the comparison with the C headers.
 
 /// Declares structs and unions with C layout, in C spelling.
 ///
 /// - `struct a { f: T, }` is `struct a` of the header.
-/// - `struct a_b as "typeof(((struct a *)0)->b)" { .. }` has no name in C; the literal is an
+/// - `struct a_b as "typeof(((struct a *)0)->b)" { .. }` has no name in C; the literal is a C
 ///   expression for its type.
 /// - `union a_x as "struct a", anonymous "f" { .. }` is the anonymous union in `struct a` whose
 ///   first member is `f`.
@@ -41,16 +41,16 @@ macro_rules! c_types {
             }
         )*
 
-        /// Every type of this module.
-        pub(crate) const TYPES: &[crate::layout::Type] = &[$(
-            crate::layout::Type {
+        /// Layouts of all types of this module.
+        pub(crate) const TYPES: &[crate::layout::TypeLayout] = &[$(
+            crate::layout::TypeLayout {
                 name: stringify!($name),
                 c_type: c_types!(@c_type $kind $name $($c)?),
                 anonymous: c_types!(@anonymous $($($first)?)?),
                 size: size_of::<$name>(),
                 align: align_of::<$name>(),
                 fields: &[$(
-                    crate::layout::Field {
+                    crate::layout::FieldLayout {
                         c_name: c_types!(@c_field $field $($c_field)?),
                         anonymous: c_types!(@is_anonymous $($c_field)?),
                         offset: std::mem::offset_of!($name, $field),
@@ -70,8 +70,8 @@ macro_rules! c_types {
     (@c_field $field:ident $c:literal) => { $c };
 }
 
-/// Declares constants: `enum name: T { .. }` also declares the type alias `name`,
-/// `consts name: T { .. }` does not.
+/// Declares constants. `enum name: T { .. }` also declares the type alias `name`; `consts name: T {
+/// .. }` declares no alias.
 macro_rules! c_consts {
     ($(
         $(#[$meta:meta])*
@@ -85,9 +85,9 @@ macro_rules! c_consts {
             )*
         )*
 
-        /// Every constant of this module.
-        pub(crate) const CONSTS: &[crate::layout::Const] = &[$($(
-            crate::layout::Const { name: stringify!($const), value: $const as i128 },
+        /// Names and values of all constants of this module.
+        pub(crate) const CONSTS: &[crate::layout::ConstantValue] = &[$($(
+            crate::layout::ConstantValue { name: stringify!($const), value: $const as i128 },
         )*)*];
     };
     (@alias enum $(#[$meta:meta])* $name:ident $type:ty) => {

@@ -11,7 +11,7 @@ c_consts! {
         IBV_DM_MASK_HANDLE = 1 << 0,
     }
 
-    /// Access rights of memory regions and of QPs. An `int` as in the parameters of `ibv_reg_mr`.
+    /// Access rights of memory regions and of QPs; an `int`, as the parameter of `ibv_reg_mr`.
     enum ibv_access_flags: c_int {
         IBV_ACCESS_LOCAL_WRITE = 1,
         IBV_ACCESS_REMOTE_WRITE = 1 << 1,
@@ -33,8 +33,8 @@ c_consts! {
     }
 
     /// Errors of `ibv_rereg_mr(3)`. Up to [`IBV_REREG_MR_ERR_DONT_FORK_NEW`], the old region is
-    /// still valid; with [`IBV_REREG_MR_ERR_DO_FORK_OLD`], the new one. After the other errors,
-    /// neither may be used.
+    /// still valid. With [`IBV_REREG_MR_ERR_DO_FORK_OLD`], the new region is valid. After the other
+    /// errors, neither region may be used.
     enum ibv_rereg_mr_err_code: c_int {
         IBV_REREG_MR_ERR_INPUT = -1,
         IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
@@ -43,7 +43,7 @@ c_consts! {
         IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
     }
 
-    /// Advice of `ibv_advise_mr(3)`.
+    /// Advice about memory regions: `ibv_advise_mr(3)`.
     enum ibv_advise_mr_advice: u32 {
         IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
@@ -55,7 +55,7 @@ c_consts! {
         IBV_ADVISE_MR_FLAG_FLUSH = 1 << 0,
     }
 
-    /// The range of [`ibv_access_flags`] that a provider may ignore.
+    /// The range of bits of [`ibv_access_flags`] that a provider may ignore.
     consts optional_access_flags: c_int {
         IBV_ACCESS_OPTIONAL_FIRST = 1 << 20,
         IBV_ACCESS_OPTIONAL_RANGE = 0x3ff0_0000,

@@ -15,7 +15,7 @@ c_consts! {
 }
 
 c_types! {
-    /// The range to which a memory window is bound.
+    /// The memory region and the address range to which a memory window is bound.
     #[derive(Clone, Copy, Debug)]
     struct ibv_mw_bind_info {
         mr: *mut ibv_mr,
@@ -34,7 +34,7 @@ c_types! {
         r#type: ibv_mw_type,
     }
 
-    /// The request of `ibv_bind_mw(3)`.
+    /// The bind request of `ibv_bind_mw(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_mw_bind {
         wr_id: u64,

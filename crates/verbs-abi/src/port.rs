@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 c_consts! {
-    /// Coded path MTU; `IBV_MTU_1024` stands for 1024 bytes.
+    /// Code of a path MTU; `IBV_MTU_1024` stands for 1024 bytes.
     enum ibv_mtu: u32 {
         IBV_MTU_256 = 1,
         IBV_MTU_512 = 2,
@@ -68,7 +68,7 @@ c_consts! {
         IBV_PORT_LINK_SPEED_NDR_SUP = 1 << 10,
     }
 
-    /// Coded static rate: [`ibv_ah_attr::static_rate`](crate::ibv_ah_attr::static_rate).
+    /// Code of a static rate: [`ibv_ah_attr::static_rate`](crate::ibv_ah_attr::static_rate).
     enum ibv_rate: u32 {
         IBV_RATE_MAX = 0,
         IBV_RATE_2_5_GBPS = 2,
@@ -104,7 +104,7 @@ c_consts! {
 
 c_types! {
     /// Properties of a port: `ibv_query_port(3)`. The exported symbol writes only the first 48
-    /// bytes, see [`Symbols::ibv_query_port`](crate::Symbols::ibv_query_port).
+    /// bytes of this structure, see [`Symbols::ibv_query_port`](crate::Symbols::ibv_query_port).
     #[derive(Clone, Copy, Debug)]
     struct ibv_port_attr {
         state: ibv_port_state,

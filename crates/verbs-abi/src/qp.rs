@@ -70,7 +70,7 @@ c_consts! {
         IBV_QP_OPEN_ATTR_RESERVED = 1 << 4,
     }
 
-    /// The valid fields of an [`ibv_qp_attr`]. An `int` as in the parameters of `ibv_modify_qp`.
+    /// The valid fields of an [`ibv_qp_attr`]; an `int`, as the parameter of `ibv_modify_qp`.
     enum ibv_qp_attr_mask: c_int {
         IBV_QP_STATE = 1 << 0,
         IBV_QP_CUR_STATE = 1 << 1,
@@ -117,7 +117,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Sizes of a queue pair; the creation raises them to the actual values.
+    /// Sizes of a queue pair; creating the queue pair raises them to the actual values.
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_cap {
         max_send_wr: u32,
@@ -139,7 +139,7 @@ c_types! {
         sq_sig_all: c_int,
     }
 
-    /// Receive hash of a raw packet QP.
+    /// Hash of received packets by a raw packet QP.
     #[derive(Clone, Copy, Debug)]
     struct ibv_rx_hash_conf {
         rx_hash_function: u8,
@@ -238,7 +238,7 @@ c_types! {
         events_completed: u32,
     }
 
-    /// A queue pair with the extended post API: `ibv_wr_post(3)`. Slots of operations that were not
+    /// A queue pair with the extended post API: `ibv_wr_post(3)`. Operations that were not
     /// requested at creation may be NULL.
     struct ibv_qp_ex {
         qp_base: ibv_qp,

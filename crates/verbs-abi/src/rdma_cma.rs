@@ -73,7 +73,7 @@ c_consts! {
         RDMA_MC_JOIN_FLAG_RESERVED = 2,
     }
 
-    /// Levels and names of options: `rdma_set_option(3)`.
+    /// Levels and names of the options of an id: `rdma_set_option(3)`.
     consts options: c_int {
         RDMA_OPTION_ID = 0,
         RDMA_OPTION_IB = 1,
@@ -101,18 +101,18 @@ c_types! {
     struct ibv_sa_path_rec {
         dgid: ibv_gid,
         sgid: ibv_gid,
-        /// Big-endian.
+        /// LID of the destination, big-endian.
         dlid: u16,
-        /// Big-endian.
+        /// LID of the source, big-endian.
         slid: u16,
         raw_traffic: c_int,
-        /// Big-endian.
+        /// Flow label, big-endian.
         flow_label: u32,
         hop_limit: u8,
         traffic_class: u8,
         reversible: c_int,
         numb_path: u8,
-        /// Big-endian.
+        /// P_Key, big-endian.
         pkey: u16,
         sl: u8,
         mtu_selector: u8,
@@ -165,21 +165,21 @@ c_types! {
     /// A path record in its wire format: IBTA vol. 1, 15.2.5.16.
     #[derive(Clone, Copy)]
     struct ibv_path_record {
-        /// Big-endian.
+        /// Service id, big-endian.
         service_id: u64,
         dgid: ibv_gid,
         sgid: ibv_gid,
-        /// Big-endian.
+        /// LID of the destination, big-endian.
         dlid: u16,
-        /// Big-endian.
+        /// LID of the source, big-endian.
         slid: u16,
-        /// Big-endian.
+        /// Flow label and hop limit, big-endian.
         flowlabel_hoplimit: u32,
         tclass: u8,
         reversible_numpath: u8,
-        /// Big-endian.
+        /// P_Key, big-endian.
         pkey: u16,
-        /// Big-endian.
+        /// QoS class and service level, big-endian.
         qosclass_sl: u16,
         mtu: u8,
         rate: u8,
@@ -188,7 +188,7 @@ c_types! {
         reserved: [u8; 6],
     }
 
-    /// The value of the option [`RDMA_OPTION_IB_PATH`].
+    /// The value of the option [`RDMA_OPTION_IB_PATH`]: a path record and its flags.
     #[derive(Clone, Copy)]
     struct ibv_path_data {
         flags: u32,
@@ -201,7 +201,7 @@ c_types! {
     struct rdma_ib_addr {
         sgid: ibv_gid,
         dgid: ibv_gid,
-        /// Big-endian.
+        /// P_Key, big-endian.
         pkey: u16,
     }
 
@@ -229,7 +229,7 @@ c_types! {
         ibaddr: rdma_ib_addr,
     }
 
-    /// The two ends of an id.
+    /// The addresses of the two ends of an id.
     #[derive(Clone, Copy)]
     struct rdma_addr {
         src as "src_addr": rdma_addr_src,
@@ -237,7 +237,7 @@ c_types! {
         addr: rdma_addr_addr,
     }
 
-    /// The two ends of an id, and the paths between them.
+    /// The addresses of the two ends of an id, and the paths between the ends.
     #[derive(Clone, Copy)]
     struct rdma_route {
         addr: rdma_addr,

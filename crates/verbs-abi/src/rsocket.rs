@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 c_consts! {
-    /// The level of options specific to rsockets.
+    /// The level of the socket options that only rsockets have.
     consts level: c_int {
         SOL_RDMA = 0x10000,
     }
@@ -17,7 +17,7 @@ c_consts! {
         RDMA_ROUTE = 4,
     }
 
-    /// The family of [`sockaddr_ib`].
+    /// The address family of [`sockaddr_ib`].
     consts address_family: c_int {
         AF_IB = 27,
         PF_IB = 27,
@@ -25,26 +25,26 @@ c_consts! {
 }
 
 c_types! {
-    /// The address part of [`sockaddr_ib`]: a GID. In C a union of views of the same bytes.
+    /// The address part of [`sockaddr_ib`]: a GID. In C this is a union of views of the same bytes.
     #[repr(align(8))]
     #[derive(Clone, Copy)]
     struct ib_addr {
-        /// In network order.
+        /// The bytes of the GID in network order.
         ib_u: [u8; 16],
     }
 
-    /// An address by GID and service id.
+    /// A socket address by GID and service id.
     #[derive(Clone, Copy)]
     struct sockaddr_ib {
         sib_family: u16,
-        /// Big-endian.
+        /// P_Key, big-endian.
         sib_pkey: u16,
-        /// Big-endian.
+        /// Flow information, big-endian.
         sib_flowinfo: u32,
         sib_addr: ib_addr,
-        /// Big-endian.
+        /// Service id, big-endian.
         sib_sid: u64,
-        /// Big-endian.
+        /// Mask of the service id, big-endian.
         sib_sid_mask: u64,
         sib_scope_id: u64,
     }

@@ -9,7 +9,7 @@ use crate::pd::{ibv_pd, ibv_xrcd};
 use crate::wr::ibv_sge;
 
 c_consts! {
-    /// The valid fields of an [`ibv_srq_attr`]. An `int` as in the parameters of `ibv_modify_srq`.
+    /// The valid fields of an [`ibv_srq_attr`]; an `int`, as the parameter of `ibv_modify_srq`.
     enum ibv_srq_attr_mask: c_int {
         IBV_SRQ_MAX_WR = 1 << 0,
         IBV_SRQ_LIMIT = 1 << 1,
@@ -62,7 +62,7 @@ c_types! {
         attr: ibv_srq_attr,
     }
 
-    /// Tag matching sizes of an SRQ.
+    /// Sizes of the tag matching list of an SRQ.
     #[derive(Clone, Copy, Debug)]
     struct ibv_tm_cap {
         max_num_tags: u32,
@@ -82,7 +82,7 @@ c_types! {
         tm_cap: ibv_tm_cap,
     }
 
-    /// A tagged receive to add.
+    /// The entry that a tag matching request adds to the list.
     #[derive(Clone, Copy, Debug)]
     struct ibv_ops_wr_tm_add as "typeof(((typeof(((struct ibv_ops_wr *)0)->tm) *)0)->add)" {
         recv_wr_id: u64,

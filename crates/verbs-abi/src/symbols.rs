@@ -4,9 +4,9 @@
 ///
 /// The macro receives
 /// `$( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*` with
-/// absolute paths to all types. From the list, a loader makes a `dlsym` call for each entry, and a
-/// static provider a table of its own functions. A layer over another provider makes a wrapper for
-/// each entry.
+/// absolute paths to all types. From the list, a loader makes a `dlsym` call for each entry point. A
+/// static provider makes a table of its own functions. A layer over another provider makes a wrapper
+/// for each entry point.
 ///
 /// ```
 /// macro_rules! names {
@@ -21,59 +21,59 @@ macro_rules! for_each_symbol {
     ($($with:tt)*) => {
         $($with)*! {
             /// Lists the devices, and writes their number to `num_devices` unless that is NULL.
-            /// NULL with errno on failure.
+            /// Returns NULL and sets errno on failure.
             fn ibv_get_device_list(num_devices: *mut ::std::ffi::c_int) -> *mut *mut $crate::ibv_device;
-            /// Frees a list, and with it all devices that were not opened.
+            /// Frees a list of devices, and all devices in it that were not opened.
             fn ibv_free_device_list(list: *mut *mut $crate::ibv_device);
             /// Returns the name of a device.
             fn ibv_get_device_name(device: *mut $crate::ibv_device) -> *const ::std::ffi::c_char;
             /// Returns the GUID of a device, big-endian.
             fn ibv_get_device_guid(device: *mut $crate::ibv_device) -> u64;
-            /// Opens a device. NULL with errno on failure.
+            /// Opens a device. Returns NULL and sets errno on failure.
             fn ibv_open_device(device: *mut $crate::ibv_device) -> *mut $crate::ibv_context;
             /// Closes a device.
             fn ibv_close_device(context: *mut $crate::ibv_context) -> ::std::ffi::c_int;
-            /// Waits for the next async event. -1 with errno on failure.
+            /// Waits for the next async event. Returns -1 and sets errno on failure.
             fn ibv_get_async_event(context: *mut $crate::ibv_context, event: *mut $crate::ibv_async_event) -> ::std::ffi::c_int;
             /// Acknowledges an async event.
             fn ibv_ack_async_event(event: *mut $crate::ibv_async_event);
             /// Queries the properties of a device.
             fn ibv_query_device(context: *mut $crate::ibv_context, device_attr: *mut $crate::ibv_device_attr) -> ::std::ffi::c_int;
             /// Queries the properties of a port. The symbol of libibverbs writes only the first 48
-            /// bytes: zero the rest before, or call
+            /// bytes. Zero all other bytes before, or call
             /// [`verbs_context::query_port`](crate::verbs_context::query_port) as the header does.
             fn ibv_query_port(context: *mut $crate::ibv_context, port_num: u8, port_attr: *mut $crate::ibv_port_attr) -> ::std::ffi::c_int;
             /// Reads an entry of the GID table.
             fn ibv_query_gid(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_int, gid: *mut $crate::ibv_gid) -> ::std::ffi::c_int;
             /// Reads an entry of the P_Key table, big-endian.
             fn ibv_query_pkey(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_int, pkey: *mut u16) -> ::std::ffi::c_int;
-            /// Allocates a protection domain. NULL with errno on failure.
+            /// Allocates a protection domain. Returns NULL and sets errno on failure.
             fn ibv_alloc_pd(context: *mut $crate::ibv_context) -> *mut $crate::ibv_pd;
             /// Deallocates a protection domain.
             fn ibv_dealloc_pd(pd: *mut $crate::ibv_pd) -> ::std::ffi::c_int;
-            /// Registers a memory region. This is the symbol, not the macro of that name. NULL with
-            /// errno on failure.
+            /// Registers a memory region. This is the exported symbol, not the macro of the same
+            /// name. Returns NULL and sets errno on failure.
             fn ibv_reg_mr(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
             /// Changes a memory region: its range, its protection domain or its access rights.
-            /// Returns 0, or an `ibv_rereg_mr_err_code` with errno.
+            /// Returns 0, or sets errno and returns an `ibv_rereg_mr_err_code`.
             fn ibv_rereg_mr(mr: *mut $crate::ibv_mr, flags: ::std::ffi::c_int, pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, access: ::std::ffi::c_int) -> ::std::ffi::c_int;
             /// Deregisters a memory region.
             fn ibv_dereg_mr(mr: *mut $crate::ibv_mr) -> ::std::ffi::c_int;
-            /// Creates a completion channel. NULL with errno on failure.
+            /// Creates a completion channel. Returns NULL and sets errno on failure.
             fn ibv_create_comp_channel(context: *mut $crate::ibv_context) -> *mut $crate::ibv_comp_channel;
             /// Destroys a completion channel.
             fn ibv_destroy_comp_channel(channel: *mut $crate::ibv_comp_channel) -> ::std::ffi::c_int;
-            /// Creates a CQ of at least `cqe` entries. NULL with errno on failure.
+            /// Creates a CQ of at least `cqe` entries. Returns NULL and sets errno on failure.
             fn ibv_create_cq(context: *mut $crate::ibv_context, cqe: ::std::ffi::c_int, cq_context: *mut ::std::ffi::c_void, channel: *mut $crate::ibv_comp_channel, comp_vector: ::std::ffi::c_int) -> *mut $crate::ibv_cq;
             /// Changes the capacity of a CQ.
             fn ibv_resize_cq(cq: *mut $crate::ibv_cq, cqe: ::std::ffi::c_int) -> ::std::ffi::c_int;
             /// Destroys a CQ, after waiting until its events are acknowledged.
             fn ibv_destroy_cq(cq: *mut $crate::ibv_cq) -> ::std::ffi::c_int;
-            /// Waits for the next CQ event of a channel. -1 with errno on failure.
+            /// Waits for the next CQ event of a channel. Returns -1 and sets errno on failure.
             fn ibv_get_cq_event(channel: *mut $crate::ibv_comp_channel, cq: *mut *mut $crate::ibv_cq, cq_context: *mut *mut ::std::ffi::c_void) -> ::std::ffi::c_int;
             /// Acknowledges CQ events.
             fn ibv_ack_cq_events(cq: *mut $crate::ibv_cq, nevents: ::std::ffi::c_uint);
-            /// Creates a shared receive queue. NULL with errno on failure.
+            /// Creates a shared receive queue. Returns NULL and sets errno on failure.
             fn ibv_create_srq(pd: *mut $crate::ibv_pd, srq_init_attr: *mut $crate::ibv_srq_init_attr) -> *mut $crate::ibv_srq;
             /// Changes size or limit of an SRQ.
             fn ibv_modify_srq(srq: *mut $crate::ibv_srq, srq_attr: *mut $crate::ibv_srq_attr, srq_attr_mask: ::std::ffi::c_int) -> ::std::ffi::c_int;
@@ -81,7 +81,7 @@ macro_rules! for_each_symbol {
             fn ibv_query_srq(srq: *mut $crate::ibv_srq, srq_attr: *mut $crate::ibv_srq_attr) -> ::std::ffi::c_int;
             /// Destroys an SRQ.
             fn ibv_destroy_srq(srq: *mut $crate::ibv_srq) -> ::std::ffi::c_int;
-            /// Creates a QP. NULL with errno on failure.
+            /// Creates a QP. Returns NULL and sets errno on failure.
             fn ibv_create_qp(pd: *mut $crate::ibv_pd, qp_init_attr: *mut $crate::ibv_qp_init_attr) -> *mut $crate::ibv_qp;
             /// Queries the attributes of a QP.
             fn ibv_query_qp(qp: *mut $crate::ibv_qp, attr: *mut $crate::ibv_qp_attr, attr_mask: ::std::ffi::c_int, init_attr: *mut $crate::ibv_qp_init_attr) -> ::std::ffi::c_int;
@@ -89,7 +89,7 @@ macro_rules! for_each_symbol {
             fn ibv_modify_qp(qp: *mut $crate::ibv_qp, attr: *mut $crate::ibv_qp_attr, attr_mask: ::std::ffi::c_int) -> ::std::ffi::c_int;
             /// Destroys a QP.
             fn ibv_destroy_qp(qp: *mut $crate::ibv_qp) -> ::std::ffi::c_int;
-            /// Creates an address handle. NULL with errno on failure.
+            /// Creates an address handle. Returns NULL and sets errno on failure.
             fn ibv_create_ah(pd: *mut $crate::ibv_pd, attr: *mut $crate::ibv_ah_attr) -> *mut $crate::ibv_ah;
             /// Destroys an address handle.
             fn ibv_destroy_ah(ah: *mut $crate::ibv_ah) -> ::std::ffi::c_int;
@@ -122,30 +122,32 @@ macro_rules! for_each_symbol {
 macro_rules! for_each_later_symbol {
     ($($with:tt)*) => {
         $($with)*! {
-            /// Returns the index of a P_Key (big-endian) in a port's table. -1 with errno on
-            /// failure.
+            /// Returns the index of a P_Key (big-endian) in a port's table. Returns -1 and
+            /// sets errno on failure.
             fn ibv_get_pkey_index(context: *mut $crate::ibv_context, port_num: u8, pkey: u16) -> ::std::ffi::c_int;
             /// Returns the extended form of a QP, if created with `send_ops_flags`; otherwise NULL.
             fn ibv_qp_to_qp_ex(qp: *mut $crate::ibv_qp) -> *mut $crate::ibv_qp_ex;
-            /// Registers a memory region whose addresses start at `iova`. NULL with errno on failure.
+            /// Registers a memory region whose addresses start at `iova`. Returns NULL and
+            /// sets errno on failure.
             fn ibv_reg_mr_iova(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, iova: u64, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
             /// Registers a memory region as `ibv_reg_mr_iova` does, with optional access flags.
             fn ibv_reg_mr_iova2(pd: *mut $crate::ibv_pd, addr: *mut ::std::ffi::c_void, length: usize, iova: u64, access: ::std::ffi::c_uint) -> *mut $crate::ibv_mr;
-            /// Registers a dma-buf. NULL with errno on failure.
+            /// Registers a dma-buf. Returns NULL and sets errno on failure.
             fn ibv_reg_dmabuf_mr(pd: *mut $crate::ibv_pd, offset: u64, length: usize, iova: u64, fd: ::std::ffi::c_int, access: ::std::ffi::c_int) -> *mut $crate::ibv_mr;
             /// Returns the kernel's index of a device, or -1.
             fn ibv_get_device_index(device: *mut $crate::ibv_device) -> ::std::ffi::c_int;
-            /// Opens the device of another process's context. NULL with errno on failure.
+            /// Opens the device of another process's context. Returns NULL and sets errno
+            /// on failure.
             fn ibv_import_device(cmd_fd: ::std::ffi::c_int) -> *mut $crate::ibv_context;
-            /// Imports a protection domain by its handle. NULL with errno on failure.
+            /// Imports a protection domain by its handle. Returns NULL and sets errno on failure.
             fn ibv_import_pd(context: *mut $crate::ibv_context, pd_handle: u32) -> *mut $crate::ibv_pd;
             /// Releases an imported protection domain.
             fn ibv_unimport_pd(pd: *mut $crate::ibv_pd);
-            /// Imports a memory region by its handle. NULL with errno on failure.
+            /// Imports a memory region by its handle. Returns NULL and sets errno on failure.
             fn ibv_import_mr(pd: *mut $crate::ibv_pd, mr_handle: u32) -> *mut $crate::ibv_mr;
             /// Releases an imported memory region.
             fn ibv_unimport_mr(mr: *mut $crate::ibv_mr);
-            /// Imports device memory by its handle. NULL with errno on failure.
+            /// Imports device memory by its handle. Returns NULL and sets errno on failure.
             fn ibv_import_dm(context: *mut $crate::ibv_context, dm_handle: u32) -> *mut $crate::ibv_dm;
             /// Releases imported device memory.
             fn ibv_unimport_dm(dm: *mut $crate::ibv_dm);
@@ -165,7 +167,8 @@ macro_rules! for_each_later_symbol {
             /// otherwise 0.
             fn ibv_query_qp_data_in_order(qp: *mut $crate::ibv_qp, op: $crate::ibv_wr_opcode, flags: u32) -> ::std::ffi::c_int;
             /// Returns the type of a GID as sysfs names it: 0 for InfiniBand and RoCEv1, 1 for
-            /// RoCEv2. Private to rdma-core, but called by its programs. -1 with errno on failure.
+            /// RoCEv2. Private to rdma-core, but called by its programs. Returns -1 and sets errno
+            /// on failure.
             fn ibv_query_gid_type(context: *mut $crate::ibv_context, port_num: u8, index: ::std::ffi::c_uint, gid_type: *mut u32) -> ::std::ffi::c_int;
         }
     };

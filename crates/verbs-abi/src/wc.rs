@@ -54,7 +54,7 @@ c_consts! {
         IBV_WC_DRIVER3 = 137,
     }
 
-    /// Position of [`IBV_WC_IP_CSUM_OK`].
+    /// Bit position of [`IBV_WC_IP_CSUM_OK`] in [`ibv_wc::wc_flags`].
     consts ibv_wc_ip_csum_ok_shift: u32 {
         IBV_WC_IP_CSUM_OK_SHIFT = 2,
     }
@@ -81,7 +81,7 @@ c_consts! {
         IBV_WC_STANDARD_FLAGS = (((((IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM) | IBV_WC_EX_WITH_QP_NUM) | IBV_WC_EX_WITH_SRC_QP) | IBV_WC_EX_WITH_SLID) | IBV_WC_EX_WITH_SL) | IBV_WC_EX_WITH_DLID_PATH_BITS,
     }
 
-    /// All [`ibv_create_cq_wc_flags`] of this version.
+    /// All [`ibv_create_cq_wc_flags`] of this version of the header.
     consts ibv_create_cq_sup_wc_flags: u64 {
         IBV_CREATE_CQ_SUP_WC_FLAGS = ((((IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) | IBV_WC_EX_WITH_CVLAN) | IBV_WC_EX_WITH_FLOW_TAG) | IBV_WC_EX_WITH_TM_INFO) | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
     }
@@ -99,11 +99,11 @@ c_consts! {
 }
 
 c_types! {
-    /// The anonymous union in [`ibv_wc`]: with [`IBV_WC_WITH_IMM`] the immediate, with
-    /// [`IBV_WC_WITH_INV`] the invalidated R_Key.
+    /// The anonymous union in [`ibv_wc`]: the immediate with [`IBV_WC_WITH_IMM`], the invalidated
+    /// R_Key with [`IBV_WC_WITH_INV`].
     #[derive(Clone, Copy)]
     union ibv_wc_imm as "struct ibv_wc", anonymous "imm_data" {
-        /// Big-endian.
+        /// Immediate data, big-endian.
         imm_data: u32,
         invalidated_rkey: u32,
     }

@@ -75,7 +75,7 @@ c_types! {
         flags_mask: u32,
     }
 
-    /// A table of receive work queues over which packets are spread.
+    /// An indirection table: the receive work queues over which packets are distributed.
     #[derive(Clone, Copy, Debug)]
     struct ibv_rwq_ind_table {
         context: *mut ibv_context,

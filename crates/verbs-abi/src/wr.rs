@@ -34,7 +34,7 @@ c_consts! {
 }
 
 c_types! {
-    /// A piece of inline data of the extended post API.
+    /// A buffer with inline data, for the extended post API.
     #[derive(Clone, Copy, Debug)]
     struct ibv_data_buf {
         addr: *mut c_void,
@@ -49,23 +49,23 @@ c_types! {
         lkey: u32,
     }
 
-    /// The first anonymous union in [`ibv_send_wr`]: for `*_WITH_IMM` the immediate, for `*_INV`
-    /// the R_Key to invalidate.
+    /// The first anonymous union in [`ibv_send_wr`]: the immediate for `*_WITH_IMM`, the R_Key to
+    /// invalidate for `*_INV`.
     #[derive(Clone, Copy)]
     union ibv_send_wr_imm as "struct ibv_send_wr", anonymous "imm_data" {
-        /// Big-endian.
+        /// Immediate data, big-endian.
         imm_data: u32,
         invalidate_rkey: u32,
     }
 
-    /// Remote end of RDMA WRITE and RDMA READ.
+    /// Remote address and R_Key of RDMA WRITE and RDMA READ.
     #[derive(Clone, Copy, Debug)]
     struct ibv_send_wr_wr_rdma as "typeof(((typeof(((struct ibv_send_wr *)0)->wr) *)0)->rdma)" {
         remote_addr: u64,
         rkey: u32,
     }
 
-    /// Remote end and operands of the atomics.
+    /// Remote address, R_Key and operands of the atomics.
     #[derive(Clone, Copy, Debug)]
     struct ibv_send_wr_wr_atomic as "typeof(((typeof(((struct ibv_send_wr *)0)->wr) *)0)->atomic)" {
         remote_addr: u64,
@@ -126,7 +126,7 @@ c_types! {
         tso: ibv_send_wr_bind_tso_tso,
     }
 
-    /// A work request for a send queue, and a link to the next of the postlist:
+    /// A work request for a send queue, with a link to the next work request of the postlist:
     /// `ibv_post_send(3)`.
     #[derive(Clone, Copy)]
     struct ibv_send_wr {
@@ -142,7 +142,7 @@ c_types! {
         bind_tso as "bind_mw": ibv_send_wr_bind_tso,
     }
 
-    /// A work request for a receive queue, and a link to the next of the postlist:
+    /// A work request for a receive queue, with a link to the next work request of the postlist:
     /// `ibv_post_recv(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_recv_wr {

@@ -7,11 +7,11 @@ use std::process::{Command, Output};
 
 use verbs_abi::layout;
 
-/// The hint for a failure of the compiler: the likely reason, and the remedy.
+/// The hint for a failure of the C compiler: the likely reason, and the remedy.
 const NEEDED: &str = "this test needs a C compiler (cc), <infiniband/verbs.h> and <rdma/rdma_cma.h> of rdma-core 44 \
                       or later: install the packages libibverbs-dev and librdmacm-dev";
 
-/// The headers to compare with.
+/// The C headers with which the test compares.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/ib.h>\n\
                        #include <rdma/rdma_cma.h>\n#include <rdma/rsocket.h>\n";
 
@@ -44,7 +44,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The output of the C program: compared items, each with its value.
+/// The output of the C program: a value for each compared item.
 type Facts = BTreeMap<String, i128>;
 
 /// Returns Rust's layout, and the C program that prints the layout of the headers.
@@ -68,8 +68,8 @@ fn claims() -> (Facts, String) {
     for ty in layout::types() {
         let c_type = ty.c_type;
         // Members of an anonymous union are members of the surrounding struct, so their offsets
-        // count from there. Its size has no name in C, but a wrong size would shift the fields
-        // after it.
+        // count from the start of the struct. The size of the union has no name in C, but a wrong
+        // size would shift the fields behind the union.
         let base = match ty.anonymous {
             Some(first) => format!("offsetof({c_type}, {first})"),
             None => {
@@ -190,7 +190,8 @@ fn nothing_of_the_header_is_missing() {
         words
             .iter()
             .filter(|word| word.starts_with("IBV_") || word.starts_with("RDMA_"))
-            // Numbers of the kernel's drivers, which user-space headers only include.
+            // Skip the numbers of kernel drivers, which belong to a header that user-space headers
+            // only include.
             .filter(|word| !word.starts_with("RDMA_DRIVER_")),
     );
     assert!(
@@ -205,8 +206,8 @@ fn nothing_of_the_header_is_missing() {
     );
 }
 
-/// The numbers on which the drop-in relies, since programs and other libraries have them compiled
-/// in.
+/// The numbers on which the drop-in relies, because programs and other libraries contain them as
+/// compiled constants.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_numbers_that_programs_have_compiled_in() {

@@ -12,26 +12,26 @@ use verbs_abi::{
 
 use crate::provider::ProviderKind;
 
-/// Settings of a test run; passed to child processes as JSON.
+/// Settings of a test run, which child processes receive as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// The libibverbs to test.
     pub provider: ProviderKind,
-    /// Name of the device; `None` selects the first one.
+    /// Name of the device; `None` selects the provider's first device.
     pub device: Option<String>,
     /// Port of the device.
     pub port: u8,
-    /// Index in the port's GID table from which addresses are made.
+    /// Index in the port's GID table of the GID that tests use.
     pub gid_index: u8,
-    /// Link layer that the port must have, if the run asked for one.
+    /// Link layer that the port must have; `None` accepts any link layer.
     pub link_layer: Option<u8>,
     /// Capabilities whose tests are skipped.
-    pub without: BTreeSet<Cap>,
+    pub without: BTreeSet<NicCapability>,
     /// Capabilities that the NIC is known to lack, according to its [`crate::Deviations`].
     ///
-    /// Tests that need one of them run nevertheless, and must fail as listed there. Other tests do not rely
-    /// on them.
-    pub lacks: BTreeSet<Cap>,
+    /// A test that needs such a capability runs nevertheless, and must fail as the list says. Other tests
+    /// do not rely on these capabilities.
+    pub lacks: BTreeSet<NicCapability>,
 }
 
 impl Settings {
@@ -52,18 +52,18 @@ impl Settings {
 
 /// The environment of a test: a provider and a device of it.
 #[derive(Clone, Debug)]
-pub struct Env {
+pub struct TestEnv {
     /// The provider's entry points.
     pub symbols: &'static Symbols,
     /// Settings of the run.
     pub settings: Settings,
 }
 
-impl Env {
+impl TestEnv {
     /// Loads the provider.
     ///
     /// # Errors
-    /// Returns the reason if the provider cannot be loaded.
+    /// Returns an error with the reason if the provider cannot be loaded.
     pub fn new(settings: Settings) -> anyhow::Result<Self> {
         Ok(Self {
             symbols: settings.provider.symbols()?,
@@ -73,16 +73,16 @@ impl Env {
 
     /// Returns true if the NIC is expected to have `cap`.
     #[must_use]
-    pub fn has(&self, cap: Cap) -> bool {
+    pub fn has(&self, cap: NicCapability) -> bool {
         !self.settings.without.contains(&cap) && !self.settings.lacks.contains(&cap)
     }
 
-    /// Returns the statuses that are accepted in place of `status`: a second one if the NIC lacks
-    /// [`Cap::ErrorStatuses`].
+    /// Returns the statuses that are accepted where `status` is specified. A second status is accepted if
+    /// the NIC lacks [`NicCapability::ErrorStatuses`].
     #[must_use]
     pub fn failure(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
         let mut statuses = vec![status];
-        if !self.has(Cap::ErrorStatuses) {
+        if !self.has(NicCapability::ErrorStatuses) {
             match status {
                 IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR => statuses.push(IBV_WC_LOC_QP_OP_ERR),
                 IBV_WC_REM_INV_REQ_ERR => statuses.push(IBV_WC_REM_OP_ERR),
@@ -96,14 +96,14 @@ impl Env {
 
 /// Outcome of a test; a failed test panics instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Everything was as specified.
+pub enum TestOutcome {
+    /// The NIC behaved as specified.
     Passed,
-    /// The test was not run, for this reason.
+    /// The test was not run; the text is the reason.
     Skipped(String),
 }
 
-impl From<()> for Outcome {
+impl From<()> for TestOutcome {
     fn from((): ()) -> Self {
         Self::Passed
     }
@@ -111,26 +111,26 @@ impl From<()> for Outcome {
 
 /// One test of the suite.
 #[derive(Clone, Copy, Debug)]
-pub struct Test {
+pub struct SuiteTest {
     /// Name of the test: `module::what_must_hold`.
     pub name: &'static str,
-    /// Capabilities that the test needs; otherwise it is skipped.
-    pub needs: &'static [Cap],
+    /// Capabilities that the test needs; the test is skipped if the run excludes one of them.
+    pub needs: &'static [NicCapability],
     /// Function that runs the test; a failure panics.
-    pub run: fn(&Env) -> Outcome,
+    pub run: fn(&TestEnv) -> TestOutcome,
 }
 
 /// Declares capabilities: the enum, their names on the command line, and their descriptions.
 macro_rules! caps {
     ($( $(#[doc = $doc:literal])+ $cap:ident = $name:literal, )*) => {
-        /// Something that not every NIC has; a run excludes it by name (`--without NAME`).
+        /// A capability that not every NIC has; a run excludes a capability by name (`--without NAME`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         #[non_exhaustive]
-        pub enum Cap {
+        pub enum NicCapability {
             $( $(#[doc = $doc])+ $cap, )*
         }
 
-        impl Cap {
+        impl NicCapability {
             /// Each capability with its name and its description.
             pub const ALL: &'static [(Self, &'static str, &'static str)] =
                 &[$( (Self::$cap, $name, concat!($($doc),+)) ),*];
@@ -199,20 +199,23 @@ caps! {
     Processes = "processes",
 }
 
-impl fmt::Display for Cap {
+impl fmt::Display for NicCapability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = Self::ALL.iter().find(|(cap, ..)| cap == self);
         f.pad(name.map_or("", |(_, name, _)| name))
     }
 }
 
-/// Error: a name that no [`Cap`] has.
+/// Error: no [`NicCapability`] has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownCap(String);
 
 impl fmt::Display for UnknownCap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = Cap::ALL.iter().map(|(_, name, _)| *name).collect();
+        let names: Vec<&str> = NicCapability::ALL
+            .iter()
+            .map(|(_, name, _)| *name)
+            .collect();
         write!(
             f,
             "no capability is called {:?}: there are {}",
@@ -224,7 +227,7 @@ impl fmt::Display for UnknownCap {
 
 impl std::error::Error for UnknownCap {}
 
-impl FromStr for Cap {
+impl FromStr for NicCapability {
     type Err = UnknownCap;
 
     fn from_str(text: &str) -> Result<Self, UnknownCap> {
@@ -242,11 +245,11 @@ mod tests {
 
     #[test]
     fn every_capability_has_a_name_that_leads_back() {
-        for (cap, name, _) in Cap::ALL {
-            assert_eq!(name.parse::<Cap>().as_ref(), Ok(cap));
+        for (cap, name, _) in NicCapability::ALL {
+            assert_eq!(name.parse::<NicCapability>().as_ref(), Ok(cap));
             assert_eq!(cap.to_string(), *name);
         }
-        let unknown = "rd".parse::<Cap>().unwrap_err().to_string();
+        let unknown = "rd".parse::<NicCapability>().unwrap_err().to_string();
         assert!(
             unknown.contains("\"rd\"") && unknown.contains("uc, ud"),
             "{unknown}"

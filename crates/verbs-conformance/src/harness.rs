@@ -1,8 +1,9 @@
 //! Runs tests, each in its own process, and prints results in the format of libtest.
 //!
-//! The `main` of a test program calls [`main()`]. Started by cargo, the program is the parent: it starts
-//! itself again for each test, several at a time, detects hangs, and counts results. Started by itself, the
-//! program plays a *role*: a test, or a process that a test needs ([`crate::peer`], [`crate::worker`] …).
+//! The `main` of a test program calls [`main()`]. Started by cargo, the program is the parent. The parent
+//! starts its own program again for each test, several at a time, detects hangs, and counts results. Started
+//! by the parent, the program plays a *role*: a test, or a process that a test needs ([`crate::peer`],
+//! [`crate::worker`] …).
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -17,13 +18,13 @@ use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
-use crate::deviations::{Deviation, Deviations, Kind};
-use crate::env::{Cap, Env, Outcome, Settings, Test};
+use crate::deviations::{Deviation, DeviationKind, Deviations};
+use crate::env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
 use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
 use crate::role::{ARG, ROLE, SETTINGS};
 use crate::{peer, worker};
 
-pub use crate::notes::{case, note, wait_limit};
+pub use crate::notes::{case, record_awaited_event, wait_limit};
 pub use crate::role::role_command;
 
 /// Exit status of a skipped test.
@@ -31,31 +32,33 @@ const SKIPPED: u8 = 77;
 /// Exit status of a test that hung.
 const HUNG: u8 = 124;
 
-/// The suite under one group of settings.
+/// The suite with one set of settings.
 #[derive(Clone, Debug)]
-pub struct Variant {
-    /// Prefix of the names of the variant's tests; empty for none.
+pub struct SuiteVariant {
+    /// Prefix of the names of the variant's tests; empty for a variant without a prefix.
     pub name: String,
     /// Settings of the variant's tests.
     pub settings: Settings,
-    /// Variables added to the environment of the variant's tests.
+    /// Environment variables for the processes of the variant's tests.
     pub env: Vec<(String, String)>,
-    /// True if each test is a host with its own address.
+    /// True if each test runs as a host with its own address.
     pub own_address: bool,
-    /// Fabric folder of the software NIC. It must be empty or absent after the tests, and is then removed.
+    /// Fabric folder of the software NIC. The folder must be empty or absent after the tests, and is then
+    /// removed.
     pub fabric: Option<PathBuf>,
     /// Time after which a test counts as hung.
     pub limit: Duration,
-    /// Known deviations of the NIC, set by [`Variant::known`].
+    /// Known deviations of the NIC, set by [`SuiteVariant::known`].
     pub deviations: Option<&'static Deviations>,
 }
 
 /// Time after which a test that is known to fail counts as hung.
 const KNOWN_LIMIT: Duration = Duration::from_secs(20);
-/// Seconds that a test that is known to fail waits for an event that will not occur; see [`wait_limit`].
+/// Seconds that a test which is known to fail waits for an event; the event will not occur. See
+/// [`wait_limit`].
 const KNOWN_WAIT_LIMIT_S: &str = "3";
 
-impl Variant {
+impl SuiteVariant {
     /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
     #[must_use]
     pub fn softnic(link_layer: &str) -> Self {
@@ -65,7 +68,7 @@ impl Variant {
             _ => verbs_abi::IBV_LINK_LAYER_ETHERNET,
         });
         if link_layer == "ib" {
-            settings.without.insert(Cap::RawPackets);
+            settings.without.insert(NicCapability::RawPackets);
         }
         let fabric = fresh_fabric(link_layer);
         Self {
@@ -100,8 +103,8 @@ impl Variant {
 
     /// Adds the known deviations of a device to the variant.
     ///
-    /// A listed test that fails as listed is skipped, and the reason says what the device does. A listed test
-    /// that passes is a failure, because the list is wrong.
+    /// A listed test that fails as listed is skipped, and the reason describes the behaviour of the device. A
+    /// listed test that passes is a failure, because the list is wrong.
     #[must_use]
     pub fn known(mut self, deviations: Option<&'static Deviations>) -> Self {
         self.settings.lacks = deviations
@@ -126,7 +129,7 @@ pub fn fresh_fabric(label: &str) -> PathBuf {
 /// Waits for a child for at most `limit`; returns `None` if the child is still running.
 ///
 /// # Errors
-/// Returns the errors of the system calls.
+/// Returns the errors of the wait call.
 pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let pidfd = Pid::from_raw(child.id().cast_signed())
@@ -151,9 +154,9 @@ pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<Ex
 
 /// Plays the role that the environment variables request; returns `None` if they request none.
 #[must_use]
-pub fn play_role(tests: &[&'static Test]) -> Option<ExitCode> {
+pub fn play_role(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
-    // The parent may be killed on purpose, and no child may survive it.
+    // A test may kill the parent, and no child of the parent may survive it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -173,13 +176,13 @@ pub fn play_role(tests: &[&'static Test]) -> Option<ExitCode> {
     })
 }
 
-fn play(role: &str, arg: &str, tests: &[&'static Test]) -> anyhow::Result<ExitCode> {
+fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<ExitCode> {
     let settings = std::env::var(SETTINGS).context("no settings")?;
     let settings: Settings = serde_json::from_str(&settings)?;
     if role == "open" {
         return peer::open_and_tell(&settings);
     }
-    let env = Env::new(settings)?;
+    let env = TestEnv::new(settings)?;
     match role {
         "test" => {
             let (name, limit) = arg.split_once(' ').context("name and limit")?;
@@ -197,7 +200,7 @@ fn play(role: &str, arg: &str, tests: &[&'static Test]) -> anyhow::Result<ExitCo
 }
 
 /// Runs one test in this process.
-fn run_test(test: &Test, env: &Env, limit: Duration) -> ExitCode {
+fn run_test(test: &SuiteTest, env: &TestEnv, limit: Duration) -> ExitCode {
     let print_panic = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         print_panic(info);
@@ -210,8 +213,8 @@ fn run_test(test: &Test, env: &Env, limit: Duration) -> ExitCode {
         std::process::exit(HUNG.into());
     });
     match std::panic::catch_unwind(|| (test.run)(env)) {
-        Ok(Outcome::Passed) => ExitCode::SUCCESS,
-        Ok(Outcome::Skipped(why)) => {
+        Ok(TestOutcome::Passed) => ExitCode::SUCCESS,
+        Ok(TestOutcome::Skipped(why)) => {
             println!("{why}");
             ExitCode::from(SKIPPED)
         }
@@ -220,7 +223,7 @@ fn run_test(test: &Test, env: &Env, limit: Duration) -> ExitCode {
 }
 
 /// Verdict on one test.
-enum Verdict {
+enum TestVerdict {
     Passed,
     Ignored(String),
     Failed(String),
@@ -228,7 +231,7 @@ enum Verdict {
 
 /// The tests to run, as selected by libtest's flags.
 #[derive(Debug, Default)]
-struct Flags {
+struct LibtestFlags {
     filters: Vec<String>,
     skips: Vec<String>,
     exact: bool,
@@ -238,7 +241,7 @@ struct Flags {
     threads: Option<usize>,
 }
 
-impl Flags {
+impl LibtestFlags {
     fn parse(args: impl Iterator<Item = String>) -> anyhow::Result<Self> {
         let mut flags = Self::default();
         let mut args = args;
@@ -272,7 +275,7 @@ impl Flags {
         Ok(flags)
     }
 
-    fn wants(&self, name: &str) -> bool {
+    fn selects(&self, name: &str) -> bool {
         let matches = |filter: &String| {
             if self.exact {
                 name == filter
@@ -288,11 +291,11 @@ impl Flags {
 
 /// Runs `tests` under every variant, or plays a role; the `main` of a test program.
 #[must_use]
-pub fn main(tests: &[&'static Test], variants: &[Variant]) -> ExitCode {
+pub fn main(tests: &[&'static SuiteTest], variants: &[SuiteVariant]) -> ExitCode {
     if let Some(code) = play_role(tests) {
         return code;
     }
-    match Flags::parse(std::env::args().skip(1)) {
+    match LibtestFlags::parse(std::env::args().skip(1)) {
         Ok(flags) => run(tests, variants, &flags),
         Err(err) => {
             eprintln!("error: {err:#}");
@@ -304,15 +307,15 @@ pub fn main(tests: &[&'static Test], variants: &[Variant]) -> ExitCode {
 /// Runs the tests whose names contain one of `filters`; the exit code is success if no test failed.
 #[must_use]
 pub fn run_filtered(
-    tests: &[&'static Test],
-    variants: &[Variant],
+    tests: &[&'static SuiteTest],
+    variants: &[SuiteVariant],
     filters: Vec<String>,
     threads: Option<usize>,
 ) -> ExitCode {
-    let flags = Flags {
+    let flags = LibtestFlags {
         filters,
         threads,
-        ..Flags::default()
+        ..LibtestFlags::default()
     };
     run(tests, variants, &flags)
 }
@@ -320,21 +323,21 @@ pub fn run_filtered(
 /// Name of the check that no file remains in a variant's fabric.
 const LEFT_OVER: &str = "harness::nothing_is_left_in_the_fabric";
 
-fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode {
-    let name = |variant: &Variant, name: &str| {
+fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestFlags) -> ExitCode {
+    let name = |variant: &SuiteVariant, name: &str| {
         if variant.name.is_empty() {
             name.to_owned()
         } else {
             format!("{}::{name}", variant.name)
         }
     };
-    let mut jobs: Vec<(String, &Variant, &Test)> = Vec::new();
+    let mut jobs: Vec<(String, &SuiteVariant, &SuiteTest)> = Vec::new();
     let mut filtered = 0;
-    let mut checks: Vec<(String, &Variant)> = Vec::new();
+    let mut checks: Vec<(String, &SuiteVariant)> = Vec::new();
     for variant in variants {
         for test in tests {
             let name = name(variant, test.name);
-            if flags.wants(&name) {
+            if flags.selects(&name) {
                 jobs.push((name, variant, test));
             } else {
                 filtered += 1;
@@ -342,7 +345,7 @@ fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode
         }
         if variant.fabric.is_some() {
             let name = name(variant, LEFT_OVER);
-            if flags.wants(&name) || jobs.iter().any(|(_, v, _)| std::ptr::eq(*v, variant)) {
+            if flags.selects(&name) || jobs.iter().any(|(_, v, _)| std::ptr::eq(*v, variant)) {
                 checks.push((name, variant));
             } else {
                 filtered += 1;
@@ -367,7 +370,7 @@ fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode
     let begin = Instant::now();
 
     let next = AtomicUsize::new(0);
-    let tally = Mutex::new(Tally::default());
+    let tally = Mutex::new(VerdictCounts::default());
     let threads = flags
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(2, std::num::NonZero::get));
@@ -394,24 +397,24 @@ fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode
 }
 
 #[derive(Default)]
-struct Tally {
+struct VerdictCounts {
     passed: usize,
     ignored: usize,
     failures: Vec<(String, String)>,
 }
 
-impl Tally {
-    fn add(&mut self, name: &str, verdict: Verdict) {
+impl VerdictCounts {
+    fn add(&mut self, name: &str, verdict: TestVerdict) {
         match verdict {
-            Verdict::Passed => {
+            TestVerdict::Passed => {
                 self.passed += 1;
                 println!("test {name} ... ok");
             }
-            Verdict::Ignored(why) => {
+            TestVerdict::Ignored(why) => {
                 self.ignored += 1;
                 println!("test {name} ... ignored, {why}");
             }
-            Verdict::Failed(why) => {
+            TestVerdict::Failed(why) => {
                 println!("test {name} ... FAILED");
                 self.failures.push((name.to_owned(), why));
             }
@@ -448,7 +451,7 @@ impl Tally {
     }
 }
 
-fn run_in_child(variant: &Variant, test: &Test, show: bool) -> Verdict {
+fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVerdict {
     let lacking: Vec<String> = test
         .needs
         .iter()
@@ -456,36 +459,36 @@ fn run_in_child(variant: &Variant, test: &Test, show: bool) -> Verdict {
         .map(ToString::to_string)
         .collect();
     if !lacking.is_empty() {
-        return Verdict::Ignored(format!("excluded by --without {}", lacking.join(",")));
+        return TestVerdict::Ignored(format!("excluded by --without {}", lacking.join(",")));
     }
     let known = variant
         .deviations
         .and_then(|deviations| Some((deviations, deviations.get(test.name)?)));
     if let Some((deviations, deviation)) = known
-        && deviation.kind == Kind::Crash
+        && deviation.kind == DeviationKind::Crash
     {
-        return Verdict::Ignored(format!("not run: {}", deviations.reason(deviation)));
+        return TestVerdict::Ignored(format!("not run: {}", deviations.reason(deviation)));
     }
     let verdict = try_run_in_child(variant, test, known.is_some(), show)
-        .unwrap_or_else(|err| Verdict::Failed(format!("the harness failed: {err:#}")));
+        .unwrap_or_else(|err| TestVerdict::Failed(format!("the harness failed: {err:#}")));
     match known {
         Some((deviations, deviation)) => judge(deviations, deviation, verdict),
         None => verdict,
     }
 }
 
-/// Converts the verdict on a test for which a deviation of the device is listed.
-fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Verdict {
+/// Converts the verdict on a test that is on the device's list of deviations.
+fn judge(deviations: &Deviations, deviation: &Deviation, verdict: TestVerdict) -> TestVerdict {
     match verdict {
-        Verdict::Failed(text) if text.contains(deviation.observed) => {
-            Verdict::Ignored(deviations.reason(deviation))
+        TestVerdict::Failed(text) if text.contains(deviation.observed) => {
+            TestVerdict::Ignored(deviations.reason(deviation))
         }
-        Verdict::Failed(text) => Verdict::Failed(format!(
+        TestVerdict::Failed(text) => TestVerdict::Failed(format!(
             "{text}\nis a known deviation ({}), but fails otherwise than with {:?}",
             deviations.reason(deviation),
             deviation.observed
         )),
-        Verdict::Passed if !deviation.flaky => Verdict::Failed(format!(
+        TestVerdict::Passed if !deviation.flaky => TestVerdict::Failed(format!(
             "passes, and is listed as a deviation ({}) that was observed on {}: take it off the list",
             deviations.reason(deviation),
             deviations.observed_on
@@ -494,8 +497,8 @@ fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Ve
     }
 }
 
-/// Returns an address of this host that no other test has, because programs on one host meet at their
-/// sockets' addresses.
+/// Returns an address of this host that no other test has. Tests must have different addresses, because
+/// programs on one host reach each other by the addresses of sockets.
 fn next_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -504,11 +507,11 @@ fn next_address() -> String {
 }
 
 fn try_run_in_child(
-    variant: &Variant,
-    test: &Test,
+    variant: &SuiteVariant,
+    test: &SuiteTest,
     known: bool,
     show: bool,
-) -> anyhow::Result<Verdict> {
+) -> anyhow::Result<TestVerdict> {
     let limit = if known {
         variant.limit.min(KNOWN_LIMIT)
     } else {
@@ -523,7 +526,7 @@ fn try_run_in_child(
     if known {
         command.env(WAIT_LIMIT_VARIABLE, KNOWN_WAIT_LIMIT_S);
     }
-    // A file, because a pipe would stay open as long as any grandchild lives.
+    // The output goes to a file, because a pipe would stay open as long as any grandchild lives.
     let mut output = anonymous_file().context("a file for the test's output")?;
     if !show {
         command
@@ -531,7 +534,7 @@ fn try_run_in_child(
             .stderr(output.try_clone()?);
     }
     let mut child = command.spawn().context("start the test")?;
-    // A hung test ends itself; this limit is for a process that cannot do even that.
+    // A hung test ends its own process. This limit is for a process that cannot end itself.
     let status = wait_for(&mut child, limit + Duration::from_secs(15))?;
     if status.is_none() {
         child.kill()?;
@@ -542,19 +545,21 @@ fn try_run_in_child(
     output.read_to_end(&mut text)?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let Some(status) = status else {
-        return Ok(Verdict::Failed(format!("{text}\nhung, and was killed")));
+        return Ok(TestVerdict::Failed(format!("{text}\nhung, and was killed")));
     };
     Ok(match (status.code(), status.signal()) {
-        (Some(0), _) => Verdict::Passed,
-        (Some(code), _) if code == i32::from(SKIPPED) => Verdict::Ignored(text.trim().to_owned()),
-        (Some(101 | 124), _) => Verdict::Failed(text),
-        (Some(code), _) => Verdict::Failed(format!("{text}\nexit status {code}")),
-        (None, Some(signal)) => Verdict::Failed(format!("{text}\ndied of signal {signal}")),
-        (None, None) => Verdict::Failed(text),
+        (Some(0), _) => TestVerdict::Passed,
+        (Some(code), _) if code == i32::from(SKIPPED) => {
+            TestVerdict::Ignored(text.trim().to_owned())
+        }
+        (Some(101 | 124), _) => TestVerdict::Failed(text),
+        (Some(code), _) => TestVerdict::Failed(format!("{text}\nexit status {code}")),
+        (None, Some(signal)) => TestVerdict::Failed(format!("{text}\ndied of signal {signal}")),
+        (None, None) => TestVerdict::Failed(text),
     })
 }
 
-/// Returns a file whose name has been removed.
+/// Creates a file and removes its name.
 fn anonymous_file() -> std::io::Result<File> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -568,10 +573,10 @@ fn anonymous_file() -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Lets one more process join and leave the fabric, and checks that no file remains.
-fn check_fabric(variant: &Variant) -> Verdict {
+/// Lets another process join and leave the fabric, and checks that no file remains in its folder.
+fn check_fabric(variant: &SuiteVariant) -> TestVerdict {
     let Some(fabric) = &variant.fabric else {
-        return Verdict::Passed;
+        return TestVerdict::Passed;
     };
     let result: anyhow::Result<()> = (|| {
         let mut command = role_command("open", "", &variant.settings)?;
@@ -582,19 +587,19 @@ fn check_fabric(variant: &Variant) -> Verdict {
             String::from_utf8_lossy(&output.stderr)
         );
         let mut left = file_names(fabric);
-        // The counters of sent packets outlive the fabric.
-        left.retain(|name| name != "counters");
+        // The counters of packets and of ports may remain after all processes have left.
+        left.retain(|name| name != "counters" && name != "traffic");
         anyhow::ensure!(left.is_empty(), "left in {}: {left:?}", fabric.display());
         Ok(())
     })();
     let _ = std::fs::remove_dir_all(fabric);
     match result {
-        Ok(()) => Verdict::Passed,
-        Err(err) => Verdict::Failed(format!("{err:#}")),
+        Ok(()) => TestVerdict::Passed,
+        Err(err) => TestVerdict::Failed(format!("{err:#}")),
     }
 }
 
-/// Returns the names in a folder; none if the folder does not exist.
+/// Returns the file names in a folder; returns no names if the folder does not exist.
 #[must_use]
 pub fn file_names(folder: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else {
@@ -617,40 +622,46 @@ mod tests {
         let deviations = Deviations::named("rxe").expect("known");
         let listed = deviations.list().next().expect("not empty");
         let judge = |deviation: &Deviation, verdict| judge(deviations, deviation, verdict);
-        let as_listed = Verdict::Failed(format!("panicked: {}, and more", listed.observed));
+        let as_listed = TestVerdict::Failed(format!("panicked: {}, and more", listed.observed));
         assert!(matches!(
             judge(listed, as_listed),
-            Verdict::Ignored(why) if why == deviations.reason(listed)
+            TestVerdict::Ignored(why) if why == deviations.reason(listed)
         ));
-        let otherwise = Verdict::Failed("died of signal 7".into());
+        let otherwise = TestVerdict::Failed("died of signal 7".into());
         assert!(
-            matches!(judge(listed, otherwise), Verdict::Failed(why) if why.contains("otherwise"))
+            matches!(judge(listed, otherwise), TestVerdict::Failed(why) if why.contains("otherwise"))
         );
         let firm = Deviation {
             flaky: false,
             ..*listed
         };
-        assert!(matches!(judge(&firm, Verdict::Passed), Verdict::Failed(_)));
+        assert!(matches!(
+            judge(&firm, TestVerdict::Passed),
+            TestVerdict::Failed(_)
+        ));
         let flaky = Deviation {
             flaky: true,
             ..*listed
         };
-        assert!(matches!(judge(&flaky, Verdict::Passed), Verdict::Passed));
+        assert!(matches!(
+            judge(&flaky, TestVerdict::Passed),
+            TestVerdict::Passed
+        ));
     }
 
-    fn flags(args: &[&str]) -> anyhow::Result<Flags> {
-        Flags::parse(args.iter().map(|arg| (*arg).to_owned()))
+    fn flags(args: &[&str]) -> anyhow::Result<LibtestFlags> {
+        LibtestFlags::parse(args.iter().map(|arg| (*arg).to_owned()))
     }
 
     #[test]
     fn filters_choose_tests_as_libtest_does() {
         let some = flags(&["rc", "--skip", "slow", "--test-threads=1"]).unwrap();
-        assert!(some.wants("data::rc_send") && !some.wants("data::uc_send"));
-        assert!(!some.wants("data::rc_slow"));
+        assert!(some.selects("data::rc_send") && !some.selects("data::uc_send"));
+        assert!(!some.selects("data::rc_slow"));
         assert_eq!(some.threads, Some(1));
         let exact = flags(&["--exact", "rc"]).unwrap();
-        assert!(exact.wants("rc") && !exact.wants("rc2"));
-        assert!(!flags(&["--ignored"]).unwrap().wants("rc"));
+        assert!(exact.selects("rc") && !exact.selects("rc2"));
+        assert!(!flags(&["--ignored"]).unwrap().selects("rc"));
         assert!(flags(&["--no-such"]).is_err());
         assert!(flags(&["--skip"]).is_err());
     }

@@ -1,6 +1,6 @@
 //! The semantics of verbs as tests, written once and run on every provider.
 //!
-//! - [`tests`] is the suite. Each [`Test`] is a few lines that use [`Env`], which names a provider (a table
+//! - [`tests`] is the suite. Each [`SuiteTest`] is a few lines that use [`TestEnv`], which names a provider (a table
 //!   of libibverbs entry points) and one of its devices. The suite does not depend on the NIC on which it
 //!   runs.
 //! - [`harness::main`] runs tests, each in its own process, so that a crash or a hang of the NIC is the
@@ -11,14 +11,14 @@
 //! - `tests/kills.rs` and `tests/fabric.rs` test features of the software NIC only: killed processes, and
 //!   invalid files in shared memory.
 //!
-//! Where the specification permits several answers, a test accepts all of them and says so. If a NIC lacks a
-//! capability, the run excludes the capability by name ([`Cap`], `--without uc`). No test is skipped
-//! silently, because the suite does not rely on what the NIC reports. Known errors of a device are in its
-//! list ([`Deviations`]): a listed test runs, and must fail as listed.
+//! Where the specification permits several answers, a test accepts all of these answers and states them. If a
+//! NIC lacks a capability, the run excludes the capability by name ([`NicCapability`], `--without uc`). No test is
+//! skipped silently, because the suite does not rely on the capabilities that the NIC reports. Known errors
+//! of a device are in a list ([`Deviations`]): a listed test runs, and must fail as listed.
 //!
 //! Layers, bottom up: [`memory`] and [`objects`] hold all unsafe code and make verbs objects that destroy
 //! themselves. [`wr`] builds work requests, [`pair`] builds connected queue pairs, and `suite` holds the
-//! tests. [`peer`] and [`worker`] are the other processes of tests that need some.
+//! tests. [`peer`] and [`worker`] are the other processes of tests with several processes.
 
 #![deny(unsafe_code)]
 
@@ -49,8 +49,8 @@ pub mod wr;
 #[allow(unsafe_code)]
 pub mod xrc;
 
-pub use deviations::{Deviation, Deviations, Kind};
-pub use env::{Cap, Env, Outcome, Settings, Test, UnknownCap};
+pub use deviations::{Deviation, DeviationKind, Deviations};
+pub use env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCap};
 pub use provider::{ProviderKind, load_system};
 pub use rng::{Rng, pattern};
 pub use suite::tests;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use verbs_conformance::harness::{self, Variant};
-use verbs_conformance::{Cap, Deviations, ProviderKind, Settings, Test, tests};
+use verbs_conformance::harness::{self, SuiteVariant};
+use verbs_conformance::{Deviations, NicCapability, ProviderKind, Settings, SuiteTest, tests};
 
 /// Runs the suite of verbs semantics on a provider: each test in a process of its own.
 ///
@@ -35,7 +35,7 @@ struct Cli {
     filter: Vec<String>,
     /// Capabilities that the device lacks: their tests are skipped
     #[arg(long, value_delimiter = ',', value_name = "CAPABILITIES")]
-    without: Vec<Cap>,
+    without: Vec<NicCapability>,
     /// Whose known deviations are skipped instead of failing; auto goes by the device
     #[arg(long, value_name = "DEVICE", value_parser = deviations())]
     deviations: Option<String>,
@@ -60,7 +60,7 @@ fn deviations() -> Vec<&'static str> {
 }
 
 fn capabilities() -> String {
-    let lines = Cap::ALL
+    let lines = NicCapability::ALL
         .iter()
         .map(|(_, name, what)| format!("  {name:<18}{}\n", what.trim()));
     format!("Capabilities for --without:\n{}", lines.collect::<String>())
@@ -76,7 +76,7 @@ fn examples() -> String {
 }
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = tests().collect();
+    let tests: Vec<&'static SuiteTest> = tests().collect();
     if let Some(code) = harness::play_role(&tests) {
         return code;
     }
@@ -104,14 +104,14 @@ fn main() -> ExitCode {
     }
     let mut variant = match (cli.provider, &cli.link_layer) {
         (ProviderKind::Softnic, layer) => {
-            let mut variant = Variant::softnic(layer.as_deref().unwrap_or("roce"));
+            let mut variant = SuiteVariant::softnic(layer.as_deref().unwrap_or("roce"));
             variant.name = String::new();
             variant
         }
         (ProviderKind::System, _) => {
             let mut settings = Settings::new(ProviderKind::System);
             settings.device.clone_from(&cli.device);
-            Variant::system(settings)
+            SuiteVariant::system(settings)
         }
     };
     match cli.deviations.as_deref() {

@@ -1,4 +1,5 @@
-//! Memory that a NIC reads and writes concurrently: it is only copied in and out, never borrowed.
+//! Memory that a NIC reads and writes concurrently; tests copy bytes in and out, and never borrow the
+//! memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
@@ -9,7 +10,7 @@ use std::time::Instant;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use serde::{Deserialize, Serialize};
 
-use crate::env::Env;
+use crate::env::TestEnv;
 use crate::provider::ProviderKind;
 use crate::rng::pattern;
 
@@ -18,50 +19,51 @@ use crate::rng::pattern;
 pub enum MemKind {
     /// The heap, whose pages a provider may share (unless `VERBATIM_KEEP_PRIVATE` is set).
     Private,
-    /// Memory that the provider offers for fast access by other processes; the heap if it offers none.
+    /// Memory that the provider offers for fast access by other processes; heap memory if the provider
+    /// offers none.
     Shared,
 }
 
 impl MemKind {
-    /// Both kinds.
+    /// All kinds of memory.
     pub const ALL: [Self; 2] = [Self::Private, Self::Shared];
 }
 
-/// Bytes of a page.
+/// Number of bytes in a page.
 pub const PAGE: usize = 4096;
 
-enum Keep {
+enum KeptMapping {
     Heap(Layout),
     Shared { _memory: softnic::SharedMemory },
     Pages(usize),
 }
 
 /// A zeroed range of memory.
-pub struct Memory {
+pub struct ZeroedMemory {
     ptr: NonNull<u8>,
     len: usize,
-    keep: Keep,
+    keep: KeptMapping,
 }
 
 // SAFETY: the range belongs to this value, and is accessed by volatile and atomic operations only.
-unsafe impl Send for Memory {}
+unsafe impl Send for ZeroedMemory {}
 // SAFETY: as for Send; the tests race accesses on purpose, and every byte value is valid.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for ZeroedMemory {}
 
-impl Memory {
+impl ZeroedMemory {
     /// Allocates `len` zeroed bytes, aligned to 64.
     ///
     /// # Panics
     /// Panics if no memory is available.
     #[must_use]
-    pub fn new(env: &Env, kind: MemKind, len: usize) -> Self {
+    pub fn new(env: &TestEnv, kind: MemKind, len: usize) -> Self {
         if kind == MemKind::Shared && env.settings.provider == ProviderKind::Softnic {
             let memory = softnic::alloc_shared(len.max(1)).expect("alloc_shared");
             let ptr = NonNull::new(memory.as_ptr()).expect("alloc_shared gave NULL");
             return Self {
                 ptr,
                 len,
-                keep: Keep::Shared { _memory: memory },
+                keep: KeptMapping::Shared { _memory: memory },
             };
         }
         Self::heap(len)
@@ -77,7 +79,7 @@ impl Memory {
         Self {
             ptr,
             len,
-            keep: Keep::Heap(layout),
+            keep: KeptMapping::Heap(layout),
         }
     }
 
@@ -98,13 +100,13 @@ impl Memory {
         Self {
             ptr,
             len,
-            keep: Keep::Pages(len),
+            keep: KeptMapping::Pages(len),
         }
     }
 
     /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
     pub fn protect(&self, page: usize, readable: bool) {
-        assert!(matches!(self.keep, Keep::Pages(_)) && (page + 1) * PAGE <= self.len);
+        assert!(matches!(self.keep, KeptMapping::Pages(_)) && (page + 1) * PAGE <= self.len);
         let flags = if readable {
             MprotectFlags::READ
         } else {
@@ -170,14 +172,14 @@ impl Memory {
 
     /// Writes the pattern of `seed` to the whole range.
     #[track_caller]
-    pub fn fill(&self, seed: u64) {
+    pub fn fill_with_pattern(&self, seed: u64) {
         self.fill_at(0, self.len, seed);
     }
 
     /// Panics unless `len` bytes at `offset` hold the pattern of `seed`.
     #[track_caller]
     pub fn check_at(&self, offset: usize, len: usize, seed: u64) {
-        same(&self.read(offset, len), &pattern(seed, len), offset);
+        assert_same_bytes(&self.read(offset, len), &pattern(seed, len), offset);
     }
 
     /// Waits until `len` bytes at `offset` hold the pattern of `seed`. On a wire, an unreliable WRITE
@@ -200,7 +202,7 @@ impl Memory {
     /// Panics unless `len` bytes at `offset` are all `byte`.
     #[track_caller]
     pub fn check_byte(&self, offset: usize, len: usize, byte: u8) {
-        same(&self.read(offset, len), &vec![byte; len], offset);
+        assert_same_bytes(&self.read(offset, len), &vec![byte; len], offset);
     }
 
     /// Returns the aligned 8 bytes at `offset` as an atomic.
@@ -226,9 +228,9 @@ impl Memory {
     }
 }
 
-/// Panics at the first difference, and prints a few bytes of context instead of a megabyte.
+/// Panics at the first byte that differs, and prints a few bytes around it instead of all bytes.
 #[track_caller]
-pub fn same(found: &[u8], expected: &[u8], offset: usize) {
+pub fn assert_same_bytes(found: &[u8], expected: &[u8], offset: usize) {
     assert_eq!(found.len(), expected.len(), "length");
     if let Some(at) = found.iter().zip(expected).position(|(f, e)| f != e) {
         let until = found.len().min(at + 16);
@@ -243,14 +245,14 @@ pub fn same(found: &[u8], expected: &[u8], offset: usize) {
     }
 }
 
-impl Drop for Memory {
+impl Drop for ZeroedMemory {
     fn drop(&mut self) {
         match self.keep {
             // SAFETY: the range came from `alloc_zeroed` with this layout.
-            Keep::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
-            Keep::Shared { .. } => {}
+            KeptMapping::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
+            KeptMapping::Shared { .. } => {}
             // SAFETY: the range came from `mmap` with this length.
-            Keep::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
+            KeptMapping::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
         }
     }
 }

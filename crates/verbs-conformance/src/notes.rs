@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Variable with the number of seconds that a test waits.
+/// Environment variable with the number of seconds that a test waits for an event.
 pub(crate) const WAIT_LIMIT_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
 
 /// The current case and the current wait of the running test, printed at a hang or a failure.
@@ -13,8 +13,8 @@ fn notes() -> MutexGuard<'static, (String, String)> {
     NOTE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records what the test is waiting for; empty when it continues.
-pub fn note(text: &str) {
+/// Records the event for which the test waits; an empty text means that the test continues.
+pub fn record_awaited_event(text: &str) {
     text.clone_into(&mut notes().1);
 }
 
@@ -23,7 +23,7 @@ pub fn case(text: impl std::fmt::Display) {
     notes().0 = text.to_string();
 }
 
-/// Prints the recorded case and wait.
+/// Prints the recorded case and the recorded wait.
 pub(crate) fn print_notes() {
     let (case, note) = notes().clone();
     for (what, text) in [("in the case", case), ("while", note)] {
@@ -36,7 +36,7 @@ pub(crate) fn print_notes() {
 /// Returns the time that a test waits for an expected event before it fails: `VERBATIM_TEST_PATIENCE`
 /// seconds, by default 20.
 ///
-/// The time is not a bound on speed, only the end of a hang.
+/// This time does not limit the speed of a NIC; it only ends a hang.
 #[must_use]
 pub fn wait_limit() -> Duration {
     let seconds = std::env::var(WAIT_LIMIT_VARIABLE)

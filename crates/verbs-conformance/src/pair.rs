@@ -1,8 +1,8 @@
 //! Queue pairs in the initial state of a test: connected, and ready to send both ways.
 //!
-//! `Spec::rc().pair(env)` makes two connected RC queue pairs, `a` and `b`. Each has its own context,
-//! protection domain and two CQs, as if two programs had made them. Variations change the `Spec`:
-//! `Spec::rc().rnr_retry(0).pair(env)`.
+//! `QpSpec::rc().pair(env)` makes two connected RC queue pairs, `a` and `b`. Each queue pair has its own
+//! context, protection domain and two CQs, as if two programs had made them. Methods change the `QpSpec`:
+//! `QpSpec::rc().rnr_retry(0).pair(env)`.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use verbs_abi::*;
 
-use crate::env::{Cap, Env};
+use crate::env::{NicCapability, TestEnv};
 use crate::memory::MemKind;
 use crate::objects::*;
 use crate::tags::TagSrq;
@@ -21,7 +21,7 @@ pub const QKEY: u32 = 0x1234_5678;
 
 /// Address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
+pub struct QpAddress {
     /// QP number.
     pub qpn: u32,
     /// LID of the port; 0 on RoCE.
@@ -35,7 +35,7 @@ pub struct Address {
 /// Attributes of queue pairs to create.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names of the attributes")]
-pub struct Spec {
+pub struct QpSpec {
     pub qp_type: ibv_qp_type,
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
@@ -43,9 +43,9 @@ pub struct Spec {
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
     pub sig_all: bool,
-    /// True for a shared receive queue of 64 WRs on both sides.
+    /// True if each side has a shared receive queue of 64 WRs.
     pub srq: bool,
-    /// Number of tags of a shared receive queue for tag matching; 0 for none.
+    /// Number of tags of the shared receive queue for tag matching; 0 if the queue does not match tags.
     pub tags: u32,
     pub cqe: c_int,
     pub access: u32,
@@ -55,16 +55,16 @@ pub struct Spec {
     pub min_rnr_timer: u8,
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
-    /// True for CQs with completion channels.
+    /// True if the CQs have completion channels.
     pub channels: bool,
     /// Kind of memory of the buffers.
     pub memory: MemKind,
     pub qkey: u32,
-    /// True for a GRH even where LIDs suffice.
+    /// True if messages have a GRH even where LIDs suffice.
     pub global: bool,
 }
 
-impl Spec {
+impl QpSpec {
     fn new(qp_type: ibv_qp_type) -> Self {
         Self {
             qp_type,
@@ -78,11 +78,11 @@ impl Spec {
             tags: 0,
             cqe: 256,
             access: ALL_ACCESS.cast_unsigned(),
-            // 1.07 s: only a dead peer takes as long.
+            // A timeout of 1.07 s; only a dead peer takes as long.
             timeout: 18,
             retry_cnt: 7,
             rnr_retry: 7,
-            // 10 µs.
+            // RNR timer code 1 means 10 µs.
             min_rnr_timer: 1,
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
@@ -122,7 +122,7 @@ impl Spec {
         self
     }
 
-    /// Applies any other change.
+    /// Applies `change` to the attributes.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -137,7 +137,7 @@ impl Spec {
         self
     }
 
-    /// Sets `rnr_retry`; 7 retries for ever.
+    /// Sets `rnr_retry`; the value 7 means unlimited retries.
     #[must_use]
     pub fn rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
@@ -179,17 +179,17 @@ impl Spec {
         self
     }
 
-    /// Creates one queue pair in RESET, with all objects that it needs.
+    /// Creates one queue pair in RESET, with the objects on which it depends.
     #[must_use]
     #[track_caller]
-    pub fn side(&self, env: &Env) -> Side {
-        Side::new(&Context::open(env), self)
+    pub fn create_qp_side(&self, env: &TestEnv) -> QpSide {
+        QpSide::new(&Context::open(env), self)
     }
 
     /// Creates two connected queue pairs.
     #[must_use]
     #[track_caller]
-    pub fn pair(&self, env: &Env) -> Pair {
+    pub fn pair(&self, env: &TestEnv) -> QpPair {
         let mut pair = self.unconnected(env);
         pair.connect();
         pair
@@ -198,23 +198,23 @@ impl Spec {
     /// Creates two queue pairs in RESET.
     #[must_use]
     #[track_caller]
-    pub fn unconnected(&self, env: &Env) -> Pair {
-        Pair {
-            a: self.side(env),
-            b: self.side(env),
+    pub fn unconnected(&self, env: &TestEnv) -> QpPair {
+        QpPair {
+            a: self.create_qp_side(env),
+            b: self.create_qp_side(env),
         }
     }
 }
 
-/// One queue pair with its other objects.
-pub struct Side {
+/// A queue pair and the objects on which it depends.
+pub struct QpSide {
     /// Attributes with which the queue pair was created.
-    pub spec: Spec,
+    pub spec: QpSpec,
     /// The queue pair.
     pub qp: Qp,
     /// Sizes of the queue pair.
     pub cap: ibv_qp_cap,
-    /// Shared receive queue, if any.
+    /// Shared receive queue of the queue pair, if it has one.
     pub srq: Option<Srq>,
     /// The shared receive queue, if it is for tag matching.
     pub tags: Option<Arc<TagSrq>>,
@@ -234,11 +234,11 @@ pub struct Side {
     pub route: Option<(Ah, u32, u32)>,
 }
 
-impl Side {
+impl QpSide {
     /// Creates a queue pair in RESET on an open device.
     #[must_use]
     #[track_caller]
-    pub fn new(ctx: &Context, spec: &Spec) -> Self {
+    pub fn new(ctx: &Context, spec: &QpSpec) -> Self {
         let pd = ctx.pd();
         let channel = || spec.channels.then(|| ctx.channel());
         let (schannel, rchannel) = (channel(), channel());
@@ -280,14 +280,14 @@ impl Side {
         side
     }
 
-    fn init(spec: &Spec, env: &Env, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
+    fn init(spec: &QpSpec, env: &TestEnv, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
         let mut init = QpInit::new(spec.qp_type, scq, rcq);
         init.cap = ibv_qp_cap {
             max_send_wr: spec.max_send_wr,
             max_recv_wr: if srq.is_some() { 0 } else { spec.max_recv_wr },
             max_send_sge: spec.max_send_sge,
             max_recv_sge: if srq.is_some() { 0 } else { spec.max_recv_sge },
-            max_inline_data: if env.has(Cap::Inline) {
+            max_inline_data: if env.has(NicCapability::Inline) {
                 spec.max_inline_data
             } else {
                 0
@@ -329,9 +329,9 @@ impl Side {
     /// Returns the address of this queue pair.
     #[must_use]
     #[track_caller]
-    pub fn address(&self) -> Address {
+    pub fn address(&self) -> QpAddress {
         let settings = &self.ctx.env().settings;
-        Address {
+        QpAddress {
             qpn: self.qp.qpn(),
             lid: self.ctx.port_attr().lid,
             gid: self
@@ -344,7 +344,7 @@ impl Side {
 
     /// Returns the address vector towards `peer`: by GID on Ethernet, by LID on InfiniBand.
     #[must_use]
-    pub fn ah_attr(&self, peer: &Address) -> ibv_ah_attr {
+    pub fn ah_attr(&self, peer: &QpAddress) -> ibv_ah_attr {
         let settings = &self.ctx.env().settings;
         let port = self.ctx.port_attr();
         let mut attr = ibv_ah_attr::zeroed();
@@ -388,7 +388,7 @@ impl Side {
 
     /// Returns attributes and mask for INIT to RTR.
     #[must_use]
-    pub fn rtr_attr(&self, peer: &Address) -> (ibv_qp_attr, c_int) {
+    pub fn rtr_attr(&self, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTR;
         if self.spec.qp_type == IBV_QPT_UD {
@@ -433,7 +433,7 @@ impl Side {
 
     /// Moves the queue pair from INIT to RTR, towards `peer`.
     #[track_caller]
-    pub fn to_rtr(&mut self, peer: &Address) {
+    pub fn to_rtr(&mut self, peer: &QpAddress) {
         let (attr, mask) = self.rtr_attr(peer);
         self.qp.modify(&attr, mask).expect("INIT to RTR");
         if self.spec.qp_type == IBV_QPT_UD {
@@ -451,7 +451,7 @@ impl Side {
 
     /// Moves the queue pair from RESET to RTS, towards `peer`.
     #[track_caller]
-    pub fn connect(&mut self, peer: &Address) {
+    pub fn connect(&mut self, peer: &QpAddress) {
         self.to_init();
         self.to_rtr(peer);
         self.to_rts();
@@ -526,7 +526,7 @@ impl Side {
         self.rcq.next()
     }
 
-    /// Panics if either CQ has a completion or gets one within a moment.
+    /// Panics if the send CQ or the receive CQ has a completion, or gets one within a moment.
     #[track_caller]
     pub fn expect_silence(&self) {
         self.scq.expect_empty();
@@ -535,14 +535,14 @@ impl Side {
 }
 
 /// Two queue pairs.
-pub struct Pair {
-    /// The queue pair that usually requests.
-    pub a: Side,
-    /// The queue pair that usually responds.
-    pub b: Side,
+pub struct QpPair {
+    /// The queue pair that is the requester in most tests.
+    pub a: QpSide,
+    /// The queue pair that is the responder in most tests.
+    pub b: QpSide,
 }
 
-impl Pair {
+impl QpPair {
     /// Connects both queue pairs to each other, from RESET to RTS.
     #[track_caller]
     pub fn connect(&mut self) {
@@ -551,13 +551,14 @@ impl Pair {
         self.b.connect(&a);
     }
 
-    /// Checks that the pair works: sends 100 bytes from `a` to `b` and 100 bytes back, and compares them.
+    /// Checks that the pair works: sends 100 bytes from `a` to `b` and 100 bytes back, and compares the
+    /// received bytes.
     #[track_caller]
     pub fn check_works(&self) {
         for (from, to, seed) in [(&self.a, &self.b, 0xf00), (&self.b, &self.a, 0xba4)] {
             let source = from.buf(100);
             let target = to.buf(100 + 40);
-            source.memory.fill(seed);
+            source.memory.fill_with_pattern(seed);
             to.recv(seed, [target.all()]);
             from.post(crate::wr::send([source.all()]).id(seed));
             from.send_completion()

@@ -1,5 +1,5 @@
-//! Other processes of tests: one that executes orders, one that opens the device and reports the result, and
-//! one that stays idle.
+//! Other processes of tests. One role executes orders, one opens the device and reports the result, and one
+//! stays idle.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
@@ -8,20 +8,20 @@ use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{Env, Settings};
+use crate::env::{Settings, TestEnv};
 use crate::objects::{Buf, Context, DeviceList};
-use crate::pair::{Address, Side, Spec};
+use crate::pair::{QpAddress, QpSide, QpSpec};
 use crate::provider::ProviderKind;
 use crate::role::role_command;
-use crate::wr::{Remote, Verb};
+use crate::wr::{RemoteAddress, Verb};
 
-/// An order to a [`Peer`].
+/// An order to a [`PeerProcess`].
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
-    /// Make a queue pair, and one buffer of this length for all orders.
-    Make(Box<Spec>, usize),
-    /// Connect the queue pair.
-    Connect(Address),
+pub enum PeerCommand {
+    /// Make a queue pair, and one buffer of the given length in bytes for all orders.
+    Make(Box<QpSpec>, usize),
+    /// Connect the queue pair to the queue pair with this address.
+    Connect(QpAddress),
     /// Post a receive into a part of the buffer.
     Recv {
         /// `wr_id` of the receive.
@@ -33,7 +33,7 @@ pub enum Order {
     },
     /// Add a tagged receive into a part of the buffer.
     AddTag {
-        /// `wr_id` of both the receive and its addition.
+        /// `wr_id` of the receive, and of the operation that adds it.
         id: u64,
         /// The tag.
         tag: u64,
@@ -42,7 +42,7 @@ pub enum Order {
         /// Length in bytes.
         len: usize,
     },
-    /// Write bytes to the buffer, at an offset.
+    /// Write the bytes to the buffer, at the given offset.
     Write(usize, Vec<u8>),
     /// Read bytes of the buffer: offset and length.
     Read(usize, usize),
@@ -58,22 +58,23 @@ pub enum Order {
     Load(usize),
     /// Send a part of the buffer (offset, length) and wait for the completion.
     Send(usize, usize),
-    /// Add 1 to a remote word this number of times, and check that the old values grow.
-    FetchAdd(Remote, u64),
+    /// Execute a fetch-and-add of 1 on the remote word, the given number of times. Check that the old values
+    /// increase.
+    FetchAdd(RemoteAddress, u64),
     /// Report the CPU time that the process has used.
     CpuTime,
-    /// Close everything and exit.
+    /// Destroy all objects and exit.
     End,
 }
 
-/// The answer of a [`Peer`] to an order.
+/// The answer of a [`PeerProcess`] to an order.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum PeerAnswer {
     /// The order was executed.
     Done,
     /// Address of the new queue pair, and of the buffer.
-    Made(Address, Remote),
-    /// A number.
+    Made(QpAddress, RemoteAddress),
+    /// The number for which the order asked.
     Word(u64),
     /// Bytes of the buffer.
     Bytes(Vec<u8>),
@@ -92,8 +93,8 @@ pub enum Answer {
     },
 }
 
-/// Another process that holds the other side of a pair; killed when dropped.
-pub struct Peer {
+/// Another process with the queue pair at the other end of a connection; killed when dropped.
+pub struct PeerProcess {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -113,11 +114,11 @@ fn receive_json<T: DeserializeOwned>(mut from: impl BufRead) -> anyhow::Result<O
     Ok(Some(serde_json::from_str(&line)?))
 }
 
-impl Peer {
+impl PeerProcess {
     /// Starts a peer process.
     #[must_use]
     #[track_caller]
-    pub fn start(env: &Env) -> Self {
+    pub fn start(env: &TestEnv) -> Self {
         let mut child = role_command("peer", "", &env.settings)
             .expect("a peer's command")
             .stdin(Stdio::piped())
@@ -133,51 +134,55 @@ impl Peer {
         }
     }
 
-    /// Starts a peer, connects it with a new side of this process, and returns the address of the peer's
-    /// buffer, too.
+    /// Starts a peer, and connects it with a new side of this process. Also returns the remote address of the
+    /// peer's buffer.
     #[must_use]
     #[track_caller]
-    pub fn connected(env: &Env, spec: &Spec, buf_len: usize) -> (Self, Side, Remote) {
-        let mut side = spec.side(env);
+    pub fn connected(
+        env: &TestEnv,
+        spec: &QpSpec,
+        buf_len: usize,
+    ) -> (Self, QpSide, RemoteAddress) {
+        let mut side = spec.create_qp_side(env);
         let (peer, remote) = Self::connected_to(env, &mut side, buf_len);
         (peer, side, remote)
     }
 
-    /// Starts a peer, connects it with a side of this process, and returns the address of the peer's buffer,
-    /// too.
+    /// Starts a peer, and connects it with the given side of this process. Also returns the remote address of
+    /// the peer's buffer.
     #[must_use]
     #[track_caller]
-    pub fn connected_to(env: &Env, side: &mut Side, buf_len: usize) -> (Self, Remote) {
+    pub fn connected_to(env: &TestEnv, side: &mut QpSide, buf_len: usize) -> (Self, RemoteAddress) {
         let mut peer = Self::start(env);
-        let make = Order::Make(Box::new(side.spec.clone()), buf_len);
-        let Answer::Made(address, remote) = peer.ask(&make) else {
+        let make = PeerCommand::Make(Box::new(side.spec.clone()), buf_len);
+        let PeerAnswer::Made(address, remote) = peer.command(&make) else {
             panic!("the peer made nothing");
         };
-        peer.ask(&Order::Connect(side.address()));
+        peer.command(&PeerCommand::Connect(side.address()));
         side.connect(&address);
         (peer, remote)
     }
 
     /// Gives an order and waits for the answer.
     #[track_caller]
-    pub fn ask(&mut self, order: &Order) -> Answer {
-        crate::notes::note(&format!("the peer does {order:?}"));
+    pub fn command(&mut self, order: &PeerCommand) -> PeerAnswer {
+        crate::notes::record_awaited_event(&format!("the peer does {order:?}"));
         send_json(&mut self.orders, order).expect("the peer is there");
         let answer = receive_json(&mut self.answers).expect("the peer answers in words");
-        crate::notes::note("");
+        crate::notes::record_awaited_event("");
         answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
     }
 
     /// Gives an order without waiting for the answer.
     #[track_caller]
-    pub fn order(&mut self, order: &Order) {
+    pub fn order(&mut self, order: &PeerCommand) {
         send_json(&mut self.orders, order).expect("the peer is there");
     }
 
     /// Waits for the answer to an [`order`](Self::order).
     #[must_use]
     #[track_caller]
-    pub fn answer(&mut self) -> Answer {
+    pub fn answer(&mut self) -> PeerAnswer {
         receive_json(&mut self.answers)
             .expect("the peer answers in words")
             .expect("the peer failed")
@@ -191,8 +196,8 @@ impl Peer {
 
     /// Orders the process to exit, and checks that it succeeds.
     #[track_caller]
-    pub fn end(mut self) {
-        assert_eq!(self.ask(&Order::End), Answer::Done);
+    pub fn exit_and_check(mut self) {
+        assert_eq!(self.command(&PeerCommand::End), PeerAnswer::Done);
         assert!(
             self.child.wait().expect("the peer ends").success(),
             "the peer failed in the end"
@@ -206,7 +211,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -217,11 +222,11 @@ impl Drop for Peer {
 ///
 /// # Errors
 /// Returns an error if an order is invalid. Failures of verbs panic.
-pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
-    let mut made: Option<(Side, Buf)> = None;
+pub fn serve(env: &TestEnv) -> anyhow::Result<ExitCode> {
+    let mut made: Option<(QpSide, Buf)> = None;
     let mut orders = std::io::stdin().lock();
-    while let Some(order) = receive_json::<Order>(&mut orders)? {
-        let end = matches!(order, Order::End);
+    while let Some(order) = receive_json::<PeerCommand>(&mut orders)? {
+        let end = matches!(order, PeerCommand::End);
         let answer = execute(env, &mut made, order)?;
         send_json(std::io::stdout(), &answer)?;
         if end {
@@ -231,23 +236,27 @@ pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
     bail!("the test is gone")
 }
 
-fn execute(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Result<Answer> {
-    if let Order::Make(spec, buf_len) = order {
-        let side = spec.side(env);
+fn execute(
+    env: &TestEnv,
+    made: &mut Option<(QpSide, Buf)>,
+    order: PeerCommand,
+) -> anyhow::Result<PeerAnswer> {
+    if let PeerCommand::Make(spec, buf_len) = order {
+        let side = spec.create_qp_side(env);
         let buf = side.buf(buf_len);
-        let answer = Answer::Made(side.address(), buf.remote());
+        let answer = PeerAnswer::Made(side.address(), buf.remote());
         *made = Some((side, buf));
         return Ok(answer);
     }
-    if matches!(order, Order::End) {
+    if matches!(order, PeerCommand::End) {
         *made = None;
-        return Ok(Answer::Done);
+        return Ok(PeerAnswer::Done);
     }
     let (side, buf) = made.as_mut().context("nothing made yet")?;
     match order {
-        Order::Connect(address) => side.connect(&address),
-        Order::Recv { id, offset, len } => side.recv(id, [buf.sge(offset, len)]),
-        Order::AddTag {
+        PeerCommand::Connect(address) => side.connect(&address),
+        PeerCommand::Recv { id, offset, len } => side.recv(id, [buf.sge(offset, len)]),
+        PeerCommand::AddTag {
             id,
             tag,
             offset,
@@ -260,10 +269,12 @@ fn execute(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::R
             side.recv_completion()
                 .expect_success(id, verbs_abi::IBV_WC_TM_ADD);
         }
-        Order::Write(offset, bytes) => buf.memory.write(offset, &bytes),
-        Order::Read(offset, len) => return Ok(Answer::Bytes(buf.memory.read(offset, len))),
-        Order::Received | Order::ReceivedByEvent => {
-            if matches!(order, Order::ReceivedByEvent) {
+        PeerCommand::Write(offset, bytes) => buf.memory.write(offset, &bytes),
+        PeerCommand::Read(offset, len) => {
+            return Ok(PeerAnswer::Bytes(buf.memory.read(offset, len)));
+        }
+        PeerCommand::Received | PeerCommand::ReceivedByEvent => {
+            if matches!(order, PeerCommand::ReceivedByEvent) {
                 let channel = side.rchannel.as_ref().context("no channel")?;
                 side.rcq.arm(false);
                 let already = side.rcq.poll(1);
@@ -274,14 +285,14 @@ fn execute(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::R
             }
             return Ok(completion(&side.recv_completion()));
         }
-        Order::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
-        Order::Check(offset, len, seed) => buf.memory.check_at(offset, len, seed),
-        Order::Load(offset) => return Ok(Answer::Word(buf.memory.load(offset))),
-        Order::Send(offset, len) => {
+        PeerCommand::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
+        PeerCommand::Check(offset, len, seed) => buf.memory.check_at(offset, len, seed),
+        PeerCommand::Load(offset) => return Ok(PeerAnswer::Word(buf.memory.load(offset))),
+        PeerCommand::Send(offset, len) => {
             side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
             side.send_completion().expect_sent(1, Verb::Send);
         }
-        Order::FetchAdd(word, times) => {
+        PeerCommand::FetchAdd(word, times) => {
             let result = side.buf(8);
             let mut last = None;
             for i in 0..times {
@@ -293,15 +304,15 @@ fn execute(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::R
                 last = Some(old);
             }
         }
-        Order::CpuTime => return Ok(Answer::Word(cpu_time_us())),
-        Order::Make(..) | Order::End => unreachable!("handled above"),
+        PeerCommand::CpuTime => return Ok(PeerAnswer::Word(cpu_time_us())),
+        PeerCommand::Make(..) | PeerCommand::End => unreachable!("handled above"),
     }
-    Ok(Answer::Done)
+    Ok(PeerAnswer::Done)
 }
 
-fn completion(wc: &crate::wr::Wc) -> Answer {
+fn completion(wc: &crate::wr::Wc) -> PeerAnswer {
     let success = wc.status() == verbs_abi::IBV_WC_SUCCESS;
-    Answer::Completion {
+    PeerAnswer::Completion {
         id: wc.id(),
         status: wc.status(),
         opcode: if success { wc.raw().opcode } else { 0 },
@@ -320,15 +331,15 @@ pub fn cpu_time_us() -> u64 {
 
 /// Result of a process's attempt to open the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Opening {
+pub struct OpenResult {
     /// Number of devices, or the errno of `ibv_get_device_list`.
     pub list: Result<usize, i32>,
     /// The errno of `ibv_open_device`, 0 on success; `None` if the process did not call it.
     pub open: Option<i32>,
 }
 
-impl Opening {
-    /// Returns true if a device was opened.
+impl OpenResult {
+    /// Returns true if the process has opened a device.
     #[must_use]
     pub fn worked(&self) -> bool {
         self.open == Some(0)
@@ -341,10 +352,11 @@ impl Opening {
     }
 }
 
-/// Plays the role `open`: opens the first device, reports the result, waits for the end of input, and closes.
+/// Plays the role `open`: opens the first device and reports the result. After the end of input, it closes
+/// the device.
 pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
-    let env = Env::new(settings.clone())?;
-    let mut opening = Opening {
+    let env = TestEnv::new(settings.clone())?;
+    let mut opening = OpenResult {
         list: Ok(0),
         open: None,
     };
@@ -375,7 +387,7 @@ pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
 
 /// Report of the role `idle`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Idle {
+pub struct IdleReport {
     /// CPU time used while idle, in microseconds.
     pub cpu_us: u64,
     /// Duration of the idle phase, in microseconds.
@@ -387,11 +399,11 @@ pub struct Idle {
 }
 
 /// Plays the role `idle`: connects `arg` pairs within the process, and then sleeps for a second.
-pub(crate) fn idle(env: &Env, arg: &str) -> anyhow::Result<ExitCode> {
+pub(crate) fn idle(env: &TestEnv, arg: &str) -> anyhow::Result<ExitCode> {
     let pairs: usize = arg.parse()?;
     let before_kib = resident_kib();
-    let spec = Spec::rc();
-    let first = spec.side(env);
+    let spec = QpSpec::rc();
+    let first = spec.create_qp_side(env);
     let mut sides = Vec::new();
     for _ in 0..pairs {
         let (mut a, mut b) = (first.sibling(), first.sibling());
@@ -403,7 +415,7 @@ pub(crate) fn idle(env: &Env, arg: &str) -> anyhow::Result<ExitCode> {
     let begin = std::time::Instant::now();
     let cpu = cpu_time_us();
     std::thread::sleep(std::time::Duration::from_secs(1));
-    let idle = Idle {
+    let idle = IdleReport {
         cpu_us: cpu_time_us() - cpu,
         wall_us: u64::try_from(begin.elapsed().as_micros())?,
         resident_kib: resident_kib(),

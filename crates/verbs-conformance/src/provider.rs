@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 use serde::{Deserialize, Serialize};
 use verbs_abi::{Symbols, for_each_symbol};
 
-/// A provider by name.
+/// A provider, selected by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum ProviderKind {
     /// The software NIC.
@@ -30,7 +30,8 @@ impl ProviderKind {
 
 macro_rules! load {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Fills the table by `dlsym`, which returns the default (newest) version of each symbol.
+        /// Fills the table of entry points by `dlsym`, which returns the default (newest) version of each
+        /// symbol.
         fn fill(library: &'static libloading::Library) -> anyhow::Result<Symbols> {
             Ok(Symbols {
             // SAFETY: verbs-abi declares the symbol of that name with this type, and its tests compare its

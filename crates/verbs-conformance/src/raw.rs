@@ -6,15 +6,15 @@ use std::ptr::NonNull;
 
 use verbs_abi::*;
 
-use crate::env::Env;
+use crate::env::TestEnv;
 use crate::objects::{Buf, Context, Cq, Pd, Qp, QpInit};
-use crate::wr::{RecvWr, Refused, link_recv, recv};
+use crate::wr::{RecvWr, RefusedPostlist, link_recv, recv};
 use crate::xrc::{errno, ops};
 
-/// A raw packet queue pair with its own context. Fields are dropped in this order.
-pub struct Raw {
+/// A raw packet queue pair with its own context. The fields are dropped in the order of declaration.
+pub struct RawPacketQp {
     /// Flows that steer packets to the queue pair.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<InstalledFlow>,
     /// The queue pair.
     pub qp: Qp,
     /// Completion queue of both queues.
@@ -25,11 +25,11 @@ pub struct Raw {
     pub ctx: Context,
 }
 
-impl Raw {
+impl RawPacketQp {
     /// Creates a raw packet queue pair in RTS on a new context.
     #[must_use]
     #[track_caller]
-    pub fn new(env: &Env) -> Self {
+    pub fn new(env: &TestEnv) -> Self {
         Self::of(&Context::open(env))
     }
 
@@ -50,7 +50,7 @@ impl Raw {
         raw
     }
 
-    /// Moves the queue pair from RESET to RTS; only the first transition takes attributes.
+    /// Moves the queue pair from RESET to RTS; only the transition to INIT takes attributes.
     #[track_caller]
     pub fn to_rts(&self) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -65,8 +65,8 @@ impl Raw {
 
     /// Creates a flow that steers packets matching `rule` to the queue pair.
     #[track_caller]
-    pub fn add_flow(&mut self, rule: &Rule) {
-        let flow = Flow::new(&self.ctx, &self.qp, rule).expect("ibv_create_flow");
+    pub fn add_flow(&mut self, rule: &FlowAttr) {
+        let flow = InstalledFlow::new(&self.ctx, &self.qp, rule).expect("ibv_create_flow");
         self.flows.push(flow);
     }
 }
@@ -84,18 +84,18 @@ pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
 
 /// The argument of `ibv_create_flow`.
 #[derive(Clone)]
-pub struct Rule {
-    /// The attributes; `size` and `num_of_specs` are filled in.
+pub struct FlowAttr {
+    /// The attributes of the flow; `bytes` fills in `size` and `num_of_specs`.
     pub attr: ibv_flow_attr,
     /// The specifications as bytes; some bytes are padding.
     specs: Vec<MaybeUninit<u8>>,
     count: u8,
 }
 
-impl Rule {
-    /// Returns a rule of this kind with priority 0 and without specifications.
+impl FlowAttr {
+    /// Returns a rule of the given flow type with priority 0 and without specifications.
     #[must_use]
-    pub fn new(env: &Env, kind: ibv_flow_attr_type) -> Self {
+    pub fn new(env: &TestEnv, kind: ibv_flow_attr_type) -> Self {
         let mut attr = ibv_flow_attr::zeroed();
         attr.r#type = kind;
         attr.port = env.settings.port;
@@ -108,7 +108,7 @@ impl Rule {
 
     /// Returns a rule that matches frames to an Ethernet address.
     #[must_use]
-    pub fn to(env: &Env, mac: [u8; 6]) -> Self {
+    pub fn to(env: &TestEnv, mac: [u8; 6]) -> Self {
         Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(mac))
     }
 
@@ -146,18 +146,18 @@ fn bytes_of<T: Copy>(value: &T) -> &[MaybeUninit<u8>] {
 }
 
 /// A flow, destroyed when dropped.
-pub struct Flow {
+pub struct InstalledFlow {
     raw: NonNull<ibv_flow>,
     ctx: Context,
     _qp: Qp,
 }
 
-impl Flow {
+impl InstalledFlow {
     /// Calls `ibv_create_flow`.
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn new(ctx: &Context, qp: &Qp, rule: &Rule) -> Result<Self, i32> {
+    pub fn new(ctx: &Context, qp: &Qp, rule: &FlowAttr) -> Result<Self, i32> {
         let mut bytes = rule.bytes();
         let create = ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: a live queue pair; the attributes and their specifications begin at the second byte.
@@ -170,7 +170,7 @@ impl Flow {
     }
 }
 
-impl Drop for Flow {
+impl Drop for InstalledFlow {
     fn drop(&mut self) {
         let destroy = ops(&self.ctx).ibv_destroy_flow;
         // SAFETY: a live flow, destroyed once.
@@ -243,7 +243,7 @@ impl Wq {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), Refused> {
+    pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), RefusedPostlist> {
         let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.all()])];
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
@@ -256,10 +256,10 @@ impl Wq {
             return Ok(());
         }
         let bad = std::ptr::eq(bad, head).then_some(0);
-        Err(Refused { errno, bad })
+        Err(RefusedPostlist { errno, bad })
     }
 
-    /// Calls `ibv_destroy_wq`, even if the work queue is in use; returns the call's result.
+    /// Calls `ibv_destroy_wq` although the work queue may be in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
         let destroy = ops(self.pd.ctx()).destroy_wq.expect("it was created");
@@ -318,8 +318,8 @@ impl IndTable {
         })
     }
 
-    /// Calls `ibv_create_qp_ex` for a queue pair that distributes packets over the table by a hash of the
-    /// header fields `fields`. `cq` is unused by the call.
+    /// Calls `ibv_create_qp_ex` for a queue pair that distributes packets over the table, by a hash of
+    /// the header fields `fields`. The call does not use `cq`.
     ///
     /// # Errors
     /// Returns the errno of the call.
@@ -342,7 +342,7 @@ impl IndTable {
         Qp::adopt(raw, &self.pd, cq)
     }
 
-    /// Calls `ibv_destroy_rwq_ind_table`, even if the table is in use; returns the call's result.
+    /// Calls `ibv_destroy_rwq_ind_table` although the table may be in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
         let destroy = ops(self.pd.ctx()).destroy_rwq_ind_table;

@@ -30,9 +30,10 @@ impl Rng {
     }
 }
 
-/// Returns `len` bytes that depend on `seed` and on their position.
+/// Returns `len` bytes, each of which depends on `seed` and on its position.
 ///
-/// A payload in the wrong place, of the wrong length or of the wrong message therefore differs.
+/// A payload at the wrong place, of the wrong length or of the wrong message therefore differs from
+/// the expected bytes.
 #[must_use]
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed ^ 0x5eed);

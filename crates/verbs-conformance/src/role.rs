@@ -1,4 +1,4 @@
-//! Starts this program in another role: the other end of a test, or a process to be killed.
+//! Starts this program in another role: as the peer of a test, or as a process that the test kills.
 
 use std::process::{Command, Stdio};
 
@@ -6,11 +6,11 @@ use anyhow::Context as _;
 
 use crate::env::Settings;
 
-/// Variable with the name of the role.
+/// Environment variable with the name of the role.
 pub(crate) const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
-/// Variable with the argument of the role.
+/// Environment variable with the argument of the role.
 pub(crate) const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
-/// Variable with the settings of the run, as JSON.
+/// Environment variable with the settings of the run, as JSON.
 pub(crate) const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 
 /// Returns a command that starts this program again in a role.

@@ -23,7 +23,7 @@ pub fn header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
     bytes
 }
 
-/// A shared receive queue of 16 WRs for tag matching. Fields are dropped in this order.
+/// A shared receive queue of 16 WRs for tag matching. The fields are dropped in the order of declaration.
 pub struct TagSrq {
     /// The shared receive queue.
     pub srq: Srq,
@@ -63,7 +63,7 @@ impl TagSrq {
         })
     }
 
-    /// Calls `ibv_post_srq_ops` for one operation, and returns the handle, which an addition sets.
+    /// Calls `ibv_post_srq_ops` for one operation, and returns the handle, which only an addition sets.
     ///
     /// # Errors
     /// Returns the errno of the call, after checking that `bad_wr` points at the work request.
@@ -126,7 +126,7 @@ pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32
     Err(errno)
 }
 
-/// Returns a signaled operation.
+/// Returns a signaled tag matching operation without operands.
 #[must_use]
 pub fn operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
     let mut wr = ibv_ops_wr::zeroed();

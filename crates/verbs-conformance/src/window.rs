@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use verbs_abi::*;
 
 use crate::objects::{Buf, Pd, Qp};
-use crate::wr::{Remote, SendWr, Verb};
+use crate::wr::{RemoteAddress, SendWr, Verb};
 
 /// A memory window of `ibv_alloc_mw(3)`, deallocated when dropped.
 pub struct Window {
@@ -16,18 +16,18 @@ pub struct Window {
 
 /// A part of a buffer, and the access rights of peers to it.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct BufferPart<'a> {
     /// The buffer.
     pub buf: &'a Buf,
     /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// `IBV_ACCESS_*`.
+    /// Access rights of peers to the part, as `IBV_ACCESS_*` bits.
     pub access: c_int,
 }
 
-impl Part<'_> {
+impl BufferPart<'_> {
     fn info(&self) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.buf.mr.raw(),
@@ -62,7 +62,7 @@ impl Window {
     /// Allocates a window of this type.
     ///
     /// # Panics
-    /// Panics if the device refuses.
+    /// Panics if the device refuses the allocation.
     #[must_use]
     #[track_caller]
     pub fn new(pd: &Pd, mw_type: ibv_mw_type) -> Self {
@@ -80,7 +80,7 @@ impl Window {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn bind(&self, qp: &Qp, wr_id: u64, part: &Part<'_>) -> Result<(), i32> {
+    pub fn bind(&self, qp: &Qp, wr_id: u64, part: &BufferPart<'_>) -> Result<(), i32> {
         let mut bind = ibv_mw_bind {
             wr_id,
             send_flags: IBV_SEND_SIGNALED,
@@ -99,7 +99,7 @@ impl Window {
 
     /// Returns an `IBV_WR_BIND_MW` work request that gives the window the key `rkey`.
     #[must_use]
-    pub fn bind_wr(&self, rkey: u32, part: &Part<'_>) -> SendWr {
+    pub fn bind_wr(&self, rkey: u32, part: &BufferPart<'_>) -> SendWr {
         let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_BIND_MW);
         wr.raw.bind_tso.bind_mw = ibv_send_wr_bind_tso_bind_mw {
             mw: self.raw.as_ptr(),
@@ -147,8 +147,8 @@ pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
 
 /// Returns the remote address of byte `offset` of a part, for a peer that has the window's key.
 #[must_use]
-pub fn through(rkey: u32, part: &Part<'_>, offset: u64) -> Remote {
-    Remote {
+pub fn through(rkey: u32, part: &BufferPart<'_>, offset: u64) -> RemoteAddress {
+    RemoteAddress {
         addr: part.info().addr + offset,
         rkey,
     }

@@ -1,8 +1,9 @@
-//! One process of a pair that uses many verbs at once until one of the two is killed.
+//! A worker: one process of a pair that uses many verbs at once until one of the two is killed.
 //!
-//! By random choice each side sends, writes, reads and adds on an RC queue pair, and sends on a UD queue
-//! pair. If the port supports them, a side also sends Ethernet frames. Each side checks everything that
-//! arrives. When its peer is dead, a side's requests fail; the side then stops and prints a [`Report`].
+//! By random choice a worker sends, writes, reads and adds on an RC queue pair, and sends on a UD queue
+//! pair. If the port supports raw packets, a worker also sends Ethernet frames. Each worker checks all
+//! bytes that arrive. When its peer is dead, a worker's requests fail; the worker then stops and prints a
+//! [`WorkerReport`].
 
 mod frames;
 mod message;
@@ -16,52 +17,55 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use verbs_abi::*;
 
-use crate::env::{Cap, Env};
-use crate::memory::{MemKind, same};
+use crate::env::{NicCapability, TestEnv};
+use crate::memory::{MemKind, assert_same_bytes};
 use crate::notes::wait_limit;
 use crate::objects::{Buf, Channel, Context};
-use crate::pair::{Address, Side, Spec};
+use crate::pair::{QpAddress, QpSide, QpSpec};
 use crate::rng::{Rng, pattern};
-use crate::wr::{Remote, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write, write_imm};
+use crate::wr::{
+    RemoteAddress, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write, write_imm,
+};
 
-use frames::{Frames, Mac};
+use frames::{FrameExchange, Mac};
 use message::{check_message, message};
 
-/// Start parameters of a worker.
+/// Parameters with which a worker starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plan {
+pub struct WorkerPlan {
     /// Seed of all random choices.
     pub seed: u64,
-    /// True if the worker sleeps when it has nothing to do, instead of polling.
+    /// True if the worker sleeps while it has no work, instead of polling.
     pub event_driven: bool,
     /// Kind of memory of the buffers.
     pub memory: MemKind,
-    /// Q_Key of the pair. QP numbers are reused, and a survivor keeps sending to a dead peer for a while.
+    /// Q_Key of the pair. QP numbers are reused, and a worker sends to its dead peer for a while; the
+    /// Q_Key drops such datagrams.
     pub qkey: u32,
 }
 
 /// The addresses that the two workers of a pair exchange.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    rc: Address,
-    ud: Option<Address>,
+    rc: QpAddress,
+    ud: Option<QpAddress>,
     mac: Option<Mac>,
-    area: Remote,
-    constant: Remote,
+    area: RemoteAddress,
+    constant: RemoteAddress,
     constant_seed: u64,
-    counter: Remote,
+    counter: RemoteAddress,
 }
 
 /// The results of a worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Report {
-    /// Requests that succeeded, all verified.
+pub struct WorkerReport {
+    /// Number of requests that succeeded; the worker has verified all of them.
     pub completed: u64,
-    /// Messages that arrived, all verified.
+    /// Number of messages that arrived; the worker has verified all of them.
     pub received: u64,
-    /// Ethernet frames that arrived, all verified.
+    /// Number of Ethernet frames that arrived; the worker has verified all of them.
     pub frames: u64,
-    /// Status of the first failed completion; `None` when the pair was never connected.
+    /// Status of the first failed completion; `None` if the pair was never connected.
     pub status: Option<u32>,
     /// Milliseconds from the post of the first failed request to its completion.
     pub waited_ms: u64,
@@ -72,15 +76,15 @@ pub struct Report {
 }
 
 const WINDOW: usize = 16;
-/// Bytes of the slot of one request.
+/// Number of bytes of the slot of one request.
 const SLOT: usize = 8 << 10;
 const RC_RECEIVES: u64 = 16;
 const UD_RECEIVES: u64 = 16;
-/// Bytes of the slot of one datagram with its GRH.
+/// Number of bytes of the slot of one datagram with its GRH.
 const UD_SLOT: usize = 512;
 
 /// An outstanding request.
-enum Flight {
+enum OutstandingRequest {
     Plain,
     /// A READ that must return `expected`.
     Read {
@@ -95,16 +99,16 @@ enum Flight {
 
 struct Worker {
     rng: Rng,
-    plan: Plan,
+    plan: WorkerPlan,
     channel: Option<Channel>,
-    rc: Side,
-    ud: Option<Side>,
+    rc: QpSide,
+    ud: Option<QpSide>,
     peer: Hello,
     outgoing: Buf,
-    incoming: Buf,
-    ud_incoming: Option<Buf>,
-    frames: Option<Frames>,
-    flights: VecDeque<(u64, usize, Instant, Verb, Flight)>,
+    rc_recv_buf: Buf,
+    ud_recv_buf: Option<Buf>,
+    frames: Option<FrameExchange>,
+    flights: VecDeque<(u64, usize, Instant, Verb, OutstandingRequest)>,
     free_slots: Vec<usize>,
     /// Expected contents of the peer's area, slot by slot.
     area_model: Vec<Vec<u8>>,
@@ -115,26 +119,26 @@ struct Worker {
     last_datagram: Option<u64>,
     datagrams_out: usize,
     adds: u64,
-    report: Report,
+    report: WorkerReport,
 }
 
 /// Plays the role `worker`.
 ///
 /// # Errors
 /// Returns an error if the parent sends an invalid message. Failures of verbs, and wrong data, panic.
-pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
-    let plan: Plan = serde_json::from_str(plan)?;
+pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
+    let plan: WorkerPlan = serde_json::from_str(plan)?;
     let ctx = Context::open(env);
-    let mut spec = Spec::rc().depth(64).memory(plan.memory).with(|s| {
-        // 67 ms, four times.
+    let mut spec = QpSpec::rc().depth(64).memory(plan.memory).with(|s| {
+        // The timeout is 67 ms and passes four times.
         s.timeout = 14;
         s.retry_cnt = 3;
     });
     let channel = plan.event_driven.then(|| ctx.channel());
     spec.cqe = 512;
     let mut rc = side(&ctx, &spec, channel.as_ref());
-    let mut ud = env.has(Cap::Ud).then(|| {
-        let spec = Spec {
+    let mut ud = env.has(NicCapability::Ud).then(|| {
+        let spec = QpSpec {
             qp_type: IBV_QPT_UD,
             qkey: plan.qkey,
             ..spec.clone()
@@ -143,17 +147,17 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     });
     let constant_seed = plan.seed ^ 0xc0;
     let (area, constant, counter) = (rc.buf(WINDOW * SLOT), rc.buf(1 << 16), rc.buf(8));
-    constant.memory.fill(constant_seed);
+    constant.memory.fill_with_pattern(constant_seed);
     let outgoing = rc.buf(WINDOW * SLOT);
     let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT);
     let ud_incoming = ud
         .as_ref()
         .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT));
-    let frames = Frames::new(env, &ctx);
+    let frames = FrameExchange::new(env, &ctx);
     let hello = Hello {
         rc: rc.address(),
-        ud: ud.as_ref().map(Side::address),
-        mac: frames.as_ref().map(Frames::address),
+        ud: ud.as_ref().map(QpSide::address),
+        mac: frames.as_ref().map(FrameExchange::address),
         area: area.remote(),
         constant: constant.remote(),
         constant_seed,
@@ -162,7 +166,7 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     send_json(&hello)?;
     let mut line = String::new();
     if std::io::stdin().lock().read_line(&mut line)? == 0 {
-        send_json(&Report::default())?;
+        send_json(&WorkerReport::default())?;
         return Ok(ExitCode::SUCCESS);
     }
     let peer: Hello = serde_json::from_str(&line).context("the peer's hello")?;
@@ -188,8 +192,8 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
         ud,
         peer,
         outgoing,
-        incoming,
-        ud_incoming,
+        rc_recv_buf: incoming,
+        ud_recv_buf: ud_incoming,
         frames,
         flights: VecDeque::new(),
         free_slots: (0..WINDOW).collect(),
@@ -201,7 +205,7 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
         last_datagram: None,
         datagrams_out: 0,
         adds: 0,
-        report: Report::default(),
+        report: WorkerReport::default(),
     };
     worker.run();
     send_json(&worker.report)?;
@@ -217,9 +221,9 @@ fn send_json(what: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates a side, with its CQs on `channel` if that is given.
-fn side(ctx: &Context, spec: &Spec, channel: Option<&Channel>) -> Side {
-    let mut side = Side::new(ctx, spec);
+/// Creates a side; its CQs are on `channel` if a channel is given.
+fn side(ctx: &Context, spec: &QpSpec, channel: Option<&Channel>) -> QpSide {
+    let mut side = QpSide::new(ctx, spec);
     if let Some(channel) = channel {
         let (scq, rcq) = (ctx.cq_on(spec.cqe, channel), ctx.cq_on(spec.cqe, channel));
         (side.scq, side.rcq) = (scq, rcq);
@@ -253,7 +257,7 @@ impl Worker {
         while let Some((id, ..)) = self.flights.pop_front() {
             self.rc.send_completion().expect_flushed(id);
         }
-        // Messages that arrived in time come first, and then the flushed receives.
+        // Messages that arrived in time complete first, and then the flushed receives.
         let mut flushed = false;
         for _ in 0..RC_RECEIVES {
             let wc = self.rc.recv_completion();
@@ -290,7 +294,8 @@ impl Worker {
         if let (Some(frames), Some(mac)) = (&mut self.frames, self.peer.mac)
             && self.rng.one_in(4)
         {
-            // Not counted as posted work of the pair: frames continue even if the pair is stuck.
+            // A frame does not count as posted work of the pair: frames continue even if the pair makes
+            // no progress.
             frames.post(mac, &mut self.rng);
         }
         if self.rng.one_in(200) {
@@ -317,7 +322,7 @@ impl Worker {
                 (
                     Verb::Send,
                     send([self.outgoing.sge(offset, len)]),
-                    Flight::Plain,
+                    OutstandingRequest::Plain,
                 )
             }
             2 => {
@@ -328,7 +333,7 @@ impl Worker {
                 self.remember(slot, bytes);
                 let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
                 let wr = write_imm([self.outgoing.sge(offset, len)], area, imm);
-                (Verb::RdmaWriteWithImm, wr, Flight::Plain)
+                (Verb::RdmaWriteWithImm, wr, OutstandingRequest::Plain)
             }
             3 => {
                 let bytes = pattern(id, len);
@@ -337,15 +342,19 @@ impl Worker {
                 (
                     Verb::RdmaWrite,
                     write([self.outgoing.sge(offset, len)], area),
-                    Flight::Plain,
+                    OutstandingRequest::Plain,
                 )
             }
             4 => {
-                // Expect the bytes that this side has written there before.
+                // Expect the bytes that this side has written to this slot before.
                 let expected = self.area_model[slot].clone();
                 let len = expected.len();
                 let wr = read([self.outgoing.sge(offset, len)], area);
-                (Verb::RdmaRead, wr, Flight::Read { len, expected })
+                (
+                    Verb::RdmaRead,
+                    wr,
+                    OutstandingRequest::Read { len, expected },
+                )
             }
             5 => {
                 let from = usize::try_from(self.rng.below((1 << 16) - SLOT as u64)).expect("small");
@@ -357,7 +366,7 @@ impl Worker {
                 (
                     Verb::RdmaRead,
                     wr,
-                    Flight::Read {
+                    OutstandingRequest::Read {
                         len,
                         expected: all[from..].to_vec(),
                     },
@@ -368,14 +377,22 @@ impl Worker {
                 self.adds += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = fetch_add(sge, self.peer.counter, 1);
-                (Verb::AtomicFetchAndAdd, wr, Flight::Add { expected })
+                (
+                    Verb::AtomicFetchAndAdd,
+                    wr,
+                    OutstandingRequest::Add { expected },
+                )
             }
             _ => {
                 let expected = self.adds;
                 self.adds += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = cmp_swp(sge, self.peer.counter, expected, expected + 1);
-                (Verb::AtomicCmpAndSwp, wr, Flight::Add { expected })
+                (
+                    Verb::AtomicCmpAndSwp,
+                    wr,
+                    OutstandingRequest::Add { expected },
+                )
             }
         };
         self.flights
@@ -410,13 +427,14 @@ impl Worker {
                 self.receive(&wc);
                 let id = wc.id();
                 self.rc
-                    .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+                    .recv(id, [self.rc_recv_buf.sge(id * SLOT as u64, SLOT)]);
             } else {
-                // The send queue's completion reports the failure; this completion only follows.
+                // The completion of the failed request reports the failure; this completion only follows
+                // it.
                 wc.expect_flushed(wc.id());
                 let id = wc.id();
                 self.rc
-                    .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
+                    .recv(id, [self.rc_recv_buf.sge(id * SLOT as u64, SLOT)]);
             }
         }
         for wc in self.rc.scq.poll(8) {
@@ -438,11 +456,11 @@ impl Worker {
             }
             assert!(self.report.status.is_none(), "a success after a failure");
             match flight {
-                Flight::Plain => {}
-                Flight::Read { len, expected } => {
-                    same(&self.outgoing.memory.read(slot * SLOT, len), &expected, 0);
+                OutstandingRequest::Plain => {}
+                OutstandingRequest::Read { len, expected } => {
+                    assert_same_bytes(&self.outgoing.memory.read(slot * SLOT, len), &expected, 0);
                 }
-                Flight::Add { expected } => {
+                OutstandingRequest::Add { expected } => {
                     assert_eq!(
                         self.outgoing.memory.load(slot * SLOT),
                         expected,
@@ -473,18 +491,18 @@ impl Worker {
                     self.last_datagram
                 );
                 self.last_datagram = Some(number);
-                let buf = self.ud_incoming.as_ref().expect("there is a UD side");
+                let buf = self.ud_recv_buf.as_ref().expect("there is a UD side");
                 ud.recv(wc.id(), [buf.sge(wc.id() * UD_SLOT as u64, UD_SLOT)]);
                 self.report.received += 1;
             }
         }
         if let Some(frames) = &mut self.frames {
-            self.report.frames += frames.take();
+            self.report.frames += frames.poll_received_frames();
         }
         busy
     }
 
-    /// Checks a message on the RC queue pair: it must be the next one, and complete.
+    /// Checks that a message on the RC queue pair is the next message, and that its bytes are complete.
     fn receive(&mut self, wc: &Wc) {
         let expected = self.next_receive;
         self.next_receive += 1;
@@ -498,7 +516,7 @@ impl Worker {
             return;
         }
         let at = usize::try_from(wc.id()).expect("small") * SLOT;
-        let bytes = self.incoming.memory.read(at, wc.raw().byte_len as usize);
+        let bytes = self.rc_recv_buf.memory.read(at, wc.raw().byte_len as usize);
         assert_eq!(check_message(&bytes), expected, "number of a message");
     }
 

@@ -8,15 +8,15 @@ use crate::objects::Ah;
 
 /// An address in remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Remote {
+pub struct RemoteAddress {
     /// Virtual address in the responder.
     pub addr: u64,
     /// R_Key of the memory region.
     pub rkey: u32,
 }
 
-impl Remote {
-    /// Returns the address `bytes` bytes further on.
+impl RemoteAddress {
+    /// Returns the address that lies `bytes` bytes behind this one.
     #[must_use]
     pub fn plus(self, bytes: u64) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl SendWr {
 
     /// Sets the remote address of an RDMA WRITE or READ.
     #[must_use]
-    pub fn remote(mut self, remote: Remote) -> Self {
+    pub fn remote(mut self, remote: RemoteAddress) -> Self {
         self.raw.wr.rdma = ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,
             rkey: remote.rkey,
@@ -186,7 +186,7 @@ impl SendWr {
 
     /// Sets the remote address and the operands of an atomic.
     #[must_use]
-    pub fn atomic(mut self, remote: Remote, compare_add: u64, swap: u64) -> Self {
+    pub fn atomic(mut self, remote: RemoteAddress, compare_add: u64, swap: u64) -> Self {
         self.raw.wr.atomic = ibv_send_wr_wr_atomic {
             remote_addr: remote.addr,
             compare_add,
@@ -220,34 +220,38 @@ pub fn send_imm(sges: impl IntoIterator<Item = ibv_sge>, imm: u32) -> SendWr {
 }
 
 /// Returns an RDMA WRITE.
-pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
     SendWr::new(Verb::RdmaWrite, sges).remote(remote)
 }
 
 /// Returns an RDMA WRITE with an immediate.
-pub fn write_imm(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote, imm: u32) -> SendWr {
+pub fn write_imm(
+    sges: impl IntoIterator<Item = ibv_sge>,
+    remote: RemoteAddress,
+    imm: u32,
+) -> SendWr {
     SendWr::new(Verb::RdmaWriteWithImm, sges)
         .remote(remote)
         .imm(imm)
 }
 
 /// Returns an RDMA READ.
-pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
     SendWr::new(Verb::RdmaRead, sges).remote(remote)
 }
 
 /// Returns a fetch-and-add; the old value goes to `sge`.
-pub fn fetch_add(sge: ibv_sge, remote: Remote, add: u64) -> SendWr {
+pub fn fetch_add(sge: ibv_sge, remote: RemoteAddress, add: u64) -> SendWr {
     SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic(remote, add, 0)
 }
 
 /// Returns a compare-and-swap; the old value goes to `sge`.
-pub fn cmp_swp(sge: ibv_sge, remote: Remote, compare: u64, swap: u64) -> SendWr {
+pub fn cmp_swp(sge: ibv_sge, remote: RemoteAddress, compare: u64, swap: u64) -> SendWr {
     SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic(remote, compare, swap)
 }
 
-/// Returns a WR of any verb with harmless operands: immediate 0x1234_5678, compare and add 1.
-pub fn any(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
+/// Returns a WR of any verb, with an immediate of 0x1234_5678 and the value 1 for compare and add.
+pub fn any(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
     let wr = SendWr::new(verb, sges);
     match verb {
         Verb::Send => wr,
@@ -308,8 +312,8 @@ pub(crate) fn link_recv(wrs: &mut [RecvWr]) -> *mut ibv_recv_wr {
 
 /// Error: a postlist was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// The return value of the call.
+pub struct RefusedPostlist {
+    /// The errno that the call returned.
     pub errno: i32,
     /// Index of the WR to which `bad_wr` points; `None` if it points outside the list.
     pub bad: Option<usize>,

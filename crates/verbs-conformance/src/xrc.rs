@@ -50,15 +50,16 @@ impl XrcDomain {
         })
     }
 
-    /// Calls `ibv_close_xrcd`, even if the domain is in use; returns the call's result. After a 0 the domain
-    /// must not be used.
+    /// Calls `ibv_close_xrcd` although the domain may be in use, and returns the call's result. After a 0
+    /// the domain must not be used.
     #[must_use]
     pub fn try_close(&self) -> i32 {
         // SAFETY: a live domain.
         unsafe { ops(&self.ctx).close_xrcd.expect("it was opened")(self.raw.as_ptr()) }
     }
 
-    /// Creates a shared receive queue of 16 WRs whose completions go to `cq`, and returns its number, too.
+    /// Creates a shared receive queue of 16 WRs whose completions go to `cq`. Also returns the number of the
+    /// queue.
     ///
     /// # Errors
     /// Returns the errno of `ibv_create_srq_ex`.
@@ -86,7 +87,7 @@ impl XrcDomain {
         }
     }
 
-    /// Creates a queue pair that receives for the domain; the PD and the CQ are only kept alive with it.
+    /// Creates a queue pair that receives for the domain. PD and CQ are only kept alive with the queue pair.
     ///
     /// # Errors
     /// Returns the errno of `ibv_create_qp_ex`.
@@ -127,7 +128,8 @@ impl Drop for XrcDomain {
     }
 }
 
-/// Calls `ibv_modify_cq`: an event after `count` completions, or `period_us` microseconds after the first.
+/// Calls `ibv_modify_cq`: an event occurs after `count` completions, or `period_us` microseconds after the
+/// first.
 ///
 /// # Errors
 /// Returns the errno of the call.
@@ -179,7 +181,7 @@ pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str,
         ind_tbl: std::ptr::null_mut(),
         comp_mask: bit,
     };
-    // Returns the errno of the call just made; a missing operation is not supported.
+    // Returns the errno of the preceding call; a missing operation counts as not supported.
     let errno = |refused: Option<bool>| match refused {
         Some(true) => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
         Some(false) => 0,

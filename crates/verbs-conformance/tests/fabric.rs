@@ -1,8 +1,8 @@
-//! Tests of the software NIC in an invalid fabric, and in an idle one.
+//! Tests of the software NIC in an invalid fabric, and in an idle fabric.
 //!
-//! A folder or file in shared memory belongs to another user, is damaged, or was left by another version.
-//! Opening the device then fails with an errno and prints advice to stderr. If no process uses the files,
-//! opening may also clean up. It never crashes and never hangs.
+//! In these tests a folder or file in shared memory belongs to another user, is damaged, or was left by
+//! another version. Opening the device then fails with an errno and prints advice to stderr. If no process
+//! uses the files, the software NIC may also replace them. It never crashes and never hangs.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use verbs_conformance::harness::{self, Variant, file_names, role_command, wait_for};
-use verbs_conformance::peer::{Idle, Opening};
-use verbs_conformance::{Env, Outcome, ProviderKind, Settings, Test, pattern};
+use verbs_conformance::harness::{self, SuiteVariant, file_names, role_command, wait_for};
+use verbs_conformance::peer::{IdleReport, OpenResult};
+use verbs_conformance::{ProviderKind, Settings, SuiteTest, TestEnv, TestOutcome, pattern};
 
 macro_rules! tests {
     ($( $name:ident, )*) => {
-        const TESTS: &[Test] = &[$( Test {
+        const TESTS: &[SuiteTest] = &[$( SuiteTest {
             name: concat!("fabric::", stringify!($name)),
             needs: &[],
             run: |env| $name(env).into(),
@@ -50,8 +50,8 @@ tests! {
 }
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = TESTS.iter().collect();
-    let variant = Variant {
+    let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
+    let variant = SuiteVariant {
         name: String::new(),
         settings: Settings::new(ProviderKind::Softnic),
         own_address: false,
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 struct Folder(PathBuf);
 
 impl Folder {
-    /// Returns a fabric path at which nothing exists.
+    /// Returns a path for a fabric folder; no file exists at this path.
     fn unmade(label: &str) -> Self {
         Self(harness::fresh_fabric(label))
     }
@@ -82,8 +82,8 @@ impl Folder {
         folder
     }
 
-    /// Returns a folder whose files a running process has made, and that process.
-    fn with_process(env: &Env, label: &str) -> (Self, Process) {
+    /// Returns a fabric folder whose files a running process has made, and this process.
+    fn with_process(env: &TestEnv, label: &str) -> (Self, Process) {
         let folder = Self::unmade(label);
         let process = Process::start(env, &folder.0);
         assert!(process.opening.worked(), "{:?}", process.opening);
@@ -102,14 +102,14 @@ impl Drop for Folder {
     }
 }
 
-/// A process that has opened the device, or has tried to.
+/// A process that has opened the device, or has tried to open it.
 struct Process {
     child: Child,
-    opening: Opening,
+    opening: OpenResult,
 }
 
 impl Process {
-    fn start(env: &Env, folder: &Path) -> Self {
+    fn start(env: &TestEnv, folder: &Path) -> Self {
         Self::from_command(
             role_command("open", "", &env.settings).expect("a command"),
             folder,
@@ -183,13 +183,13 @@ fn expect_refused(process: Process, folder: &Path) {
 }
 
 #[track_caller]
-fn expect_works(env: &Env, folder: &Path) {
+fn expect_works(env: &TestEnv, folder: &Path) {
     let process = Process::start(env, folder);
     assert!(process.opening.worked(), "{:?}", process.opening);
     process.end();
 }
 
-fn a_good_folder_works(env: &Env) {
+fn a_good_folder_works(env: &TestEnv) {
     let folder = Folder::unmade("good");
     expect_works(env, &folder.0);
     assert!(
@@ -199,12 +199,12 @@ fn a_good_folder_works(env: &Env) {
     );
 }
 
-fn a_folder_of_ones_own_making_works(env: &Env) {
+fn a_folder_of_ones_own_making_works(env: &TestEnv) {
     let folder = Folder::made("own", 0o700);
     expect_works(env, &folder.0);
 }
 
-fn others_may_not_enter_the_folder(env: &Env) {
+fn others_may_not_enter_the_folder(env: &TestEnv) {
     for mode in [0o755, 0o750, 0o701, 0o777, 0o770] {
         let folder = Folder::made("open", mode);
         expect_refused(Process::start(env, &folder.0), &folder.0);
@@ -215,18 +215,18 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-fn a_folder_of_another_user_is_refused(env: &Env) -> Outcome {
+fn a_folder_of_another_user_is_refused(env: &TestEnv) -> TestOutcome {
     if !is_root() {
-        return Outcome::Skipped("needs root to give a folder away".into());
+        return TestOutcome::Skipped("needs root to give a folder away".into());
     }
     let folder = Folder::made("foreign", 0o700);
     chown(&folder.0, Some(65534), Some(65534)).expect("chown");
     expect_refused(Process::start(env, &folder.0), &folder.0);
-    Outcome::Passed
+    TestOutcome::Passed
 }
 
 /// Returns a command that runs this program as user nobody.
-fn as_nobody(env: &Env) -> Option<Command> {
+fn as_nobody(env: &TestEnv) -> Option<Command> {
     let setpriv = ["/usr/bin/setpriv", "/bin/setpriv"]
         .into_iter()
         .find(|path| Path::new(path).exists())?;
@@ -243,9 +243,9 @@ fn as_nobody(env: &Env) -> Option<Command> {
     Some(command)
 }
 
-/// Returns a command that runs a copy of this program, in a place where every user may execute it, as user
-/// nobody.
-fn as_nobody_from_anywhere(env: &Env, folder: &Path) -> Option<(Command, PathBuf)> {
+/// Returns a command that runs a copy of this program as user nobody. The copy lies in a folder where
+/// every user may execute it.
+fn as_nobody_from_anywhere(env: &TestEnv, folder: &Path) -> Option<(Command, PathBuf)> {
     let copy = std::env::temp_dir().join(folder.file_name()?);
     fs::copy(std::env::current_exe().ok()?, &copy).ok()?;
     fs::set_permissions(&copy, Permissions::from_mode(0o755)).ok()?;
@@ -261,30 +261,30 @@ fn as_nobody_from_anywhere(env: &Env, folder: &Path) -> Option<(Command, PathBuf
     Some((command, copy))
 }
 
-fn another_user_cannot_enter_ours(env: &Env) -> Outcome {
+fn another_user_cannot_enter_ours(env: &TestEnv) -> TestOutcome {
     if !is_root() {
-        return Outcome::Skipped("needs root to become another user".into());
+        return TestOutcome::Skipped("needs root to become another user".into());
     }
     let (folder, process) = Folder::with_process(env, "ours");
     let Some((command, copy)) = as_nobody_from_anywhere(env, &folder.0) else {
-        return Outcome::Skipped("there is no setpriv".into());
+        return TestOutcome::Skipped("there is no setpriv".into());
     };
     let stranger = Process::from_command(command, &folder.0);
     let _ = fs::remove_file(copy);
     expect_refused(stranger, &folder.0);
     // The process inside the fabric is not affected.
     process.end();
-    Outcome::Passed
+    TestOutcome::Passed
 }
 
-fn a_file_in_place_of_the_folder_is_refused(env: &Env) {
+fn a_file_in_place_of_the_folder_is_refused(env: &TestEnv) {
     let folder = Folder::unmade("file");
     fs::write(&folder.0, b"not a folder").expect("write a file");
     expect_refused(Process::start(env, &folder.0), &folder.0);
     assert_eq!(fs::read(&folder.0).expect("still there"), b"not a folder");
 }
 
-fn a_link_in_place_of_the_folder_is_refused(env: &Env) {
+fn a_link_in_place_of_the_folder_is_refused(env: &TestEnv) {
     let real = Folder::made("real", 0o700);
     let folder = Folder::unmade("link");
     symlink(&real.0, &folder.0).expect("make a link");
@@ -292,25 +292,26 @@ fn a_link_in_place_of_the_folder_is_refused(env: &Env) {
     assert!(file_names(&real.0).is_empty());
 }
 
-fn a_relative_name_is_refused(env: &Env) {
+fn a_relative_name_is_refused(env: &TestEnv) {
     let name = Path::new("verbatim-conformance-relative");
     expect_refused(Process::start(env, name), name);
     assert!(!name.exists());
 }
 
-fn a_missing_parent_is_refused(env: &Env) {
+fn a_missing_parent_is_refused(env: &TestEnv) {
     let folder = harness::fresh_fabric("missing").join("below");
     expect_refused(Process::start(env, &folder), &folder);
 }
 
-fn a_parent_that_cannot_be_written_is_refused(env: &Env) {
-    // Not even root can make folders there.
+fn a_parent_that_cannot_be_written_is_refused(env: &TestEnv) {
+    // Root cannot make folders in `/proc` either.
     let folder = Path::new("/proc/verbatim-conformance");
     expect_refused(Process::start(env, folder), folder);
 }
 
-/// The directory file is invalid and unused: the next process starts afresh, or refuses.
-fn rubbish_in_the_directory_file(env: &Env) {
+/// The directory file is invalid, and no process uses it. The next process makes a new directory, or
+/// refuses to join.
+fn rubbish_in_the_directory_file(env: &TestEnv) {
     for len in [0usize, 1, 7, 8, 15, 16, 4095, 4096, 40_000, 1 << 20] {
         harness::case(format!("{len} bytes"));
         let folder = Folder::made("rubbish", 0o700);
@@ -331,9 +332,9 @@ fn poke(path: &Path, at: u64, bytes: &[u8]) {
     file.write_all_at(bytes, at).expect("write");
 }
 
-/// A directory file of another version: a process of this version makes the file and dies, and the test
-/// changes the version, which is the second word.
-fn a_directory_file_of_another_version(env: &Env) {
+/// The directory file has another layout version. A process of this version makes the file and dies, and
+/// the test changes the version, which is the second word.
+fn a_directory_file_of_another_version(env: &TestEnv) {
     let (folder, process) = Folder::with_process(env, "old");
     drop(process);
     poke(&folder.directory(), 8, &99u64.to_le_bytes());
@@ -345,7 +346,7 @@ fn a_directory_file_of_another_version(env: &Env) {
     }
 }
 
-fn a_directory_file_of_another_version_in_use(env: &Env) {
+fn a_directory_file_of_another_version_in_use(env: &TestEnv) {
     for (at, what) in [(8, "version"), (0, "magic number")] {
         harness::case(what);
         let (folder, living) = Folder::with_process(env, "version");
@@ -357,8 +358,8 @@ fn a_directory_file_of_another_version_in_use(env: &Env) {
     }
 }
 
-/// Another program overwrites the file with random bytes while a process has it mapped.
-fn a_directory_file_that_changes_under_a_process(env: &Env) {
+/// Another program overwrites the directory file with random bytes while a process has mapped the file.
+fn a_directory_file_that_changes_under_a_process(env: &TestEnv) {
     let (folder, living) = Folder::with_process(env, "changing");
     let len =
         usize::try_from(fs::metadata(folder.directory()).expect("there").len()).expect("small");
@@ -373,7 +374,7 @@ fn a_directory_file_that_changes_under_a_process(env: &Env) {
     living.end();
 }
 
-fn a_directory_file_of_any_length(env: &Env) {
+fn a_directory_file_of_any_length(env: &TestEnv) {
     for cut in [0u64, 8, 16, 17, 100, 4096] {
         harness::case(format!("cut to {cut} bytes"));
         let (folder, process) = Folder::with_process(env, "cut");
@@ -392,7 +393,7 @@ fn a_directory_file_of_any_length(env: &Env) {
     }
 }
 
-fn a_directory_file_that_is_no_file(env: &Env) {
+fn a_directory_file_that_is_no_file(env: &TestEnv) {
     let folder = Folder::made("nofile", 0o700);
     fs::create_dir(folder.directory()).expect("make a folder");
     expect_refused(Process::start(env, &folder.0), &folder.0);
@@ -425,8 +426,8 @@ fn a_directory_file_that_is_no_file(env: &Env) {
     assert_eq!(fs::read(&victim).expect("still there"), b"precious");
 }
 
-/// Foreign files in the folder must not be removed.
-fn foreign_files_stay(env: &Env) {
+/// Foreign files in the folder of a fabric must not be removed.
+fn foreign_files_stay(env: &TestEnv) {
     let folder = Folder::made("guests", 0o700);
     let guests = [
         "note.txt",
@@ -447,7 +448,7 @@ fn foreign_files_stay(env: &Env) {
     }
 }
 
-fn left_over_segments_go(env: &Env) {
+fn left_over_segments_go(env: &TestEnv) {
     let (folder, process) = Folder::with_process(env, "leftover");
     drop(process);
     assert!(
@@ -464,8 +465,8 @@ fn left_over_segments_go(env: &Env) {
     );
 }
 
-/// A process with an invalid segment cannot be reached, and does not disturb other processes.
-fn rubbish_in_a_peers_segment(env: &Env) {
+/// A process whose segment is invalid cannot be reached, and does not disturb other processes.
+fn rubbish_in_a_peers_segment(env: &TestEnv) {
     let (folder, living) = Folder::with_process(env, "segment");
     let names = file_names(&folder.0);
     let segment = names
@@ -480,10 +481,10 @@ fn rubbish_in_a_peers_segment(env: &Env) {
     expect_works(env, &folder.0);
 }
 
-/// On a nearly full file system the result is an error, and not a SIGBUS.
-fn shared_memory_that_is_full(env: &Env) -> Outcome {
+/// If the file system is nearly full, a call returns an error, and the process gets no SIGBUS.
+fn shared_memory_that_is_full(env: &TestEnv) -> TestOutcome {
     if !is_root() {
-        return Outcome::Skipped("needs root to mount a small file system".into());
+        return TestOutcome::Skipped("needs root to mount a small file system".into());
     }
     let mount_point = Folder::made("full", 0o700);
     for size in ["size=16k", "size=64k", "size=256k", "size=1m", "size=2m"] {
@@ -494,7 +495,7 @@ fn shared_memory_that_is_full(env: &Env) -> Outcome {
             .stderr(Stdio::null())
             .status();
         if !mounted.is_ok_and(|status| status.success()) {
-            return Outcome::Skipped("mounting is not allowed here".into());
+            return TestOutcome::Skipped("mounting is not allowed here".into());
         }
         let folder = mount_point.0.join("fabric");
         let process = Process::start(env, &folder);
@@ -507,11 +508,11 @@ fn shared_memory_that_is_full(env: &Env) -> Outcome {
             assert!(text.contains("fabric"), "without a message: {text:?}");
         }
     }
-    Outcome::Passed
+    TestOutcome::Passed
 }
 
 /// A process with 1,000 connected queue pairs and no work must sleep.
-fn an_idle_process_uses_no_cpu(env: &Env) {
+fn an_idle_process_uses_no_cpu(env: &TestEnv) {
     let folder = Folder::unmade("idle");
     let output = role_command("idle", "500", &env.settings)
         .expect("a command")
@@ -520,10 +521,10 @@ fn an_idle_process_uses_no_cpu(env: &Env) {
         .output()
         .expect("start a process");
     assert!(output.status.success(), "{}", output.status);
-    let idle: Idle = serde_json::from_slice(&output.stdout).expect("its report");
+    let idle: IdleReport = serde_json::from_slice(&output.stdout).expect("its report");
     println!("{idle:?}");
     let _ = std::io::stdout().flush();
-    // A spinning thread would use 100 %; the usual value is 0.
+    // A spinning thread would use 100 % of a core; a sleeping process uses about 0 %.
     assert!(
         idle.cpu_us < idle.wall_us / 20,
         "{} of {} us",

@@ -1,29 +1,29 @@
 //! Tests of invalid packets, sent from a plain UDP socket to live queue pairs of the software NIC.
 //!
-//! Each packet is dropped and counted by the counter for its flaw, and memory stays unchanged. The replies
-//! are bounded: a stranger gets none, a peer one NAK. The counters show when all packets have been processed,
-//! so no test waits for silence.
+//! Each invalid packet is dropped, and the counter for its flaw counts it; memory stays unchanged. The number
+//! of replies is bounded: a stranger gets no reply, and a peer gets one NAK. The counters show when all
+//! packets have been processed, so no test waits for silence.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use roce::icrc::{self, Addresses, Frame};
-use roce::opcode::{Operation, Position, Transport};
+use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::opcode::{MessagePosition, PacketOperation, Transport};
 use roce::packet::{
-    Aeth, Bth, Deth, Extended, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet,
-    Reth, Syndrome,
+    Aeth, Bth, Deth, ExtendedHeaders, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
+    Packet, Reth, Syndrome,
 };
 use roce::psn::Psn;
 use verbs_abi::IBV_QPS_ERR;
-use verbs_conformance::harness::{self, Variant};
+use verbs_conformance::harness::{self, SuiteVariant};
 use verbs_conformance::objects::Buf;
-use verbs_conformance::pair::{Address, QKEY, Side, Spec};
-use verbs_conformance::{Env, Test};
+use verbs_conformance::pair::{QKEY, QpAddress, QpSide, QpSpec};
+use verbs_conformance::{SuiteTest, TestEnv};
 
 macro_rules! tests {
     ($( $name:ident, )*) => {
-        const TESTS: &[Test] = &[$( Test {
+        const TESTS: &[SuiteTest] = &[$( SuiteTest {
             name: concat!("hostile_packets::", stringify!($name)),
             needs: &[],
             run: |env| $name(env).into(),
@@ -49,8 +49,8 @@ tests! {
 }
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = TESTS.iter().collect();
-    let mut variant = Variant::softnic("roce");
+    let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
+    let mut variant = SuiteVariant::softnic("roce");
     "hostile".clone_into(&mut variant.name);
     variant.own_address = true;
     variant.limit = Duration::from_secs(60);
@@ -67,7 +67,7 @@ const SEED: u64 = 7;
 
 /// A queue pair with a remotely writable buffer, and the sockets of its peer and of a stranger.
 struct Scene {
-    side: Side,
+    side: QpSide,
     target: Buf,
     ip: Ipv4Addr,
     peer: Sender,
@@ -82,7 +82,7 @@ struct Sender {
 
 impl Scene {
     /// Makes a scene whose queue pair is not connected.
-    fn unconnected(env: &Env, spec: &Spec) -> Self {
+    fn unconnected(env: &TestEnv, spec: &QpSpec) -> Self {
         let ip: Ipv4Addr = std::env::var("VERBATIM_ADDRESS")
             .expect("the harness gives an address")
             .parse()
@@ -95,9 +95,9 @@ impl Scene {
             socket.set_nonblocking(true).expect("a flag");
             Sender { ip, socket }
         };
-        let side = spec.side(env);
+        let side = spec.create_qp_side(env);
         let target = side.buf(BYTES);
-        target.memory.fill(SEED);
+        target.memory.fill_with_pattern(SEED);
         Self {
             side,
             target,
@@ -108,12 +108,12 @@ impl Scene {
     }
 
     /// Makes a scene whose queue pair is ready to send and receive.
-    fn connected(env: &Env, spec: &Spec) -> Self {
+    fn connected(env: &TestEnv, spec: &QpSpec) -> Self {
         let mut scene = Self::unconnected(env, spec);
         let mut gid = [0; 16];
         gid[10..12].fill(0xff);
         gid[12..].copy_from_slice(&scene.peer.ip.octets());
-        scene.side.connect(&Address {
+        scene.side.connect(&QpAddress {
             qpn: PEER_QPN,
             lid: 0,
             gid,
@@ -122,15 +122,15 @@ impl Scene {
         scene
     }
 
-    fn rc(env: &Env) -> Self {
-        Self::connected(env, &Spec::rc())
+    fn rc(env: &TestEnv) -> Self {
+        Self::connected(env, &QpSpec::rc())
     }
 
-    fn bth(&self, operation: Operation, psn: Psn) -> Bth {
+    fn bth(&self, operation: PacketOperation, psn: Psn) -> Bth {
         Bth {
             transport: Transport::Rc,
             operation,
-            position: Position::Only,
+            position: MessagePosition::Only,
             solicited: false,
             pkey: 0xffff,
             fecn: false,
@@ -141,29 +141,29 @@ impl Scene {
         }
     }
 
-    /// Returns a WRITE packet to the buffer, valid for the peer at this PSN.
+    /// Returns a packet of a WRITE to the buffer, which is valid if the peer sends it with this PSN.
     fn write(&self, psn: Psn, payload: &[u8]) -> Vec<u8> {
         let extended = self.reth(payload.len());
-        emit(self.bth(Operation::Write, psn), extended, payload)
+        emit(self.bth(PacketOperation::Write, psn), extended, payload)
     }
 
-    fn reth(&self, len: usize) -> Extended {
+    fn reth(&self, len: usize) -> ExtendedHeaders {
         let target = self.target.remote();
-        Extended {
+        ExtendedHeaders {
             reth: Some(Reth {
                 addr: target.addr,
                 rkey: target.rkey,
                 len: len.try_into().expect("a length"),
             }),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         }
     }
 
-    /// Sends the bytes from the BTH through the pad, with a correct ICRC.
+    /// Sends the bytes of a packet from the BTH to the pad, with a correct ICRC.
     fn send(&self, from: &Sender, transport: &[u8]) {
         let mut datagram = transport.to_vec();
-        let addresses = Addresses::new(from.ip.into(), self.ip.into()).expect("of one family");
-        let frame = Frame {
+        let addresses = FrameAddresses::new(from.ip.into(), self.ip.into()).expect("of one family");
+        let frame = IcrcFields {
             addresses,
             src_port: roce::UDP_PORT,
             dst_port: roce::UDP_PORT,
@@ -178,8 +178,8 @@ impl Scene {
         from.socket.send_to(datagram, to).expect("it is sent");
     }
 
-    /// Waits until the counters have these values. Checks that no other counter counts, that memory is
-    /// unchanged, and that the stranger gets no reply.
+    /// Waits until the counters have the values in `due`. Checks that no other counter has counted, that
+    /// memory is unchanged, and that the stranger gets no reply.
     #[track_caller]
     fn expect(&self, due: &[(&str, u64)]) {
         loop {
@@ -204,7 +204,7 @@ impl Scene {
     }
 }
 
-/// Returns the port's counters as last published.
+/// Returns the port's counters as the NIC has published them last.
 #[track_caller]
 fn counters() -> Vec<(&'static str, u64)> {
     softnic::packet_report(0, 1)
@@ -242,7 +242,7 @@ impl Sender {
     }
 }
 
-fn emit(bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
+fn emit(bth: Bth, extended: ExtendedHeaders, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     Packet {
         bth,
@@ -253,8 +253,9 @@ fn emit(bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A correct packet has its effect, so that the refusals in other tests are due to the flaws.
-fn a_good_packet_does_what_it_says(env: &Env) {
+/// A correct packet has its effect. The refusals in other tests are therefore due to the flaws of their
+/// packets.
+fn a_good_packet_does_what_it_says(env: &TestEnv) {
     let scene = Scene::rc(env);
     let same = scene.target.memory.read(0, 64);
     scene.send(&scene.peer, &scene.write(PSN, &same));
@@ -269,41 +270,45 @@ fn a_good_packet_does_what_it_says(env: &Env) {
     }
 }
 
-fn a_stranger_reaches_no_connection(env: &Env) {
+fn a_stranger_reaches_no_connection(env: &TestEnv) {
     let scene = Scene::rc(env);
     let (syndrome, msn) = (Syndrome::Nak(NAK_REMOTE_ACCESS), 0);
-    let ack = Extended {
+    let ack = ExtendedHeaders {
         aeth: Some(Aeth { syndrome, msn }),
-        ..Extended::default()
+        ..ExtendedHeaders::default()
     };
-    let mut notification = scene.bth(Operation::Cnp, PSN);
+    let mut notification = scene.bth(PacketOperation::Cnp, PSN);
     notification.transport = Transport::Cnp;
     let mut rkeys = scene.reth(64);
     let mut packets = vec![
         scene.write(PSN, &[0xee; 64]),
         emit(
-            scene.bth(Operation::ReadRequest, PSN),
+            scene.bth(PacketOperation::ReadRequest, PSN),
             scene.reth(BYTES),
             &[],
         ),
         emit(
-            scene.bth(Operation::Send, PSN),
-            Extended::default(),
+            scene.bth(PacketOperation::Send, PSN),
+            ExtendedHeaders::default(),
             &[0xee; 64],
         ),
         emit(
-            scene.bth(Operation::Acknowledge, scene_psn(&scene)),
+            scene.bth(PacketOperation::Acknowledge, scene_psn(&scene)),
             ack,
             &[],
         ),
-        emit(notification, Extended::default(), &[]),
+        emit(notification, ExtendedHeaders::default(), &[]),
     ];
-    // The stranger guesses R_Keys.
+    // The stranger sends WRITEs with guessed R_Keys.
     for guess in 0..200 {
         if let Some(reth) = &mut rkeys.reth {
             reth.rkey = guess * 0x0101_0101;
         }
-        packets.push(emit(scene.bth(Operation::Write, PSN), rkeys, &[0xee; 64]));
+        packets.push(emit(
+            scene.bth(PacketOperation::Write, PSN),
+            rkeys,
+            &[0xee; 64],
+        ));
     }
     for packet in &packets {
         scene.send(&scene.stranger, packet);
@@ -317,12 +322,12 @@ fn scene_psn(scene: &Scene) -> Psn {
     Psn::new(scene.side.address().psn)
 }
 
-fn a_wrong_icrc_is_dropped(env: &Env) {
+fn a_wrong_icrc_is_dropped(env: &TestEnv) {
     let scene = Scene::rc(env);
     let good = scene.write(PSN, &[0xee; 64]);
     for bit in 0..100 {
         let mut datagram = good.clone();
-        // These bytes are not the packet's ICRC, whatever the identification in the IPv4 header is.
+        // These bytes are not the packet's ICRC for any identification in the IPv4 header.
         datagram.extend_from_slice(&[0x5a; 4]);
         datagram[40 + bit / 8] ^= 1 << (bit % 8);
         scene.send_raw(&scene.peer, &datagram);
@@ -331,39 +336,39 @@ fn a_wrong_icrc_is_dropped(env: &Env) {
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn nobody_has_the_queue_pair(env: &Env) {
+fn nobody_has_the_queue_pair(env: &TestEnv) {
     let scene = Scene::rc(env);
     let own = scene.side.qp.qpn();
     let mut count = 0;
-    // Slots are assigned in turn, so no process has a slot so far from this one's. A slot has 2^14 QP
-    // numbers, and slots are 1 to 1023.
+    // Slots are assigned in turn, so no process has a slot that is 200 or more behind this process's slot. A
+    // slot has 2^14 QP numbers, and slots are 1 to 1023.
     let others = (200..240).map(|away| ((own >> 14) - 1 + away) % 1023 + 1);
     let elsewhere = others.map(|slot| slot << 14 | own & 0x3fff);
     for qpn in (1..40).map(|i| own ^ i).chain(elsewhere) {
-        let mut bth = scene.bth(Operation::Write, PSN);
+        let mut bth = scene.bth(PacketOperation::Write, PSN);
         bth.dest_qpn = qpn;
         scene.send(&scene.peer, &emit(bth, scene.reth(64), &[0xee; 64]));
         count += 1;
     }
-    // A packet of another transport service than that of the queue pair.
-    let mut datagram = scene.bth(Operation::Send, PSN);
+    // The packet has another transport service than the queue pair.
+    let mut datagram = scene.bth(PacketOperation::Send, PSN);
     datagram.transport = Transport::Ud;
-    let deth = Extended {
+    let deth = ExtendedHeaders {
         deth: Some(Deth {
             qkey: QKEY,
             src_qpn: PEER_QPN,
         }),
-        ..Extended::default()
+        ..ExtendedHeaders::default()
     };
     scene.send(&scene.peer, &emit(datagram, deth, &[0xee; 64]));
     scene.expect(&[("rx_unknown_qp", count + 1)]);
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn another_partition_is_dropped(env: &Env) {
+fn another_partition_is_dropped(env: &TestEnv) {
     let scene = Scene::rc(env);
     for pkey in [0, 1, 0x7ffe, 0x8000, 0xfffe] {
-        let mut bth = scene.bth(Operation::Write, PSN);
+        let mut bth = scene.bth(PacketOperation::Write, PSN);
         bth.pkey = pkey;
         scene.send(&scene.peer, &emit(bth, scene.reth(64), &[0xee; 64]));
     }
@@ -371,20 +376,20 @@ fn another_partition_is_dropped(env: &Env) {
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn a_wrong_qkey_is_dropped(env: &Env) {
-    let scene = Scene::connected(env, &Spec::ud());
+fn a_wrong_qkey_is_dropped(env: &TestEnv) {
+    let scene = Scene::connected(env, &QpSpec::ud());
     let received = scene.side.buf(40 + 64);
     scene.side.recv(1, [received.all()]);
     let datagram = |qkey: u32| {
-        let mut bth = scene.bth(Operation::Send, PSN);
+        let mut bth = scene.bth(PacketOperation::Send, PSN);
         bth.transport = Transport::Ud;
         let deth = Deth {
             qkey,
             src_qpn: PEER_QPN,
         };
-        let extended = Extended {
+        let extended = ExtendedHeaders {
             deth: Some(deth),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         };
         emit(bth, extended, &[0xee; 64])
     };
@@ -393,18 +398,18 @@ fn a_wrong_qkey_is_dropped(env: &Env) {
     }
     scene.expect(&[("rx_wrong_qkey", 4)]);
     scene.side.rcq.expect_empty();
-    // With the right Q_Key a datagram of any sender arrives, and is not answered.
+    // A datagram with the right Q_Key is accepted from any sender, and is not answered.
     scene.send(&scene.stranger, &datagram(QKEY));
     scene.side.recv_completion().expect_received(1, 40 + 64);
     scene.expect(&[("rx_wrong_qkey", 4), ("rdma_recvs", 1)]);
 }
 
-fn a_queue_pair_that_is_not_connected_takes_nothing(env: &Env) {
-    // The sockets exist because of another queue pair.
+fn a_queue_pair_that_is_not_connected_takes_nothing(env: &TestEnv) {
+    // The sockets exist because another queue pair needs them.
     let scene = Scene::rc(env);
     let initial = scene.side.sibling();
     initial.to_init();
-    let mut bth = scene.bth(Operation::Write, PSN);
+    let mut bth = scene.bth(PacketOperation::Write, PSN);
     bth.dest_qpn = initial.qp.qpn();
     for from in [&scene.peer, &scene.stranger] {
         scene.send(from, &emit(bth, scene.reth(64), &[0xee; 64]));
@@ -413,7 +418,7 @@ fn a_queue_pair_that_is_not_connected_takes_nothing(env: &Env) {
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn psns_ahead_get_one_nak(env: &Env) {
+fn psns_ahead_get_one_nak(env: &TestEnv) {
     let scene = Scene::rc(env);
     for ahead in (1..200).chain([1 << 20, (1 << 22) + 1]) {
         let packet = scene.write(PSN.plus(ahead), &[0xee; 64]);
@@ -424,7 +429,7 @@ fn psns_ahead_get_one_nak(env: &Env) {
     assert_eq!(scene.peer.one_answer(), asks);
 }
 
-fn psns_from_before_the_connection_get_nothing(env: &Env) {
+fn psns_from_before_the_connection_get_nothing(env: &TestEnv) {
     let scene = Scene::rc(env);
     for behind in (1..100).chain([1 << 20, 1 << 22]) {
         let packet = scene.write(PSN.plus((1 << 24) - behind), &[0xee; 64]);
@@ -434,14 +439,18 @@ fn psns_from_before_the_connection_get_nothing(env: &Env) {
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn a_guessed_rkey_ends_the_connection_once(env: &Env) {
+fn a_guessed_rkey_ends_the_connection_once(env: &TestEnv) {
     let scene = Scene::rc(env);
     let guess = |index: u32| {
         let mut extended = scene.reth(64);
         if let Some(reth) = &mut extended.reth {
             reth.rkey ^= 1 << (index % 32);
         }
-        emit(scene.bth(Operation::Write, PSN), extended, &[0xee; 64])
+        emit(
+            scene.bth(PacketOperation::Write, PSN),
+            extended,
+            &[0xee; 64],
+        )
     };
     scene.send(&scene.peer, &guess(0));
     scene.side.qp.await_state(IBV_QPS_ERR);
@@ -457,10 +466,11 @@ fn a_guessed_rkey_ends_the_connection_once(env: &Env) {
     assert_eq!(scene.peer.one_answer(), refused);
 }
 
-fn truncated_packets_are_dropped(env: &Env) {
+fn truncated_packets_are_dropped(env: &TestEnv) {
     let scene = Scene::rc(env);
     let good = scene.write(PSN, &[0xee; 64]);
-    // BTH and RETH have 28 bytes. Packets that end within them carry a good ICRC here, from 4 bytes to 31.
+    // BTH and RETH have 28 bytes. A packet that ends within them has a correct ICRC here, and 4 to 31 bytes
+    // in all.
     for len in 0..28 {
         scene.send(&scene.peer, &good[..len]);
     }
@@ -471,7 +481,7 @@ fn truncated_packets_are_dropped(env: &Env) {
     for len in 0..4 {
         scene.send_raw(&scene.peer, &good[..len]);
     }
-    // An unassigned opcode, and a pad longer than the payload.
+    // One packet has an unassigned opcode, the other has a pad longer than its payload.
     let mut unknown = good.clone();
     unknown[0] = 0x1f;
     scene.send(&scene.peer, &unknown);
@@ -482,25 +492,25 @@ fn truncated_packets_are_dropped(env: &Env) {
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn a_payload_longer_than_the_path_mtu_is_refused(env: &Env) {
+fn a_payload_longer_than_the_path_mtu_is_refused(env: &TestEnv) {
     let scene = Scene::rc(env);
     scene.send(&scene.peer, &scene.write(PSN, &[0xee; 4100]));
     scene.side.qp.await_state(IBV_QPS_ERR);
     scene.expect(&[("sent_pkts", 1)]);
     let refused = (Syndrome::Nak(NAK_INVALID_REQUEST), PSN);
     assert_eq!(scene.peer.one_answer(), refused);
-    // The largest possible datagram, to a queue pair that has failed.
+    // Send the largest possible datagram to a queue pair that has failed.
     scene.send(&scene.peer, &scene.write(PSN, &[0xee; 65_000]));
     scene.expect(&[("sent_pkts", 1), ("rx_qp_not_ready", 1)]);
     assert_eq!(scene.peer.received_packets(), 0);
 }
 
-fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
+fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &TestEnv) {
     const FLOOD: u64 = 1000;
     let scene = Scene::rc(env);
-    let mut bth = scene.bth(Operation::Cnp, Psn::new(0));
+    let mut bth = scene.bth(PacketOperation::Cnp, Psn::new(0));
     bth.transport = Transport::Cnp;
-    let notification = emit(bth, Extended::default(), &[]);
+    let notification = emit(bth, ExtendedHeaders::default(), &[]);
     for _ in 0..FLOOD {
         scene.send(&scene.peer, &notification);
         scene.send(&scene.stranger, &notification);
@@ -527,27 +537,27 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
         ),
         (0, 0)
     );
-    // The connection still works.
+    // The connection is still usable.
     let source = scene.side.buf(64);
     scene.side.recv(1, [source.all()]);
     let message = emit(
-        scene.bth(Operation::Send, PSN),
-        Extended::default(),
+        scene.bth(PacketOperation::Send, PSN),
+        ExtendedHeaders::default(),
         &[0xee; 64],
     );
     scene.send(&scene.peer, &message);
     scene.side.recv_completion().expect_received(1, 64);
 }
 
-fn rubbish_for_qp1_is_dropped(env: &Env) {
+fn rubbish_for_qp1_is_dropped(env: &TestEnv) {
     let scene = Scene::rc(env);
     let datagram = |qkey: u32, payload: &[u8]| {
-        let mut bth = scene.bth(Operation::Send, PSN);
+        let mut bth = scene.bth(PacketOperation::Send, PSN);
         bth.transport = Transport::Ud;
         bth.dest_qpn = roce::mad::GSI_QPN;
-        let extended = Extended {
+        let extended = ExtendedHeaders {
             deth: Some(Deth { qkey, src_qpn: 1 }),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         };
         emit(bth, extended, payload)
     };
@@ -557,7 +567,7 @@ fn rubbish_for_qp1_is_dropped(env: &Env) {
         let rubbish = &mad[..len];
         scene.send(&scene.stranger, &datagram(roce::mad::GSI_QKEY, rubbish));
     }
-    let mut write = scene.bth(Operation::Write, PSN);
+    let mut write = scene.bth(PacketOperation::Write, PSN);
     write.dest_qpn = roce::mad::GSI_QPN;
     scene.send(&scene.stranger, &emit(write, scene.reth(64), &[0xee; 64]));
     scene.expect(&[("rx_wrong_qkey", 1), ("rx_malformed", 5)]);

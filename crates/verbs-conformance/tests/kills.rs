@@ -1,9 +1,10 @@
 //! Tests that kill 200 processes at random moments, and check their peers.
 //!
-//! Pairs of processes use many verbs of two queue pairs ([`verbs_conformance::worker`]), and one process of
-//! each pair is killed at a random moment. The other must see its requests fail with RETRY_EXC_ERR and the
-//! rest flushed. It must see no wrong or duplicate data, and must exit without help. After the next process
-//! has joined, no file of a dead process may remain in the fabric's folder.
+//! Pairs of processes use many verbs of two queue pairs ([`verbs_conformance::worker`]). One process of
+//! each pair is killed at a random moment. The requests of the other process must fail with RETRY_EXC_ERR,
+//! and all later work requests must be flushed. This process must see no wrong or duplicate data, and must
+//! exit without help. After another process has joined, no file of a dead process may remain in the
+//! fabric's folder.
 //!
 //! `VERBATIM_KILLS` sets the number of kills, and `VERBATIM_SEED` the seed, which is printed.
 
@@ -15,32 +16,32 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use verbs_conformance::harness::{self, Variant, file_names, role_command, wait_for};
+use verbs_conformance::harness::{self, SuiteVariant, file_names, role_command, wait_for};
 use verbs_conformance::memory::MemKind;
-use verbs_conformance::worker::{Plan, Report};
-use verbs_conformance::{Cap, Env, Outcome, Rng, Test};
+use verbs_conformance::worker::{WorkerPlan, WorkerReport};
+use verbs_conformance::{NicCapability, Rng, SuiteTest, TestEnv, TestOutcome};
 
 /// One test runs both parts, because both count the files of the same fabric.
-const TESTS: [Test; 1] = [Test {
+const TESTS: [SuiteTest; 1] = [SuiteTest {
     name: "kills::survivors_hear_of_every_kill",
     needs: &[],
     run: kills,
 }];
 
-fn kills(env: &Env) -> Outcome {
+fn kills(env: &TestEnv) -> TestOutcome {
     match random_kills(env) {
-        Outcome::Passed => all_at_once(env),
+        TestOutcome::Passed => all_at_once(env),
         other => other,
     }
 }
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = TESTS.iter().collect();
-    let variants: Vec<Variant> = ["roce", "ib"]
+    let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
+    let variants: Vec<SuiteVariant> = ["roce", "ib"]
         .into_iter()
-        .map(|layer| Variant {
+        .map(|layer| SuiteVariant {
             limit: Duration::from_secs(300),
-            ..Variant::softnic(layer)
+            ..SuiteVariant::softnic(layer)
         })
         .collect();
     harness::main(&tests, &variants)
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Number of pairs that run at the same time.
 const AT_ONCE: usize = 3;
-/// Kills between two checks of the folder.
+/// Number of kills between two checks of the folder.
 const ROUND: usize = 25;
 
 fn number(variable: &str) -> Option<u64> {
@@ -68,7 +69,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(env: &Env, plan: &Plan) -> Self {
+    fn start(env: &TestEnv, plan: &WorkerPlan) -> Self {
         let plan = serde_json::to_string(plan).expect("a plan");
         let mut child = role_command("worker", &plan, &env.settings)
             .expect("a worker's command")
@@ -92,14 +93,14 @@ impl Worker {
     }
 
     fn write_line(&mut self, line: &str) {
-        // The worker may already be dead on purpose.
+        // The worker may already be dead, because the test has killed it.
         if let Some(input) = &mut self.input {
             let _ = input.write_all(line.as_bytes());
         }
     }
 
     /// Waits for the worker's exit, and returns its report.
-    fn report(mut self) -> Report {
+    fn report(mut self) -> WorkerReport {
         drop(self.input.take());
         let status = wait_for(&mut self.child, WATCHDOG).expect("wait");
         let Some(status) = status else {
@@ -120,12 +121,12 @@ impl Drop for Worker {
     }
 }
 
-/// Runs one pair and kills one of its processes. Returns the survivor's report, and whether the two were
-/// connected by then.
-fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
+/// Runs one pair and kills one of its processes. Returns the survivor's report, and whether the pair was
+/// connected before the kill.
+fn one_kill(env: &TestEnv, seed: u64) -> (WorkerReport, bool) {
     let mut rng = Rng::new(seed);
     let qkey = u32::try_from(rng.below(1 << 31)).expect("31 bits");
-    let mut plan = |seed| Plan {
+    let mut plan = |seed| WorkerPlan {
         seed,
         event_driven: rng.one_in(2),
         memory: if rng.one_in(2) {
@@ -151,7 +152,7 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     let other = hellos[1 - victim].clone();
     workers[victim].write_line(&other);
     if !early {
-        // Most are killed while they work, some just after the start.
+        // Most processes are killed while they work, some just after the start.
         let longest = if rng.one_in(4) { 2_000 } else { 60_000 };
         std::thread::sleep(Duration::from_micros(rng.below(longest)));
         workers[victim].child.kill().expect("kill");
@@ -174,8 +175,8 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     (report, connected)
 }
 
-/// Returns the names in the fabric's folder while exactly one process is in it.
-fn names_with_one_process(env: &Env, folder: Option<&Path>) -> Vec<String> {
+/// Returns the file names in the fabric's folder while exactly one process is in the fabric.
+fn names_with_one_process(env: &TestEnv, folder: Option<&Path>) -> Vec<String> {
     let mut command = role_command("open", "", &env.settings).expect("a command");
     if let Some(folder) = folder {
         command.env("VERBATIM_FABRIC_DIR", folder);
@@ -206,20 +207,22 @@ fn fabric() -> PathBuf {
         .into()
 }
 
-/// Replaces the hexadecimal part of the names, which differs between processes.
+/// Replaces the hexadecimal part of each file name, which differs between processes.
 fn kinds(names: &[String]) -> Vec<String> {
     let kind = |name: &String| match name.split_once('.') {
         Some((stem, rest)) if stem.len() == 16 => format!("*.{rest}"),
         _ => name.clone(),
     };
-    // The counters file outlives the processes that counted.
-    let names = names.iter().filter(|name| *name != "counters");
+    // The counters of packets and of ports remain after the processes that counted.
+    let names = names
+        .iter()
+        .filter(|name| *name != "counters" && *name != "traffic");
     let mut kinds: Vec<String> = names.map(kind).collect();
     kinds.sort();
     kinds
 }
 
-fn expect_nothing_left(env: &Env, fresh: &[String]) {
+fn expect_nothing_left(env: &TestEnv, fresh: &[String]) {
     let names = names_with_one_process(env, None);
     assert_eq!(
         kinds(&names),
@@ -228,14 +231,14 @@ fn expect_nothing_left(env: &Env, fresh: &[String]) {
     );
 }
 
-fn fresh_names(env: &Env) -> Vec<String> {
+fn fresh_names(env: &TestEnv) -> Vec<String> {
     let folder = harness::fresh_fabric("fresh");
     let names = names_with_one_process(env, Some(&folder));
     let _ = std::fs::remove_dir_all(&folder);
     kinds(&names)
 }
 
-fn random_kills(env: &Env) -> Outcome {
+fn random_kills(env: &TestEnv) -> TestOutcome {
     let seed = number("VERBATIM_SEED").unwrap_or_else(|| {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -248,7 +251,7 @@ fn random_kills(env: &Env) -> Outcome {
     println!("VERBATIM_SEED={seed} VERBATIM_KILLS={}", 2 * kills);
     let fresh = fresh_names(env);
     let next = AtomicUsize::new(0);
-    let total = Mutex::new((Report::default(), 0usize));
+    let total = Mutex::new((WorkerReport::default(), 0usize));
     let begin = Instant::now();
     while next.load(Ordering::Relaxed) < kills {
         let until = (next.load(Ordering::Relaxed) + ROUND).min(kills);
@@ -285,12 +288,12 @@ fn random_kills(env: &Env) -> Outcome {
     );
     assert!(in_the_middle * 2 > kills, "most kills hit nobody");
     assert!(sum.completed > 0 && sum.received > 0, "nothing was done");
-    assert_eq!(sum.frames > 0, env.has(Cap::RawPackets), "frames");
-    Outcome::Passed
+    assert_eq!(sum.frames > 0, env.has(NicCapability::RawPackets), "frames");
+    TestOutcome::Passed
 }
 
 #[track_caller]
-fn check(report: &Report, connected: bool, kill: usize, seed: u64) {
+fn check(report: &WorkerReport, connected: bool, kill: usize, seed: u64) {
     match report.status {
         Some(status) => assert_eq!(
             status,
@@ -304,13 +307,13 @@ fn check(report: &Report, connected: bool, kill: usize, seed: u64) {
     }
 }
 
-/// Kills many processes at once, including survivors of other pairs: the last process cleans up.
-fn all_at_once(env: &Env) -> Outcome {
+/// Kills many processes at once, including survivors of other pairs. The last process removes all files.
+fn all_at_once(env: &TestEnv) -> TestOutcome {
     let fresh = fresh_names(env);
     for round in 0..3u64 {
         let mut workers = Vec::new();
         for pair in 0..4u64 {
-            let plan = |seed| Plan {
+            let plan = |seed| WorkerPlan {
                 seed,
                 event_driven: pair % 2 == 0,
                 memory: if pair < 2 {
@@ -334,5 +337,5 @@ fn all_at_once(env: &Env) -> Outcome {
         drop(workers);
         expect_nothing_left(env, &fresh);
     }
-    Outcome::Passed
+    TestOutcome::Passed
 }

@@ -1,30 +1,30 @@
-//! Runs the suite on the software NIC with queue pairs that communicate by RoCEv2 packets, even on this host.
+//! Runs the suite on the software NIC; all queue pairs communicate by RoCEv2 packets, even on this host.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use verbs_conformance::harness::{self, Variant};
-use verbs_conformance::{Cap, Test, tests};
+use verbs_conformance::harness::{self, SuiteVariant};
+use verbs_conformance::{NicCapability, SuiteTest, tests};
 
-/// Features that packets do not carry, and checks that a remote responder cannot make before the requester.
-const NOT_BY_PACKETS: [Cap; 6] = [
-    Cap::RawPackets,
-    Cap::Xrc,
-    Cap::Tags,
-    Cap::EarlyChecks,
-    Cap::PatientDatagrams,
-    Cap::PassiveResponder,
+/// Features that packets do not support, and checks that a remote responder cannot make before the requester.
+const NOT_BY_PACKETS: [NicCapability; 6] = [
+    NicCapability::RawPackets,
+    NicCapability::Xrc,
+    NicCapability::Tags,
+    NicCapability::EarlyChecks,
+    NicCapability::PatientDatagrams,
+    NicCapability::PassiveResponder,
 ];
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = tests().collect();
-    let mut variant = Variant::softnic("roce");
+    let tests: Vec<&'static SuiteTest> = tests().collect();
+    let mut variant = SuiteVariant::softnic("roce");
     "packets".clone_into(&mut variant.name);
     variant.env.push(("VERBATIM_PATH".into(), "packets".into()));
     variant.own_address = true;
     // Each receiver-not-ready NAK costs a round trip and a timer.
     variant.limit = Duration::from_secs(240);
-    // GID 0 is not the address of an interface there.
+    // GID 0 of this variant's port is not the address of an interface.
     variant.settings.gid_index = 1;
     variant.settings.without.extend(NOT_BY_PACKETS);
     harness::main(&tests, &[variant])

@@ -43,8 +43,8 @@ const CASES: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Returns true if the suite passes `case` on a software NIC that omits `condition`; an empty `condition`
-/// omits none.
+/// Returns true if the test `case` passes on a software NIC that omits `condition`. If `condition` is empty,
+/// the NIC omits no condition.
 fn passes(case: &str, condition: &str) -> bool {
     let output = Command::new(env!("CARGO_BIN_EXE_verbs-conformance"))
         .args(["--filter", case, "--jobs", "1"])

@@ -2,10 +2,13 @@
 
 use std::process::ExitCode;
 
-use verbs_conformance::harness::{self, Variant};
-use verbs_conformance::{Test, tests};
+use verbs_conformance::harness::{self, SuiteVariant};
+use verbs_conformance::{SuiteTest, tests};
 
 fn main() -> ExitCode {
-    let tests: Vec<&'static Test> = tests().collect();
-    harness::main(&tests, &[Variant::softnic("roce"), Variant::softnic("ib")])
+    let tests: Vec<&'static SuiteTest> = tests().collect();
+    harness::main(
+        &tests,
+        &[SuiteVariant::softnic("roce"), SuiteVariant::softnic("ib")],
+    )
 }

@@ -3,27 +3,29 @@
 //! With `VERBATIM_TEST_DEVICE=rxe0` (and `VERBATIM_TEST_GID_INDEX`, if the index is not 0) the whole suite
 //! runs on that device. `VERBATIM_TEST_WITHOUT=srq,sqd` excludes capabilities that the device lacks. A
 //! missing device is a failure. Known errors of a device (`Deviations`) are skipped with the reason. Without
-//! the variable only tests that need no device run.
+//! `VERBATIM_TEST_DEVICE` only tests that need no device run.
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use verbs_conformance::harness::{self, Variant};
+use verbs_conformance::harness::{self, SuiteVariant};
 use verbs_conformance::objects::{code_texts, device_names};
-use verbs_conformance::{Cap, Env, Outcome, ProviderKind, Settings, Test, load_system, tests};
+use verbs_conformance::{
+    NicCapability, ProviderKind, Settings, SuiteTest, TestEnv, TestOutcome, load_system, tests,
+};
 
-const WITHOUT_DEVICE: [Test; 3] = [
-    Test {
+const WITHOUT_DEVICE: [SuiteTest; 3] = [
+    SuiteTest {
         name: "system::loads_or_says_what_to_install",
         needs: &[],
         run: loads,
     },
-    Test {
+    SuiteTest {
         name: "system::lists_its_devices",
         needs: &[],
         run: lists,
     },
-    Test {
+    SuiteTest {
         name: "system::texts_are_those_of_softnic",
         needs: &[],
         run: same_texts,
@@ -32,7 +34,7 @@ const WITHOUT_DEVICE: [Test; 3] = [
 
 fn main() -> ExitCode {
     let mut settings = Settings::new(ProviderKind::Softnic);
-    let all: Vec<&'static Test> = WITHOUT_DEVICE.iter().chain(tests()).collect();
+    let all: Vec<&'static SuiteTest> = WITHOUT_DEVICE.iter().chain(tests()).collect();
     if let Some(code) = harness::play_role(&all) {
         return code;
     }
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
             .ok()
             .filter(|text: &String| !text.is_empty())
     };
-    let chosen: Vec<&'static Test> = match variable("VERBATIM_TEST_DEVICE") {
+    let chosen: Vec<&'static SuiteTest> = match variable("VERBATIM_TEST_DEVICE") {
         None => WITHOUT_DEVICE.iter().collect(),
         Some(device) => {
             settings = Settings::new(ProviderKind::System);
@@ -56,18 +58,19 @@ fn main() -> ExitCode {
                 .split(',')
             {
                 if !name.is_empty() {
-                    settings
-                        .without
-                        .insert(name.parse::<Cap>().expect("VERBATIM_TEST_WITHOUT"));
+                    settings.without.insert(
+                        name.parse::<NicCapability>()
+                            .expect("VERBATIM_TEST_WITHOUT"),
+                    );
                 }
             }
             tests().collect()
         }
     };
-    harness::main(&chosen, &[Variant::system(settings)])
+    harness::main(&chosen, &[SuiteVariant::system(settings)])
 }
 
-fn loads(_: &Env) -> Outcome {
+fn loads(_: &TestEnv) -> TestOutcome {
     match load_system() {
         Ok(_) => {}
         Err(err) => {
@@ -78,12 +81,12 @@ fn loads(_: &Env) -> Outcome {
             );
         }
     }
-    Outcome::Passed
+    TestOutcome::Passed
 }
 
-fn lists(_: &Env) -> Outcome {
+fn lists(_: &TestEnv) -> TestOutcome {
     let Ok(symbols) = load_system() else {
-        return Outcome::Skipped("there is no libibverbs".into());
+        return TestOutcome::Skipped("there is no libibverbs".into());
     };
     match device_names(symbols) {
         Ok(names) => {
@@ -100,12 +103,12 @@ fn lists(_: &Env) -> Outcome {
             "errno {errno}"
         ),
     }
-    Outcome::Passed
+    TestOutcome::Passed
 }
 
-fn same_texts(_: &Env) -> Outcome {
+fn same_texts(_: &TestEnv) -> TestOutcome {
     let Ok(symbols) = load_system() else {
-        return Outcome::Skipped("there is no libibverbs".into());
+        return TestOutcome::Skipped("there is no libibverbs".into());
     };
     let softnic = ProviderKind::Softnic.symbols().expect("always there");
     assert_eq!(code_texts(softnic, 0..=64), code_texts(symbols, 0..=64));
@@ -113,5 +116,5 @@ fn same_texts(_: &Env) -> Outcome {
         code_texts(softnic, u32::MAX - 3..=u32::MAX),
         code_texts(symbols, u32::MAX - 3..=u32::MAX)
     );
-    Outcome::Passed
+    TestOutcome::Passed
 }

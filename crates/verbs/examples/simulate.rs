@@ -2,7 +2,7 @@
 //! queue pair in one of its processing units, so more queue pairs give a higher rate.
 //!
 //! ```sh
-//! cargo run --release --example simulate
+//! cargo run --release --features simnic --example simulate
 //! ```
 
 use std::cell::Cell;

@@ -9,7 +9,7 @@ use verbs_abi as abi;
 
 use crate::attr::PortGid;
 use crate::endpoint::QpEndpoint;
-use crate::error::VerbError;
+use crate::error::{AddressError, invalid, last_error};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::route::Route;
 use crate::types::{QKey, Qpn};
@@ -54,12 +54,14 @@ impl ProtectionDomain {
     /// of this device.
     ///
     /// # Errors
-    /// The peer is not a UD queue pair (it has no Q_Key), or the port cannot reach it.
+    /// - [`AddressError::NoQKey`]: the peer is not a UD queue pair.
+    /// - [`AddressError::Unreachable`] (`EHOSTUNREACH`, `ENETUNREACH`, `ETIMEDOUT`): the port cannot reach the peer.
+    /// - [`AddressError::Refused`] (any other errno), for example for a port that the device does not have.
     pub fn ud_destination(
         &self,
         port_num: u8,
         peer: &QpEndpoint,
-    ) -> Result<UdDestination, VerbError> {
+    ) -> Result<UdDestination, AddressError> {
         let gid_index = self.context().default_gid_index(port_num)?;
         let port = PortGid {
             port_num,
@@ -72,22 +74,21 @@ impl ProtectionDomain {
     /// a GID index that the caller chose.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the address handle, for example because the port
-    /// cannot address the peer.
+    /// As [`ud_destination`](Self::ud_destination).
     pub fn ud_destination_from(
         &self,
         port: PortGid,
         peer: &QpEndpoint,
-    ) -> Result<UdDestination, VerbError> {
+    ) -> Result<UdDestination, AddressError> {
         let PortGid {
             port_num,
             gid_index,
         } = port;
         let Some(qkey) = peer.qkey else {
-            return Err(VerbError::invalid(
-                "ibv_create_ah",
-                "the peer's endpoint has no Q_Key: it is no UD queue pair",
-            ));
+            return Err(AddressError::NoQKey {
+                verb: "ibv_create_ah",
+                source: invalid("the peer's endpoint has no Q_Key: it is no UD queue pair"),
+            });
         };
         let route = Route {
             port_num,
@@ -104,12 +105,12 @@ impl ProtectionDomain {
         })
     }
 
-    fn create_ah(&self, route: Route) -> Result<AddressHandle, VerbError> {
+    fn create_ah(&self, route: Route) -> Result<AddressHandle, AddressError> {
         let mut attr = route.to_raw();
         // SAFETY: live PD, valid attributes.
         let raw = unsafe { (self.inner.context.symbols.ibv_create_ah)(self.inner.raw, &mut attr) };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_create_ah"));
+            return Err(AddressError::of("ibv_create_ah", last_error()));
         }
         Ok(AddressHandle {
             inner: Arc::new(AhInner {

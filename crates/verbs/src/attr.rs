@@ -140,7 +140,7 @@ pub struct PortGid {
     pub gid_index: u8,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "softnic"))]
 mod tests {
     use crate::Provider;
 
@@ -148,7 +148,8 @@ mod tests {
     fn links_have_lanes_and_a_speed() {
         let context = Provider::softnic()
             .device(None)
-            .and_then(|d| d.open())
+            .expect("a device")
+            .open()
             .expect("opens");
         let mut port = context.query_port(1).expect("port 1");
         (port.active_width, port.active_speed) = (2, 64);

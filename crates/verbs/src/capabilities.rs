@@ -5,15 +5,15 @@
 //! immediates and mostly without atomics. If the verbs report a capability
 //! ([`DeviceAttr`](crate::DeviceAttr)), the report is used. Otherwise the smallest object of the
 //! kind is created and destroyed. Neither method shows deviations in error handling. Therefore
-//! `known` lists drivers that are known to deviate, each with the test of `verbs-conformance` that
+//! `known_gaps` lists drivers that are known to deviate, each with the test of `verbs-conformance` that
 //! shows it.
 //!
 //! Only capabilities that some device lacks are listed. Postlists, RDMA WRITE, signaled and
 //! unsignaled WRs, and the 40 bytes before the payload of a datagram come with the transport, on
 //! every device.
 
-mod asking;
 mod kinds;
-mod known;
+mod known_gaps;
+mod probing;
 
-pub use kinds::{Capabilities, Capability, InlineBytes, Lack};
+pub use kinds::{Capabilities, Capability, InlineBytes, MissingCapability};

@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use verbs_abi as abi;
 
 use crate::attr::{DeviceAttr, PortAttr, TransportType};
 use crate::capabilities::Capabilities;
-use crate::error::VerbError;
+use crate::error::{QueryError, check};
 use crate::provider::Provider;
 use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState};
 
@@ -67,12 +68,12 @@ impl Context {
     /// Queries the limits of the device.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb.
-    pub fn query_device(&self) -> Result<DeviceAttr, VerbError> {
+    /// [`QueryError::Refused`] (any errno), for example because the device was removed.
+    pub fn query_device(&self) -> Result<DeviceAttr, QueryError> {
         let mut a = abi::ibv_device_attr::zeroed();
         // SAFETY: live context, writable attributes.
         let ret = unsafe { (self.inner.symbols.ibv_query_device)(self.inner.raw, &mut a) };
-        VerbError::check("ibv_query_device", ret)?;
+        check(ret).map_err(|e| QueryError::of("ibv_query_device", e))?;
         // SAFETY: any bytes are valid for c_char as u8; the array is in bounds.
         let fw =
             unsafe { std::slice::from_raw_parts(a.fw_ver.as_ptr().cast::<u8>(), a.fw_ver.len()) };
@@ -120,8 +121,9 @@ impl Context {
     /// Queries the state of a port; ports count from 1.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port that the device does not have.
-    pub fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbError> {
+    /// - [`QueryError::NoSuchPort`] (`EINVAL`): the device does not have the port.
+    /// - [`QueryError::Refused`] (any other errno).
+    pub fn query_port(&self, port_num: u8) -> Result<PortAttr, QueryError> {
         let mut a = abi::ibv_port_attr::zeroed();
         // SAFETY: live context, writable attributes of the given size. The extended operation is
         // preferred, as `___ibv_query_port` of the header does.
@@ -136,7 +138,7 @@ impl Context {
                 None => (self.inner.symbols.ibv_query_port)(self.inner.raw, port_num, &mut a),
             }
         };
-        VerbError::check("ibv_query_port", ret)?;
+        check(ret).map_err(|e| self.port_error("ibv_query_port", e, port_num))?;
         Ok(PortAttr {
             state: PortState::from_raw(a.state),
             max_mtu: Mtu::from_raw(a.max_mtu),
@@ -156,18 +158,20 @@ impl Context {
     /// Reads an entry of the GID table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index
-    /// that the device does not have.
-    pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbError> {
+    /// - [`QueryError::NoSuchPort`] (`EINVAL`): the device does not have the port.
+    /// - [`QueryError::NoSuchEntry`] (`EINVAL`, `ENOENT` …): the table does not have the index.
+    /// - [`QueryError::Refused`] (any other errno).
+    pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, QueryError> {
         let mut gid = abi::ibv_gid::zeroed();
-        let index =
-            i32::try_from(index).map_err(|_| VerbError::new("ibv_query_gid", libc::EINVAL))?;
+        let number = i32::try_from(index).unwrap_or(i32::MAX);
         // SAFETY: live context, writable gid.
         let ret = unsafe {
-            (self.inner.symbols.ibv_query_gid)(self.inner.raw, port_num, index, &mut gid)
+            (self.inner.symbols.ibv_query_gid)(self.inner.raw, port_num, number, &mut gid)
         };
         // The function returns -1 with or without errno.
-        VerbError::check("ibv_query_gid", ret)?;
+        check(ret).map_err(|e| {
+            self.entry_error("ibv_query_gid", e, (port_num, index), |p| p.gid_tbl_len)
+        })?;
         // SAFETY: all bytes of the union are initialised, and every value is a valid array.
         Ok(Gid(unsafe { gid.raw }))
     }
@@ -175,17 +179,21 @@ impl Context {
     /// Reads an entry of the P_Key table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index
-    /// that the device does not have.
-    pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, VerbError> {
+    /// - [`QueryError::NoSuchPort`] (`EINVAL`): the device does not have the port.
+    /// - [`QueryError::NoSuchEntry`] (`EINVAL`, `ENOENT` …): the table does not have the index.
+    /// - [`QueryError::Refused`] (any other errno).
+    pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, QueryError> {
         let mut pkey = 0u16;
-        let index =
-            i32::try_from(index).map_err(|_| VerbError::new("ibv_query_pkey", libc::EINVAL))?;
+        let number = i32::try_from(index).unwrap_or(i32::MAX);
         // SAFETY: live context, writable pkey.
         let ret = unsafe {
-            (self.inner.symbols.ibv_query_pkey)(self.inner.raw, port_num, index, &mut pkey)
+            (self.inner.symbols.ibv_query_pkey)(self.inner.raw, port_num, number, &mut pkey)
         };
-        VerbError::check("ibv_query_pkey", ret)?;
+        check(ret).map_err(|e| {
+            self.entry_error("ibv_query_pkey", e, (port_num, index), |p| {
+                p.pkey_tbl_len.into()
+            })
+        })?;
         Ok(PKey(u16::from_be(pkey)))
     }
 
@@ -198,8 +206,8 @@ impl Context {
     /// by LID there.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port that the device does not have.
-    pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
+    /// As [`query_port`](Self::query_port).
+    pub fn default_gid_index(&self, port_num: u8) -> Result<u8, QueryError> {
         let port = self.query_port(port_num)?;
         if port.link_layer != LinkLayer::Ethernet {
             return Ok(0);
@@ -240,6 +248,44 @@ impl Context {
                 }
             }
             _ => None,
+        }
+    }
+
+    /// Returns the error of a verb on a port, which names the ports of the device if it does not have this one.
+    #[cold]
+    fn port_error(&self, verb: &'static str, source: io::Error, port_num: u8) -> QueryError {
+        match self.query_device() {
+            Ok(device) if !(1..=device.phys_port_cnt).contains(&port_num) => {
+                QueryError::NoSuchPort {
+                    port_num,
+                    ports: device.phys_port_cnt,
+                    verb,
+                    source,
+                }
+            }
+            _ => QueryError::of(verb, source),
+        }
+    }
+
+    /// Returns the error of a verb on an entry of a port's table; `entries` reads the length of the table.
+    #[cold]
+    fn entry_error(
+        &self,
+        verb: &'static str,
+        source: io::Error,
+        (port_num, index): (u8, u32),
+        entries: impl Fn(&PortAttr) -> u32,
+    ) -> QueryError {
+        match self.query_port(port_num).map(|port| entries(&port)) {
+            Ok(entries) if index >= entries => QueryError::NoSuchEntry {
+                port_num,
+                index,
+                entries,
+                verb,
+                source,
+            },
+            Ok(_) => QueryError::of(verb, source),
+            Err(_) => self.port_error(verb, source, port_num),
         }
     }
 

@@ -4,6 +4,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -12,10 +13,11 @@ use std::time::Duration;
 use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
-use crate::error::VerbError;
+use crate::error::{CreateError, EventError, PollError, check, errno_of, invalid, last_error};
 use crate::id::{id_context, id_of, next_id};
-use crate::types::{Lid, Qpn, c_enum};
+use crate::types::{Lid, Qpn};
 use crate::wait::wait_readable;
+use crate::wc_codes::{WcOpcode, WcStatus};
 
 /// A completion channel: a file descriptor that becomes readable when an armed CQ gets a completion.
 /// Clones are the same channel.
@@ -80,12 +82,14 @@ impl Context {
     /// Creates a completion channel.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because the process has no descriptors left.
-    pub fn create_comp_channel(&self) -> Result<CompletionChannel, VerbError> {
+    /// - [`CreateError::TooManyFiles`] (`EMFILE`, `ENFILE`): a channel is a file descriptor.
+    /// - [`CreateError::NoResources`] (`ENOMEM`).
+    /// - [`CreateError::Refused`] (any other errno).
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel, CreateError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_create_comp_channel)(self.inner.raw) };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_create_comp_channel"));
+            return Err(CreateError::of("ibv_create_comp_channel", last_error()));
         }
         Ok(CompletionChannel {
             inner: Arc::new(ChannelInner {
@@ -98,26 +102,28 @@ impl Context {
     /// Creates a CQ for at least `cqe` completions.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of 0 completions or more
-    /// than `max_cqe` of the device.
-    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, VerbError> {
+    /// - [`CreateError::LimitExceeded`] (`EINVAL`): 0 completions, or more than `max_cqe` of the device.
+    /// - [`CreateError::NoResources`] (`ENOMEM`): the device has no more queues.
+    /// - [`CreateError::Refused`] (any other errno).
+    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, CreateError> {
         self.cq(cqe, None)
     }
 
     /// Creates a CQ for at least `cqe` completions, whose events are reported on `channel`.
     ///
     /// # Errors
-    /// As [`create_cq`](Self::create_cq).
+    /// - [`CreateError::OtherContext`]: the channel belongs to another context.
+    /// - As [`create_cq`](Self::create_cq).
     pub fn create_cq_with_channel(
         &self,
         cqe: u32,
         channel: &CompletionChannel,
-    ) -> Result<CompletionQueue, VerbError> {
+    ) -> Result<CompletionQueue, CreateError> {
         if !Arc::ptr_eq(&channel.inner.context, &self.inner) {
-            return Err(VerbError::invalid(
-                "ibv_create_cq",
-                "the completion channel belongs to another context",
-            ));
+            return Err(CreateError::OtherContext {
+                verb: "ibv_create_cq",
+                source: invalid("the completion channel belongs to another context"),
+            });
         }
         self.cq(cqe, Some(channel.clone()))
     }
@@ -126,18 +132,25 @@ impl Context {
         &self,
         cqe: u32,
         channel: Option<CompletionChannel>,
-    ) -> Result<CompletionQueue, VerbError> {
+    ) -> Result<CompletionQueue, CreateError> {
         let id = next_id();
-        let cqe = i32::try_from(cqe).map_err(|_| VerbError::new("ibv_create_cq", libc::EINVAL))?;
+        let entries = i32::try_from(cqe)
+            .map_err(|_| self.cq_error(cqe, io::Error::from_raw_os_error(libc::EINVAL)))?;
         let raw_channel = channel
             .as_ref()
             .map_or(std::ptr::null_mut(), |c| c.inner.raw);
         // SAFETY: live context and channel of the same table; the CQ keeps both alive.
         let raw = unsafe {
-            (self.inner.symbols.ibv_create_cq)(self.inner.raw, cqe, id_context(id), raw_channel, 0)
+            (self.inner.symbols.ibv_create_cq)(
+                self.inner.raw,
+                entries,
+                id_context(id),
+                raw_channel,
+                0,
+            )
         };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_create_cq"));
+            return Err(self.cq_error(cqe, last_error()));
         }
         let context = Arc::clone(&self.inner);
         Ok(CompletionQueue {
@@ -149,6 +162,16 @@ impl Context {
                 id,
             }),
         })
+    }
+}
+
+impl Context {
+    #[cold]
+    fn cq_error(&self, cqe: u32, source: io::Error) -> CreateError {
+        let most = self
+            .query_device()
+            .map_or(u32::MAX, |device| device.max_cqe);
+        CreateError::of_sizes("ibv_create_cq", source, &[("cqe", cqe, most)])
     }
 }
 
@@ -180,25 +203,25 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// The CQ is in error because it overran.
+    /// [`PollError::CqError`] (any errno): the CQ is in error because it overran.
     #[inline]
     pub fn poll<'b, const N: usize>(
         &self,
         buffer: &'b mut WcBuffer<N>,
-    ) -> Result<Completions<'b>, VerbError> {
+    ) -> Result<Completions<'b>, PollError> {
         self.poll_up_to(N, buffer)
     }
 
     /// Takes completions as [`poll`](Self::poll) does, at most `most`.
     ///
     /// # Errors
-    /// The CQ is in error because it overran.
+    /// [`PollError::CqError`] (any errno): the CQ is in error because it overran.
     #[inline]
     pub fn poll_up_to<'b, const N: usize>(
         &self,
         most: usize,
         buffer: &'b mut WcBuffer<N>,
-    ) -> Result<Completions<'b>, VerbError> {
+    ) -> Result<Completions<'b>, PollError> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_possible_wrap,
@@ -208,7 +231,7 @@ impl CompletionQueue {
         // SAFETY: live CQ, room for N completions.
         let n = unsafe { abi::ibv_poll_cq(self.raw, most, buffer.wc.as_mut_ptr().cast()) };
         let Ok(n) = usize::try_from(n) else {
-            return Err(VerbError::new("ibv_poll_cq", crate::error::errno_of(n)));
+            return Err(poll_error(n));
         };
         // SAFETY: the provider has initialised the first n of N completions.
         let filled = unsafe {
@@ -222,16 +245,25 @@ impl CompletionQueue {
     /// completions raise no event.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb.
-    pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
+    /// [`EventError::Refused`] (any errno).
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), EventError> {
         // SAFETY: live CQ.
         let ret = unsafe { abi::ibv_req_notify_cq(self.inner.raw, solicited_only.into()) };
-        VerbError::check("ibv_req_notify_cq", ret)
+        check(ret).map_err(|e| EventError::of("ibv_req_notify_cq", e))
     }
 
     /// Returns the channel on which the CQ's events are reported.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.channel.as_ref()
+    }
+}
+
+/// Returns the error of `ibv_poll_cq`, which returned `ret`.
+#[cold]
+fn poll_error(ret: i32) -> PollError {
+    PollError::CqError {
+        verb: "ibv_poll_cq",
+        source: io::Error::from_raw_os_error(errno_of(ret)),
     }
 }
 
@@ -262,14 +294,16 @@ impl CompletionChannel {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because a signal arrives.
-    pub fn wait(&self) -> Result<u64, VerbError> {
+    /// - [`EventError::Interrupted`] (`EINTR`): a signal came before an event.
+    /// - [`EventError::WouldBlock`] (`EAGAIN`): the descriptor does not block, and no event is there.
+    /// - [`EventError::Refused`] (any other errno).
+    pub fn wait(&self) -> Result<u64, EventError> {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let symbols = self.inner.context.symbols;
         // SAFETY: live channel, writable results.
         let ret = unsafe { (symbols.ibv_get_cq_event)(self.inner.raw, &mut cq, &mut context) };
         if ret != 0 {
-            return Err(VerbError::last("ibv_get_cq_event"));
+            return Err(EventError::of("ibv_get_cq_event", last_error()));
         }
         // SAFETY: ibv_destroy_cq waits until every event that was taken is acknowledged. So the CQ
         // still exists, even if another thread is dropping it.
@@ -281,7 +315,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<u64>, VerbError> {
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<u64>, EventError> {
         if wait_readable(self.as_fd(), timeout) {
             self.wait().map(Some)
         } else {
@@ -519,84 +553,6 @@ impl fmt::Display for FailedCompletion<'_> {
 }
 
 impl std::error::Error for FailedCompletion<'_> {}
-
-c_enum! {
-    /// The operation of a successful completion.
-    WcOpcode {
-        /// A SEND.
-        Send = abi::IBV_WC_SEND, "SEND";
-        /// An RDMA WRITE.
-        RdmaWrite = abi::IBV_WC_RDMA_WRITE, "RDMA_WRITE";
-        /// An RDMA READ.
-        RdmaRead = abi::IBV_WC_RDMA_READ, "RDMA_READ";
-        /// A compare-and-swap.
-        CompSwap = abi::IBV_WC_COMP_SWAP, "COMP_SWAP";
-        /// A fetch-and-add.
-        FetchAdd = abi::IBV_WC_FETCH_ADD, "FETCH_ADD";
-        /// A memory window bind.
-        BindMw = abi::IBV_WC_BIND_MW, "BIND_MW";
-        /// A local invalidate.
-        LocalInv = abi::IBV_WC_LOCAL_INV, "LOCAL_INV";
-        /// A RECV.
-        Recv = abi::IBV_WC_RECV, "RECV";
-        /// A RECV consumed by an RDMA WRITE with immediate.
-        RecvRdmaWithImm = abi::IBV_WC_RECV_RDMA_WITH_IMM, "RECV_RDMA_WITH_IMM";
-    }
-}
-
-c_enum! {
-    /// The status of a completion, displayed with the text of `ibv_wc_status_str`.
-    WcStatus {
-        /// The work request succeeded.
-        Success = abi::IBV_WC_SUCCESS, "success";
-        /// A message was longer than the buffer, or longer than allowed.
-        LocLenErr = abi::IBV_WC_LOC_LEN_ERR, "local length error";
-        /// A local inconsistency of the QP.
-        LocQpOpErr = abi::IBV_WC_LOC_QP_OP_ERR, "local QP operation error";
-        /// Deprecated.
-        LocEecOpErr = abi::IBV_WC_LOC_EEC_OP_ERR, "local EE context operation error";
-        /// An SGE refers to memory that is not registered for this use.
-        LocProtErr = abi::IBV_WC_LOC_PROT_ERR, "local protection error";
-        /// The QP was in error before the work request was executed.
-        WrFlushErr = abi::IBV_WC_WR_FLUSH_ERR, "Work Request Flushed Error";
-        /// A memory window could not be bound.
-        MwBindErr = abi::IBV_WC_MW_BIND_ERR, "memory management operation error";
-        /// The responder sent something unexpected.
-        BadRespErr = abi::IBV_WC_BAD_RESP_ERR, "bad response error";
-        /// A protection error on a local buffer during a WRITE with immediate.
-        LocAccessErr = abi::IBV_WC_LOC_ACCESS_ERR, "local access error";
-        /// The responder found the request invalid.
-        RemInvReqErr = abi::IBV_WC_REM_INV_REQ_ERR, "remote invalid request error";
-        /// The responder's memory does not permit the access.
-        RemAccessErr = abi::IBV_WC_REM_ACCESS_ERR, "remote access error";
-        /// The responder could not finish the operation.
-        RemOpErr = abi::IBV_WC_REM_OP_ERR, "remote operation error";
-        /// The peer did not answer within timeout and retries.
-        RetryExcErr = abi::IBV_WC_RETRY_EXC_ERR, "transport retry counter exceeded";
-        /// The peer had no RECV posted within the RNR retries.
-        RnrRetryExcErr = abi::IBV_WC_RNR_RETRY_EXC_ERR, "RNR retry counter exceeded";
-        /// Deprecated.
-        LocRddViolErr = abi::IBV_WC_LOC_RDD_VIOL_ERR, "local RDD violation error";
-        /// Deprecated.
-        RemInvRdReqErr = abi::IBV_WC_REM_INV_RD_REQ_ERR, "remote invalid RD request";
-        /// The responder aborted the operation.
-        RemAbortErr = abi::IBV_WC_REM_ABORT_ERR, "aborted error";
-        /// Deprecated.
-        InvEecnErr = abi::IBV_WC_INV_EECN_ERR, "invalid EE context number";
-        /// Deprecated.
-        InvEecStateErr = abi::IBV_WC_INV_EEC_STATE_ERR, "invalid EE context state";
-        /// A fatal error of the device.
-        FatalErr = abi::IBV_WC_FATAL_ERR, "fatal error";
-        /// The peer's response was too late.
-        RespTimeoutErr = abi::IBV_WC_RESP_TIMEOUT_ERR, "response timeout error";
-        /// Anything else.
-        GeneralErr = abi::IBV_WC_GENERAL_ERR, "general error";
-        /// Tag matching.
-        TmErr = abi::IBV_WC_TM_ERR, "TM error";
-        /// Tag matching: software must finish the rendezvous.
-        TmRndvIncomplete = abi::IBV_WC_TM_RNDV_INCOMPLETE, "TM software rendezvous";
-    }
-}
 
 impl WcStatus {
     /// Returns the provider's text for a status number.

@@ -10,7 +10,7 @@ use verbs_abi as abi;
 
 use crate::attr::{NodeType, TransportType};
 use crate::context::{Context, ContextInner};
-use crate::error::VerbError;
+use crate::error::{DeviceError, OpenError, invalid, last_error};
 use crate::provider::Provider;
 
 /// A device of a provider.
@@ -47,18 +47,19 @@ impl Drop for DeviceList {
 }
 
 impl Device {
-    fn list(provider: Provider) -> Result<Vec<Self>, VerbError> {
+    fn list(provider: Provider) -> Result<Vec<Self>, DeviceError> {
         let symbols = provider.symbols();
         let mut num = 0;
         // SAFETY: `num` is writable.
         let raw = unsafe { (symbols.ibv_get_device_list)(&mut num) };
         if raw.is_null() {
-            let error = VerbError::last("ibv_get_device_list");
+            let source = last_error();
             // The system has no RDMA subsystem loaded, so no devices.
-            return if error.errno() == libc::ENOSYS {
+            return if source.raw_os_error() == Some(libc::ENOSYS) {
                 Ok(Vec::new())
             } else {
-                Err(error)
+                let verb = "ibv_get_device_list";
+                Err(DeviceError::Refused { verb, source })
             };
         }
         let list = Arc::new(DeviceList { provider, raw });
@@ -114,14 +115,16 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because the process may not use the device.
-    pub fn open(&self) -> Result<Context, VerbError> {
+    /// - [`OpenError::NotPermitted`] (`EACCES`, `EPERM`): the process may not use the device.
+    /// - [`OpenError::Refused`] (any other errno).
+    pub fn open(&self) -> Result<Context, OpenError> {
         let provider = self.list.provider;
         let symbols = provider.symbols();
         // SAFETY: the device is on a list that is still alive.
         let raw = unsafe { (symbols.ibv_open_device)(self.raw) };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_open_device"));
+            let device = self.name.clone();
+            return Err(OpenError::of("ibv_open_device", device, last_error()));
         }
         let inner = ContextInner {
             provider,
@@ -151,16 +154,17 @@ impl Provider {
     /// Returns the provider's devices. An empty list is no error.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because the software NIC's fabric cannot be joined.
-    pub fn devices(&self) -> Result<Vec<Device>, VerbError> {
+    /// [`DeviceError::Refused`] (any errno), for example because the software NIC's fabric cannot be joined.
+    pub fn devices(&self) -> Result<Vec<Device>, DeviceError> {
         Device::list(*self)
     }
 
     /// Returns the device called `name`, or the first one.
     ///
     /// # Errors
-    /// No such device exists; the message lists the existing devices.
-    pub fn device(&self, name: Option<&str>) -> Result<Device, VerbError> {
+    /// - [`DeviceError::NoSuchDevice`]: the message lists the existing devices.
+    /// - As [`devices`](Self::devices).
+    pub fn device(&self, name: Option<&str>) -> Result<Device, DeviceError> {
         let devices = self.devices()?;
         let there: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
         devices
@@ -173,13 +177,14 @@ impl Provider {
                 } else {
                     there.join(", ")
                 };
-                VerbError::invalid(
-                    "ibv_get_device_list",
-                    format!(
-                        "no such device: wanted {wanted}, provider {} has {has}",
-                        self.name()
-                    ),
-                )
+                let provider = self.name();
+                DeviceError::NoSuchDevice {
+                    existing: there,
+                    verb: "ibv_get_device_list",
+                    source: invalid(format!(
+                        "no such device: wanted {wanted}, provider {provider} has {has}"
+                    )),
+                }
             })
     }
 }

@@ -1,74 +1,173 @@
-//! The error of a failed call of the verbs API.
+//! The errors of the verbs API: an enum for each kind of call, and [`VerbError`] for all of them.
+
+mod operations;
+mod post;
 
 use std::io;
 
-/// The error of a verb: its name as in `verbs.h`, and its errno.
+pub use operations::{
+    AddressError, CreateError, CreateQpError, DeviceError, EventError, ModifyError, ModifySrqError,
+    OpenError, PollError, QueryError, RegisterError,
+};
+pub use post::{PostError, PostErrorKind};
+
+/// The error of any verb except the posts.
+///
+/// Each call returns the enum of its kind; `?` converts the enum to this type. For an error type with
+/// `#[from] VerbError`, [`from_verb_errors`](crate::from_verb_errors) adds the conversions from these enums.
 #[derive(Debug, thiserror::Error)]
-#[error("{verb} failed: {source}{hint}", hint = hint(self))]
-pub struct VerbError {
-    /// The verb's name, as in `verbs.h` (`ibv_create_qp`).
-    pub verb: &'static str,
-    /// The reason; `raw_os_error()` is the errno.
-    #[source]
-    pub source: io::Error,
+#[non_exhaustive]
+pub enum VerbError {
+    /// The devices cannot be listed, or a device is not there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Attributes cannot be queried.
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    /// An object cannot be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// An address handle cannot be created.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A queue pair cannot be created.
+    #[error(transparent)]
+    CreateQp(#[from] CreateQpError),
+    /// Memory cannot be allocated or registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The state of a queue pair cannot be changed.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// The limit of a shared receive queue cannot be set.
+    #[error(transparent)]
+    ModifySrq(#[from] ModifySrqError),
+    /// A completion queue cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// Events cannot be requested or received.
+    #[error(transparent)]
+    Event(#[from] EventError),
+    /// A call beside this API failed, such as a function of a connection manager.
+    #[error("{verb} failed: {source}")]
+    Other {
+        /// The function's name.
+        verb: &'static str,
+        /// The reason; `raw_os_error()` is the errno.
+        source: io::Error,
+    },
+}
+
+/// Evaluates an expression of the error of any kind, which the variant holds.
+macro_rules! each_kind {
+    ($error:expr, $kind:ident => $value:expr, $verb:ident, $source:ident => $other:expr) => {
+        match $error {
+            VerbError::Device($kind) => $value,
+            VerbError::Open($kind) => $value,
+            VerbError::Query($kind) => $value,
+            VerbError::Create($kind) => $value,
+            VerbError::Address($kind) => $value,
+            VerbError::CreateQp($kind) => $value,
+            VerbError::Register($kind) => $value,
+            VerbError::Modify($kind) => $value,
+            VerbError::ModifySrq($kind) => $value,
+            VerbError::Poll($kind) => $value,
+            VerbError::Event($kind) => $value,
+            VerbError::Other {
+                verb: $verb,
+                source: $source,
+            } => $other,
+        }
+    };
 }
 
 impl VerbError {
-    pub(crate) fn new(verb: &'static str, errno: i32) -> Self {
-        Self {
-            verb,
-            source: io::Error::from_raw_os_error(errno),
-        }
-    }
-
-    /// Returns the error of a call that has just set `errno`.
-    pub(crate) fn last(verb: &'static str) -> Self {
-        let source = io::Error::last_os_error();
-        // A provider that fails without setting errno must not read as "Success".
-        if source.raw_os_error() == Some(0) {
-            Self::new(verb, libc::EIO)
-        } else {
-            Self { verb, source }
-        }
-    }
-
-    pub(crate) fn invalid(verb: &'static str, what: impl Into<String>) -> Self {
-        Self {
-            verb,
-            source: io::Error::new(io::ErrorKind::InvalidInput, what.into()),
-        }
-    }
-
-    /// Converts the return value of a verb that returns an errno. Some providers return it negated,
-    /// or -1 with `errno` set.
-    pub(crate) fn check(verb: &'static str, ret: i32) -> Result<(), Self> {
-        match ret {
-            0 => Ok(()),
-            r => Err(Self {
-                verb,
-                source: io::Error::from_raw_os_error(errno_of(r)),
-            }),
-        }
+    /// Returns the verb's name, as in `verbs.h` (`ibv_create_qp`).
+    pub fn verb(&self) -> &'static str {
+        each_kind!(self, kind => kind.verb(), verb, _source => verb)
     }
 
     /// Returns the errno; 0 if the call was refused before it reached the provider.
     pub fn errno(&self) -> i32 {
-        self.source.raw_os_error().unwrap_or(0)
+        self.os_error().raw_os_error().unwrap_or(0)
+    }
+
+    /// Returns the reason as an error of the system.
+    pub fn os_error(&self) -> &io::Error {
+        each_kind!(self, kind => kind.os_error(), _verb, source => source)
     }
 }
 
 impl From<VerbError> for io::Error {
     fn from(e: VerbError) -> Self {
-        io::Error::new(e.source.kind(), e)
+        io::Error::new(e.os_error().kind(), e)
     }
 }
 
-fn hint(e: &VerbError) -> &'static str {
-    match e.errno() {
-        libc::ENOMEM if e.verb == "ibv_reg_mr" => {
-            " (locked memory may be limited: see `ulimit -l`)"
-        }
-        _ => "",
+/// Converts the errors of all verbs to an error type that is `From<VerbError>`.
+///
+/// ```
+/// #[derive(Debug)]
+/// enum Error {
+///     Verb(verbs::VerbError),
+/// }
+///
+/// impl From<verbs::VerbError> for Error {
+///     fn from(e: verbs::VerbError) -> Self {
+///         Self::Verb(e)
+///     }
+/// }
+///
+/// verbs::from_verb_errors!(Error);
+///
+/// fn open(provider: verbs::Provider) -> Result<verbs::Context, Error> {
+///     Ok(provider.device(None)?.open()?) // a DeviceError, and an OpenError
+/// }
+/// # open(verbs::Provider::softnic()).expect("it opens");
+/// ```
+#[macro_export]
+macro_rules! from_verb_errors {
+    ($error:ty) => {
+        $crate::from_verb_errors!($error:
+            DeviceError OpenError QueryError CreateError AddressError CreateQpError RegisterError ModifyError
+            ModifySrqError PollError EventError
+        );
+    };
+    ($error:ty: $($kind:ident)*) => {
+        $(
+            impl From<$crate::$kind> for $error {
+                fn from(e: $crate::$kind) -> Self {
+                    Self::from($crate::VerbError::from(e))
+                }
+            }
+        )*
+    };
+}
+
+/// Returns the error of a call that has just set `errno`.
+pub(crate) fn last_error() -> io::Error {
+    let error = io::Error::last_os_error();
+    // A provider that fails without setting errno must not read as "Success".
+    if error.raw_os_error() == Some(0) {
+        io::Error::from_raw_os_error(libc::EIO)
+    } else {
+        error
+    }
+}
+
+/// Returns the error of a call that was refused before it reached the provider.
+pub(crate) fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what.into())
+}
+
+/// Converts the return value of a verb that returns an errno. Some providers return it negated, or -1 with `errno` set.
+pub(crate) fn check(ret: i32) -> Result<(), io::Error> {
+    match ret {
+        0 => Ok(()),
+        r => Err(io::Error::from_raw_os_error(errno_of(r))),
     }
 }
 
@@ -80,61 +179,5 @@ pub(crate) fn errno_of(ret: i32) -> i32 {
             .filter(|&e| e != 0)
             .unwrap_or(libc::EIO),
         r => r.saturating_abs(),
-    }
-}
-
-/// The reason of a refused post, from the errno of `ibv_post_send(3)` or `ibv_post_recv(3)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PostErrorKind {
-    /// `ENOMEM`: the queue is full. Poll the CQ, then post again from `bad_wr`.
-    #[error("the queue is full (ENOMEM): poll the CQ, then post again from bad_wr")]
-    QueueFull,
-    /// `EINVAL`: a value in the WR is invalid, or the QP's state does not allow the WR.
-    #[error("invalid WR, or the QP's state takes none (EINVAL)")]
-    InvalidWr,
-    /// `EFAULT`: the QP is invalid.
-    #[error("invalid queue pair (EFAULT)")]
-    InvalidQp,
-    /// The list belongs to another device than the queue pair; nothing was posted.
-    #[error("the list was made for another device context")]
-    OtherContext,
-    /// Another errno.
-    #[error("errno {0}")]
-    Other(i32),
-}
-
-/// A refused post. The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{verb}: WR {bad_wr}: {kind}")]
-pub struct PostError {
-    /// The verb: `ibv_post_send`, `ibv_post_recv` or `ibv_post_srq_recv`.
-    pub verb: &'static str,
-    /// The reason.
-    pub kind: PostErrorKind,
-    /// The index in the list of the first WR that was not posted.
-    pub bad_wr: usize,
-}
-
-impl PostError {
-    pub(crate) fn from_ret(verb: &'static str, ret: i32, bad_wr: usize) -> Self {
-        let kind = match errno_of(ret) {
-            libc::ENOMEM => PostErrorKind::QueueFull,
-            libc::EINVAL => PostErrorKind::InvalidWr,
-            libc::EFAULT => PostErrorKind::InvalidQp,
-            e => PostErrorKind::Other(e),
-        };
-        Self { verb, kind, bad_wr }
-    }
-
-    /// Returns true if the queue is full: poll the CQ, then post the rest again.
-    pub fn is_queue_full(&self) -> bool {
-        self.kind == PostErrorKind::QueueFull
-    }
-}
-
-impl From<PostError> for io::Error {
-    fn from(e: PostError) -> Self {
-        io::Error::other(e)
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use verbs_abi as abi;
 
 use crate::context::Context;
-use crate::error::VerbError;
+use crate::error::{EventError, last_error};
 use crate::id::id_of;
 use crate::types::{Qpn, c_enum};
 use crate::wait::wait_readable;
@@ -22,8 +22,10 @@ impl Context {
     /// Waits for the next async event and acknowledges it.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because a signal arrives.
-    pub fn next_async_event(&self) -> Result<AsyncEvent, VerbError> {
+    /// - [`EventError::Interrupted`] (`EINTR`): a signal came before an event.
+    /// - [`EventError::WouldBlock`] (`EAGAIN`): the descriptor does not block, and no event is there.
+    /// - [`EventError::Refused`] (any other errno).
+    pub fn next_async_event(&self) -> Result<AsyncEvent, EventError> {
         let mut event = abi::ibv_async_event {
             element: abi::ibv_async_event_element { port_num: 0 },
             event_type: 0,
@@ -31,7 +33,7 @@ impl Context {
         // SAFETY: live context, writable event.
         let ret = unsafe { (self.inner.symbols.ibv_get_async_event)(self.inner.raw, &mut event) };
         if ret != 0 {
-            return Err(VerbError::last("ibv_get_async_event"));
+            return Err(EventError::of("ibv_get_async_event", last_error()));
         }
         // SAFETY: the type determines the valid member, as ibv_get_async_event(3) lists it. An
         // object of an event cannot be destroyed before the event is acknowledged, which happens
@@ -49,7 +51,7 @@ impl Context {
     pub fn async_event_timeout(
         &self,
         timeout: std::time::Duration,
-    ) -> Result<Option<AsyncEvent>, VerbError> {
+    ) -> Result<Option<AsyncEvent>, EventError> {
         if wait_readable(self.async_fd(), timeout) {
             self.next_async_event().map(Some)
         } else {

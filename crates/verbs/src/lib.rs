@@ -15,6 +15,43 @@
 //! - [`Waiter`], [`MemoryRegion::wait_u64`]: waiting for memory that a peer writes.
 //! - [`time`]: the clock, and work beside the verbs; both are virtual on a simulated NIC.
 //!
+//! # Features
+//!
+//! Each provider is a feature. Without a feature, [`raw::provider`] makes a provider from a table of entry points.
+//!
+//! - `softnic` (default): `Provider::softnic`, the software NIC in this process, and `Provider::default`. Memory of
+//!   [`ProtectionDomain::alloc`] is then such that other processes of the host can map it.
+//! - `system`: `Provider::system`, the machine's own libibverbs, which is opened at run time.
+//! - `simnic`: `Provider::simnic`, simulated NICs. Without it, [`time`] and [`Waiter`] have no branch for virtual time.
+//! - `tap` (default): `verbatim run --ledger` and `verbatim trace` count and trace the verbs of the program. It costs nothing
+//!   while they do not.
+//!
+//! [`Provider::by_name`] of a provider that is not built names the feature to enable.
+//!
+//! # Errors
+//!
+//! Each kind of call has its own enum: [`OpenError`], [`RegisterError`], [`CreateQpError`], [`ModifyError`] and others. A variant
+//! has the values that decide, such as the limit of the device, and says what to change. `errno()` and `source()` have the errno.
+//! [`VerbError`] is any of them. Posts have a [`PostError`].
+//!
+//! ```
+//! use verbs::{CreateQpError, Provider, Rc};
+//!
+//! let context = Provider::softnic().device(None)?.open()?;
+//! let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//! let qp = match pd.qp::<Rc>(&cq, &cq).max_send_wr(1 << 30).build() {
+//!     Err(CreateQpError::LimitExceeded { attribute, limit, .. }) => {
+//!         println!("{attribute} may be {limit}");
+//!         pd.qp::<Rc>(&cq, &cq).max_send_wr(limit).build()?
+//!     }
+//!     other => other?,
+//! };
+//! # drop(qp);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Objects
+//!
 //! Objects keep the objects on which they depend alive. They may be dropped in any order and used
 //! from any thread.
 //!
@@ -51,12 +88,14 @@ mod ah;
 mod attr;
 mod capabilities;
 mod context;
+mod copy;
 mod cq;
 mod device;
 mod endpoint;
 mod error;
 mod event;
 mod id;
+mod memory;
 mod mr;
 mod mr_slice;
 mod payload;
@@ -66,27 +105,33 @@ mod prefetch;
 mod provider;
 mod qp;
 mod qp_builder;
+mod qp_ranges;
 pub mod raw;
 mod recv_list;
+mod register;
 mod route;
+mod simulated;
 mod srq;
 pub mod time;
 mod transport;
 mod types;
 mod wait;
+mod wc_codes;
 mod wr_array;
 
 pub use ah::{AddressHandle, UdDestination};
 pub use attr::{DeviceAttr, NodeType, PortAttr, PortGid, TransportType};
-pub use capabilities::{Capabilities, Capability, InlineBytes, Lack};
+pub use capabilities::{Capabilities, Capability, InlineBytes, MissingCapability};
 pub use context::Context;
 pub use cq::{
-    CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WcOpcode,
-    WcStatus, WorkCompletion,
+    CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WorkCompletion,
 };
 pub use device::Device;
 pub use endpoint::QpEndpoint;
-pub use error::{PostError, PostErrorKind, VerbError};
+pub use error::{
+    AddressError, CreateError, CreateQpError, DeviceError, EventError, ModifyError, ModifySrqError,
+    OpenError, PollError, PostError, PostErrorKind, QueryError, RegisterError, VerbError,
+};
 pub use event::{AsyncEvent, PortEvent, QpEvent};
 pub use mr::{MemoryRegion, RangeError};
 pub use mr_slice::{MrSlice, RemoteMemory};
@@ -98,14 +143,14 @@ pub use provider::{Provider, ProviderError};
 pub use qp::{QpAttr, QueuePair};
 pub use qp_builder::{PreparedQp, QpBuilder};
 pub use recv_list::RecvList;
-pub use softnic::PageSize;
 pub use srq::SharedReceiveQueue;
 pub use transport::{Connected, Rc, Transport, Uc, Ud};
 pub use types::{
-    Access, AtomicCap, Gid, GidType, LKey, Lid, LinkLayer, Mtu, PKey, PortState, Psn, QKey,
-    QpState, Qpn, RKey,
+    Access, AtomicCap, Gid, GidType, LKey, Lid, LinkLayer, Mtu, PKey, PageSize, PortState, Psn,
+    QKey, QpState, Qpn, RKey,
 };
 pub use wait::{Waiter, poll_until};
+pub use wc_codes::{WcOpcode, WcStatus};
 
 /// Bytes before the payload of every UD receive: the GRH, or room for it (IBTA vol. 1, 11.4.1.2).
 pub const GRH_BYTES: usize = 40;

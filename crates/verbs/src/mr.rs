@@ -23,13 +23,14 @@ use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use softnic::PageSize;
 use verbs_abi as abi;
 
-use crate::error::VerbError;
+use crate::copy::{copy_in, copy_out};
+use crate::error::{RegisterError, last_error};
+use crate::memory::SharedMemory;
 use crate::mr_slice::{MrSlice, RemoteMemory};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::{Access, LKey, RKey};
@@ -61,15 +62,15 @@ pub struct MemoryRegion {
 }
 
 /// The owner of a region's bytes.
-enum Memory {
-    Shared(softnic::SharedMemory),
+pub(crate) enum Memory {
+    Shared(SharedMemory),
     Boxed(*mut [u8]),
     /// Of this process alone, page-aligned.
     Pages(*mut u8, Layout),
     /// Of an owner that the region keeps.
     Owned(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
     /// Another region's, which lives as long.
-    Again(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
+    OtherRegion(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
     /// A SysV segment, and its number.
     Sysv(*mut u8, i32),
     /// Outlives the region by the caller's closure.
@@ -84,12 +85,12 @@ unsafe impl Sync for MemoryRegion {}
 
 /// An offset or range that is outside of a region, or not aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at offset {offset} are not an {what} part of a region of {region} bytes")]
+#[error("{len} bytes at offset {offset} are not an {required} part of a region of {region} bytes")]
 pub struct RangeError {
     offset: usize,
     len: usize,
     region: usize,
-    what: &'static str,
+    required: &'static str,
 }
 
 impl From<RangeError> for std::io::Error {
@@ -98,195 +99,23 @@ impl From<RangeError> for std::io::Error {
     }
 }
 
-impl ProtectionDomain {
-    /// Allocates and registers `len` zeroed bytes: page-aligned, in huge pages where possible, and such
-    /// that processes on the same host reach them by a mapping. The fast default, with every provider.
-    ///
-    /// # Errors
-    /// [`VerbError`] where there is no memory, and where the provider refuses to register it.
-    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
-        if self.inner.context.provider.is_simulated() {
-            return self.alloc_pages(len, access);
-        }
-        self.register_shared(softnic::alloc_shared(len), len, access)
-    }
-
-    /// The same in pages of one kind. On a simulated NIC, which translates no addresses, they make no difference.
-    ///
-    /// # Errors
-    /// Also when there are not so many huge pages.
-    pub fn alloc_in(
-        &self,
-        len: usize,
-        access: Access,
-        pages: PageSize,
-    ) -> Result<MemoryRegion, VerbError> {
-        if self.inner.context.provider.is_simulated() {
-            return self.alloc_pages(len, access);
-        }
-        self.register_shared(softnic::alloc_shared_in(len, pages), len, access)
-    }
-
-    /// Registers memory that was just allocated.
-    fn register_shared(
-        &self,
-        memory: std::io::Result<softnic::SharedMemory>,
-        len: usize,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbError> {
-        let memory = memory.map_err(|source| VerbError {
-            verb: "alloc_shared",
-            source,
-        })?;
-        let addr = memory.as_ptr();
-        // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Shared(memory)) }
-    }
-
-    /// The same in memory of this process alone: many small regions take little.
-    fn alloc_pages(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
-        let layout = Layout::from_size_align(len.max(1), 4096);
-        let layout = layout.map_err(|_| VerbError::new("alloc", libc::ENOMEM))?;
-        // SAFETY: the size is not zero.
-        let addr = unsafe { std::alloc::alloc_zeroed(layout) };
-        if addr.is_null() {
-            return Err(VerbError::new("alloc", libc::ENOMEM));
-        }
-        let memory = Memory::Pages(addr, layout);
-        // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
-    }
-
-    /// Registers a buffer of the caller's, which the region owns until it is dropped or
-    /// [given back](MemoryRegion::into_boxed).
-    ///
-    /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for an empty buffer.
-    pub fn register_vec(
-        &self,
-        buffer: impl Into<Box<[u8]>>,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbError> {
-        let buffer = Box::into_raw(buffer.into());
-        // SAFETY: the box is owned by the region from here on, which deregisters before it frees.
-        unsafe {
-            MemoryRegion::register(
-                &self.inner,
-                buffer.cast(),
-                buffer.len(),
-                access,
-                Memory::Boxed(buffer),
-            )
-        }
-    }
-
-    /// Registers memory of somebody else's, such as another language's array. The region keeps `owner`, and drops it after
-    /// deregistration. If the provider refuses to deregister, the owner is leaked.
-    ///
-    /// # Safety
-    /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or peers
-    /// write. Nothing in this process relies on the bytes staying as they are meanwhile (no `&[u8]` to them exists while the NIC
-    /// or a peer may write).
-    ///
-    /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for 0 bytes. `owner` is dropped then.
-    pub unsafe fn register_owned(
-        &self,
-        addr: *mut u8,
-        len: usize,
-        access: Access,
-        owner: impl Send + Sync + 'static,
-    ) -> Result<MemoryRegion, VerbError> {
-        let memory = Memory::Owned(Box::new(owner));
-        // SAFETY: the caller vouches for the memory as long as the region has the owner.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
-    }
-
-    /// Allocates and registers `len` zeroed bytes of a SysV segment, to which other processes can attach by its
-    /// [number](MemoryRegion::sysv_id), and which forked children share. It goes when nobody is attached any more.
-    ///
-    /// ```
-    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
-    /// let mr = pd.alloc_sysv(4096, verbs::Access::ALL)?;
-    /// assert!(mr.sysv_id().is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Also where the kernel has no segments left, or none so long (`shmget(2)`).
-    pub fn alloc_sysv(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
-        // SAFETY: a new segment, attached where the kernel likes. It is marked for destruction at once: attaching to it
-        // stays possible until it is gone (`shmctl(2)`, IPC_RMID, on Linux).
-        let (id, addr) = unsafe {
-            let id = libc::shmget(libc::IPC_PRIVATE, len, libc::IPC_CREAT | 0o600);
-            if id < 0 {
-                return Err(VerbError::last("shmget"));
-            }
-            let addr = libc::shmat(id, std::ptr::null(), 0);
-            let failed = (addr.addr() == usize::MAX).then(|| VerbError::last("shmat"));
-            libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
-            if let Some(failed) = failed {
-                return Err(failed);
-            }
-            (id, addr.cast::<u8>())
-        };
-        // SAFETY: the segment is writable and is moved into the region, which deregisters before it detaches.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Sysv(addr, id)) }
-    }
-
-    /// Registers a borrowed buffer for as long as `work` runs.
-    ///
-    /// A closure, not a guard: a guard can be leaked (`mem::forget`), which would leave the buffer
-    /// registered after its borrow has ended.
-    ///
-    /// ```
-    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
-    /// use verbs::Access;
-    /// let mut bytes = vec![7u8; 100];
-    /// pd.with_registered(&mut bytes, Access::LOCAL_WRITE, |mr| mr.write_at(99, &[8]))??;
-    /// assert_eq!(bytes[98..], [7, 8]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for an empty buffer. `work` has not run then.
-    pub fn with_registered<R>(
-        &self,
-        buffer: &mut [u8],
-        access: Access,
-        work: impl FnOnce(&MemoryRegion) -> R,
-    ) -> Result<R, VerbError> {
-        // SAFETY: `mr` is dropped, and so deregistered, before this function returns or unwinds, within
-        // the borrow of `buffer`; `work` only gets a reference and cannot keep the region alive. A
-        // provider that refuses to deregister aborts the process (`Drop`).
-        let mr = unsafe {
-            MemoryRegion::register(
-                &self.inner,
-                buffer.as_mut_ptr(),
-                buffer.len(),
-                access,
-                Memory::Borrowed,
-            )?
-        };
-        Ok(work(&mr))
-    }
-}
-
 impl MemoryRegion {
+    /// Registers memory, which the region owns from here on.
+    ///
     /// # Safety
     /// `addr` is valid for reads and writes of `len` bytes until the region is dropped.
-    unsafe fn register(
+    pub(crate) unsafe fn register(
         pd: &Arc<PdInner>,
         addr: *mut u8,
         len: usize,
         access: Access,
         memory: Memory,
-    ) -> Result<Self, VerbError> {
+    ) -> Result<Self, RegisterError> {
         let symbols = pd.context.symbols;
         // SAFETY: live PD; the caller vouches for the memory.
         let raw = unsafe { (symbols.ibv_reg_mr)(pd.raw, addr.cast(), len, access.bits()) };
         if raw.is_null() {
-            let error = VerbError::last("ibv_reg_mr");
+            let error = RegisterError::of_registration("ibv_reg_mr", last_error(), len, access);
             memory.free();
             return Err(error);
         }
@@ -312,7 +141,7 @@ impl MemoryRegion {
         addr: *mut u8,
         len: usize,
         access: Access,
-    ) -> Result<Self, VerbError> {
+    ) -> Result<Self, RegisterError> {
         // SAFETY: contract of this function.
         unsafe { Self::register(&pd.inner, addr, len, access, Memory::Borrowed) }
     }
@@ -331,9 +160,9 @@ impl MemoryRegion {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
-    pub fn register_again(self: &Arc<Self>, access: Access) -> Result<Self, VerbError> {
-        let memory = Memory::Again(Arc::clone(self));
+    /// As [`register_vec`](ProtectionDomain::register_vec).
+    pub fn register_again(self: &Arc<Self>, access: Access) -> Result<Self, RegisterError> {
+        let memory = Memory::OtherRegion(Arc::clone(self));
         // SAFETY: the memory is this region's, which the new one keeps alive.
         unsafe { Self::register(&self.pd, self.addr, self.len, access, memory) }
     }
@@ -549,7 +378,7 @@ impl MemoryRegion {
             offset,
             len,
             region: self.len,
-            what,
+            required: what,
         }
     }
 }
@@ -557,8 +386,8 @@ impl MemoryRegion {
 impl Waiter {
     /// The same as [`idle`](Self::idle) for a loop that looks at this memory, into which peers WRITE.
     #[inline]
-    pub fn idle_on(&mut self, memory: &MemoryRegion) {
-        self.idle_looking(memory.rkey);
+    pub fn idle_reading(&mut self, memory: &MemoryRegion) {
+        self.idle_reading_rkey(memory.rkey);
     }
 }
 
@@ -587,7 +416,7 @@ impl Memory {
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
             // SAFETY: attached by `alloc_sysv`; the region was the only owner.
             Self::Sysv(addr, _) => drop(unsafe { libc::shmdt(addr.cast()) }),
-            Self::Again(_) | Self::Owned(_) | Self::Borrowed => {}
+            Self::OtherRegion(_) | Self::Owned(_) | Self::Borrowed => {}
         }
     }
 }
@@ -599,114 +428,5 @@ impl fmt::Debug for MemoryRegion {
             .field("len", &self.len)
             .field("lkey", &format_args!("{}", self.lkey()))
             .finish_non_exhaustive()
-    }
-}
-
-/// From so many bytes on, a copy goes by vector instructions.
-const LONG_COPY: usize = 256;
-
-/// Copies by the vector instructions of the software NIC, where there are such; whether it did.
-///
-/// They are not part of Rust's memory model: an `asm!` block may race with other processes and with atomics. A vector access
-/// that crosses a cache line is made as one access a line, so an aligned word of 8 bytes is never torn.
-///
-/// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes, and the two do not overlap.
-unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) -> bool {
-    // Memory that is not there is left to the loops of the callers, which fault on it.
-    // SAFETY: contract of this function.
-    cfg!(target_arch = "x86_64") && unsafe { softnic::copy_shared(to, from, len) }.is_ok()
-}
-
-/// # Safety
-/// `from` is valid for reads of `into.len()` bytes.
-unsafe fn copy_out(from: *mut u8, into: &mut [u8]) {
-    // SAFETY: within the caller's range; `into` is nobody else's.
-    if into.len() >= LONG_COPY && unsafe { copy_long(into.as_mut_ptr(), from, into.len()) } {
-        return;
-    }
-    let head = from.align_offset(8).min(into.len());
-    let (edge, rest) = into.split_at_mut(head);
-    let mut p = from;
-    for b in edge {
-        // SAFETY: within the caller's range.
-        (*b, p) = unsafe { (AtomicU8::from_ptr(p).load(Ordering::Relaxed), p.add(1)) };
-    }
-    let (words, tail) = rest.as_chunks_mut::<8>();
-    for w in words {
-        // SAFETY: within the caller's range, aligned after the edge.
-        let (value, next) = unsafe {
-            (
-                AtomicU64::from_ptr(p.cast()).load(Ordering::Relaxed),
-                p.add(8),
-            )
-        };
-        *w = value.to_ne_bytes();
-        p = next;
-    }
-    for b in tail {
-        // SAFETY: within the caller's range.
-        (*b, p) = unsafe { (AtomicU8::from_ptr(p).load(Ordering::Relaxed), p.add(1)) };
-    }
-}
-
-/// # Safety
-/// `to` is valid for writes of `from.len()` bytes.
-unsafe fn copy_in(to: *mut u8, from: &[u8]) {
-    // SAFETY: within the caller's range.
-    if from.len() >= LONG_COPY && unsafe { copy_long(to, from.as_ptr(), from.len()) } {
-        return;
-    }
-    let head = to.align_offset(8).min(from.len());
-    let (edge, rest) = from.split_at(head);
-    let mut p = to;
-    for &b in edge {
-        // SAFETY: within the caller's range.
-        p = unsafe {
-            AtomicU8::from_ptr(p).store(b, Ordering::Relaxed);
-            p.add(1)
-        };
-    }
-    let (words, tail) = rest.as_chunks::<8>();
-    for w in words {
-        // SAFETY: within the caller's range, aligned after the edge.
-        p = unsafe {
-            AtomicU64::from_ptr(p.cast()).store(u64::from_ne_bytes(*w), Ordering::Relaxed);
-            p.add(8)
-        };
-    }
-    for &b in tail {
-        // SAFETY: within the caller's range.
-        p = unsafe {
-            AtomicU8::from_ptr(p).store(b, Ordering::Relaxed);
-            p.add(1)
-        };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_at_every_alignment_move_exactly_their_bytes() {
-        for start in 0..17 {
-            for len in (0..40).chain(LONG_COPY - 2..LONG_COPY + 40).chain([4103]) {
-                let mut memory = vec![0xa5u8; len + 64];
-                let bytes: Vec<u8> = (0..len).map(|i| (i % 251).to_le_bytes()[0]).collect();
-                // SAFETY: start < 64.
-                unsafe { copy_in(memory.as_mut_ptr().add(start), &bytes) };
-                let mut back = vec![0u8; bytes.len()];
-                // SAFETY: as above.
-                unsafe { copy_out(memory.as_mut_ptr().add(start), &mut back) };
-                assert_eq!(back, bytes, "start {start} len {len}");
-                assert!(
-                    memory[..start]
-                        .iter()
-                        .chain(&memory[start + bytes.len()..])
-                        .all(|&b| b == 0xa5)
-                );
-            }
-        }
     }
 }

@@ -23,23 +23,23 @@ pub(crate) mod sealed {
     use verbs_abi as abi;
 
     /// The space for the SGEs and inline bytes of one WR.
-    pub struct Room<'l> {
+    pub struct WrSpace<'l> {
         pub(crate) sges: &'l mut [abi::ibv_sge],
         pub(crate) inline: &'l mut [u8],
     }
 
     pub trait Payload {
         /// Fills the space; returns the number of SGEs and the send flags.
-        fn put(self, room: Room<'_>) -> (i32, u32);
+        fn put(self, room: WrSpace<'_>) -> (i32, u32);
     }
 }
-use sealed::Room;
+use sealed::WrSpace;
 
 impl Payload for HeaderOnly {}
 impl Gather for HeaderOnly {}
 impl sealed::Payload for HeaderOnly {
     #[inline]
-    fn put(self, _: Room<'_>) -> (i32, u32) {
+    fn put(self, _: WrSpace<'_>) -> (i32, u32) {
         (0, 0)
     }
 }
@@ -48,7 +48,7 @@ impl Payload for MrSlice {}
 impl Gather for MrSlice {}
 impl sealed::Payload for MrSlice {
     #[inline]
-    fn put(self, room: Room<'_>) -> (i32, u32) {
+    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
         room.sges[0] = abi::ibv_sge {
             addr: self.addr,
             length: self.len,
@@ -62,7 +62,7 @@ impl Payload for &[MrSlice] {}
 impl Gather for &[MrSlice] {}
 impl sealed::Payload for &[MrSlice] {
     #[inline]
-    fn put(self, room: Room<'_>) -> (i32, u32) {
+    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
         assert!(
             self.len() <= room.sges.len(),
             "{} SGEs in a list made for {}",
@@ -84,7 +84,7 @@ impl<const N: usize> Payload for [MrSlice; N] {}
 impl<const N: usize> Gather for [MrSlice; N] {}
 impl<const N: usize> sealed::Payload for [MrSlice; N] {
     #[inline]
-    fn put(self, room: Room<'_>) -> (i32, u32) {
+    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
         sealed::Payload::put(&self[..], room)
     }
 }
@@ -92,7 +92,7 @@ impl<const N: usize> sealed::Payload for [MrSlice; N] {
 impl Payload for Inline<'_> {}
 impl sealed::Payload for Inline<'_> {
     #[inline]
-    fn put(self, room: Room<'_>) -> (i32, u32) {
+    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
         let (bytes, area) = (self.0, room.inline);
         assert!(
             bytes.len() <= area.len(),

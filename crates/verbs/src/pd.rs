@@ -8,18 +8,19 @@ use std::sync::Arc;
 use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
-use crate::error::VerbError;
+use crate::error::{CreateError, last_error};
 
 impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because the device has no more domains.
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbError> {
+    /// - [`CreateError::NoResources`] (`ENOMEM`): the device has no more domains.
+    /// - [`CreateError::Refused`] (any other errno).
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain, CreateError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_alloc_pd)(self.inner.raw) };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_alloc_pd"));
+            return Err(CreateError::of("ibv_alloc_pd", last_error()));
         }
         Ok(ProtectionDomain {
             inner: Arc::new(PdInner {

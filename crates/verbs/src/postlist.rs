@@ -19,10 +19,10 @@ use crate::ah::{AhInner, UdDestination};
 use crate::context::ContextRef;
 use crate::error::{PostError, PostErrorKind};
 use crate::mr_slice::{MrSlice, RemoteMemory};
-use crate::payload::sealed::Room;
+use crate::payload::sealed::WrSpace;
 use crate::payload::{Gather, Payload};
 use crate::transport::{Connected, Rc, Transport, Ud};
-use crate::wr_array::{Array, bounds, failed};
+use crate::wr_array::{Array, bounds, post_error};
 
 /// A send WR, aligned to a cache line: the fields of a SEND or WRITE are in the first 64 bytes.
 #[repr(C, align(64))]
@@ -79,7 +79,7 @@ pub struct Postlist<T: Transport> {
     sges: Array<abi::ibv_sge>,
     inline: Array<u8>,
     /// The address handle of each WR, kept alive while the WR can be posted.
-    held: Vec<Option<Arc<AhInner>>>,
+    address_handles: Vec<Option<Arc<AhInner>>>,
     context: ContextRef,
     len: usize,
     /// The number of WRs ever filled; never decreases.
@@ -127,7 +127,7 @@ impl<T: Transport> Postlist<T> {
             wrs,
             sges,
             inline,
-            held: (0..capacity).map(|_| None).collect(),
+            address_handles: (0..capacity).map(|_| None).collect(),
             context: Arc::clone(context),
             len: 0,
             filled: 0,
@@ -215,10 +215,10 @@ impl<T: Transport> Postlist<T> {
 
     /// Returns the space for the SGEs and inline bytes of a WR.
     #[inline]
-    fn room(&mut self, i: usize) -> Room<'_> {
+    fn wr_space(&mut self, i: usize) -> WrSpace<'_> {
         // SAFETY: `i` is below the capacity; the arrays hold `max_sge` and `max_inline` for each WR.
         unsafe {
-            Room {
+            WrSpace {
                 sges: self.sges.part(i * self.max_sge, self.max_sge),
                 inline: self.inline.part(i * self.max_inline, self.max_inline),
             }
@@ -234,7 +234,7 @@ impl<T: Transport> Postlist<T> {
             "the postlist is full: it was made for {} WRs",
             self.wrs.len
         );
-        let (num_sge, flags) = payload.put(self.room(i));
+        let (num_sge, flags) = payload.put(self.wr_space(i));
         self.len = i + 1;
         self.filled = self.filled.max(self.len);
         // SAFETY: in bounds, `&mut self`.
@@ -287,7 +287,7 @@ impl<T: Transport> Postlist<T> {
         if ret == 0 {
             Ok(())
         } else {
-            Err(failed(
+            Err(post_error(
                 verb,
                 ret,
                 bad.addr(),
@@ -442,14 +442,14 @@ impl Postlist<Ud> {
     #[inline]
     pub fn send(&mut self, payload: impl Payload, to: &UdDestination) -> Wr<'_> {
         self.push(abi::IBV_WR_SEND, payload, 0);
-        self.aim(self.len - 1, to)
+        self.set_ud_address(self.len - 1, to)
     }
 
     /// Adds a SEND with an immediate (host order) to a destination.
     #[inline]
     pub fn send_with_imm(&mut self, payload: impl Payload, to: &UdDestination, imm: u32) -> Wr<'_> {
         self.push(abi::IBV_WR_SEND_WITH_IMM, payload, imm);
-        self.aim(self.len - 1, to)
+        self.set_ud_address(self.len - 1, to)
     }
 
     /// Changes the destination of a WR.
@@ -459,15 +459,15 @@ impl Postlist<Ud> {
     #[inline]
     pub fn set_destination(&mut self, index: usize, to: &UdDestination) {
         assert!(index < self.filled, "WR {index} of {}", self.filled);
-        self.aim(index, to);
+        self.set_ud_address(index, to);
     }
 
     #[inline]
-    fn aim(&mut self, index: usize, to: &UdDestination) -> Wr<'_> {
-        let held = &mut self.held[index];
+    fn set_ud_address(&mut self, index: usize, to: &UdDestination) -> Wr<'_> {
+        let held = &mut self.address_handles[index];
         // Most lists keep their destinations, and then hold the handle already.
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &to.ah.inner)) {
-            hold(held, &self.context, &to.ah.inner);
+            keep_handle(held, &self.context, &to.ah.inner);
         }
         // SAFETY: below the capacity; `&mut self` is exclusive.
         let wr = unsafe { &mut self.wrs.at(index).0 };
@@ -481,7 +481,7 @@ impl Postlist<Ud> {
 }
 
 #[inline(never)]
-fn hold(held: &mut Option<Arc<AhInner>>, context: &ContextRef, ah: &Arc<AhInner>) {
+fn keep_handle(held: &mut Option<Arc<AhInner>>, context: &ContextRef, ah: &Arc<AhInner>) {
     assert!(
         Arc::ptr_eq(&ah.pd.context, context),
         "the destination belongs to another device context"

@@ -3,13 +3,16 @@
 //! All providers have the same type, so code above this module has one path.
 
 use std::fmt;
-use std::sync::OnceLock;
 
-use libibverbs::System;
-use tap::Provider as _;
-use verbs_abi::{LaterSymbols, Symbols};
+use verbs_abi::Symbols;
+
+#[cfg(any(feature = "softnic", feature = "system", feature = "simnic"))]
+mod tables;
 
 /// A NIC implementation behind the libibverbs ABI, chosen at run time.
+///
+/// The features of this package determine which providers a program has. [`raw::provider`](crate::raw::provider) makes one
+/// from a table of entry points, with every set of features.
 ///
 /// ```
 /// let provider = verbs::Provider::softnic();
@@ -29,20 +32,36 @@ pub struct Provider {
 const SIMNIC: &str = "simnic";
 
 /// The reason why a provider cannot be used.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
     /// The machine's libibverbs cannot be used.
-    #[error(transparent)]
-    System(#[from] libibverbs::LoadError),
+    #[error("{reason}")]
+    System {
+        /// The reason, and the package to install.
+        reason: String,
+    },
     /// No provider has this name.
     #[error("no provider is called {0:?}: the providers are {names}", names = Provider::NAMES.join(", "))]
     UnknownName(String),
+    /// This program was built without the provider.
+    #[error(
+        "this program was built without the provider {name}: enable the feature `{name}` of the package verbatim-verbs"
+    )]
+    NotBuilt {
+        /// The name of the provider, and of the feature.
+        name: &'static str,
+    },
 }
 
 impl Provider {
-    /// The names that [`by_name`](Self::by_name) accepts.
-    pub const NAMES: &[&str] = &["softnic", "system"];
+    /// The names that [`by_name`](Self::by_name) accepts: the providers among the enabled features.
+    pub const NAMES: &[&str] = &[
+        #[cfg(feature = "softnic")]
+        "softnic",
+        #[cfg(feature = "system")]
+        "system",
+    ];
 
     pub(crate) fn new(name: &'static str, symbols: &'static Symbols) -> Self {
         Self { name, symbols }
@@ -50,37 +69,36 @@ impl Provider {
 
     /// Returns the software NIC in this process, the default provider, which is always available.
     ///
-    /// If the [tap](tap::is_on) is on, it counts the verbs, as with every provider.
+    /// - Feature: `softnic`, a default feature.
+    /// - Counts: with the feature `tap`, the tap counts the verbs if the process was started for that.
+    #[cfg(feature = "softnic")]
     pub fn softnic() -> Self {
-        static TAPPED: OnceLock<Symbols> = OnceLock::new();
-        Self {
-            name: SoftNic::NAME,
-            symbols: tapped_if_on::<SoftNic>(&TAPPED),
-        }
+        Self::new("softnic", tables::softnic())
     }
 
     /// Returns the machine's own libibverbs: hardware NICs and the kernel's Soft-RoCE. The library
     /// is loaded on first use and never unloaded.
     ///
+    /// - Feature: `system`.
+    /// - Counts: with the feature `tap`, the tap counts the verbs if the process was started for that.
+    ///
     /// # Errors
     /// [`ProviderError::System`] if libibverbs is missing, or lacks verbs that this crate needs.
+    #[cfg(feature = "system")]
     pub fn system() -> Result<Self, ProviderError> {
-        static TAPPED: OnceLock<Symbols> = OnceLock::new();
-        libibverbs::symbols()?;
-        Ok(Self {
-            name: System::NAME,
-            symbols: tapped_if_on::<System>(&TAPPED),
-        })
+        let symbols = tables::system().map_err(|e| ProviderError::System {
+            reason: e.to_string(),
+        })?;
+        Ok(Self::new("system", symbols))
     }
 
     /// Returns the provider of this thread's simulated cluster (`simnic::Cluster`), with one device
     /// for each machine, in their order.
+    ///
+    /// - Feature: `simnic`.
+    #[cfg(feature = "simnic")]
     pub fn simnic() -> Self {
-        static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
-        Self {
-            name: SIMNIC,
-            symbols: SYMBOLS.get_or_init(|| simnic::symbols(softnic::symbols())),
-        }
+        Self::new(SIMNIC, tables::simnic())
     }
 
     /// Returns true if the provider's machines are simulated. Other processes cannot access their
@@ -92,11 +110,19 @@ impl Provider {
     /// Returns the provider of that name.
     ///
     /// # Errors
-    /// [`ProviderError::UnknownName`] for another name, and as [`system`](Self::system).
+    /// - [`ProviderError::UnknownName`] for a name that no provider has.
+    /// - [`ProviderError::NotBuilt`] for a provider whose feature is not enabled.
+    /// - [`ProviderError::System`] for `system`, if libibverbs cannot be used.
     pub fn by_name(name: &str) -> Result<Self, ProviderError> {
         match name {
+            #[cfg(feature = "softnic")]
             "softnic" => Ok(Self::softnic()),
+            #[cfg(not(feature = "softnic"))]
+            "softnic" => Err(ProviderError::NotBuilt { name: "softnic" }),
+            #[cfg(feature = "system")]
             "system" => Self::system(),
+            #[cfg(not(feature = "system"))]
+            "system" => Err(ProviderError::NotBuilt { name: "system" }),
             _ => Err(ProviderError::UnknownName(name.to_owned())),
         }
     }
@@ -112,40 +138,13 @@ impl Provider {
     }
 }
 
-/// The software NIC as a provider of the tap.
-struct SoftNic;
-
-impl tap::Provider for SoftNic {
-    const NAME: &'static str = "softnic";
-    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
-
-    fn symbols() -> &'static Symbols {
-        softnic::symbols()
-    }
-
-    fn later_symbols() -> Option<&'static LaterSymbols> {
-        Some(softnic::later_symbols())
-    }
-}
-
-/// Returns a provider's table, or the tap's table over it.
-fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'static Symbols {
-    if tap::is_on() {
-        tapped.get_or_init(|| {
-            softnic::observe_faults(tap::trace::note);
-            tap::symbols::<P>()
-        })
-    } else {
-        P::symbols()
-    }
-}
-
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Provider({})", self.name)
     }
 }
 
+#[cfg(feature = "softnic")]
 impl Default for Provider {
     fn default() -> Self {
         Self::softnic()
@@ -159,9 +158,27 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let e = Provider::by_name("mlx5").expect_err("no such provider");
+        let known = Provider::NAMES.join(", ");
         assert_eq!(
             e.to_string(),
-            "no provider is called \"mlx5\": the providers are softnic, system"
+            format!("no provider is called \"mlx5\": the providers are {known}")
         );
+    }
+
+    #[test]
+    fn a_provider_that_is_not_built_names_its_feature() {
+        for name in ["softnic", "system"] {
+            let found = Provider::by_name(name);
+            if Provider::NAMES.contains(&name) {
+                // The machine may lack libibverbs; the provider itself is there.
+                assert!(!matches!(found, Err(ProviderError::NotBuilt { .. })));
+            } else {
+                let text = found.expect_err("not built").to_string();
+                assert!(
+                    text.contains(&format!("enable the feature `{name}`")),
+                    "{text}"
+                );
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -10,12 +11,13 @@ use std::sync::Arc;
 use verbs_abi as abi;
 
 use crate::attr::PortGid;
-use crate::context::ContextRef;
+use crate::context::{Context, ContextRef};
 use crate::cq::CompletionQueue;
 use crate::endpoint::QpEndpoint;
-use crate::error::{PostError, VerbError};
+use crate::error::{ModifyError, PostError, QueryError, check};
 use crate::pd::PdInner;
 use crate::postlist::Postlist;
+use crate::qp_ranges;
 use crate::recv_list::RecvList;
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Transport;
@@ -62,13 +64,25 @@ impl Drop for QpInner {
 }
 
 impl QpInner {
-    pub(crate) fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: i32) -> Result<(), VerbError> {
+    pub(crate) fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: i32) -> Result<(), ModifyError> {
         // SAFETY: live QP, valid attributes.
         let ret = unsafe { (self.context.symbols.ibv_modify_qp)(self.raw, attr, mask) };
-        VerbError::check("ibv_modify_qp", ret)
+        check(ret).map_err(|e| self.modify_error(e, attr, mask))
     }
 
-    pub(crate) fn query(&self) -> Result<QpAttr, VerbError> {
+    /// Returns the error of a refused change, which names the states, and an attribute that is out of range.
+    #[cold]
+    fn modify_error(&self, source: io::Error, attr: &abi::ibv_qp_attr, mask: i32) -> ModifyError {
+        let from = self.query().map_or(QpState::Other(u32::MAX), |qp| qp.state);
+        let to = QpState::from_raw(attr.qp_state);
+        let context = Context {
+            inner: Arc::clone(&self.context),
+        };
+        let ranges = qp_ranges::ranges(&context, self.port.port_num, attr, mask);
+        ModifyError::of("ibv_modify_qp", source, (from, to), &ranges)
+    }
+
+    pub(crate) fn query(&self) -> Result<QpAttr, QueryError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         let mut init = abi::ibv_qp_init_attr::zeroed();
         let mask =
@@ -76,7 +90,7 @@ impl QpInner {
         // SAFETY: live QP, writable attributes.
         let ret =
             unsafe { (self.context.symbols.ibv_query_qp)(self.raw, &mut attr, mask, &mut init) };
-        VerbError::check("ibv_query_qp", ret)?;
+        check(ret).map_err(|e| QueryError::of("ibv_query_qp", e))?;
         Ok(QpAttr {
             state: QpState::from_raw(attr.qp_state),
             path_mtu: Mtu::from_raw(attr.path_mtu),
@@ -196,7 +210,10 @@ impl<T: Transport> QueuePair<T> {
     ///   10.7.3.1).
     ///
     /// # Errors
-    /// The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
+    /// [`PostError`], with the index of the first WR that was not posted:
+    /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     ///
     /// Source: `ibv_post_send(3)`.
     #[inline]
@@ -207,8 +224,10 @@ impl<T: Transport> QueuePair<T> {
     /// Posts a part of a postlist with one doorbell, for example the rest after a full queue.
     ///
     /// # Errors
-    /// [`PostError`] with the index of the first work request that was not posted, for example
-    /// because the send queue is full.
+    /// [`PostError`], with the index of the first WR that was not posted:
+    /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_send_range(
         &self,
@@ -235,7 +254,10 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     ///
     /// # Errors
-    /// [`PostError`] if the work request is not posted, for example because the send queue is full.
+    /// [`PostError`], with the index of the first WR that was not posted:
+    /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     pub fn post_one(&self, build: impl FnOnce(&mut Postlist<T>)) -> Result<(), PostError> {
         let mut list = self.postlist(1);
         build(&mut list);
@@ -245,7 +267,10 @@ impl<T: Transport> QueuePair<T> {
     /// Posts RECVs. The list is unchanged and can be posted again.
     ///
     /// # Errors
-    /// The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
+    /// [`PostError`], with the index of the first WR that was not posted:
+    /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
@@ -254,8 +279,10 @@ impl<T: Transport> QueuePair<T> {
     /// Posts a part of a list of RECVs.
     ///
     /// # Errors
-    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
-    /// receive queue is full.
+    /// [`PostError`], with the index of the first WR that was not posted:
+    /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_recv_range(
         &self,
@@ -268,8 +295,8 @@ impl<T: Transport> QueuePair<T> {
     /// Takes the queue pair to ERR, which flushes all posted WRs.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb.
-    pub fn to_error(&self) -> Result<(), VerbError> {
+    /// [`ModifyError::Refused`] (any errno).
+    pub fn to_error(&self) -> Result<(), ModifyError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_ERR;
         self.qp.modify(&mut attr, abi::IBV_QP_STATE)
@@ -278,16 +305,16 @@ impl<T: Transport> QueuePair<T> {
     /// Queries the state.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb.
-    pub fn state(&self) -> Result<QpState, VerbError> {
+    /// [`QueryError::Refused`] (any errno).
+    pub fn state(&self) -> Result<QpState, QueryError> {
         self.qp.query().map(|a| a.state)
     }
 
     /// Queries the current attributes.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb.
-    pub fn query(&self) -> Result<QpAttr, VerbError> {
+    /// [`QueryError::Refused`] (any errno).
+    pub fn query(&self) -> Result<QpAttr, QueryError> {
         self.qp.query()
     }
 

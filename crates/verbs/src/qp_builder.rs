@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use crate::attr::PortGid;
 use crate::context::ContextRef;
 use crate::cq::CompletionQueue;
 use crate::endpoint::QpEndpoint;
-use crate::error::{PostError, VerbError};
+use crate::error::{CreateQpError, ModifyError, PostError, check, invalid, last_error};
 use crate::pd::ProtectionDomain;
 use crate::qp::{QpInner, QpRest, QueuePair};
 use crate::recv_list::RecvList;
 use crate::route::Route;
 use crate::srq::SharedReceiveQueue;
 use crate::transport::{Connected, Transport, Ud};
-use crate::types::{Access, Mtu, Psn, QKey, Qpn};
+use crate::types::{Access, Mtu, Psn, QKey, QpState, Qpn};
 
 /// A builder with the attributes of a new queue pair; [`build`](QpBuilder::build) creates the queue
 /// pair.
@@ -33,7 +34,7 @@ pub struct QpBuilder<T> {
     max_recv_wr: u32,
     max_send_sge: u32,
     max_recv_sge: u32,
-    inline: InlineWish,
+    inline: InlineRequest,
     sq_sig_all: bool,
     port_num: u8,
     gid_index: Option<u8>,
@@ -67,7 +68,7 @@ impl ProtectionDomain {
             max_recv_wr: 128,
             max_send_sge: 1,
             max_recv_sge: 1,
-            inline: InlineWish::UpTo(64),
+            inline: InlineRequest::UpTo(64),
             sq_sig_all: false,
             port_num: 1,
             gid_index: None,
@@ -144,7 +145,7 @@ impl<T: Transport> QpBuilder<T> {
     /// Sets the required inline payload in bytes: [`build`](QpBuilder::build) fails if the device
     /// grants less.
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
-        self.inline = InlineWish::AtLeast(bytes);
+        self.inline = InlineRequest::AtLeast(bytes);
         self
     }
 
@@ -152,7 +153,7 @@ impl<T: Transport> QpBuilder<T> {
     /// pair is created without inline payload. Check [`QueuePair::max_inline_data`], and send
     /// longer payload from registered memory.
     pub fn inline_up_to(mut self, bytes: u32) -> Self {
-        self.inline = InlineWish::UpTo(bytes);
+        self.inline = InlineRequest::UpTo(bytes);
         self
     }
 
@@ -163,7 +164,7 @@ impl<T: Transport> QpBuilder<T> {
     }
 
     /// Creates the queue pair and takes it to INIT.
-    fn create(self) -> Result<(QpInner, Self), VerbError> {
+    fn create(self) -> Result<(QpInner, Self), CreateQpError> {
         self.check_contexts()?;
         let context = self.pd.context();
         let gid_index = match self.gid_index {
@@ -208,7 +209,7 @@ impl<T: Transport> QpBuilder<T> {
     }
 
     /// Refuses objects of different contexts, which one queue pair cannot use.
-    fn check_contexts(&self) -> Result<(), VerbError> {
+    fn check_contexts(&self) -> Result<(), CreateQpError> {
         let context = &self.pd.inner.context;
         let foreign = |other: &ContextRef| !Arc::ptr_eq(other, context);
         let srq = self.srq.as_ref();
@@ -216,17 +217,17 @@ impl<T: Transport> QpBuilder<T> {
             || foreign(&self.recv_cq.inner.context)
             || srq.is_some_and(|srq| foreign(&srq.inner.pd.context))
         {
-            return Err(VerbError::invalid(
-                "ibv_create_qp",
-                "the CQs, the SRQ and the PD belong to different contexts",
-            ));
+            return Err(CreateQpError::OtherContext {
+                verb: "ibv_create_qp",
+                source: invalid("the CQs, the SRQ and the PD belong to different contexts"),
+            });
         }
         Ok(())
     }
 
     /// Creates the queue pair, if necessary without desired inline payload; returns the granted
     /// capabilities.
-    fn create_raw(&self) -> Result<(*mut abi::ibv_qp, abi::ibv_qp_cap), VerbError> {
+    fn create_raw(&self) -> Result<(*mut abi::ibv_qp, abi::ibv_qp_cap), CreateQpError> {
         let mut init = abi::ibv_qp_init_attr::zeroed();
         init.send_cq = self.send_cq.inner.raw;
         init.recv_cq = self.recv_cq.inner.raw;
@@ -246,31 +247,52 @@ impl<T: Transport> QpBuilder<T> {
         init.sq_sig_all = self.sq_sig_all.into();
         let cap = init.cap;
         let created = create_raw(&self.pd, &mut init);
-        let raw = match (created, self.inline) {
-            (Err(refused), InlineWish::UpTo(1..)) => {
+        let created = match (created, self.inline) {
+            (Err(refused), InlineRequest::UpTo(1..)) => {
                 // A refusal may have changed `init`. If the inline payload was not the reason, the
                 // first error says more.
                 init.cap = cap;
                 init.cap.max_inline_data = 0;
-                create_raw(&self.pd, &mut init).map_err(|_| refused)?
+                create_raw(&self.pd, &mut init).map_err(|_| refused)
             }
-            (created, _) => created?,
+            (created, _) => created,
         };
+        let raw = created.map_err(|e| self.create_error(e, &cap))?;
         Ok((raw, init.cap))
     }
 
+    /// Returns the error of `ibv_create_qp`, which names a capability that is beyond the limit of the device.
+    #[cold]
+    fn create_error(&self, source: io::Error, cap: &abi::ibv_qp_cap) -> CreateQpError {
+        let limits = self.pd.context().query_device();
+        let (most_wr, most_sge) = limits.map_or((u32::MAX, u32::MAX), |device| {
+            (device.max_qp_wr, device.max_sge)
+        });
+        let sizes = [
+            ("max_send_wr", cap.max_send_wr, most_wr),
+            ("max_recv_wr", cap.max_recv_wr, most_wr),
+            ("max_send_sge", cap.max_send_sge, most_sge),
+            ("max_recv_sge", cap.max_recv_sge, most_sge),
+        ];
+        CreateQpError::of("ibv_create_qp", source, &sizes)
+    }
+
     /// Refuses a device that grants less than the required inline payload.
-    fn check_inline(&self, granted: u32) -> Result<(), VerbError> {
+    fn check_inline(&self, granted: u32) -> Result<(), CreateQpError> {
         match self.inline {
-            InlineWish::AtLeast(bytes) if granted < bytes => Err(VerbError::invalid(
-                "ibv_create_qp",
-                format!("the device grants {granted} of {bytes} bytes of inline payload"),
-            )),
+            InlineRequest::AtLeast(bytes) if granted < bytes => Err(CreateQpError::InlineTooLong {
+                requested: bytes,
+                granted,
+                verb: "ibv_create_qp",
+                source: invalid(format!(
+                    "the device grants {granted} of {bytes} bytes of inline payload"
+                )),
+            }),
             _ => Ok(()),
         }
     }
 
-    fn to_init(&self, qp: &QpInner) -> Result<(), VerbError> {
+    fn to_init(&self, qp: &QpInner) -> Result<(), ModifyError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_INIT;
         attr.pkey_index = self.pkey_index;
@@ -295,12 +317,12 @@ impl<T: Transport> QpBuilder<T> {
 
 /// The inline payload that a queue pair should support.
 #[derive(Debug, Clone, Copy)]
-enum InlineWish {
+enum InlineRequest {
     AtLeast(u32),
     UpTo(u32),
 }
 
-impl InlineWish {
+impl InlineRequest {
     fn bytes(self) -> u32 {
         match self {
             Self::AtLeast(bytes) | Self::UpTo(bytes) => bytes,
@@ -312,12 +334,12 @@ impl InlineWish {
 fn create_raw(
     pd: &ProtectionDomain,
     init: &mut abi::ibv_qp_init_attr,
-) -> Result<*mut abi::ibv_qp, VerbError> {
+) -> Result<*mut abi::ibv_qp, io::Error> {
     // SAFETY: live PD; the CQs and the SRQ are as the function's comment requires, since both
     // callers in this module hold them.
     let raw = unsafe { (pd.inner.context.symbols.ibv_create_qp)(pd.inner.raw, init) };
     if raw.is_null() {
-        return Err(VerbError::last("ibv_create_qp"));
+        return Err(last_error());
     }
     Ok(raw)
 }
@@ -328,7 +350,7 @@ pub(crate) fn probe<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
     max_inline_data: u32,
-) -> Result<u32, VerbError> {
+) -> Result<u32, CreateQpError> {
     let mut init = abi::ibv_qp_init_attr::zeroed();
     (init.send_cq, init.recv_cq) = (cq.inner.raw, cq.inner.raw);
     init.qp_type = T::QP_TYPE;
@@ -339,10 +361,10 @@ pub(crate) fn probe<T: Transport>(
         max_recv_sge: 1,
         max_inline_data,
     };
-    let raw = create_raw(pd, &mut init)?;
+    let raw = create_raw(pd, &mut init).map_err(|e| CreateQpError::of("ibv_create_qp", e, &[]))?;
     // SAFETY: the queue pair was just created, is in RESET and unused.
     let ret = unsafe { (pd.inner.context.symbols.ibv_destroy_qp)(raw) };
-    VerbError::check("ibv_destroy_qp", ret)?;
+    check(ret).map_err(|e| CreateQpError::of("ibv_destroy_qp", e, &[]))?;
     Ok(init.cap.max_inline_data)
 }
 
@@ -350,9 +372,13 @@ impl<T: Connected> QpBuilder<T> {
     /// Creates the queue pair, ready to be connected.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond
-    /// the limits of the device.
-    pub fn build(self) -> Result<PreparedQp<T>, VerbError> {
+    /// - [`CreateQpError::LimitExceeded`] (`EINVAL`, `ENOMEM`): names the capability and the limit of the device.
+    /// - [`CreateQpError::InlineTooLong`]: the device grants less inline payload than required.
+    /// - [`CreateQpError::Unsupported`] (`EOPNOTSUPP`, `ENOSYS`): the device lacks the transport.
+    /// - [`CreateQpError::OtherContext`]: the objects belong to different contexts.
+    /// - [`CreateQpError::NoResources`] (`ENOMEM`): the device has no more queue pairs.
+    /// - [`CreateQpError::Refused`] (any other errno), also of a query or a change of the state.
+    pub fn build(self) -> Result<PreparedQp<T>, CreateQpError> {
         let (qp, config) = self.create()?;
         Ok(PreparedQp { qp, config })
     }
@@ -362,9 +388,13 @@ impl QpBuilder<Ud> {
     /// Creates the queue pair, ready to send and receive.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond
-    /// the limits of the device.
-    pub fn build(self) -> Result<QueuePair<Ud>, VerbError> {
+    /// - [`CreateQpError::LimitExceeded`] (`EINVAL`, `ENOMEM`): names the capability and the limit of the device.
+    /// - [`CreateQpError::InlineTooLong`]: the device grants less inline payload than required.
+    /// - [`CreateQpError::Unsupported`] (`EOPNOTSUPP`, `ENOSYS`): the device lacks the transport.
+    /// - [`CreateQpError::OtherContext`]: the objects belong to different contexts.
+    /// - [`CreateQpError::NoResources`] (`ENOMEM`): the device has no more queue pairs.
+    /// - [`CreateQpError::Refused`] (any other errno), also of a query or a change of the state.
+    pub fn build(self) -> Result<QueuePair<Ud>, CreateQpError> {
         let (qp, _) = self.create()?;
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_RTR;
@@ -398,8 +428,7 @@ impl<T: Connected> PreparedQp<T> {
     /// Posts RECVs before the peer can send.
     ///
     /// # Errors
-    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
-    /// receive queue is full.
+    /// As [`QueuePair::post_recv`](crate::QueuePair::post_recv).
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
     }
@@ -417,9 +446,10 @@ impl<T: Connected> PreparedQp<T> {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a peer that the port cannot address, or
-    /// attributes beyond the limits of the device.
-    pub fn connect(self, peer: &QpEndpoint) -> Result<QueuePair<T>, VerbError> {
+    /// - [`ModifyError::OutOfRange`] (`EINVAL`): names the attribute and the largest allowed value.
+    /// - [`ModifyError::Unreachable`] (`EHOSTUNREACH`, `ENETUNREACH`, `ETIMEDOUT`): the port cannot reach the peer.
+    /// - [`ModifyError::Refused`] (any other errno).
+    pub fn connect(self, peer: &QpEndpoint) -> Result<QueuePair<T>, ModifyError> {
         let Self { qp, config } = self;
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_RTR;
@@ -441,7 +471,11 @@ impl<T: Connected> PreparedQp<T> {
             | abi::IBV_QP_DEST_QPN
             | abi::IBV_QP_RQ_PSN;
         if T::RELIABLE {
-            let device = config.pd.context().query_device()?;
+            let states = (QpState::Init, QpState::Rtr);
+            let device = config.pd.context().query_device().map_err(|e| {
+                let (verb, source) = e.into_parts();
+                ModifyError::of(verb, source, states, &[])
+            })?;
             let depth = |limit: u32| {
                 config
                     .max_rd_atomic
@@ -475,7 +509,7 @@ impl<T: Connected> PreparedQp<T> {
     pub(crate) fn connect_by(
         self,
         steps: &mut [(abi::ibv_qp_attr, i32)],
-    ) -> Result<QueuePair<T>, VerbError> {
+    ) -> Result<QueuePair<T>, ModifyError> {
         for (attr, mask) in steps {
             self.qp.modify(attr, *mask)?;
         }

@@ -14,7 +14,8 @@ pub use verbs_abi::Symbols;
 
 use crate::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Connected, Context, MemoryRegion,
-    PreparedQp, ProtectionDomain, Provider, QueuePair, SharedReceiveQueue, Transport, VerbError,
+    ModifyError, PreparedQp, ProtectionDomain, Provider, QueuePair, RegisterError,
+    SharedReceiveQueue, Transport,
 };
 
 /// Returns the entry points of a provider.
@@ -51,7 +52,7 @@ pub fn mr(mr: &MemoryRegion) -> *mut abi::ibv_mr {
 /// Registers memory that the caller keeps owning, for interfaces that pass addresses.
 ///
 /// # Errors
-/// The errors of `ibv_reg_mr(3)`.
+/// [`RegisterError`], by the errno of `ibv_reg_mr(3)`.
 ///
 /// # Safety
 /// The `len` bytes at `addr` are valid for reads and writes until the region is dropped. Meanwhile, Rust has no
@@ -62,7 +63,7 @@ pub unsafe fn register(
     addr: *mut u8,
     len: usize,
     access: Access,
-) -> Result<MemoryRegion, VerbError> {
+) -> Result<MemoryRegion, RegisterError> {
     // SAFETY: contract of this function.
     unsafe { MemoryRegion::of_caller(pd, addr, len, access) }
 }
@@ -96,11 +97,11 @@ pub fn qp<T: Transport>(qp: &QueuePair<T>) -> *mut abi::ibv_qp {
 /// in steps: to RTR, then to RTS. Each step is the attributes and their mask.
 ///
 /// # Errors
-/// The errors of `ibv_modify_qp(3)`.
+/// [`ModifyError`], by the errno of `ibv_modify_qp(3)`.
 pub fn connect<T: Connected>(
     qp: PreparedQp<T>,
     steps: &mut [(abi::ibv_qp_attr, i32)],
-) -> Result<QueuePair<T>, VerbError> {
+) -> Result<QueuePair<T>, ModifyError> {
     qp.connect_by(steps)
 }
 

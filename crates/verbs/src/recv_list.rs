@@ -11,8 +11,8 @@ use verbs_abi as abi;
 use crate::context::ContextRef;
 use crate::error::{PostError, PostErrorKind};
 use crate::payload::Gather;
-use crate::payload::sealed::Room;
-use crate::wr_array::{Array, bounds, failed};
+use crate::payload::sealed::WrSpace;
+use crate::wr_array::{Array, bounds, post_error};
 
 /// A list of receive WRs, posted with one call.
 ///
@@ -110,7 +110,7 @@ impl RecvList {
         } else {
             std::slice::from_mut(sge)
         };
-        let (num_sge, _) = buffer.put(Room {
+        let (num_sge, _) = buffer.put(WrSpace {
             sges,
             inline: &mut [],
         });
@@ -195,7 +195,14 @@ impl RecvList {
         if ret == 0 {
             Ok(())
         } else {
-            Err(failed(verb, ret, bad, base, size_of::<RecvSlot>(), start))
+            Err(post_error(
+                verb,
+                ret,
+                bad,
+                base,
+                size_of::<RecvSlot>(),
+                start,
+            ))
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::error::{PostError, VerbError};
+use crate::error::{CreateError, ModifySrqError, PostError, check, last_error};
 use crate::id::{id_context, next_id};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::recv_list::RecvList;
@@ -43,8 +43,10 @@ impl ProtectionDomain {
     /// Creates a shared receive queue for at least `max_wr` RECVs of at most `max_sge` SGEs.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of sizes beyond the limits of the device.
-    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, VerbError> {
+    /// - [`CreateError::LimitExceeded`] (`EINVAL`): a size is beyond `max_srq_wr` or `max_srq_sge` of the device.
+    /// - [`CreateError::NoResources`] (`ENOMEM`): the device has no more queues.
+    /// - [`CreateError::Refused`] (any other errno).
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, CreateError> {
         let id = next_id();
         let mut init = abi::ibv_srq_init_attr {
             srq_context: id_context(id),
@@ -57,7 +59,13 @@ impl ProtectionDomain {
         // SAFETY: live PD, valid attributes.
         let raw = unsafe { (self.inner.context.symbols.ibv_create_srq)(self.inner.raw, &mut init) };
         if raw.is_null() {
-            return Err(VerbError::last("ibv_create_srq"));
+            let source = last_error();
+            let limits = self.context().query_device();
+            let (most_wr, most_sge) = limits.map_or((u32::MAX, u32::MAX), |device| {
+                (device.max_srq_wr, device.max_srq_sge)
+            });
+            let sizes = [("max_wr", max_wr, most_wr), ("max_sge", max_sge, most_sge)];
+            return Err(CreateError::of_sizes("ibv_create_srq", source, &sizes));
         }
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
         Ok(SharedReceiveQueue {
@@ -95,8 +103,7 @@ impl SharedReceiveQueue {
     /// Posts a list of RECVs.
     ///
     /// # Errors
-    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
-    /// queue is full.
+    /// As [`QueuePair::post_recv`](crate::QueuePair::post_recv).
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         list.post(
             ..,
@@ -112,8 +119,9 @@ impl SharedReceiveQueue {
     /// Requests an async event for the time when fewer than `limit` RECVs are left.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a limit beyond the size of the queue.
-    pub fn set_limit(&self, limit: u32) -> Result<(), VerbError> {
+    /// - [`ModifySrqError::LimitExceeded`] (`EINVAL`): the limit is beyond the size of the queue.
+    /// - [`ModifySrqError::Refused`] (any other errno).
+    pub fn set_limit(&self, limit: u32) -> Result<(), ModifySrqError> {
         let mut attr = abi::ibv_srq_attr {
             max_wr: 0,
             max_sge: 0,
@@ -127,7 +135,7 @@ impl SharedReceiveQueue {
                 abi::IBV_SRQ_LIMIT,
             )
         };
-        VerbError::check("ibv_modify_srq", ret)
+        check(ret).map_err(|e| ModifySrqError::of("ibv_modify_srq", e, limit, self.inner.max_wr))
     }
 }
 

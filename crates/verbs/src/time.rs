@@ -7,10 +7,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use crate::simulated;
+
 /// Returns [`Instant::now`], or the virtual time of the calling simulated thread.
 #[must_use]
 pub fn now() -> Instant {
-    match simnic::now() {
+    match simulated::now() {
         Some(since) => origin() + since,
         None => Instant::now(),
     }
@@ -33,40 +35,40 @@ pub fn now_ns() -> u64 {
         let since = Instant::now().saturating_duration_since(origin());
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
-    simnic::now_ns().unwrap_or_else(real)
+    simulated::now_ns().unwrap_or_else(real)
 }
 
 /// Reports that the calling core handles `requests` small requests, as a server does.
 #[inline]
-pub fn serve(requests: usize) {
-    if simnic::is_simulated() {
-        simnic::spend_requests(requests as u64);
+pub fn charge_requests(requests: usize) {
+    if simulated::is_simulated() {
+        simulated::spend_requests(requests as u64);
     }
 }
 
 /// Reports that the calling core works for `time`; on a simulated NIC, other work of the program
 /// takes no virtual time.
 #[inline]
-pub fn work(time: Duration) {
-    if simnic::is_simulated() {
-        simnic::spend(time);
+pub fn charge_time(time: Duration) {
+    if simulated::is_simulated() {
+        simulated::spend(time);
     }
 }
 
 /// Reports that the calling core has read `places` that peers WRITE to, each in its own cache line,
 /// and found nothing new.
 #[inline]
-pub fn look_in_vain(places: usize) {
-    if simnic::is_simulated() {
-        simnic::spend_empty_looks(places as u64);
+pub fn charge_empty_polls(places: usize) {
+    if simulated::is_simulated() {
+        simulated::spend_empty_polls(places as u64);
     }
 }
 
 /// Reports that the calling core adds to this word, to which other cores may add as well.
 #[inline]
-pub fn add_to_shared(word: &AtomicU64) {
-    if simnic::is_simulated() {
-        simnic::spend_shared_add(std::ptr::from_ref(word).addr() as u64);
+pub fn charge_shared_add(word: &AtomicU64) {
+    if simulated::is_simulated() {
+        simulated::spend_shared_add(std::ptr::from_ref(word).addr() as u64);
     }
 }
 
@@ -83,8 +85,8 @@ pub fn add_to_shared(word: &AtomicU64) {
 /// - Cost: virtual time on a simulated NIC, by the caches and the memory latency of the core; no
 ///   effect elsewhere.
 #[inline]
-pub fn touch_lines(working_set_bytes: u64, lines: u64, overlapped: u64) {
-    if simnic::is_simulated() {
-        simnic::spend_touches(working_set_bytes, lines, overlapped);
+pub fn charge_cache_lines(working_set_bytes: u64, lines: u64, overlapped: u64) {
+    if simulated::is_simulated() {
+        simulated::spend_touches(working_set_bytes, lines, overlapped);
     }
 }

@@ -332,6 +332,15 @@ impl TryFrom<u32> for Mtu {
     }
 }
 
+/// The page size of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageSize {
+    /// Pages of the system's usual size.
+    Small,
+    /// Huge pages of 2 MiB, which an administrator has reserved (`vm.nr_hugepages`).
+    Huge,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,13 +9,14 @@ use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use nic_core::yielding::Yielding;
+use nic_core::yielding::SpinTime;
 
+use crate::simulated;
 use crate::time::{now, now_ns};
 
 thread_local! {
     /// The calling thread's experience with earlier yields.
-    static YIELDING: Cell<Yielding> = const { Cell::new(Yielding::new()) };
+    static YIELDING: Cell<SpinTime> = const { Cell::new(SpinTime::new()) };
 }
 
 /// Spins before the first yield if other threads were often found to need the core.
@@ -46,7 +47,7 @@ pub struct Waiter {
     /// The time of the first wish to yield, or of the last yield; 0 while spinning.
     waits_since_ns: u64,
     /// Yields while other threads need the core.
-    crowded: u32,
+    crowded_yields: u32,
     /// Spins before a yield: `spins`, or fewer while other threads need the core.
     limit: u32,
     spins: u32,
@@ -61,7 +62,7 @@ impl Waiter {
         Self {
             misses: 0,
             waits_since_ns: 0,
-            crowded: 0,
+            crowded_yields: 0,
             limit: 256,
             spins: 256,
             yields: 2_000,
@@ -74,7 +75,7 @@ impl Waiter {
         Self {
             misses: 0,
             waits_since_ns: 0,
-            crowded: 0,
+            crowded_yields: 0,
             limit: 256,
             spins: 256,
             yields: u32::MAX - 256,
@@ -83,7 +84,7 @@ impl Waiter {
     }
 
     /// Sets the number of spins before the first yield, and of yields before the first sleep.
-    pub const fn with_patience(mut self, spins: u32, yields: u32) -> Self {
+    pub const fn with_spins_and_yields(mut self, spins: u32, yields: u32) -> Self {
         self.limit = spins;
         self.spins = spins;
         self.yields = yields;
@@ -115,14 +116,14 @@ impl Waiter {
     /// each later wait.
     #[inline]
     pub fn is_spinning(&self) -> bool {
-        simnic::is_simulated() || self.misses <= self.limit
+        simulated::is_simulated() || self.misses <= self.limit
     }
 
     /// Reports that a poll found nothing, and lets some time pass, more each time.
     #[inline]
     pub fn idle(&mut self) {
         self.misses = self.misses.saturating_add(1);
-        if simnic::is_simulated() {
+        if simulated::is_simulated() {
             self.idle_simulated(None);
         } else if self.misses <= self.limit {
             std::hint::spin_loop();
@@ -136,8 +137,8 @@ impl Waiter {
     /// loop's place meanwhile.
     #[inline]
     pub fn idle_polling(&mut self, until_ns: u64) {
-        if simnic::is_simulated() {
-            self.misses = simnic::idle_polling(self.misses, until_ns);
+        if simulated::is_simulated() {
+            self.misses = simulated::idle_polling(self.misses, until_ns);
         } else {
             self.idle();
         }
@@ -145,8 +146,8 @@ impl Waiter {
 
     /// Waits as [`idle`](Self::idle) does, for a loop that reads the region with this R_Key.
     #[inline]
-    pub(crate) fn idle_looking(&mut self, rkey: u32) {
-        if simnic::is_simulated() {
+    pub(crate) fn idle_reading_rkey(&mut self, rkey: u32) {
+        if simulated::is_simulated() {
             self.misses = self.misses.saturating_add(1);
             self.idle_simulated(Some(rkey));
         } else {
@@ -157,14 +158,14 @@ impl Waiter {
     /// Lets virtual time pass.
     #[cold]
     fn idle_simulated(&mut self, memory: Option<u32>) {
-        self.misses = simnic::idle_looking(self.misses, memory);
+        self.misses = simulated::idle_polling_memory(self.misses, memory);
     }
 
     /// Returns the sleep of the next [`idle`](Self::idle); zero while it spins or yields. For a
     /// loop that prefers to block on a file descriptor for that long.
     pub fn next_sleep(&self) -> Duration {
         // Virtual time costs no core.
-        if simnic::is_simulated() {
+        if simulated::is_simulated() {
             return Duration::ZERO;
         }
         let patience = self.spins.saturating_add(self.yields);
@@ -176,7 +177,7 @@ impl Waiter {
     }
 
     /// Counts a wait in which the caller blocked elsewhere.
-    pub fn slept(&mut self) {
+    pub fn record_sleep(&mut self) {
         self.misses = self.misses.saturating_add(1);
     }
 
@@ -187,7 +188,7 @@ impl Waiter {
     /// at 3 instead of 12 million requests a second. A thread that sleeps,
     /// however shortly, is placed on an idle core when it wakes. Therefore a thread that finds its
     /// core shared sleeps sometimes.
-    fn yield_in_time(&mut self) {
+    fn spin_then_yield(&mut self) {
         let now = now_ns();
         let mut yielding = YIELDING.get();
         if self.waits_since_ns == 0 {
@@ -206,8 +207,8 @@ impl Waiter {
             return;
         }
         self.limit = self.spins.min(CROWDED_SPINS);
-        self.crowded = self.crowded.wrapping_add(1);
-        if self.crowded.is_multiple_of(YIELDS_PER_SLEEP) {
+        self.crowded_yields = self.crowded_yields.wrapping_add(1);
+        if self.crowded_yields.is_multiple_of(YIELDS_PER_SLEEP) {
             std::thread::sleep(Duration::from_micros(1));
         }
     }
@@ -218,7 +219,7 @@ impl Waiter {
         let sleep = self.next_sleep();
         self.misses += 1;
         if sleep.is_zero() {
-            self.yield_in_time();
+            self.spin_then_yield();
         } else {
             std::thread::sleep(sleep);
         }
@@ -273,12 +274,12 @@ mod tests {
     #[test]
     fn sleeps_grow_to_the_limit() {
         let mut w = Waiter::new()
-            .with_patience(2, 2)
+            .with_spins_and_yields(2, 2)
             .with_sleep_max(Duration::from_micros(300));
         let mut sleeps = Vec::new();
         for _ in 0..9 {
             sleeps.push(w.next_sleep().as_micros());
-            w.slept();
+            w.record_sleep();
         }
         assert_eq!(sleeps, [0, 0, 0, 0, 50, 100, 200, 300, 300]);
         w.reset();
@@ -287,7 +288,7 @@ mod tests {
 
     #[test]
     fn spins_so_often_as_it_was_told() {
-        let mut w = Waiter::never_sleeping().with_patience(2, 100);
+        let mut w = Waiter::never_sleeping().with_spins_and_yields(2, 100);
         let mut spinning = Vec::new();
         for _ in 0..4 {
             w.idle();
@@ -300,7 +301,7 @@ mod tests {
 
     #[test]
     fn in_a_crowd_it_spins_less_and_the_thread_keeps_that_in_mind() {
-        let mut crowded = Yielding::new();
+        let mut crowded = SpinTime::new();
         (0..20).for_each(|_| crowded.yielded(5_000));
         YIELDING.set(crowded);
         let mut w = Waiter::never_sleeping();

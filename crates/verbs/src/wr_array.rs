@@ -78,7 +78,7 @@ pub(crate) fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usi
 
 /// Returns the error of a refused post; `bad` is the address from the provider, which may be wrong.
 #[cold]
-pub(crate) fn failed(
+pub(crate) fn post_error(
     verb: &'static str,
     ret: i32,
     bad: usize,

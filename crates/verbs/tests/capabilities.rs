@@ -11,7 +11,8 @@ use verbs::{
 fn open(provider: Provider) -> Context {
     provider
         .device(None)
-        .and_then(|device| device.open())
+        .expect("a device")
+        .open()
         .expect("the software NIC opens")
 }
 
@@ -30,15 +31,15 @@ fn a_refused_transport_is_a_lack_with_the_refusal_as_its_reason() {
         ("without-uc", "softnic0")
     );
     assert_eq!(
-        found.why_not(Capability::Uc),
+        found.reason_missing(Capability::Uc),
         Some("ibv_create_qp failed: Operation not supported (os error 95)")
     );
-    assert_eq!(found.why_not(Capability::Rc), None);
+    assert_eq!(found.reason_missing(Capability::Rc), None);
     let InlineBytes { rc, uc, ud } = found.inline_bytes;
     assert!(rc > 0 && uc == 0 && ud > 0);
     let needs = [Capability::Ud, Capability::Uc, Capability::Immediates];
-    assert_eq!(found.lacks_of(&needs), found.lacks);
-    assert_eq!(found.lacks_of(&needs[..1]), []);
+    assert_eq!(found.missing_of(&needs), found.lacks);
+    assert_eq!(found.missing_of(&needs[..1]), []);
 }
 
 #[test]
@@ -47,7 +48,7 @@ fn atomics_are_what_the_device_says_they_are() {
     assert_eq!(lacks(&context), [Capability::Atomics]);
     let why = context.capabilities().expect("found out");
     assert_eq!(
-        why.why_not(Capability::Atomics),
+        why.reason_missing(Capability::Atomics),
         Some("ibv_query_device says atomic_cap none")
     );
 }
@@ -64,8 +65,13 @@ fn what_stands_on_rc_falls_with_it() {
         .collect();
     assert_eq!(lacks(&context), expected);
     let found = context.capabilities().expect("found out");
-    assert_eq!(found.why_not(Capability::Atomics), Some("there is no RC"));
-    let events = found.why_not(Capability::CompletionEvents).unwrap_or("");
+    assert_eq!(
+        found.reason_missing(Capability::Atomics),
+        Some("there is no RC")
+    );
+    let events = found
+        .reason_missing(Capability::CompletionEvents)
+        .unwrap_or("");
     assert!(
         events.starts_with("ibv_create_comp_channel failed"),
         "{events}"

@@ -151,6 +151,11 @@ fn sender() {
     let qp = qp
         .connect(&serde_json::from_str(&line).expect("an endpoint"))
         .expect("connected");
+    if kind == "idle" {
+        // Neither polls nor arms a CQ; ends with the test.
+        std::io::stdin().read_line(&mut line).expect("the end");
+        return;
+    }
     let mut chance = Chance(0x9e37_79b9_7f4a_7c15 ^ u64::from(std::process::id()));
     let (mut sent, mut answered, mut sends) = (0, 0, 0);
     let mut credit = qp.recv_list(1);
@@ -364,5 +369,42 @@ fn the_death_of_a_sender_takes_no_event_along() {
             counted.fetch_add(taken, Ordering::Relaxed);
         }
         assert!(receivers[0].next > 0 && receivers[0].next < MESSAGES);
+    }
+}
+
+/// A sender arms its CQ for solicited completions, and so waits only for failures. The receiver neither polls nor
+/// waits, and gets messages that fit its RECVs and then one that does not.
+#[test]
+fn a_send_that_fails_wakes_a_sender_that_waits_for_solicited_completions() {
+    for good in [0, 1, 5] {
+        let context = open();
+        let channel = context.create_comp_channel().expect("a channel");
+        let cq = context.create_cq_with_channel(64, &channel).expect("a CQ");
+        let pd = context.alloc_pd().expect("a PD");
+        let qp = pd.qp::<Rc>(&cq, &cq).build().expect("a QP");
+        let mut peer = Sender::start("idle");
+        let endpoint = peer.endpoint();
+        peer.tell(&qp.endpoint());
+        let qp = qp.connect(&endpoint).expect("connected");
+        let mut wcs = WcBuffer::<8>::new();
+        for number in 0..=good {
+            let bytes = [0; 9];
+            let bytes = &bytes[..if number < good { 8 } else { 9 }];
+            cq.req_notify(true).expect("armed");
+            let posted = qp.post_one(|list| {
+                list.send(Inline(bytes));
+            });
+            posted.expect("posted");
+            let polled: Vec<_> = cq.poll(&mut wcs).expect("polled").collect();
+            assert!(polled.is_empty() || number == good, "unsignaled");
+        }
+        assert!(is_readable(&channel, PATIENCE), "no event of the failure");
+        assert_eq!(channel.wait().expect("an event"), cq.id());
+        let statuses: Vec<_> = cq
+            .poll(&mut wcs)
+            .expect("polled")
+            .map(|wc| wc.expect_err("the failure").status())
+            .collect();
+        assert_eq!(statuses.len(), 1, "{statuses:?}");
     }
 }

@@ -18,6 +18,7 @@ fn build(profile: &Path) {
                 "build",
                 "--quiet",
                 "--examples",
+                "--all-features",
                 "--package",
                 env!("CARGO_PKG_NAME"),
             ])

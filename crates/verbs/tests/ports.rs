@@ -2,9 +2,10 @@
 //!
 //! One test in a process of its own: the environment says how many there are.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use verbs::{Access, CompletionQueue, Context, Provider, QueuePair, Rc, WcBuffer, poll_until};
+use verbs::{Access, CompletionQueue, Context, Provider, QueuePair, Rc, Ud, WcBuffer, poll_until};
 
 /// An end of a connection: a port of an open device, with a CQ and a protection domain.
 struct End {
@@ -17,7 +18,10 @@ struct End {
 impl End {
     fn new(device: &str, port_num: u8) -> Self {
         let device = Provider::softnic().device(Some(device));
-        let context = device.and_then(|d| d.open()).expect("the device opens");
+        let context = device
+            .expect("the device")
+            .open()
+            .expect("the device opens");
         Self {
             port_num,
             cq: context.create_cq(64).expect("a CQ"),
@@ -140,4 +144,56 @@ fn queue_pairs_of_all_ports_reach_each_other_and_devices_do_not_mix() {
     let mixed = ends[0].pd.qp::<Rc>(&ends[2].cq, &ends[0].cq).build();
     let error = mixed.expect_err("refused").to_string();
     assert!(error.contains("different contexts"), "{error}");
+
+    datagrams_count_at_the_port_of_their_destination(
+        &ends[0],
+        &ends[1],
+        &folder.path().join("fabric"),
+    );
+}
+
+/// Returns `port_rcv_packets` of the port at a place: 1 and 2 are the ports of the first device.
+fn received_packets(fabric: &Path, place: u32) -> u64 {
+    let folders = std::fs::read_dir(fabric.join("traffic")).expect("a folder");
+    let of_place = |folder: &PathBuf| folder.to_string_lossy().ends_with(&format!("-{place}"));
+    let folder = folders
+        .map(|entry| entry.expect("an entry").path())
+        .find(of_place);
+    let text = std::fs::read_to_string(folder.expect("a port").join("port_rcv_packets"));
+    text.expect("a file").trim().parse().expect("a number")
+}
+
+fn datagrams_count_at_the_port_of_their_destination(one: &End, two: &End, fabric: &Path) {
+    let make = |end: &End| {
+        let qp = end.pd.qp::<Ud>(&end.cq, &end.cq).port_num(end.port_num);
+        qp.max_inline_data(64).build().expect("a queue pair")
+    };
+    let [sender, at_one, at_two] = [one, one, two].map(make);
+    let to = [&at_one, &at_two].map(|qp| {
+        let to = one.pd.ud_destination(one.port_num, &qp.endpoint());
+        to.expect("a destination")
+    });
+    let received = || [1, 2].map(|place| received_packets(fabric, place));
+    let before = received();
+    // Alone, to one port and the other in turn, and then as a postlist.
+    for to in [0, 1, 1, 0, 1].map(|at| &to[at]) {
+        sender
+            .post_one(|list| {
+                list.send(verbs::Inline(b"datagram"), to).signaled();
+            })
+            .expect("posted");
+        one.next().expect("sent");
+    }
+    let mut list = sender.postlist(4);
+    for at in [1, 1, 1, 0] {
+        list.send(verbs::Inline(b"datagram"), &to[at]);
+    }
+    sender.post_send(&mut list).expect("posted");
+    drop(sender);
+    let counted: Vec<_> = received()
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect();
+    assert_eq!(counted, [3, 6]);
 }

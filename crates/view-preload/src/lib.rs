@@ -1,16 +1,19 @@
-//! The kernel's interfaces for the software NIC. `verbatim run` puts this library into `LD_PRELOAD`
-//! of programs that ask the kernel for RDMA devices.
+//! The kernel's interfaces to the software NIC. `verbatim run` puts this library into `LD_PRELOAD`
+//! of programs that query the kernel for RDMA devices.
 //!
 //! - [`mod@netlink`]: the RDMA netlink family, for `rdma(8)` of iproute2;
-//! - this file: the files of the device, for a process that cannot mount without CAP_SYS_ADMIN.
+//! - this file: the device's files, for a process without CAP_SYS_ADMIN, which cannot mount a
+//!   folder over them.
 //!
 //! The library exports each function of the C library that takes the path of a file to read or
 //! examine. Paths below `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and
-//! `/dev/infiniband` are redirected below the folder in `VERBATIM_VIEW`; other paths are unchanged.
+//! `/dev/infiniband` are redirected below the folder in `VERBATIM_VIEW`. So are the paths of the PCI
+//! functions behind the devices. Other paths are unchanged.
 //! Paths relative to a redirected folder need no change.
 //!
-//! Limits: programs that make system calls themselves, and calls within the C library (`glob`,
-//! `ftw`).
+//! Limits: the library does not redirect system calls that a program makes itself. It does not
+//! redirect calls within the C library (`glob`, `ftw`) either.
+//! Folders of other devices do not list the devices of the NIC.
 #![allow(unsafe_code)]
 
 pub mod netlink;
@@ -19,21 +22,32 @@ mod source;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The environment variable that names the folder of the files.
+/// The environment variable that names the folder with the device's files.
 const VARIABLE: &CStr = c"VERBATIM_VIEW";
 
-/// The folders that are redirected.
+/// The folders whose paths are redirected.
 const FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
 ];
 
-/// A buffer for a path and its terminating zero.
-type Room = [u8; libc::PATH_MAX as usize];
+/// The first bytes of redirected paths of PCI functions and buses: the NIC's devices are in this PCI
+/// domain (`sysfs_pci` of `softnic`).
+const PCI: [&[u8]; 3] = [
+    b"/sys/devices/pcifffe:",
+    b"/sys/bus/pci/devices/fffe:",
+    b"/sys/class/pci_bus/fffe:",
+];
 
-/// Returns true if the path is one of the redirected folders, or below one.
-fn is_elsewhere(path: &[u8]) -> bool {
+/// A buffer with room for a path and its terminating zero.
+type PathBuffer = [u8; libc::PATH_MAX as usize];
+
+/// Returns true if `path` is redirected.
+fn is_redirected(path: &[u8]) -> bool {
+    if PCI.iter().any(|start| path.starts_with(start)) {
+        return true;
+    }
     FOLDERS.iter().any(|folder| {
         path.strip_prefix(*folder)
             .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')))
@@ -44,13 +58,13 @@ fn is_elsewhere(path: &[u8]) -> bool {
 ///
 /// # Safety
 /// `path` is NULL or a string.
-unsafe fn meant(path: *const c_char, room: &mut Room) -> *const c_char {
+unsafe fn redirect(path: *const c_char, room: &mut PathBuffer) -> *const c_char {
     if path.is_null() {
         return path;
     }
     // SAFETY: contract of this function.
     let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !is_elsewhere(asked) {
+    if !is_redirected(asked) {
         return path;
     }
     // SAFETY: the argument is a string.
@@ -63,7 +77,7 @@ unsafe fn meant(path: *const c_char, room: &mut Room) -> *const c_char {
     let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
     let end = folder.len() + asked.len();
     // A path that is too long is passed on unchanged, and the system refuses it.
-    let (Some(first), true) = (room.get_mut(..folder.len()), end < size_of::<Room>()) else {
+    let (Some(first), true) = (room.get_mut(..folder.len()), end < size_of::<PathBuffer>()) else {
         return path;
     };
     first.copy_from_slice(folder);
@@ -76,7 +90,7 @@ unsafe fn meant(path: *const c_char, room: &mut Room) -> *const c_char {
     room.as_ptr().cast()
 }
 
-/// Finds the next library's function of a name, and caches the address in `known`.
+/// Returns the address of the next library's function `name`, and caches the address in `known`.
 fn next(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
     let mut found = known.load(Ordering::Relaxed);
     if found.is_null() {
@@ -88,19 +102,19 @@ fn next(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
 }
 
 /// The error value of a function that is missing in the C library.
-trait Failure {
+trait MissingFunctionError {
     const FAILED: Self;
 }
 
-impl Failure for c_int {
+impl MissingFunctionError for c_int {
     const FAILED: Self = -1;
 }
 
-impl Failure for libc::ssize_t {
+impl MissingFunctionError for libc::ssize_t {
     const FAILED: Self = -1;
 }
 
-impl Failure for *mut c_void {
+impl MissingFunctionError for *mut c_void {
     const FAILED: Self = std::ptr::null_mut();
 }
 
@@ -108,10 +122,10 @@ impl Failure for *mut c_void {
 macro_rules! export {
     ($( fn $name:ident($( $before:ident: $before_type:ty ),*; path $(, $arg:ident: $type:ty )*) -> $ret:ty; )*) => {
         $(
-            /// The C library's function of this name.
+            /// The C library's function of this name, with redirected paths.
             ///
             /// # Safety
-            /// As for the C library's function of this name.
+            /// The contract of the C library's function of this name applies.
             // SAFETY: the name, the arguments and the behaviour are those of the C library. An
             // argument that only some flags need is passed on as found in its register.
             #[unsafe(no_mangle)]
@@ -120,21 +134,21 @@ macro_rules! export {
             ) -> $ret {
                 type Function =
                     unsafe extern "C" fn($( $before_type, )* *const c_char $(, $type )*) -> $ret;
-                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                static RESOLVED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
                 let name = concat!(stringify!($name), "\0");
                 let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-                let Some(function) = next(&NEXT, name) else {
+                let Some(function) = next(&RESOLVED, name) else {
                     // SAFETY: the pointer is to this thread's errno.
                     unsafe { *libc::__errno_location() = libc::ENOSYS };
-                    return Failure::FAILED;
+                    return MissingFunctionError::FAILED;
                 };
-                let mut room: Room = [0; size_of::<Room>()];
+                let mut room: PathBuffer = [0; size_of::<PathBuffer>()];
                 // SAFETY: the C library's function of this name has this type. The caller
                 // guarantees the arguments, including the path. A redirected path in `room` ends
                 // with a zero byte.
                 unsafe {
                     let function = std::mem::transmute::<*mut c_void, Function>(function);
-                    function($( $before, )* meant(path, &mut room) $(, $arg )*)
+                    function($( $before, )* redirect(path, &mut room) $(, $arg )*)
                 }
             }
         )*
@@ -161,7 +175,8 @@ export! {
     fn lstat64(; path, to: *mut c_void) -> c_int;
     fn fstatat(folder: c_int; path, to: *mut c_void, flags: c_int) -> c_int;
     fn fstatat64(folder: c_int; path, to: *mut c_void, flags: c_int) -> c_int;
-    // Names that programs built with glibc before 2.33 use.
+    // Programs built with glibc before 2.33 call these functions instead of `stat` and its
+    // variants.
     fn __xstat(version: c_int; path, to: *mut c_void) -> c_int;
     fn __xstat64(version: c_int; path, to: *mut c_void) -> c_int;
     fn __lxstat(version: c_int; path, to: *mut c_void) -> c_int;

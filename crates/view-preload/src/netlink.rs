@@ -1,12 +1,12 @@
-//! The C library's socket functions for sockets of `NETLINK_RDMA`. The kernel does not know the
-//! software NIC, so this library answers for the kernel.
+//! Replaces the C library's socket functions for sockets of `NETLINK_RDMA`. The kernel does not know the software NIC,
+//! so this library answers the requests in place of the kernel.
 //!
-//! Such a socket is a Unix datagram socket that is connected to itself. Requests of the program are
-//! not sent; answers are sent into the socket. Therefore waiting, descriptors and their inheritance
-//! work as in the kernel. Functions that return addresses return netlink addresses.
+//! A replaced netlink socket is a Unix datagram socket that is connected to itself. The program's requests are not
+//! sent. The library sends the answers into the socket. Waiting, descriptors and their inheritance therefore work as
+//! with the kernel. Functions that return addresses return netlink addresses.
 //!
-//! Limits: a copy of the descriptor (`dup(2)`) receives answers but cannot send. `read(2)`,
-//! `write(2)`, `readv(2)` and `writev(2)` are the C library's.
+//! Limits: a copy of the descriptor (`dup(2)`) receives answers but cannot send requests. The library does not replace
+//! `read(2)`, `write(2)`, `readv(2)` and `writev(2)`.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
@@ -19,36 +19,35 @@ use libc::{msghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
 use crate::next;
 use crate::source::SoftwareNic;
 
-/// `linux:include/uapi/linux/netlink.h`.
+/// The number of the RDMA netlink family: `linux:include/uapi/linux/netlink.h`.
 const NETLINK_RDMA: c_int = 20;
-/// Bytes of a `sockaddr_nl`.
+/// Number of bytes in a `sockaddr_nl`.
 const ADDRESS_BYTES: usize = size_of::<sockaddr_nl>();
-/// The largest request in bytes; the kernel's limit is the send buffer's size.
+/// The largest request in bytes. The limit of the kernel is the size of the send buffer.
 const MAX_REQUEST_BYTES: usize = 1 << 16;
 
-/// A netlink socket of this library.
-struct Socket {
+/// A netlink socket that this library has created.
+struct NetlinkSocket {
     fd: c_int,
-    /// Device and inode, since descriptor numbers are reused.
+    /// Device and inode of the socket, which identify it although descriptor numbers are reused.
     file: (u64, u64),
     /// The `nl_pid` of the socket's address.
     port_id: u32,
-    /// Answers for which the socket's buffer had no room.
-    waiting: VecDeque<Vec<u8>>,
+    /// Answers that wait because the socket's buffer had no room.
+    pending_answers: VecDeque<Vec<u8>>,
 }
 
-/// The length of the list. While it is 0, every function only loads this value and calls the C
-/// library.
+/// The number of netlink sockets that this library has created. While it is 0, every function loads only this number
+/// and calls the C library.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
+static SOCKETS: Mutex<Vec<NetlinkSocket>> = Mutex::new(Vec::new());
 
-fn sockets() -> MutexGuard<'static, Vec<Socket>> {
+fn sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `act` with this library's socket of a descriptor; `None` if the descriptor is none of this
-/// library's.
-fn with<T>(fd: c_int, act: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+/// Calls `act` with the netlink socket of a descriptor; returns `None` if this library did not create the socket.
+fn with<T>(fd: c_int, act: impl FnOnce(&mut NetlinkSocket) -> T) -> Option<T> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -57,7 +56,7 @@ fn with<T>(fd: c_int, act: impl FnOnce(&mut Socket) -> T) -> Option<T> {
     if file_of(fd) == Some(sockets.get(at)?.file) {
         return sockets.get_mut(at).map(act);
     }
-    // The socket was closed, and its number is reused.
+    // The socket was closed, and its descriptor number is used for another file.
     sockets.swap_remove(at);
     COUNT.store(sockets.len(), Ordering::Relaxed);
     None
@@ -75,14 +74,14 @@ fn file_of(fd: c_int) -> Option<(u64, u64)> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Calls the C library's function of a name, with the given types of arguments and result.
+/// Calls the C library's function of the given name, with the given types of arguments and result.
 macro_rules! real {
     ($name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty) => {{
         type Function = unsafe extern "C" fn($( $type ),*) -> $ret;
-        static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+        static RESOLVED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
         let name = concat!(stringify!($name), "\0");
         let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-        match next(&NEXT, name) {
+        match next(&RESOLVED, name) {
             // SAFETY: the C library's function of this name has this type; the caller of the
             // function of the same name guarantees the arguments.
             Some(function) => unsafe {
@@ -99,7 +98,7 @@ fn fail(errno: c_int) -> i8 {
     -1
 }
 
-/// `socket(2)`.
+/// Replaces `socket(2)`.
 // SAFETY: the name, the arguments and the behaviour are those of the C library; as for all
 // functions here.
 #[unsafe(no_mangle)]
@@ -123,17 +122,17 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     };
     let mut sockets = sockets();
     sockets.retain(|socket| socket.fd != fd && file_of(socket.fd) == Some(socket.file));
-    // The first socket of a process has the process id as its address (netlink(7)).
+    // The first netlink socket of a process has the process id as its address (netlink(7)).
     let own = std::process::id();
     let is_free = |id: &u32| sockets.iter().all(|socket| socket.port_id != *id);
     let port_id = std::iter::once(own)
         .chain((0..u32::MAX).rev())
         .find(is_free);
-    sockets.push(Socket {
+    sockets.push(NetlinkSocket {
         fd,
         file,
         port_id: port_id.unwrap_or(own),
-        waiting: VecDeque::new(),
+        pending_answers: VecDeque::new(),
     });
     COUNT.store(sockets.len(), Ordering::Relaxed);
     fd
@@ -161,10 +160,10 @@ fn connect_to_itself(fd: c_int) -> bool {
     unsafe { libc::connect(fd, bound, len) == 0 }
 }
 
-/// `bind(2)`. An `nl_pid` of 0 leaves the choice to the kernel; the port id is already chosen.
+/// Replaces `bind(2)`. With an `nl_pid` of 0 the kernel chooses the port id; this library has already chosen it.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -189,8 +188,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     }
 }
 
-/// Writes as much of a netlink address as fits into `room` bytes; returns the address's full
-/// length.
+/// Writes as many bytes of a netlink address as fit into `room`; returns the full length of the address.
 ///
 /// # Safety
 /// `to` has `room` bytes.
@@ -211,10 +209,10 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
     socklen_t::try_from(ADDRESS_BYTES).unwrap_or_default()
 }
 
-/// `getsockname(2)`.
+/// Replaces `getsockname(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -229,11 +227,11 @@ pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut soc
     }
 }
 
-/// `setsockopt(2)`. Netlink options are accepted without effect: groups get no messages, and errors
-/// no details.
+/// Replaces `setsockopt(2)`. Netlink options are accepted without effect: groups receive no messages, and error
+/// messages contain no details.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
@@ -249,17 +247,17 @@ pub unsafe extern "C" fn setsockopt(
     real!(setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int)
 }
 
-/// Answers a request; the answers become readable from the socket. Returns the value for `send`.
-fn take(socket: &mut Socket, request: &[u8]) -> ssize_t {
+/// Answers a request; the program then reads the answers from the socket. Returns the value that `send` must return.
+fn queue_answers(socket: &mut NetlinkSocket, request: &[u8]) -> ssize_t {
     let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNic);
-    socket.waiting.extend(answers);
-    fill(socket);
+    socket.pending_answers.extend(answers);
+    send_pending(socket);
     ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)
 }
 
-/// Sends pending answers into the socket while its buffer has room.
-fn fill(socket: &mut Socket) {
-    while let Some(answer) = socket.waiting.front() {
+/// Sends waiting answers into the socket while its buffer has room.
+fn send_pending(socket: &mut NetlinkSocket) {
+    while let Some(answer) = socket.pending_answers.front() {
         let (fd, bytes, len) = (socket.fd, answer.as_ptr().cast::<c_void>(), answer.len());
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent =
@@ -267,14 +265,14 @@ fn fill(socket: &mut Socket) {
         if sent < 0 {
             return;
         }
-        socket.waiting.pop_front();
+        socket.pending_answers.pop_front();
     }
 }
 
-/// `send(2)`.
+/// Replaces `send(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(
@@ -284,7 +282,7 @@ pub unsafe extern "C" fn send(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: by the contract of `send`.
-    match with(fd, |socket| unsafe { take_at(socket, bytes, len) }) {
+    match with(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
         Some(taken) => taken,
         None => {
             real!(send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t)
@@ -292,11 +290,11 @@ pub unsafe extern "C" fn send(
     }
 }
 
-/// Answers a request in the program's memory.
+/// Answers a request that lies in the program's memory.
 ///
 /// # Safety
 /// `bytes` has `len` bytes, or is NULL.
-unsafe fn take_at(socket: &mut Socket, bytes: *const c_void, len: size_t) -> ssize_t {
+unsafe fn answer_request(socket: &mut NetlinkSocket, bytes: *const c_void, len: size_t) -> ssize_t {
     if bytes.is_null() && len != 0 {
         return fail(libc::EFAULT).into();
     }
@@ -307,15 +305,15 @@ unsafe fn take_at(socket: &mut Socket, bytes: *const c_void, len: size_t) -> ssi
         return 0;
     }
     // SAFETY: contract of this function.
-    take(socket, unsafe {
+    queue_answers(socket, unsafe {
         std::slice::from_raw_parts(bytes.cast(), len)
     })
 }
 
-/// `sendto(2)`. The address is ignored: all requests go to the kernel.
+/// Replaces `sendto(2)`. The address is ignored: all requests go to the kernel.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendto(
@@ -327,7 +325,7 @@ pub unsafe extern "C" fn sendto(
     to_len: socklen_t,
 ) -> ssize_t {
     // SAFETY: by the contract of `sendto`.
-    match with(fd, |socket| unsafe { take_at(socket, bytes, len) }) {
+    match with(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
         Some(taken) => taken,
         None => real!(sendto(
             fd: c_int, bytes: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t
@@ -335,17 +333,17 @@ pub unsafe extern "C" fn sendto(
     }
 }
 
-/// `sendmsg(2)`.
+/// Replaces `sendmsg(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let taken = with(fd, |socket| {
         // SAFETY: by the contract of `sendmsg`.
         match unsafe { gather(message) } {
-            Ok(request) => take(socket, &request),
+            Ok(request) => queue_answers(socket, &request),
             Err(errno) => fail(errno).into(),
         }
     });
@@ -355,7 +353,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     }
 }
 
-/// Collects the bytes of a message.
+/// Returns the bytes of a message, collected from its parts.
 ///
 /// # Safety
 /// `message` is valid for `sendmsg`, or NULL.
@@ -385,29 +383,29 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
     Ok(bytes)
 }
 
-/// Sends more answers into the buffer after some have been received.
-fn received(fd: c_int, bytes: ssize_t) -> ssize_t {
+/// Sends more waiting answers into the socket after the program has received some; returns `bytes`.
+fn after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
     if bytes >= 0 {
-        with(fd, fill);
+        with(fd, send_pending);
     }
     bytes
 }
 
-/// `recv(2)`.
+/// Replaces `recv(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let bytes = real!(recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t);
-    received(fd, bytes)
+    after_receive(fd, bytes)
 }
 
-/// `recvfrom(2)`.
+/// Replaces `recvfrom(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvfrom(
@@ -430,13 +428,13 @@ pub unsafe extern "C" fn recvfrom(
         // SAFETY: as above; the kernel's address is 0.
         unsafe { *from_len = write_address(from.cast(), room, 0) };
     }
-    received(fd, bytes)
+    after_receive(fd, bytes)
 }
 
-/// `recvmsg(2)`.
+/// Replaces `recvmsg(2)`.
 ///
 /// # Safety
-/// As for the C library's function of this name.
+/// The contract of the C library's function of this name applies.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
@@ -448,5 +446,5 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         // SAFETY: as above; the kernel's address is 0.
         unsafe { (*message).msg_namelen = write_address(to, room, 0) };
     }
-    received(fd, bytes)
+    after_receive(fd, bytes)
 }

@@ -1,43 +1,82 @@
-//! The sources of the answers: the files of the device, and the processes of the fabric.
+//! The data from which requests are answered: the device's files, and the processes of the fabric.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rdma_netlink::{Device, Process, Region, Source, sysfs};
+use rdma_netlink::{
+    AnswerSource, CompletionQueue, Device, Domain, ProcessObjects, QueuePair, Region, sysfs,
+};
 use shm::fabric::{Fabric, FabricProcess, census};
 
-use crate::{Room, meant};
+use crate::{PathBuffer, redirect};
 
 /// The software NIC, as this process sees it.
 pub(crate) struct SoftwareNic;
 
-impl Source for SoftwareNic {
+impl AnswerSource for SoftwareNic {
     fn devices(&self) -> Vec<Device> {
-        let mut room: Room = [0; size_of::<Room>()];
+        let mut room: PathBuffer = [0; size_of::<PathBuffer>()];
         // SAFETY: the argument is a string, and so is the result, which lives as long as `room`.
-        let folder = unsafe { CStr::from_ptr(meant(c"/sys/class/infiniband".as_ptr(), &mut room)) };
+        let folder =
+            unsafe { CStr::from_ptr(redirect(c"/sys/class/infiniband".as_ptr(), &mut room)) };
         sysfs::devices(Path::new(OsStr::from_bytes(folder.to_bytes())))
     }
 
-    /// Returns the processes of the fabric that this process would join. A fabric has one device.
-    fn processes(&self, _device: &Device) -> Option<Vec<Process>> {
+    /// Returns the processes of the fabric that this process would join.
+    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
+        // The names of the devices are in the order of their numbers.
+        let device = u32::try_from(device).ok()?;
         let found = census(&Fabric::default_dir().ok()?).ok()?;
-        Some(found.into_iter().filter_map(process).collect())
+        let of = |found| process(found, device);
+        Some(found.into_iter().filter_map(of).collect())
     }
 }
 
-fn process(found: FabricProcess) -> Option<Process> {
-    let regions = found.regions.into_iter().map(|region| Region {
-        key: region.key,
-        iova: region.addr,
-        len_bytes: region.len,
-        domain: region.domain,
-    });
-    Some(Process {
+/// Returns the objects that a process has on the device with the number `device`.
+fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
+    let queue_pairs = found.queue_pairs.into_iter();
+    let completion_queues = found.completion_queues.into_iter();
+    let domains = found.domains.into_iter();
+    let regions = found.regions.into_iter();
+    Some(ProcessObjects {
         pid: u32::try_from(found.pid).ok()?,
-        queue_pairs: found.queue_pairs,
-        domains: found.domains,
-        regions: regions.collect(),
+        queue_pairs: queue_pairs
+            .filter(|pair| pair.device == device)
+            .map(|pair| QueuePair {
+                qpn: pair.qpn,
+                port_num: (pair.port_num != 0).then_some(pair.port_num),
+                qp_type: u8::try_from(pair.qp_type).unwrap_or(u8::MAX),
+                state: u8::try_from(pair.state).unwrap_or(u8::MAX),
+                dest_qpn: pair.dest_qpn,
+                rq_psn: pair.rq_psn,
+                sq_psn: pair.sq_psn,
+                domain: pair.domain,
+            })
+            .collect(),
+        completion_queues: completion_queues
+            .filter(|queue| queue.device == device)
+            .map(|queue| CompletionQueue {
+                cqn: queue.cqn,
+                cqe: queue.cqe,
+                users: queue.users,
+            })
+            .collect(),
+        domains: domains
+            .filter(|domain| domain.device == device)
+            .map(|domain| Domain {
+                number: domain.number,
+                users: domain.users,
+            })
+            .collect(),
+        regions: regions
+            .filter(|region| region.device == device)
+            .map(|region| Region {
+                key: region.key,
+                iova: region.addr,
+                len_bytes: region.len,
+                domain: region.domain,
+            })
+            .collect(),
     })
 }

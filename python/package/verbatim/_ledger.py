@@ -70,6 +70,8 @@ class Advice:
     #: The rate now and then, in 10^6 operations a second, as the model has it; `None` where it says nothing.
     now_mops: float | None
     then_mops: float | None
+    #: Largest relative gain that is within the noise of the model; `None` where it says nothing.
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class ProcessExplanation:
     #: Each kind of operation: its count and what it costs.
     kinds: list[dict[str, Any]]
     advice: list[Advice]
+    #: The range in which the rate probably lies, in 10^6 operations a second; `None` where a resource is unknown.
+    low_mops: float | None = None
+    high_mops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Explanation:
         for p in self.processes:
             parts.append(
                 f"<p>{html.escape(p.program)}: {p.posted} posted, {p.received} received; "
-                f"{_number(p.predicted_mops)} M/s, bottleneck: {html.escape(p.bottleneck or 'unknown')}</p>"
+                f"{_number(p.predicted_mops)} M/s{_likely(p)}, bottleneck: {html.escape(p.bottleneck or 'unknown')}</p>"
             )
             kinds = [
                 (k["what"], k["count"], _number(k["postlist"]), k["wqe_bytes"], _number(k["mmio_writes"]),
@@ -121,6 +126,12 @@ class Explanation:
             if advice:
                 parts.append(_table(("guideline", "seen", "change", "M/s now", "then"), advice))
         return "".join(parts)
+
+
+def _likely(process: ProcessExplanation) -> str:
+    if process.low_mops is None or process.high_mops is None:
+        return ""
+    return f" (likely {_number(process.low_mops)} to {_number(process.high_mops)} M/s)"
 
 
 def _number(value: float | None) -> str:
@@ -181,9 +192,12 @@ def _process(p: dict[str, Any]) -> ProcessExplanation:
         bottleneck=p.get("bottleneck"),
         kinds=p["kinds"],
         advice=[_advice(a) for a in p["advice"]],
+        low_mops=p.get("low_mops"),
+        high_mops=p.get("high_mops"),
     )
 
 
 def _advice(a: dict[str, Any]) -> Advice:
     gain = a.get("gain") or {}
-    return Advice(a["guideline"], a["section"], a["seen"], a["advice"], gain.get("now_mops"), gain.get("then_mops"))
+    rates = (gain.get("now_mops"), gain.get("then_mops"), gain.get("noise"))
+    return Advice(a["guideline"], a["section"], a["seen"], a["advice"], *rates)

@@ -1,4 +1,4 @@
-//! Files of the repository.
+//! Lists of files of the repository.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! A place in a document that breaks a rule, as `cargo xtask book` reports it.
+//! A violation of a rule at a place in a document, as `cargo xtask book` reports it.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) path: PathBuf,
-    /// The line number, from 1.
+    /// The line number in the document, from 1.
     pub(super) line: usize,
     pub(super) what: String,
 }

@@ -8,10 +8,10 @@ use super::page::{Link, Page};
 /// The folder of the book, from the root of the repository.
 pub(super) const BOOK: &str = "docs";
 
-/// The table of contents: its links decide which pages are in the book.
+/// The book's table of contents: its links decide which pages are in the book.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Returns the links of `pages` that have no target or no text, or leave the book.
+/// Returns the links of `pages` that have no target or no text, or that lead out of the book.
 pub(super) fn check(root: &Path, pages: &[Page]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for page in pages {
@@ -83,7 +83,8 @@ fn check_link(root: &Path, pages: &[Page], page: &Page, link: &Link) -> Result<(
     }
 }
 
-/// Returns the path of a link's `target` in the document `from`; `None` outside the repository.
+/// Returns the path in the repository of a link's `target` in the document `from`; `None` for a
+/// path outside.
 fn resolve(from: &Path, target: &str) -> Option<PathBuf> {
     let mut path = from.parent()?.to_path_buf();
     for component in Path::new(target).components() {

@@ -1,6 +1,7 @@
 //! `cargo xtask book` builds the book of `docs/`, and checks the links and the prose of all documents.
 //!
-//! The book is `docs/` itself: every page has the same path in the repository and in the book, so that links work in both.
+//! The book is the folder `docs/` itself: a page has the same path in the repository and in the book, so links work in
+//! both.
 
 mod files;
 mod finding;
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns all violations of the rules.
+/// Returns all violations of the rules, in documents and doc comments.
 fn findings(root: &Path) -> Result<Vec<Finding>> {
     let pages = pages(root)?;
     let mut findings = links::check(root, &pages);
@@ -80,7 +81,7 @@ fn pages(root: &Path) -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Builds the book; returns its folder.
+/// Builds the book; returns the folder of the built book.
 fn build(root: &Path) -> Result<PathBuf> {
     let mut book = MDBook::load(root.join(BOOK)).context("cannot read docs/book.toml")?;
     let out = target_dir().join("book");

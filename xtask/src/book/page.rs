@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
-/// A document.
+/// A Markdown document.
 pub(super) struct Page {
-    /// The path from the root of the repository.
+    /// The path of the document from the root of the repository.
     pub(super) path: PathBuf,
-    /// Number of lines.
+    /// Number of lines of the document.
     pub(super) lines: usize,
     pub(super) links: Vec<Link>,
-    /// Anchors of the headings, as used in links after `#`.
+    /// Anchors of the document's headings, as links name them after `#`.
     pub(super) anchors: HashSet<String>,
-    /// Paragraphs, list items and headings, without code blocks and tables.
+    /// Paragraphs, list items and headings of the document, without code blocks and tables.
     pub(super) passages: Vec<Passage>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Link {
 pub(super) struct Passage {
     pub(super) line: usize,
     pub(super) is_heading: bool,
-    /// The text, in which each piece of inline code is one word.
+    /// The text of the passage, in which each piece of inline code is one word.
     pub(super) text: String,
 }
 
@@ -52,7 +52,7 @@ impl Page {
     }
 }
 
-/// The state while a document is read.
+/// The state of the parser while it reads a document.
 struct Reader<'t> {
     source: &'t str,
     links: Vec<Link>,

@@ -8,13 +8,15 @@ use regex::Regex;
 use super::finding::Finding;
 use super::page::{Page, Passage};
 
-/// The most words of a sentence. The rule says 25; the rest is tolerance for names and numbers.
+/// The maximum number of words in a sentence. The rule says 25; the difference is tolerance for
+/// names and numbers.
 const MOST_WORDS: usize = 30;
 
-/// The most lines of a document.
+/// The maximum number of lines of a document.
 const MOST_LINES: &[(&str, usize)] = &[("README.md", 150), ("ARCHITECTURE.md", 220)];
 
-/// Pages whose prose is not checked: generated ones, and the description of suites.
+/// Pages whose prose is not checked: generated pages, and the description of the conformance
+/// suites.
 const UNCHECKED: &[&str] = &[
     "conformance/README.md",
     "docs/reference/commands.md",
@@ -123,7 +125,8 @@ pub(super) fn check_passage(
     }
 }
 
-/// Returns true if a clause is the subject of the sentence, and the sentence is no question.
+/// Returns true if a clause such as "what fails" is the subject of the sentence, and the sentence
+/// is not a question.
 fn is_riddle(sentence: &[&str]) -> bool {
     let is_question = sentence.last().is_some_and(|word| word.ends_with('?'));
     let first = sentence

@@ -1,4 +1,4 @@
-//! Checks the prose rules in doc comments of the listed crates.
+//! Checks the prose rules in the doc comments of the listed crates.
 
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,7 @@ const FOLDERS: &[&str] = &[
     "crates/dropin",
     "crates/dropin-exports",
     "crates/dropin-rdmacm",
+    "crates/dropin-umad",
     "crates/faults",
     "crates/grpc-interop",
     "crates/kv",
@@ -48,6 +49,7 @@ const FOLDERS: &[&str] = &[
     "crates/sockets-preload",
     "crates/softnic",
     "crates/stream",
+    "crates/subnet",
     "crates/tap",
     "crates/tap-preload",
     "crates/tensor",
@@ -62,7 +64,7 @@ const FOLDERS: &[&str] = &[
 /// Returns all violations of the rules in doc comments.
 ///
 /// # Errors
-/// A file cannot be read.
+/// Returns an error if a file cannot be read.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for folder in FOLDERS {
@@ -84,7 +86,7 @@ fn check_file(path: &Path, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the doc comments of a Rust file, each with the number of lines above it.
+/// Returns the doc comments of a Rust file, each with the number of lines above it in the file.
 fn comments(text: &str) -> Vec<(usize, String)> {
     let mut comments: Vec<(usize, String)> = Vec::new();
     let mut is_open = false;

@@ -19,7 +19,7 @@ const CODE: &[(&str, &str)] = &[
     ("xtask/src", "rs"),
 ];
 
-/// Variables of single test programs, described in comments there.
+/// Variables that only one test program reads; comments there describe them.
 const OF_ONE_TEST: &[&str] = &[
     "VERBATIM_KILLS",
     "VERBATIM_SEED",
@@ -27,10 +27,10 @@ const OF_ONE_TEST: &[&str] = &[
     "VERBATIM_TEST_SENDER",
 ];
 
-/// Returns the variables that the reference lacks, and those that only the reference has.
+/// Returns the variables that the reference lacks, and the variables that the code lacks.
 ///
 /// # Errors
-/// A file cannot be read.
+/// Returns an error if a file cannot be read.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut used: BTreeMap<String, (PathBuf, usize)> = BTreeMap::new();
     for (folder, extension) in CODE {
@@ -74,7 +74,7 @@ fn read(root: &Path, path: &Path) -> Result<String> {
     std::fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {name}"))
 }
 
-/// Returns the variables that a text names, with their line numbers.
+/// Returns the names of the environment variables in a text, with their line numbers.
 fn named(text: &str) -> Result<Vec<(usize, String)>> {
     let name = Regex::new(r"\bVERBATIM_[A-Z][A-Z_]*[A-Z]\b")?;
     let mut found = Vec::new();

@@ -19,7 +19,7 @@ impl Outcome {
         }
     }
 
-    /// How much was shown: more is better.
+    /// Returns a rank of the outcome: a higher rank means that the case showed more.
     pub(crate) fn rank(&self) -> u8 {
         match self {
             Outcome::Failed { .. } => 0,
@@ -28,7 +28,7 @@ impl Outcome {
         }
     }
 
-    /// Why it did not pass.
+    /// Returns the reason why the case did not pass; `None` if it passed.
     pub(crate) fn reason(&self) -> Option<&str> {
         match self {
             Outcome::Passed => None,
@@ -45,12 +45,13 @@ impl Outcome {
     }
 }
 
-/// The first of `patterns` that `output` does not match.
+/// Returns the first of `patterns` that `output` does not match.
 pub(crate) fn unmatched<'a>(output: &str, patterns: &'a [Regex]) -> Option<&'a Regex> {
     patterns.iter().find(|pattern| !pattern.is_match(output))
 }
 
-/// The first line of `output` that one of `patterns` matches, or what the pattern's first group matches of it.
+/// Returns the first line of `output` that one of `patterns` matches. If the pattern has a group, only the
+/// text of the first group is returned.
 pub(crate) fn first_match<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a str> {
     output.lines().find_map(|line| {
         let found = patterns.iter().find_map(|pattern| pattern.captures(line))?;
@@ -58,12 +59,13 @@ pub(crate) fn first_match<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a
     })
 }
 
-/// Rows of measurements in what perftest prints: those behind a heading `#bytes …` that have a
-/// positive message rate (bandwidth) or average latency. Bandwidth in MB/s may round to zero for
-/// small messages, so it is not looked at.
+/// Returns the number of measurement rows in the output of perftest. A row counts if it stands behind a
+/// heading `#bytes …` and has a positive message rate (bandwidth) or average latency. Bandwidth in MB/s may
+/// round to zero for small messages, so that column is not checked.
 ///
-/// Before each row perftest finds out how fast the clock ticks; on a busy machine it may give up,
-/// says so, and prints a row of zeros or infinities. All iterations were done, so the row counts.
+/// Before each row perftest measures the frequency of the clock. On a busy machine this measurement may fail.
+/// perftest then prints a message and a row of zeros or infinities. All iterations were executed, so this row
+/// counts.
 pub(crate) fn rows(output: &str) -> usize {
     let mut column = None;
     let mut clockless = false;
@@ -71,7 +73,8 @@ pub(crate) fn rows(output: &str) -> usize {
     for line in output.lines() {
         let line = line.trim();
         if line.starts_with("#bytes") {
-            // Names of columns may contain blanks, so positions are counted in the rows.
+            // Names of columns may contain blanks, so the columns are counted in the rows and not in the
+            // heading.
             column = if line.contains("MsgRate") {
                 Some(Column::Last)
             } else if line.contains("t_avg") {

@@ -1,9 +1,9 @@
-//! How long something may take.
+//! Time limits of programs.
 
 use std::time::{Duration, Instant};
 
-/// A time limit from now on. It grows while the machine has more load than processors, because a slow program on a
-/// loaded machine is not wrong.
+/// A time limit that starts at its creation. The limit grows while the machine has more load than processors,
+/// because a program that is slow on a loaded machine is not wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     begin: Instant,
@@ -11,7 +11,7 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// `length` from now on.
+    /// Starts a time limit of `length`.
     pub(crate) fn new(length: Duration) -> Limit {
         Limit {
             begin: Instant::now(),
@@ -19,24 +19,26 @@ impl Limit {
         }
     }
 
-    /// Whether the time is over.
+    /// Returns true if the time limit has passed.
     pub(crate) fn is_over(&self) -> bool {
         let elapsed = self.begin.elapsed();
         elapsed >= self.length && elapsed >= self.length.mul_f64(slowdown())
     }
 }
 
-/// A program that hangs ends the run at last, however busy the machine is.
+/// Maximum factor by which load extends a time limit, so that a program that hangs ends the run even on a busy
+/// machine.
 const SLOWDOWN_MAX: f64 = 10.0;
 
-/// How much longer things take than on an idle machine.
+/// Returns the factor by which programs take longer than on an idle machine.
 fn slowdown() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     slowdown_at(&text, processors)
 }
 
-/// The same from the text of `/proc/loadavg`: how many want to run, by the minute's average, for each processor.
+/// Computes [`slowdown`] from the text of `/proc/loadavg`: the load average of the last minute, divided by the
+/// number of processors.
 fn slowdown_at(loadavg: &str, processors: usize) -> f64 {
     let load = loadavg.split_whitespace().next();
     let load: f64 = load.and_then(|word| word.parse().ok()).unwrap_or(0.0);

@@ -1,4 +1,5 @@
-//! Lines about the cases, one each: of `--json`, and of the half of the chore in the virtual machine.
+//! Lines of JSON about cases: the output of `--json`, and the output of the process in the virtual
+//! machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +10,11 @@ use crate::cargo_output::Counts;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub(crate) enum Line {
-    /// Versions of what takes part.
+    /// Versions of the packages that provide the programs, and of the kernel.
     Environment(Environment),
     /// The outcome of a case.
     Case(CaseLine),
-    /// All cases.
+    /// The numbers of all cases by outcome.
     Total(Counts),
 }
 
@@ -23,10 +24,11 @@ pub(crate) struct CaseLine {
     pub(crate) target: String,
     #[serde(flatten)]
     pub(crate) result: CaseResult,
-    /// Its place in its suite, from 0: cases that ran beside each other come as they end.
+    /// Position of the case in its suite, from 0. Cases that run at the same time are reported in the
+    /// order of their ends.
     pub(crate) number: usize,
     pub(crate) elapsed_s: f64,
-    /// Last lines of the programs of a case that did not pass.
+    /// Last lines of the output of the case's programs, if the case did not pass.
     pub(crate) output: Option<String>,
 }
 

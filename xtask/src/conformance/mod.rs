@@ -1,15 +1,15 @@
 //! `cargo xtask conformance`: RDMA programs and suites of other projects, each run as its users run it.
 //!
-//! The data files of `conformance/` list the cases. The README there says how to read and extend them.
+//! The data files of `conformance/` list the cases. The README in that folder describes their format.
 //!
 //! - [`suite`]: the data files;
-//! - [`process`], [`ready`], [`limit`]: a program, when a server is ready for its client, and how long it may take;
+//! - [`process`], [`ready`], [`limit`]: a program, the readiness of a server for its client, and time limits;
 //! - [`mod@run`]: runs a case;
-//! - [`pool`]: runs all of them, several at a time;
-//! - [`judge`], [`unittest`]: what came of them;
-//! - [`mod@line`]: what is said of each case, by whoever runs it;
-//! - [`place`]: gets all this to run where the target is;
-//! - [`record`]: the results that are kept.
+//! - [`pool`]: runs all cases, several at a time;
+//! - [`judge`], [`unittest`]: the outcomes of cases;
+//! - [`mod@line`]: the lines of JSON about cases;
+//! - [`place`]: runs the cases on the machine of a target;
+//! - [`record`]: the recorded results.
 
 mod args;
 mod judge;
@@ -37,11 +37,11 @@ use line::{CaseLine, Line};
 use record::{CaseResult, Comparison, Environment, Record};
 use suite::{Conformance, Suite, Target, folder};
 
-/// Runs the chore; false when a case shows less than is recorded.
+/// Runs `cargo xtask conformance`; returns false if a case shows less than is recorded.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut conformance = Conformance::load(&folder())?;
     if let Some(program) = &args.verbatim {
-        // Programs run in folders of their own.
+        // Programs run in folders of their own, so they need the absolute path.
         let program = std::fs::canonicalize(program)
             .with_context(|| format!("no such program: {}", program.display()))?;
         conformance.run_by(
@@ -82,15 +82,15 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(good)
 }
 
-/// Those of `suites` that are run on `target`.
+/// Returns those of `suites` that run on `target`.
 fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
     let suites = suites.iter().copied();
     suites.filter(|suite| suite.is_for(target)).collect()
 }
 
-/// Runs `suites` on `target`, and says on standard error what comes of each case. The results are in
-/// the suites' order. A check says nothing more of what failed when it was recorded `before`: its
-/// errors would hide those that matter.
+/// Runs `suites` on `target`, and prints the outcome of each case to standard error. The results are in the order
+/// of the suites. A check does not print the output of a case that already failed in the record `before`, because
+/// this output would hide new failures.
 fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> Result<Record> {
     let mut environment = Environment::new();
     let mut cases = Vec::new();
@@ -124,7 +124,7 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> R
     })
 }
 
-/// Prints or records what came of `target`, `before` and now; false when a case shows less
+/// Prints or records the results of `target`, compared with the record `before`. Returns false if a case shows less
 /// than is recorded.
 fn conclude(
     args: &Args,
@@ -173,7 +173,7 @@ fn print_line(line: &Line) -> Result<()> {
     Ok(())
 }
 
-/// Says on standard error what came of a case, and if it failed and its output is wanted, that.
+/// Prints the outcome of a case to standard error. If the case failed and `with_output` is set, its output follows.
 fn progress(case: &CaseLine, with_output: bool) {
     let CaseResult {
         suite,
@@ -200,12 +200,12 @@ fn progress(case: &CaseLine, with_output: bool) {
     }
 }
 
-/// The name of a case as that of a test.
+/// Returns the name of a case in the form of a test name.
 fn test_name(target: &str, result: &CaseResult) -> String {
     format!("{target}::{}::{}", result.suite, result.case)
 }
 
-/// Prints the comparison as libtest prints tests, so that whoever counts tests can count cases.
+/// Prints the comparison in the format of libtest, so that a program that counts tests can count cases.
 fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     let mut counts = Counts::default();

@@ -1,4 +1,4 @@
-//! Gets the cases to run where the target is.
+//! Runs the cases of a target on the target's machine.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,11 +20,12 @@ use crate::packages::{self, Package};
 use crate::paths::workspace;
 use crate::rxe;
 
-/// Runs `suites` where `target` is, `jobs` cases at a time, installs what they need, and gives each line
-/// to `report`.
+/// Runs `suites` on the machine of `target`, `jobs` cases at a time. The function first installs the
+/// packages that the suites need. It passes each line of JSON to `report`.
 ///
 /// # Errors
-/// When packages are missing, the machine does not start, or what runs there ends before its work.
+/// Returns an error if packages are missing, the virtual machine does not start, or its process ends
+/// early.
 pub(crate) fn there(
     target: &Target,
     suites: &[&Suite],
@@ -58,7 +59,7 @@ pub(crate) fn there(
                 command.extend([OsString::from("--verbatim"), program.into()]);
             }
             if let Some(cases) = &args.cases {
-                // One word: an expression may begin with a dash.
+                // The option and its value are one word, because an expression may begin with a dash.
                 command.push(format!("--cases={}", cases.as_str()).into());
             }
             in_rxe(command, report)
@@ -66,10 +67,10 @@ pub(crate) fn there(
     }
 }
 
-/// Runs `suites` where this process runs, `jobs` cases at a time.
+/// Runs `suites` on the machine of this process, `jobs` cases at a time.
 ///
 /// # Errors
-/// As [`pool::run`].
+/// Returns the errors of [`pool::run`].
 pub(crate) fn here(
     target: &Target,
     suites: &[&Suite],
@@ -97,7 +98,7 @@ pub(crate) fn here(
     })
 }
 
-/// Builds what a target runs.
+/// Builds the programs of a target.
 fn build(arguments: &str) -> Result<()> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .arg("build")
@@ -109,7 +110,7 @@ fn build(arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command that makes the network of a target.
+/// Runs the command that creates the network of a target.
 fn make_network(command: &str) -> Result<()> {
     let command = command.replace(FOLDER, &folder().to_string_lossy());
     let out = Command::new("sh")
@@ -139,7 +140,8 @@ fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {
     Ok(needed)
 }
 
-/// Versions of what brings the programs, and of the kernel where it brings the device.
+/// Returns the versions of the packages that provide the programs, and of the kernel if the kernel
+/// provides the device.
 fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
     let mut versions = BTreeMap::new();
     if target.machine == Machine::Rxe {
@@ -152,7 +154,7 @@ fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .output();
-        // Without dpkg the programs have come another way, and no version is known.
+        // Without dpkg the programs were not installed from packages, and their versions are unknown.
         if let Ok(out) = out
             && out.status.success()
         {
@@ -163,7 +165,7 @@ fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
     Ok(versions)
 }
 
-/// Runs `command`, which prints [`Line`]s, in the virtual machine.
+/// Runs `command` in the virtual machine. The command prints [`Line`]s.
 fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
     let (sender, lines) = mpsc::channel();
     let machine =
@@ -182,7 +184,7 @@ fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) ->
     }
 }
 
-/// Sends each line that is written to it.
+/// A writer that sends each written line to a channel.
 struct Lines {
     begun: Vec<u8>,
     sender: Sender<String>,
@@ -199,7 +201,8 @@ impl Lines {
     fn send(&mut self) {
         let line = String::from_utf8_lossy(&self.begun).into_owned();
         self.begun.clear();
-        // Who listens may have given up; the machine still ends in its own time.
+        // The receiver may have stopped after an error; the virtual machine nevertheless runs until its
+        // process ends.
         let _ = self.sender.send(line);
     }
 }

@@ -1,7 +1,7 @@
 //! Runs the cases of several suites, several at a time.
 //!
-//! A worker runs one case after the other. It has a folder of its own for each suite, and so a fabric of its own. Cases
-//! beside each other share nothing but the host.
+//! A worker runs one case after the other. The worker has its own folder for each suite, and thus its own fabric. Cases
+//! that run at the same time share only the host.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -18,7 +18,8 @@ use tempfile::TempDir;
 use super::run::{Ran, Runner};
 use super::suite::{Case, Kind, Suite, Target, Unittest};
 
-/// How many cases run at a time on `target` where nobody says: programs sleep about as long as they work.
+/// Returns the number of cases that run at a time on `target` without `--jobs`: two per processor, because programs
+/// sleep about half of the time.
 pub(crate) fn default_jobs(target: &Target) -> NonZeroUsize {
     let processors = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     target
@@ -26,14 +27,14 @@ pub(crate) fn default_jobs(target: &Target) -> NonZeroUsize {
         .unwrap_or_else(|| processors().saturating_mul(NonZeroUsize::MIN.saturating_add(1)))
 }
 
-/// Gets what came of a case: its suite, its place there, and the outcome.
+/// A function that receives the result of a case: its suite, its position in the suite, and the outcome.
 type Report<'r> = &'r mut dyn FnMut(&Suite, usize, Ran) -> Result<()>;
 
-/// Runs all cases of `suites` on `target`, `jobs` at a time; gives each to `report` as soon as it is
-/// known, with its place in its suite.
+/// Runs all cases of `suites` on `target`, `jobs` at a time. Each result is passed to `report` as soon as the case has
+/// ended, with the position of the case in its suite.
 ///
 /// # Errors
-/// When cases cannot be run at all, or `report` fails. A program that is missing fails its case only.
+/// Returns an error if cases cannot be run at all, or `report` fails. A missing program fails only its case.
 pub(crate) fn run(
     target: &Target,
     suites: &[&Suite],
@@ -64,9 +65,9 @@ pub(crate) fn run(
 /// A suite whose `setup` was run.
 struct Prepared<'a> {
     suite: &'a Suite,
-    /// The files that `setup` left, if there is one.
+    /// The folder with the files that `setup` has made; `None` if the suite has no `setup`.
     folder: Option<TempDir>,
-    /// Names of the tests, if it is one of `unittest`.
+    /// Names of the tests, if the suite is of the kind `unittest`.
     tests: Vec<String>,
 }
 
@@ -95,7 +96,7 @@ impl<'a> Prepared<'a> {
         Ok(prepared)
     }
 
-    /// A new folder for its programs.
+    /// Makes a new folder for the programs of the suite, with a copy of the files that `setup` has made.
     fn folder(&self) -> Result<TempDir> {
         let folder = new_folder()?;
         if let Some(from) = &self.folder {
@@ -118,13 +119,13 @@ impl<'a> Prepared<'a> {
 /// The cases that one worker runs, one after the other.
 #[derive(Debug)]
 enum Unit<'a> {
-    /// Cases, each with its suite and its place there.
+    /// Cases of programs. The numbers are the index of the suite and the position of the case in the suite.
     Cases(Vec<(usize, usize, &'a Case)>),
-    /// Tests of a suite of `unittest`, from this place there on.
+    /// Tests of a suite of `unittest`. The second number is the position of the first test in the suite.
     Tests(usize, &'a Unittest, usize, &'a [String]),
 }
 
-/// All cases: those that may run beside others, and those that may not.
+/// Returns the units of all cases: first the cases that must run alone, then the cases that may run beside others.
 fn units<'a>(
     target: &Target,
     prepared: &'a [Prepared<'a>],
@@ -132,7 +133,7 @@ fn units<'a>(
 ) -> (VecDeque<Unit<'a>>, VecDeque<Unit<'a>>) {
     let mut exclusive = VecDeque::new();
     let mut shared = VecDeque::new();
-    // Cases that want the same port: in the same unit.
+    // Cases that need the same port are in the same unit, so that they run one after the other.
     let mut at_port: HashMap<u16, usize> = HashMap::new();
     for (index, suite) in prepared.iter().enumerate() {
         match &suite.suite.kind {
@@ -165,7 +166,7 @@ fn units<'a>(
     (exclusive, shared)
 }
 
-/// Where workers find what they need.
+/// The data that all workers share.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     target: &'a Target,
@@ -173,7 +174,7 @@ struct Place<'a> {
     ports: &'a Mutex<Ports>,
 }
 
-/// Runs `units`, as many at a time as there are `jobs`.
+/// Runs `units` by at most `jobs` workers.
 fn run_units(
     place: Place<'_>,
     units: VecDeque<Unit<'_>>,
@@ -192,7 +193,7 @@ fn run_units(
                     place,
                     folders: HashMap::new(),
                 };
-                // Who listens does so until all workers have ended.
+                // The receiver reads results until all workers have ended.
                 let tell = |result| sender.send(result).map_err(|_| anyhow!("nobody listens"));
                 while let Some(unit) = next(queue) {
                     let mut report = |suite, number, ran| tell(Ok((suite, number, ran)));
@@ -223,7 +224,7 @@ fn next<'a>(queue: &Mutex<VecDeque<Unit<'a>>>) -> Option<Unit<'a>> {
 
 struct Worker<'a> {
     place: Place<'a>,
-    /// Of the programs of a suite.
+    /// The folders in which programs run, by the index of their suite.
     folders: HashMap<usize, TempDir>,
 }
 
@@ -264,7 +265,7 @@ impl Worker<'_> {
 }
 
 fn new_folder() -> Result<TempDir> {
-    // A fabric in it shall not be written to a disk.
+    // Use a folder in memory, so that the files of a fabric are not written to a disk.
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() {
         tempfile::tempdir_in(memory)
@@ -278,18 +279,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A port of its own for each case, so that none waits for the last one's to be free, and that
-/// nobody else has.
+/// Allocates ports. Each case has its own port, so that no case waits until the port of an earlier case is free. No
+/// other program uses the port.
 #[derive(Debug)]
 struct Ports(u16);
 
 impl Ports {
-    /// Below those that the kernel gives to clients.
+    /// First and last port. They are below the ports that the kernel assigns to clients.
     const FIRST: u16 = 20_000;
     const LAST: u16 = 29_999;
 
     fn new() -> Ports {
-        // Runs beside this one begin elsewhere.
+        // Runs at the same time begin with different ports.
         let begin = std::process::id() % u32::from(Ports::LAST - Ports::FIRST);
         Ports(Ports::FIRST + u16::try_from(begin).unwrap_or(0))
     }
@@ -318,8 +319,8 @@ mod tests {
     use super::super::suite::Conformance;
     use super::*;
 
-    /// Runs a suite of the given text here, four cases at a time: number, case and outcome of each, in
-    /// the order of the numbers. `MEET` in it is a folder that all cases share.
+    /// Runs a suite of the given text on this machine, four cases at a time. Returns number, case and outcome of each
+    /// case, in the order of the numbers. `MEET` in the text is a folder that all cases share.
     fn run_four(text: &str) -> Vec<(usize, String, Outcome)> {
         let folder = tempfile::tempdir().unwrap();
         let targets = "[here]\ntitle = \"here\"\nmachine = \"host\"\npackages = []\ndevice = \"d\"\n\
@@ -378,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_tests_of_a_unittest_are_dealt_out() {
-        // Each of two parts waits until the other runs.
+        // Each of the two parts waits until the other part runs.
         let done = run_four(
             "setup = '''cat > s <<'X'\n\
              case \"$*\" in\n\

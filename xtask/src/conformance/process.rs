@@ -1,4 +1,4 @@
-//! A program on a terminal of its own, so that it prints what its users see, as they see it.
+//! A program that runs on its own pseudo-terminal, so that its output is the output that a user sees.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -20,14 +20,14 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::limit::Limit;
 
-/// A running program and all that it starts: its process group ends with this value.
+/// A running program and all processes that it starts: dropping this value kills their process group.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
     output: Arc<Mutex<Vec<u8>>>,
-    /// The end that programs write to: while it is open, no byte of the terminal can be lost.
+    /// The side of the pseudo-terminal to which programs write. While it is open, no byte of the terminal is lost.
     screen: File,
-    /// Says that a [`MARK`] has been read.
+    /// Receives a message when the reader has read a [`MARK`].
     marks: Receiver<()>,
 }
 
@@ -35,15 +35,15 @@ pub(crate) struct Program {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// Both streams, in order, lines ended by `\n`.
+    /// Standard output and standard error together, in the order of writing; lines end with `\n`.
     pub(crate) output: String,
 }
 
 impl Program {
-    /// Starts `words` in `folder`.
+    /// Starts the command `words` in the folder `folder`.
     ///
     /// # Errors
-    /// When there is no such program, or no pseudo-terminal to be had.
+    /// Returns an error if the program does not exist, or no pseudo-terminal is available.
     pub(crate) fn start(words: &[&str], folder: &Path) -> Result<Program> {
         let (name, args) = words.split_first().context("an empty command")?;
         let (terminal, screen) = pseudo_terminal().context("cannot open a pseudo-terminal")?;
@@ -70,27 +70,27 @@ impl Program {
         })
     }
 
-    /// Whether the program itself has ended.
+    /// Returns true if the program itself has ended; its children may still run.
     pub(crate) fn has_ended(&self) -> Result<bool> {
-        // It stays a zombie, so that its group's number is not given to others meanwhile.
+        // Leave the program a zombie, so that the number of its process group is not reused meanwhile.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::Pid(self.pid()), options)?;
         Ok(status.is_some())
     }
 
-    /// The output so far.
+    /// Returns the output of the program so far.
     pub(crate) fn output(&self) -> String {
         let bytes = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).replace("\r\n", "\n")
     }
 
-    /// Bytes that it has printed so far, as far as they are kept.
+    /// Returns the number of output bytes that are kept so far.
     pub(crate) fn output_len(&self) -> usize {
         let bytes = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.len()
     }
 
-    /// Waits until it has ended; false when it has not within `limit`.
+    /// Waits until the program has ended; returns false if it has not ended within `limit`.
     pub(crate) fn wait(&self, limit: &Limit) -> Result<bool> {
         loop {
             if self.has_ended()? {
@@ -103,7 +103,8 @@ impl Program {
         }
     }
 
-    /// Asks it to end, and then makes it end. Not as Ctrl-C does: what a shell starts in the background ignores that.
+    /// Sends SIGTERM to the process group, and kills it after a while. SIGINT would not do: a shell's background
+    /// processes ignore it.
     pub(crate) fn stop(self) -> Result<Ended> {
         if !self.has_ended()? {
             self.signal(Signal::TERM);
@@ -112,17 +113,17 @@ impl Program {
         self.end()
     }
 
-    /// Waits until all output so far is collected. It does not wait for processes that have left the group, which may
-    /// print more.
+    /// Waits until all output so far is collected. The function does not wait for processes that have left the
+    /// process group, which may print more.
     pub(crate) fn wait_for_output(&self) {
-        // What is behind the last byte comes behind it, however late who reads gets a processor.
-        // Neither fails but when reading has: then there is nothing to wait for.
+        // The terminal delivers the mark after all earlier output, even if the reader is scheduled late. Writing or
+        // receiving fails only if reading has failed; then no output can be collected.
         if (&self.screen).write_all(MARK).is_ok() {
             let _ = self.marks.recv();
         }
     }
 
-    /// Ends what is left of its group, and collects what it has printed.
+    /// Kills the process group, and returns the collected output.
     pub(crate) fn end(mut self) -> Result<Ended> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
@@ -134,11 +135,11 @@ impl Program {
     }
 
     fn signal(&self, signal: Signal) {
-        // It fails if nobody is left, which is what it is for.
+        // The call fails if no process of the group is left; then nothing must be done.
         let _ = rustix::process::kill_process_group(self.pid(), signal);
     }
 
-    /// Its process; a zombie once it has ended.
+    /// Returns the process id of the program, which is a zombie once it has ended.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
@@ -146,7 +147,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // After `end` the group's number may belong to others.
+        // After `end` the number of the process group may be reused.
         if matches!(self.child.try_wait(), Ok(None)) {
             self.signal(Signal::KILL);
             let _ = self.child.wait();
@@ -155,7 +156,7 @@ impl Drop for Program {
 }
 
 impl Ended {
-    /// `exit status 1`, `killed by SIGSEGV`.
+    /// Returns a description of the exit status, such as `exit status 1` or `killed by SIGSEGV`.
     pub(crate) fn how(&self) -> String {
         match (self.status.code(), self.status.signal()) {
             (Some(code), _) => format!("exit status {code}"),
@@ -167,13 +168,13 @@ impl Ended {
     }
 }
 
-/// How often a program is looked at.
+/// Interval between checks of a program.
 const POLL: Duration = Duration::from_millis(5);
-/// How long a program may take to end when it is asked to.
+/// Time that a program has to end after SIGTERM.
 const POLITENESS: Duration = Duration::from_secs(2);
-/// A program that prints without end shall not fill the memory.
+/// Maximum number of output bytes that are kept, so that a program that prints endlessly does not fill the memory.
 const KEEP_BYTES: usize = 4 << 20;
-/// What no program prints. No byte of it is one that a terminal translates.
+/// A text that no program prints; the terminal translates none of its bytes.
 const MARK: &[u8] = b"\0the end of what was printed\0";
 
 fn pseudo_terminal() -> Result<(File, File)> {
@@ -190,7 +191,8 @@ fn pseudo_terminal() -> Result<(File, File)> {
     Ok((File::from(terminal), screen))
 }
 
-/// Reads until nobody holds the other end. `marks` hears of each [`MARK`], which is not kept.
+/// Reads the terminal until no process has its other side open. Sends a message to `marks` for each [`MARK`], which
+/// is not kept.
 fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
     let mut buffer = vec![0; 16 << 10];
     let mut unsorted = Vec::new();
@@ -199,13 +201,13 @@ fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
             Ok(0) => return,
             Ok(n) => unsorted.extend_from_slice(&buffer[..n]),
             Err(err) if err.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
-            // EIO: the last one has closed the terminal.
+            // The error is EIO: the last process has closed the terminal.
             Err(_) => return,
         }
         while let Some(at) = unsorted.windows(MARK.len()).position(|w| w == MARK) {
             keep(sink, &unsorted[..at]);
             unsorted.drain(..at + MARK.len());
-            // The program may have been dropped meanwhile.
+            // The receiver `marks` may have been dropped meanwhile.
             let _ = marks.send(());
         }
         let begun = (0..MARK.len())
@@ -263,7 +265,7 @@ mod tests {
         let (mut terminal, screen) = pseudo_terminal().unwrap();
         let output = Arc::new(Mutex::new(Vec::new()));
         let (mark, marks) = mpsc::channel();
-        // A terminal that hands over three bytes at a time cuts every mark.
+        // A terminal that delivers three bytes at a time cuts every mark.
         let (read, write) = rustix::pipe::pipe().unwrap();
         let (read, mut write) = (File::from(read), File::from(write));
         let sink = Arc::clone(&output);
@@ -284,7 +286,7 @@ mod tests {
             screen,
             marks,
         };
-        // It holds less than this, so that who writes waits for who reads.
+        // The pipe holds less than these bytes, so the writer waits for the reader.
         let printed = "\0the end\0 of what was".repeat(1000);
         (&program.screen).write_all(printed.as_bytes()).unwrap();
         program.wait_for_output();

@@ -1,4 +1,4 @@
-//! Whether a server is ready for its client.
+//! Waits until a server is ready for its client.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,21 +11,21 @@ use super::limit::Limit;
 use super::process::Program;
 use super::suite::Ready;
 
-/// How it came out.
+/// The result of waiting for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     Ready,
-    /// The server has ended before.
+    /// The server has ended before it was ready.
     Ended,
-    /// It was not ready within the limit.
+    /// The server was not ready within the time limit.
     TimedOut,
 }
 
-/// Waits until `server` is ready at `port`. `cm_listener` lists listeners of `rdma_cm`, and what
-/// the line of one at that port looks like.
+/// Waits until `server` is ready at `port`. `cm_listener` is the command that lists listeners of
+/// `rdma_cm`, and the pattern of the line of a listener at `port`.
 ///
 /// # Errors
-/// When listeners cannot be listed.
+/// Returns an error if listeners cannot be listed.
 pub(crate) fn wait(
     server: &Program,
     ready: &Ready,
@@ -35,7 +35,7 @@ pub(crate) fn wait(
 ) -> Result<Waited> {
     let (command, line) = cm_listener;
     loop {
-        // Asked first: what it printed at its end counts.
+        // Check for the end first, so that the last output of a server that has ended is included.
         let ended = server.has_ended()?;
         if ended {
             server.wait_for_output();
@@ -61,12 +61,12 @@ pub(crate) fn wait(
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// The tables of the network namespace in which `server` is.
+/// Returns the paths of socket tables in the network namespace of `server`.
 fn tables_of(server: &Program, names: [&str; 2]) -> [String; 2] {
     names.map(|name| format!("/proc/{}/net/{name}", server.pid().as_raw_pid()))
 }
 
-/// States in the tables of proc(5).
+/// States of sockets in the tables of proc(5): listening for TCP, and bound for UDP.
 const TCP_LISTEN: &str = "0A";
 const UDP_BOUND: &str = "07";
 
@@ -86,7 +86,7 @@ fn has_socket(tables: &[impl AsRef<str>], port: u16, state: &str) -> Result<bool
     Ok(false)
 }
 
-/// Whether a table like `/proc/net/tcp` has a socket of that local port and state.
+/// Returns true if a table such as `/proc/net/tcp` has a socket with this local port and state.
 fn lists(table: &str, port: u16, state: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);

@@ -1,4 +1,4 @@
-//! Results that are kept in the repository: one file a target, and a table of all for people.
+//! Results that are kept in the repository: one file per target, and a table of all results for readers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,15 +11,15 @@ use super::judge::Outcome;
 use super::suite::{Conformance, Suite, Target};
 use crate::cargo_output::Counts;
 
-/// The outcomes of the cases on one target: `conformance/results/TARGET.jsonl`, an environment and then a result a
-/// line.
+/// The outcomes of the cases on one target: `conformance/results/TARGET.jsonl`, whose first line is the
+/// environment. Each further line is a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) environment: Environment,
     pub(crate) results: Vec<CaseResult>,
 }
 
-/// Versions of what took part, by package; the kernel's is that of `linux`.
+/// Versions of the packages that provide the programs, by package; the kernel's version is under `linux`.
 pub(crate) type Environment = BTreeMap<String, String>;
 
 /// The outcome of one case.
@@ -31,24 +31,26 @@ pub(crate) struct CaseResult {
     pub(crate) outcome: Outcome,
 }
 
-/// How a run compares with the record, for one case.
+/// Comparison of a case's result with the record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// Passed, as recorded.
+    /// The case passed, as recorded.
     Good,
-    /// Did not pass, as recorded, or is known to be unsteady: nothing that we broke.
+    /// The case did not pass, as recorded, or its outcome is known to vary: the change under test is not the
+    /// cause.
     Ignored(String),
-    /// Shows more than is recorded, such as on a machine that has what another lacked.
+    /// The case shows more than is recorded, such as on a machine that has a feature that the recording machine
+    /// lacked.
     Better(String),
-    /// Shows less than is recorded, or is not recorded.
+    /// The case shows less than is recorded, or is not recorded.
     Different(String),
 }
 
 impl Record {
-    /// Reads the record of `target`; an empty one if there is none yet.
+    /// Reads the record of `target`; returns an empty record if the file does not exist.
     ///
     /// # Errors
-    /// When it cannot be read, or is not of its form.
+    /// Returns an error if the file cannot be read or parsed.
     pub(crate) fn load(folder: &Path, target: &str) -> Result<Record> {
         let path = path(folder, target);
         if !path.exists() {
@@ -76,7 +78,7 @@ impl Record {
     /// Writes the record of `target`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the file cannot be written.
     pub(crate) fn store(&self, folder: &Path, target: &str) -> Result<()> {
         let mut text = serde_json::to_string(&self.environment)?;
         for result in &self.results {
@@ -87,7 +89,7 @@ impl Record {
         write(&path(folder, target), &text)
     }
 
-    /// Replaces what is recorded of `suites` by `new`, in the order of `conformance`.
+    /// Replaces the recorded results of `suites` by `new`, in the order of the suites in `conformance`.
     pub(crate) fn update(&mut self, conformance: &Conformance, suites: &[&Suite], new: Record) {
         let replaced = |name: &str| suites.iter().any(|suite| suite.name == name);
         let mut all = std::mem::take(&mut self.results);
@@ -100,7 +102,7 @@ impl Record {
         self.environment.extend(new.environment);
     }
 
-    /// Whether the case of `now` is recorded with an outcome of the same kind.
+    /// Returns true if the record has an outcome of the same kind for the case of `now`.
     pub(crate) fn holds(&self, now: &CaseResult) -> bool {
         let mut results = self.results.iter();
         results.any(|recorded| {
@@ -109,7 +111,7 @@ impl Record {
         })
     }
 
-    /// Compares what `suites` have come to in `new` with this record.
+    /// Compares the results of `suites` in `new` with this record.
     pub(crate) fn compare(
         &self,
         target: &str,
@@ -171,7 +173,7 @@ fn compare(
     }
 }
 
-/// How many of `results` passed, failed and were skipped.
+/// Returns the numbers of `results` that passed, failed and were skipped.
 pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> Counts {
     let mut counts = Counts::default();
     for result in results {
@@ -187,14 +189,14 @@ pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> C
 /// Writes `RESULTS.md` and the totals in `docs/conformance.md` from the records of all targets.
 ///
 /// # Errors
-/// When a record cannot be read, or a table cannot be written.
+/// Returns an error if a record cannot be read, or a table cannot be written.
 pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
     write(&folder.join(TABLE), &table(folder, conformance)?)?;
     let page = folder.join(PAGE);
     write(&page, &with_totals(&page, folder, conformance)?)
 }
 
-/// The text of the file `page` with the totals as the records have them.
+/// Returns the text of the file `page`, with the totals computed from the records.
 fn with_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
     let name = page.display();
     let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {name}"))?;
@@ -210,7 +212,8 @@ fn with_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<
     ))
 }
 
-/// How many cases of each suite passed, failed and were skipped on each target of one device.
+/// Returns a table of the numbers of cases of each suite that passed, failed and were skipped. It has a column per
+/// target.
 fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
     let mut columns = columns(folder, conformance)?;
     columns.retain(|(target, _)| target.client.is_none());
@@ -243,7 +246,7 @@ fn columns<'a>(folder: &Path, conformance: &'a Conformance) -> Result<Vec<(&'a T
         .collect()
 }
 
-/// The text of `RESULTS.md`.
+/// Returns the text of `RESULTS.md`.
 fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
     let columns = columns(folder, conformance)?;
     let mut text = String::from(HEAD);
@@ -317,7 +320,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
     Ok(text)
 }
 
-/// Appends a line of a table.
+/// Appends a row to a table.
 fn row(
     text: &mut String,
     columns: &[(&Target, Record)],
@@ -331,18 +334,18 @@ fn row(
     *text += "\n";
 }
 
-/// The heads of the columns.
+/// Returns the names of the columns.
 fn names(columns: &[(&Target, Record)]) -> String {
     let names: Vec<&str> = columns.iter().map(|(t, _)| t.name.as_str()).collect();
     names.join(" | ")
 }
 
-/// The rule between heads and lines.
+/// Returns the line between the heading of a table and its rows.
 fn rule(columns: &[(&Target, Record)]) -> String {
     "|---".repeat(columns.len() + 1)
 }
 
-/// Why cases of `suite` were skipped, and how many on each target.
+/// Returns the causes of skipped cases of `suite`, each with the number of skipped cases on each target.
 fn causes<'a>(suite: &'a Suite, columns: &[(&Target, Record)]) -> Vec<(&'a str, Vec<usize>)> {
     const OTHER: &str = "see the reason of each";
     let known = suite.causes.iter().map(|cause| cause.why.as_str());
@@ -362,16 +365,16 @@ fn causes<'a>(suite: &'a Suite, columns: &[(&Target, Record)]) -> Vec<(&'a str, 
     rows
 }
 
-/// Which of the causes of `suite` is behind a skip.
+/// Returns the index of the cause in `suite` that matches the reason of a skip.
 fn cause(suite: &Suite, reason: &str) -> Option<usize> {
     let mut causes = suite.causes.iter();
     causes.position(|cause| cause.skipped.is_match(reason))
 }
 
 const TABLE: &str = "RESULTS.md";
-/// The page of the book with the totals, from the folder of the suites.
+/// Path of the book's page with the totals, relative to the folder of the suites.
 const PAGE: &str = "../docs/conformance.md";
-/// Around the totals in that page.
+/// Lines that enclose the totals in that page.
 const TOTALS_BEGIN: &str = "<!-- written by cargo xtask conformance --write -->";
 const TOTALS_END: &str = "<!-- end of what it writes -->";
 
@@ -425,11 +428,11 @@ mod tests {
     use super::super::suite::Kind;
     use super::*;
 
-    /// Cases that are recorded and exist no more, or exist and are not recorded.
+    /// Returns the cases that are recorded but no longer exist, and the cases that exist but are not recorded.
     fn stale(conformance: &Conformance, target: &Target, record: &Record) -> Vec<String> {
         let mut stale = Vec::new();
         for suite in conformance.suites.iter().filter(|s| s.is_for(target)) {
-            // Only a unittest itself knows its cases.
+            // A suite of the kind `unittest` lists its cases only when it runs.
             let Kind::Programs(cases) = &suite.kind else {
                 continue;
             };
@@ -557,7 +560,7 @@ mod tests {
             compare(&[], result("one", Outcome::Passed), "a"),
             Comparison::Different("passed, not recorded".to_owned())
         );
-        // Unsteady on b only.
+        // The case is unsteady on the target b only.
         let passed = [result("two", Outcome::Passed)];
         assert_eq!(
             compare(&passed, result("two", fails()), "b"),
@@ -652,7 +655,7 @@ mod tests {
         );
     }
 
-    /// The record of the targets that run here is the project's own: no case fails, and every skip has a cause.
+    /// The record of the targets that run without a virtual machine: no case fails, and every skip has a cause.
     #[test]
     fn the_record_of_the_drop_in_has_no_failure_and_no_unexplained_skip() {
         let folder = crate::paths::workspace().join("conformance");

@@ -25,27 +25,27 @@ pub(crate) struct Ran {
     pub(crate) output: String,
 }
 
-/// Where programs run.
+/// The target, the folder and the port with which programs run.
 pub(crate) struct Runner<'a> {
     pub(crate) target: &'a Target,
     pub(crate) folder: &'a Path,
-    /// `{port}`.
+    /// The value of `{port}` in commands.
     pub(crate) port: u16,
 }
 
 /// The results of the programs of a case.
 struct Pair {
-    /// A side, and what was wrong with it apart from its status and output.
+    /// The side that failed, and the reason, if it is neither the exit status nor the output.
     failure: Option<(&'static str, String)>,
     server: Option<Ended>,
     client: Option<Ended>,
 }
 
 impl Runner<'_> {
-    /// Runs what a suite wants to be run before it.
+    /// Runs the command that prepares a suite.
     ///
     /// # Errors
-    /// When it fails, or does not end in time.
+    /// Returns an error if the command fails, or does not end within the time limit.
     pub(crate) fn setup(&self, command: &str) -> Result<()> {
         let command = self.fill(Side::Server, command);
         let program = Program::start(&["sh", "-c", &command], self.folder)?;
@@ -60,7 +60,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs a case; programs that cannot be started fail it.
+    /// Runs a case. If a program cannot be started, the case fails.
     pub(crate) fn case(&self, case: &Case) -> Ran {
         let begin = Instant::now();
         let target = self.target;
@@ -105,7 +105,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Runs server and client, or the only program, to their end.
+    /// Runs the server and the client of a case, or its only program, until they end.
     fn pair(&self, case: &Case) -> Result<Pair> {
         let limit = Duration::from_secs(case.timeout_s);
         let too_long = format!("did not end within {} s", case.timeout_s);
@@ -159,7 +159,7 @@ impl Runner<'_> {
             }
             ended
         } else {
-            // A server whose client has failed may wait for it for ever.
+            // A server whose client has failed may wait forever for the client.
             let patience = if failure.is_none() && client.status.success() {
                 time
             } else {
@@ -267,10 +267,10 @@ impl Runner<'_> {
         }
     }
 
-    /// The names of all tests of a suite of `unittest`.
+    /// Returns the names of all tests of a suite of `unittest`.
     ///
     /// # Errors
-    /// When it cannot be started, or lists none.
+    /// Returns an error if the suite cannot be started, or lists no tests.
     pub(crate) fn tests(&self, unittest: &Unittest) -> Result<Vec<String>> {
         let quiet = Duration::from_secs(unittest.timeout_s);
         let ended = wait_while_it_prints(self.start(Side::Client, &unittest.list)?, quiet)?.0;
@@ -281,12 +281,12 @@ impl Runner<'_> {
         Ok(names)
     }
 
-    /// Runs those tests of a suite of `unittest`. If it dies or hangs, its test has failed, and the
-    /// suite goes on with those that are left. `report` is
-    /// given each outcome with its place in `names`.
+    /// Runs the tests `names` of a suite of `unittest`. If the suite dies or hangs, its current test has failed, and
+    /// the suite is started again with the tests that are left. `report` is called with each outcome and its position
+    /// in `names`.
     ///
     /// # Errors
-    /// When the suite cannot be started, or `report` fails.
+    /// Returns an error if the suite cannot be started, or `report` fails.
     pub(crate) fn unittest(
         &self,
         unittest: &Unittest,
@@ -311,7 +311,7 @@ impl Runner<'_> {
             let each = begin.elapsed() / u32::try_from(ran.len().max(1)).unwrap_or(u32::MAX);
             for (id, outcome) in ran {
                 let number = names.iter().position(|name| *name == id);
-                // A test may be reported twice: of its body and of its clean-up.
+                // unittest may report a test twice: once for its body and once for its clean-up.
                 let Some(number) = number.filter(|_| left.remove(id.as_str())) else {
                     continue;
                 };
@@ -359,20 +359,20 @@ impl Runner<'_> {
     }
 }
 
-/// Who runs a command.
+/// The side of a case for which a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Server,
-    /// Also an only program.
+    /// The client, or the only program of a case.
     Client,
 }
 
 /// The outcome of one run of a case.
 struct Judged {
     outcome: Outcome,
-    /// The output of its programs.
+    /// The output of the case's programs.
     output: String,
-    /// It failed because its programs lost a race of their own.
+    /// True if the case failed because its programs lost a race between themselves.
     is_race_lost: bool,
 }
 
@@ -386,22 +386,23 @@ impl Judged {
     }
 }
 
-/// How often a case is run whose programs lose a race of their own.
+/// Maximum number of times that a case is run whose programs lose a race between themselves.
 const TRIES: u32 = 3;
 
-/// The sides of a case, as results name them; an only program is a client.
+/// The names of the sides of a case in results. An only program is called client.
 const CLIENT: &str = "client";
 const SERVER: &str = "server";
-/// How long one side may take to end after the other has failed.
+/// Time that one side has to end after the other side has failed.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a suite's preparation may take.
+/// Time limit of the command that prepares a suite.
 const SETUP: Duration = Duration::from_secs(120);
-/// How long a check may take.
+/// Time limit of a check command.
 const CHECK: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
-/// The results that a run of a suite reports for the tests that were `left`, in the order of `names` where it reports
-/// none. `how` is how it ended. It is never empty, so that each run leaves fewer.
+/// Returns the results of the tests in `left` after a run of their suite. `how` describes the end of the run. A test
+/// that the run did not report has failed; such tests are in the order of `names`. The result is never empty, so that
+/// each run leaves fewer tests.
 fn account(
     said: &Report,
     names: &[String],
@@ -417,7 +418,7 @@ fn account(
             ));
             return ran;
         }
-        // Started again, it would end the same way.
+        // If the suite was started again, it would end in the same way.
         _ if !said.complete => format!("the suite ended before it: {how}"),
         _ => "the suite says nothing of it".to_owned(),
     };
@@ -429,8 +430,8 @@ fn account(
     ran
 }
 
-/// Waits for `client`; for a short while only once the server has ended, if it should not have.
-/// True when the client has ended.
+/// Waits until `client` has ended, and returns true then. Once the server has ended, the function waits
+/// only for [`GRACE`] if the server should have stayed, else for [`SERVER_DONE`].
 fn wait_for_either(client: &Program, server: &Program, stays: bool, limit: &Limit) -> Result<bool> {
     let mut grace: Option<Limit> = None;
     loop {
@@ -447,10 +448,10 @@ fn wait_for_either(client: &Program, server: &Program, stays: bool, limit: &Limi
     }
 }
 
-/// A server may be done well before its client, which prints the results.
+/// Time for which a client may run after its server has ended; the client prints the results.
 const SERVER_DONE: Duration = Duration::from_secs(20);
 
-/// Waits as long as `program` prints something now and then; false when it became silent.
+/// Waits while `program` prints output; returns false if it printed no output for the time `silence`.
 fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, bool)> {
     let mut seen = program.output_len();
     let mut since = Limit::new(silence);
@@ -467,7 +468,7 @@ fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, b
     Ok((program.end()?, true))
 }
 
-/// The last lines of `output`.
+/// Returns the last lines of `output`.
 fn tail(output: &str) -> String {
     const LINES: usize = 40; // the backtrace of a crash
     let lines: Vec<&str> = output.lines().filter(|l| !l.trim().is_empty()).collect();
@@ -475,7 +476,7 @@ fn tail(output: &str) -> String {
     last.iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// `: ` and the last line of `output` that has words, if it has one.
+/// Returns `: ` and the last line of `output` that has words; returns an empty text if no line has words.
 fn last_line(output: &str) -> String {
     let says = |line: &&str| line.chars().any(char::is_alphanumeric);
     match output.lines().rev().find(says) {
@@ -496,7 +497,7 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
-    /// A suite of the given text.
+    /// Parses a suite from its text.
     fn suite(text: &str) -> Suite {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("targets.toml"), "").unwrap();
@@ -505,7 +506,7 @@ mod tests {
         Conformance::load(folder.path()).unwrap().suites.remove(0)
     }
 
-    /// A program that fails until it has been run so often, and says that a race was lost.
+    /// Makes a program that fails a number of times, and prints that it lost a race.
     fn loses(times: u32) -> (tempfile::TempDir, String) {
         let folder = tempfile::tempdir().unwrap();
         let (script, runs) = (folder.path().join("loses.sh"), folder.path().join("runs"));
@@ -588,7 +589,7 @@ mod tests {
 
     #[test]
     fn the_client_starts_when_the_server_is_ready() {
-        // The server makes a file, then says that it is ready; the client needs the file.
+        // The server creates a file, then prints that it is ready; the client needs the file.
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("server");
         std::fs::write(
@@ -687,7 +688,7 @@ mod tests {
 
     #[test]
     fn a_suite_that_dies_in_a_test_goes_on_behind_it() {
-        // Stands for a suite of three tests whose second kills it.
+        // The script simulates a suite of three tests whose second test kills the suite.
         let script = "case \"$*\" in \
             list) echo tests.m.C.a; echo tests.m.C.b; echo tests.m.C.c;; \
             \"run tests.m.C.a tests.m.C.b tests.m.C.c\") \

@@ -1,4 +1,4 @@
-//! The data of `conformance/`: targets, suites and their cases.
+//! The data files of `conformance/`: targets, suites and their cases.
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
@@ -10,81 +10,82 @@ use serde::{Deserialize, Deserializer};
 
 use crate::paths::workspace;
 
-/// Everything that `conformance/` says.
+/// The content of all data files of `conformance/`.
 #[derive(Debug)]
 pub(crate) struct Conformance {
-    /// In the order of their columns.
+    /// The targets, in the order of the table's columns.
     pub(crate) targets: Vec<Target>,
-    /// In the order of the table.
+    /// The suites, in the order of the table.
     pub(crate) suites: Vec<Suite>,
 }
 
-/// A target that programs run on: a column of the table.
+/// A target on which programs run: a column of the table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Target {
-    /// Of its column.
+    /// Name of the target, which heads its column.
     #[serde(skip)]
     pub(crate) name: String,
-    /// For people.
+    /// Title of the target, for readers.
     pub(crate) title: String,
     pub(crate) machine: Machine,
     /// Debian packages that the target itself needs.
     pub(crate) packages: Vec<String>,
-    /// `{dev}`: name of the RDMA device.
+    /// Name of the RDMA device: the value of `{dev}` in commands.
     pub(crate) device: String,
-    /// `{gid}`: index of the GID that programs use.
+    /// Index of the GID that programs use: the value of `{gid}` in commands.
     pub(crate) gid_index: u32,
     pub(crate) link_layer: LinkLayer,
-    /// `{server}`: the address at which servers are reached.
+    /// Address at which clients reach servers: the value of `{server}` in commands.
     pub(crate) server: String,
-    /// Words before each command. `{verbatim}` is the command line of this repository.
+    /// Words that precede each command. `{verbatim}` stands for the command line program of this
+    /// repository.
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
-    /// The clients' target, where it differs from the servers'.
+    /// The target of the clients, if it differs from the target of the servers.
     pub(crate) client: Option<Client>,
-    /// Arguments of `cargo build` for what is run here.
+    /// Arguments of `cargo build` for the programs that run on this target.
     pub(crate) build: Option<String>,
-    /// Shell command that makes the network, once, before all suites.
+    /// Shell command that creates the network; it runs once, before all suites.
     pub(crate) network: Option<String>,
-    /// Run only these suites [default: all].
+    /// Names of the only suites that run on this target [default: all].
     suites: Option<Vec<String>>,
     pub(crate) cm_listeners: CmListeners,
-    /// Cases at a time where nobody says [default: two for each processor].
+    /// Number of cases that run at a time without `--jobs` [default: two for each processor].
     pub(crate) jobs: Option<NonZeroUsize>,
-    /// As that of a suite, for what only happens on this target.
+    /// Patterns as in `again` of a case, for races that occur only on this target.
     #[serde(default, deserialize_with = "regexes")]
     pub(crate) again: Vec<Regex>,
 }
 
-/// The other side of a target that has two.
+/// The target of the clients, if servers and clients run on different devices.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
-    /// `{dev}`.
+    /// Name of the clients' RDMA device: the value of `{dev}` in commands of clients.
     pub(crate) device: String,
-    /// `{gid}`.
+    /// Index of the GID that clients use: the value of `{gid}` in commands of clients.
     pub(crate) gid_index: u32,
-    /// Words before each command.
+    /// Words that precede each command of a client.
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
 }
 
 impl Target {
-    /// The words before all commands, of both sides.
+    /// Returns the words that precede commands, of servers and clients.
     pub(crate) fn wraps(&self) -> impl Iterator<Item = &String> {
         let client = self.client.iter().flat_map(|client| &client.wrap);
         self.wrap.iter().chain(client)
     }
 }
 
-/// How to see who listens at a port of `rdma_cm`.
+/// The way to list the listeners at a port of `rdma_cm`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CmListeners {
-    /// Lists the listeners, one a line.
+    /// Command that lists the listeners, one per line.
     pub(crate) command: String,
-    /// A regular expression: the line of one at `{port}`.
+    /// Regular expression that matches the line of a listener at `{port}`.
     pub(crate) line: String,
 }
 
@@ -97,13 +98,13 @@ pub(crate) enum LinkLayer {
     InfiniBand,
 }
 
-/// Where a target's programs run.
+/// The machine on which a target's programs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Machine {
-    /// Here.
+    /// The machine of this process.
     Host,
-    /// In the virtual machine of `cargo xtask rxe`.
+    /// The virtual machine of `cargo xtask rxe`.
     Rxe,
 }
 
@@ -112,37 +113,37 @@ pub(crate) enum Machine {
 pub(crate) struct Suite {
     pub(crate) name: String,
     pub(crate) title: String,
-    /// Debian packages that bring the programs.
+    /// Debian packages that provide the programs.
     pub(crate) packages: Vec<String>,
-    /// Shell command that puts into the programs' folder what they need there.
+    /// Shell command that puts files into the programs' folder that the programs need.
     pub(crate) setup: Option<String>,
     pub(crate) kind: Kind,
-    /// Run only on targets there.
+    /// If set, the suite runs only on targets of this machine.
     machine: Option<Machine>,
-    /// Run only on targets that name it.
+    /// If true, the suite runs only on targets that name it.
     asked: bool,
     unsteady: Vec<Unsteady>,
-    /// Why cases are skipped, for people.
+    /// Causes of skipped cases, for readers.
     pub(crate) causes: Vec<Cause>,
 }
 
-/// Why some cases are skipped, for people.
+/// A cause of skipped cases, for readers.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cause {
-    /// Matches the reasons that the programs give.
+    /// Regular expression that matches the reasons of these skips.
     #[serde(deserialize_with = "regex")]
     pub(crate) skipped: Regex,
-    /// What is behind them.
+    /// Explanation of the cause.
     pub(crate) why: String,
 }
 
-/// How a suite's results come about.
+/// The way in which the results of a suite are obtained.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Each case is a program or a pair of them.
+    /// Each case runs a program, or a server and a client.
     Programs(Vec<Case>),
-    /// One program runs all cases and says what came of each.
+    /// One program runs all cases and prints the outcome of each.
     Unittest(Unittest),
 }
 
@@ -150,81 +151,85 @@ pub(crate) enum Kind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Unittest {
-    /// Prints the tests' names.
+    /// Command that prints the names of the tests.
     pub(crate) list: String,
-    /// Runs all tests, or those whose names follow.
+    /// Command that runs all tests, or the tests whose names are appended.
     pub(crate) run: String,
-    /// How long it may be silent.
+    /// Time in seconds for which the suite may print no output.
     pub(crate) timeout_s: u64,
 }
 
-/// Programs to run, and what must come of them.
+/// A case: the programs to run, and the conditions for passing.
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) server: Option<Server>,
-    /// The client, or the only program.
+    /// Command of the client, or of the only program.
     pub(crate) command: String,
-    /// Shell command after both have ended well; what it rejects has failed.
+    /// Shell command that runs after all programs have succeeded; the case fails if this command
+    /// fails.
     pub(crate) check: Option<String>,
-    /// The client's output must match each.
+    /// Regular expressions, each of which must match the client's output.
     pub(crate) expect: Vec<Regex>,
-    /// Rows of measurements that the client must print, see [`super::judge::rows`].
+    /// Number of measurement rows that the client must print, see [`super::judge::rows`].
     pub(crate) rows: usize,
-    /// It needs a port of this link layer.
+    /// Link layer of the port that the case needs.
     pub(crate) link_layer: Option<LinkLayer>,
-    /// Run only on targets there.
+    /// If set, the case runs only on targets of this machine.
     machine: Option<Machine>,
-    /// The TCP or `rdma_cm` port, where the program does not let one choose it.
+    /// The TCP or `rdma_cm` port, if the program has a fixed port.
     pub(crate) port: Option<u16>,
-    /// No other case may run at the same time.
+    /// True if no other case may run at the same time.
     pub(crate) exclusive: bool,
     pub(crate) timeout_s: u64,
-    /// A failed program that prints such a line says that the device cannot do this.
+    /// Patterns of lines by which a failed program reports that the device lacks a feature; the
+    /// case is then skipped.
     pub(crate) skip: Vec<Regex>,
-    /// A failed program that prints such a line lost a race that the case's own programs have.
+    /// Patterns of lines by which a failed program reports that it lost a race with another program
+    /// of the case.
     pub(crate) again: Vec<Regex>,
 }
 
 impl Case {
-    /// Whether it is run on `target`. Between two devices, programs run in pairs.
+    /// Returns true if the case runs on `target`. On a target with two devices, only cases with
+    /// server and client run.
     pub(crate) fn is_for(&self, target: &Target) -> bool {
         self.machine.is_none_or(|machine| machine == target.machine)
             && (target.client.is_none() || self.server.is_some())
     }
 }
 
-/// The program that is started first.
+/// The program of a case that is started first.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) command: String,
     pub(crate) ready: Ready,
-    /// Does not end by itself.
+    /// True if the server does not end by itself.
     pub(crate) stays: bool,
-    /// Its output must match each.
+    /// Regular expressions, each of which must match the server's output.
     pub(crate) expect: Vec<Regex>,
 }
 
-/// When a server is ready for its client.
+/// The sign by which a server is ready for its client.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ready {
-    /// It listens at its TCP port.
+    /// The server listens at its TCP port.
     Tcp,
-    /// It has bound its UDP port.
+    /// The server has bound its UDP port.
     Udp,
-    /// It listens at its `rdma_cm` port.
+    /// The server listens at its `rdma_cm` port.
     Cm,
-    /// It has printed this.
+    /// The server has printed output that this pattern matches.
     Output(#[serde(deserialize_with = "regex")] Regex),
 }
 
-/// A case whose outcome is not always the same.
+/// A case whose outcome varies from run to run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unsteady {
     case: String,
-    /// Targets on which it is so.
+    /// Names of the targets on which the outcome varies.
     on: Vec<String>,
     why: String,
 }
@@ -233,7 +238,7 @@ struct Unsteady {
 #[serde(deny_unknown_fields)]
 struct File {
     title: String,
-    /// Place in the table.
+    /// Position of the suite in the table.
     order: u32,
     packages: Vec<String>,
     setup: Option<String>,
@@ -242,7 +247,7 @@ struct File {
     ready: Option<Ready>,
     #[serde(default)]
     exclusive: bool,
-    /// Run only on targets that name this suite.
+    /// If true, the suite runs only on targets that name it.
     #[serde(default)]
     asked: bool,
     #[serde(default, deserialize_with = "regexes")]
@@ -258,14 +263,14 @@ struct File {
     cause: Vec<Cause>,
 }
 
-/// `[[case]]`: one case, or with `vary` one for each combination.
+/// A table `[[case]]`: one case, or with `vary` one case for each combination.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// The only program.
+    /// Command of a case with only one program.
     alone: Option<String>,
-    /// Both sides; the client gets the server's address as its last word.
+    /// Command of server and client; the client gets the server's address as its last word.
     both: Option<String>,
     server: Option<String>,
     client: Option<String>,
@@ -293,8 +298,8 @@ impl Conformance {
     /// Reads `targets.toml` and every other TOML file of `folder`.
     ///
     /// # Errors
-    /// When a file cannot be read, is not of the form that `conformance/README.md` describes, or
-    /// names a case twice.
+    /// Returns an error if a file cannot be read, does not have the format that
+    /// `conformance/README.md` describes, or names a case twice.
     pub(crate) fn load(folder: &Path) -> Result<Conformance> {
         let text = read(&folder.join(TARGETS))?;
         let targets: BTreeMap<String, Target> =
@@ -325,10 +330,11 @@ impl Conformance {
         })
     }
 
-    /// The targets of those names; for none, those that run here.
+    /// Returns the targets named in `only`. Without names, returns the targets that run on this
+    /// machine.
     ///
     /// # Errors
-    /// When there is none of such a name; the message names those that there are.
+    /// Returns an error if a name is unknown; the message lists the known names.
     pub(crate) fn targets(&self, only: &[String]) -> Result<Vec<&Target>> {
         for name in only {
             if !self.targets.iter().any(|target| target.name == *name) {
@@ -343,7 +349,7 @@ impl Conformance {
         Ok(self.targets.iter().filter(wanted).collect())
     }
 
-    /// Lets `program` be the command line of this repository in all targets.
+    /// Makes `program` the value of `{verbatim}` in all targets.
     pub(crate) fn run_by(&mut self, program: &str) {
         for target in &mut self.targets {
             let client = target.client.iter_mut().flat_map(|client| &mut client.wrap);
@@ -365,7 +371,7 @@ impl Conformance {
         }
     }
 
-    /// Leaves only the cases whose names `pattern` matches; suites of `unittest` stay whole.
+    /// Keeps only the cases whose names `pattern` matches; suites of `unittest` keep all cases.
     pub(crate) fn keep_cases(&mut self, pattern: &Regex) {
         for suite in &mut self.suites {
             if let Kind::Programs(cases) = &mut suite.kind {
@@ -374,10 +380,10 @@ impl Conformance {
         }
     }
 
-    /// The suites of those names, all for none.
+    /// Returns the suites named in `only`. Without names, returns all suites.
     ///
     /// # Errors
-    /// When there is no suite of such a name.
+    /// Returns an error if a name is unknown.
     pub(crate) fn select(&self, only: &[String]) -> Result<Vec<&Suite>> {
         for name in only {
             if !self.suites.iter().any(|suite| suite.name == *name) {
@@ -427,7 +433,7 @@ impl Suite {
         Ok((file.order, suite))
     }
 
-    /// Whether it is run on `target`.
+    /// Returns true if the suite runs on `target`.
     pub(crate) fn is_for(&self, target: &Target) -> bool {
         let wanted = match &target.suites {
             Some(names) => names.contains(&self.name),
@@ -436,7 +442,8 @@ impl Suite {
         wanted && self.machine.is_none_or(|machine| machine == target.machine)
     }
 
-    /// Why the outcome of a case is not always the same on a target.
+    /// Returns the reason why the outcome of a case varies on a target; `None` if the outcome does
+    /// not vary.
     pub(crate) fn unsteady(&self, case: &str, target: &str) -> Option<&str> {
         self.unsteady
             .iter()
@@ -525,13 +532,13 @@ impl Entry {
     }
 }
 
-/// In commands and checks: the command line of this repository.
+/// Placeholder in commands and checks for the command line program of this repository.
 pub(crate) const VERBATIM: &str = "{verbatim}";
 
-/// In commands: [`folder`].
+/// Placeholder in commands for [`folder`].
 pub(crate) const FOLDER: &str = "{conformance}";
 
-/// The folder of all this.
+/// Returns the folder of the data files.
 pub(crate) fn folder() -> PathBuf {
     workspace().join("conformance")
 }
@@ -551,7 +558,7 @@ fn regex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Regex, D::Error> 
     line_regex(&text).map_err(serde::de::Error::custom)
 }
 
-/// A regular expression in which `^` and `$` are those of a line.
+/// Returns a regular expression in which `^` and `$` match at the start and the end of a line.
 pub(crate) fn line_regex(text: &str) -> Result<Regex, regex::Error> {
     Regex::new(&format!("(?m){text}"))
 }
@@ -641,8 +648,10 @@ mod tests {
         };
         assert_eq!(suites_of("wire-rxe"), ["wire"]);
         assert!(!suites_of("rxe").contains(&"wire"));
-        assert_eq!(names(&[]), ["drop-in-ib", "drop-in-roce", "sockets"]);
+        let on_this_machine = ["drop-in-ib", "drop-in-roce", "drop-in-two-ports", "sockets"];
+        assert_eq!(names(&[]), on_this_machine);
         assert_eq!(suites_of("sockets"), ["sockets"]);
+        assert_eq!(suites_of("drop-in-two-ports"), ["two-ports"]);
         assert!(conformance.targets(&["none".to_owned()]).is_err());
         assert!(conformance.select(&["none".to_owned()]).is_err());
         for suite in &conformance.suites {

@@ -4,20 +4,20 @@ use std::collections::{HashMap, HashSet};
 
 use super::judge::Outcome;
 
-/// The results that a run has reported.
+/// The results that a run of a unittest suite has reported.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Outcomes in the order in which they were printed; a whole class counts as a test
-    /// `setUpClass (module.Class)` when its preparation fails.
+    /// Outcomes in the order in which they were printed. If the preparation of a class fails, the
+    /// class counts as a test `setUpClass (module.Class)`.
     outcomes: Vec<(String, Outcome)>,
-    /// The test that was begun last and has no outcome.
+    /// The test that has begun last and has no outcome yet.
     pub(crate) pending: Option<String>,
-    /// It came to its summary.
+    /// True if the run has printed its summary.
     pub(crate) complete: bool,
 }
 
 impl Report {
-    /// Reads `output`.
+    /// Parses `output`.
     pub(crate) fn parse(output: &str) -> Report {
         let mut report = Report::default();
         let mut errors = HashMap::new();
@@ -25,7 +25,7 @@ impl Report {
         while let Some(line) = lines.next() {
             if let Some(id) = error_heading(line) {
                 let mut reason = String::new();
-                // The traceback stands between two rules; its last line says what was wrong.
+                // The traceback stands between two rules; its last line contains the reason.
                 lines.next_if(|line| is_rule(line));
                 while let Some(line) = lines.next_if(|line| !is_rule(line)) {
                     if !line.trim().is_empty() {
@@ -41,7 +41,7 @@ impl Report {
             if let Some(id) = test(line) {
                 report.pending = Some(id);
             }
-            // What a test itself prints may have come between its name and its outcome.
+            // Output of the test itself may stand between its name and its outcome.
             if report.pending.is_some()
                 && let Some(outcome) = outcome(line)
                 && let Some(id) = report.pending.take()
@@ -57,7 +57,7 @@ impl Report {
         report
     }
 
-    /// The outcomes of those of `tests` that have one.
+    /// Returns the outcomes of those of `tests` that have an outcome.
     pub(crate) fn of(&self, tests: &HashSet<&str>) -> Vec<(String, Outcome)> {
         let mut all: Vec<(String, Outcome)> = Vec::new();
         for (id, outcome) in &self.outcomes {
@@ -74,7 +74,7 @@ impl Report {
     }
 }
 
-/// The tests that the suite lists: dotted names, one a line.
+/// Returns the tests that the suite lists: dotted names, one per line.
 pub(crate) fn listed(output: &str) -> Vec<String> {
     let is_name = |line: &&str| {
         line.split('.').count() >= 3
@@ -90,7 +90,7 @@ pub(crate) fn listed(output: &str) -> Vec<String> {
         .collect()
 }
 
-/// `test_a (tests.test_x.Y.test_a) …` → `tests.test_x.Y.test_a`.
+/// Parses `test_a (tests.test_x.Y.test_a) …` → `tests.test_x.Y.test_a`.
 fn test(line: &str) -> Option<String> {
     let (name, rest) = line.split_once(" (")?;
     let (path, _) = rest.split_once(')')?;
@@ -118,7 +118,7 @@ fn is_rule(line: &str) -> bool {
 }
 
 fn outcome(line: &str) -> Option<Outcome> {
-    // Behind ` ... `, or at the start of a line if the test has printed something.
+    // The outcome stands behind ` ... `, or at the start of a line if the test has printed output.
     let word = line.rsplit_once(" ... ").map_or(line, |(_, word)| word);
     match word {
         "ok" | "expected failure" => return Some(Outcome::Passed),

@@ -24,7 +24,7 @@ fn holds(condition: &Meta) -> Option<bool> {
     if list.path.is_ident("not") {
         return parts.first().copied().flatten().map(|part| !part);
     }
-    // A part with this value decides the result; the other value needs all parts.
+    // One part with this value decides the result; otherwise all parts must be known.
     let decides = list.path.is_ident("any");
     if parts.contains(&Some(decides)) {
         Some(decides)

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::imports::Imports;
 
-/// A cycle: files that all reach each other by imports, and the imports between them.
+/// A cycle of imports: files that all reach each other by imports, and the imports between them.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Circle {
     pub(super) files: BTreeSet<PathBuf>,
@@ -22,7 +22,7 @@ pub(super) struct Import {
     pub(super) names: BTreeSet<String>,
 }
 
-/// Returns the cycles of `imports`, ordered by their first files.
+/// Returns the import cycles of `imports`, ordered by their first files.
 pub(super) fn find(imports: &Imports) -> Vec<Circle> {
     let mut next: BTreeMap<&Path, Vec<&Path>> = BTreeMap::new();
     for (from, to) in imports.keys() {

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use super::tree::{Definition, Module, Tree};
 
-/// For each pair of an importing and a defining file, the imported names.
+/// The imported names of each pair of an importing and a defining file.
 pub(super) type Imports = BTreeMap<(PathBuf, PathBuf), BTreeSet<String>>;
 
-/// Returns the imports between the files of `tree`. A re-export is no import; a name imported
-/// through one counts as from the file that defines it.
+/// Returns the imports between the files of `tree`. A re-export is not an import. A name that is
+/// imported through a re-export counts as imported from the file that defines it.
 pub(super) fn between_files(tree: &Tree) -> Imports {
     let mut imports = Imports::new();
     let resolver = Resolver {
@@ -55,8 +55,8 @@ enum Found {
 
 struct Resolver<'a> {
     tree: &'a Tree,
-    /// Definitions by name. During its look-up a name has no definition here, so that circular
-    /// imports terminate.
+    /// Definitions of names that were looked up. While a name is being looked up, it has no
+    /// definition here, so that circular imports terminate.
     known: RefCell<HashMap<(usize, String, bool), Option<Found>>>,
 }
 
@@ -79,7 +79,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Resolves `path`, each name in the module that the names before it lead to.
+    /// Resolves `path` from `module`: looks up each name in the module to which the names before it
+    /// lead.
     fn below(&self, module: usize, path: &[String]) -> Option<Found> {
         let Some((first, rest)) = path.split_first() else {
             return Some(Found::Module(module));
@@ -89,8 +90,8 @@ impl Resolver<'_> {
         }
         match self.name(module, first, !rest.is_empty()) {
             Some(found) => self.rest(found, rest),
-            // Defined by a macro, or re-exported from another crate: counts as an item of this
-            // module.
+            // The name is defined by a macro, or re-exported from another crate. It counts as an
+            // item of this module.
             None => Some(Found::Item {
                 file: self.module(module).file,
                 name: first.clone(),
@@ -101,7 +102,7 @@ impl Resolver<'_> {
     fn rest(&self, found: Found, rest: &[String]) -> Option<Found> {
         match found {
             Found::Module(module) => self.below(module, rest),
-            // The rest of the path names variants or associated items.
+            // The remaining names of the path are variants or associated items.
             item @ Found::Item { .. } => Some(item),
         }
     }
@@ -110,7 +111,7 @@ impl Resolver<'_> {
         self.module(module).parent.unwrap_or(0)
     }
 
-    /// Returns the definition of `name` in `module`. With `goes_on`, as the path continues, a
+    /// Returns the definition of `name` in `module`. If `goes_on` is set, the path continues, and a
     /// module is preferred.
     fn name(&self, module: usize, name: &str, goes_on: bool) -> Option<Found> {
         let key = (module, name.to_owned(), goes_on);
@@ -156,7 +157,7 @@ mod tests {
     use super::super::circles;
     use super::*;
 
-    /// Parses a crate of these files and texts; the first file is its root.
+    /// Parses a crate of the given files and texts; the first file is the crate's root.
     fn tree(files: &[(&str, &str)]) -> Tree {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -255,7 +256,7 @@ mod tests {
         let a = ("a.rs", "use super::c::*; fn g() { f(); }");
         let found = imports(&[("lib.rs", "mod a; mod b; mod c;"), a, B, c]);
         assert_eq!(found, ["a.rs b.rs: f", "a.rs c.rs: *"]);
-        // Two modules with glob imports of each other terminate.
+        // The look-up terminates for two modules with glob imports of each other.
         let a = ("a.rs", "pub use super::b::*; fn g() { nowhere(); }");
         let b = ("b.rs", "pub use super::a::*; use b;");
         assert!(imports(&[("lib.rs", "mod a; mod b;"), a, b]).is_empty());
@@ -304,7 +305,7 @@ mod tests {
         let c = ("c.rs", "pub struct C; use crate::d::D;");
         let d = ("d.rs", "pub struct D;");
         assert!(circles(&[root, a, b, c, d]).is_empty());
-        // Through a re-export of the root, which is not part of the cycle.
+        // The import passes through a re-export of the root, which is not part of the cycle.
         let c = ("c.rs", "pub struct C; use crate::A; use crate::d::D;");
         assert_eq!(circles(&[root, a, b, c, d]), ["a.rs b.rs c.rs"]);
         // A parent and its child import from each other.

@@ -31,10 +31,10 @@ struct Entry {
 }
 
 impl Known {
-    /// Reads the list of `workspace`; a missing file is an empty list.
+    /// Reads the list of accepted cycles of `workspace`; a missing file is an empty list.
     ///
     /// # Errors
-    /// The file cannot be read or parsed.
+    /// Returns an error if the file cannot be read or parsed.
     pub(super) fn load(workspace: &Path) -> Result<Known> {
         let path = workspace.join(FILE);
         if !path.exists() {
@@ -44,10 +44,10 @@ impl Known {
         toml::from_str(&text).with_context(|| format!("{FILE} is not valid"))
     }
 
-    /// Writes the list of `workspace`; an empty list removes the file.
+    /// Writes the list of accepted cycles of `workspace`; an empty list removes the file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub(super) fn store(&self, workspace: &Path) -> Result<()> {
         let path = workspace.join(FILE);
         let written = if self.circles.is_empty() {
@@ -67,15 +67,15 @@ impl Known {
         circles.any(|known| circle.files.is_subset(&known.files))
     }
 
-    /// Returns the listed files that are in no found cycle.
+    /// Returns the files of accepted cycles that are in no found cycle.
     pub(super) fn stale(&self, found: &[Circle]) -> Vec<PathBuf> {
         let listed = self.circles.iter().flat_map(|known| &known.files);
         let gone = |file: &&PathBuf| !found.iter().any(|circle| circle.files.contains(*file));
         listed.filter(gone).cloned().collect()
     }
 
-    /// Returns the list reduced to the found cycles: each entry keeps the files that are still in a
-    /// cycle.
+    /// Returns the list of accepted cycles, reduced to the found cycles: each entry keeps the files
+    /// that are still in a cycle.
     pub(super) fn pruned(&self, found: &[Circle]) -> Known {
         let mut circles = Vec::new();
         for known in &self.circles {

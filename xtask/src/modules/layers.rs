@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Returns the dependencies that break the order of `layers`, the lowest last. `needs` maps each
-/// crate to its dependencies, which must be in lower layers.
+/// Returns the dependencies that break the order of `layers`, of which the last is the lowest.
+/// `needs` maps each crate to its dependencies, which must be in lower layers.
 pub(super) fn faults(layers: &[Vec<String>], needs: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
     const LIST: &str = "workspace.metadata.layers in Cargo.toml";
     let mut faults = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn faults(layers: &[Vec<String>], needs: &BTreeMap<&str, Vec<&str>>) 
             continue;
         };
         for other in needed {
-            // A crate without a layer has its own report.
+            // A crate without a layer is reported elsewhere.
             if place.get(other).is_some_and(|to| to <= from) {
                 faults.push(format!("{name} -> {other}: not in a lower layer"));
             }

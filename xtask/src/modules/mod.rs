@@ -63,7 +63,7 @@ enum Line<'a> {
         #[serde(flatten)]
         circle: &'a Circle,
     },
-    /// A listed file that is in no cycle any more.
+    /// A file of an accepted cycle that is in no cycle any more.
     Stale {
         file: &'a Path,
     },
@@ -80,7 +80,7 @@ enum Line<'a> {
     },
 }
 
-/// Findings of the check.
+/// The results of the check.
 #[derive(Debug, Default)]
 struct Findings {
     /// The number of parsed files.
@@ -135,7 +135,7 @@ fn examine(folder: &Path) -> Result<Findings> {
     Ok(found)
 }
 
-/// Returns the tree with its files relative to `folder`.
+/// Returns the tree with the paths of its files relative to `folder`.
 fn relative(mut tree: Tree, folder: &Path) -> Tree {
     for file in &mut tree.files {
         if let Ok(rest) = file.strip_prefix(folder) {
@@ -208,7 +208,7 @@ fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
 
 /// Prints a cycle and its imports, one per line.
 fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()> {
-    /// The most names on a line.
+    /// The maximum number of imported names on a line.
     const SHOWN: usize = 6;
     let number = circle.files.len();
     let note = if known { " (known)" } else { "" };
@@ -225,7 +225,7 @@ fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()
     Ok(())
 }
 
-/// Makes a table of items that are too large, the largest first.
+/// Makes a table of the functions and files that are too long, the longest first.
 fn table(sizes: &[Size]) -> Table {
     let mut sizes: Vec<&Size> = sizes.iter().collect();
     sizes.sort_by_key(|size| (size.function.is_some(), size.what, usize::MAX - size.count));

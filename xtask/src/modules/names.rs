@@ -25,7 +25,7 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) path: Vec<String>,
-    /// The item's name after the import; `None` for a glob import (`*`).
+    /// The name that the import gives to the item; `None` for a glob import (`*`).
     pub(super) name: Option<String>,
     /// True if other modules may import the name from here.
     pub(super) reexport: bool,
@@ -34,7 +34,7 @@ pub(super) struct Import {
 }
 
 impl Names {
-    /// Adds the names in `item` and within it.
+    /// Adds all names in the code of `item`.
     pub(super) fn item(&mut self, item: &Item) {
         self.visit_item(item);
     }
@@ -92,7 +92,7 @@ impl Names {
                 TokenTree::Punct(punct) if punct.as_char() == ':' => path.colon(),
                 TokenTree::Punct(punct) => {
                     self.end(&mut path, punct.as_char() == '!');
-                    // A field, a macro variable or a lifetime follows.
+                    // The next name is a field, a macro variable or a lifetime.
                     path.is_other = matches!(punct.as_char(), '.' | '$' | '\'');
                     path.is_variable = punct.as_char() == '$';
                 }
@@ -198,11 +198,11 @@ impl<'ast> Visit<'ast> for Names {
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
-/// A partly read path in tokens.
+/// A path in tokens that is read up to the current token.
 #[derive(Default)]
 struct Path {
     segments: Vec<String>,
-    /// Colons after the last segment.
+    /// Number of colons after the last segment.
     colons: usize,
     /// True if the next name belongs to this path.
     goes_on: bool,
@@ -230,7 +230,7 @@ impl Path {
     }
 }
 
-/// Returns the name of an identifier, without the `r#` of a raw one.
+/// Returns the name of an identifier, without the prefix `r#` of a raw identifier.
 pub(super) fn plain(ident: &Ident) -> String {
     ident.unraw().to_string()
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// The packages, and the layers that they are declared to be in.
+/// The packages of the workspace, and the layers that the workspace declares.
 #[derive(Debug, Deserialize)]
 pub(super) struct Workspace {
     pub(super) packages: Vec<Package>,
@@ -18,7 +18,7 @@ struct Metadata {
     layers: Option<Vec<Vec<String>>>,
 }
 
-/// One package.
+/// A package of the workspace.
 #[derive(Debug, Deserialize)]
 pub(super) struct Package {
     name: String,
@@ -35,17 +35,17 @@ struct Target {
 #[derive(Debug, Deserialize)]
 struct Dependency {
     name: String,
-    /// None for one that the product has.
+    /// Kind of the dependency: `None` for a normal dependency, otherwise `dev` or `build`.
     kind: Option<String>,
-    /// Where it lies, if not in a registry.
+    /// Folder of a dependency that is not from a registry.
     path: Option<PathBuf>,
 }
 
 impl Workspace {
-    /// Asks cargo for those of the workspace in `folder`.
+    /// Returns the packages of the workspace in `folder`, as cargo lists them.
     ///
     /// # Errors
-    /// When cargo cannot say.
+    /// Returns an error if cargo fails.
     pub(super) fn load(folder: &Path) -> Result<Workspace> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let out = Command::new(cargo)
@@ -58,25 +58,26 @@ impl Workspace {
         serde_json::from_slice(&out.stdout).context("cargo metadata printed something else")
     }
 
-    /// `workspace.metadata.layers` of the workspace's `Cargo.toml`, the lowest last.
+    /// Returns `workspace.metadata.layers` of the workspace's `Cargo.toml`; the last layer is the
+    /// lowest.
     pub(super) fn layers(&self) -> &[Vec<String>] {
         let layers = self.metadata.as_ref().and_then(|data| data.layers.as_ref());
         layers.map_or(&[], Vec::as_slice)
     }
 }
 
-/// A package's name as the layers have it: without the prefix that packages have in a registry.
+/// Returns a package's name in the layers, without the prefix of its name in a registry.
 fn short(name: &str) -> &str {
     name.strip_prefix("verbatim-").unwrap_or(name)
 }
 
 impl Package {
-    /// Its name as the layers have it.
+    /// Returns the package's name in the layers.
     pub(super) fn name(&self) -> &str {
         short(&self.name)
     }
 
-    /// The root files of what is not for tests: libraries and programs.
+    /// Returns the root files of the package's libraries and programs, without tests.
     pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
         let others = ["test", "bench", "example", "custom-build"];
         let product = move |target: &&Target| !target.kind.iter().any(|k| others.contains(&&**k));
@@ -84,7 +85,8 @@ impl Package {
         targets.map(|target| target.src_path.as_path())
     }
 
-    /// The packages beside it that its product needs.
+    /// Returns the names of the packages in the workspace on which the package's library and
+    /// programs depend.
     pub(super) fn needs(&self) -> impl Iterator<Item = &str> {
         let ours = |d: &&Dependency| d.path.is_some() && d.kind.as_deref() != Some("dev");
         let needed = self.dependencies.iter().filter(ours);

@@ -10,14 +10,14 @@ use syn::{Attribute, FnArg, Item, Signature};
 use super::cfg::is_for_tests;
 use super::names;
 
-/// The most lines of a function, so that it fits a screen.
+/// The maximum number of lines of a function, so that a function fits a screen.
 const FUNCTION_LINES: usize = 60;
-/// The most parameters of a function, without its receiver.
+/// The maximum number of parameters of a function, without its receiver.
 const PARAMETERS: usize = 6;
-/// The most lines of a file.
+/// The maximum number of lines of a file.
 const FILE_LINES: usize = 600;
 
-/// A size that exceeds its limit.
+/// A function or file whose size exceeds its limit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Size {
     pub(super) file: PathBuf,
@@ -28,8 +28,8 @@ pub(super) struct Size {
     pub(super) limit: usize,
 }
 
-/// Returns the excessive sizes in `syntax`, the content of the file `path`. Test functions are not
-/// checked.
+/// Returns the functions in `syntax`, the content of the file `path`, that are too long, and the
+/// file if it is too long. Test functions are not checked.
 pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<Size> {
     let mut sizes = Sizes {
         path,
@@ -70,7 +70,7 @@ impl Sizes<'_> {
         let name = || Some(names::plain(&signature.ident));
         let begin = signature.span().start().line;
         self.add(name(), "lines", end - begin + 1, FUNCTION_LINES);
-        // C's interface dictates the parameters of `extern` functions.
+        // C's interface determines the parameters of `extern` functions.
         if signature.abi.is_none() {
             let typed = signature.inputs.iter();
             let typed = typed.filter(|input| matches!(input, FnArg::Typed(_)));

@@ -15,8 +15,8 @@ pub(super) struct Tree {
     pub(super) modules: Vec<Module>,
     /// The files that contain the modules.
     pub(super) files: Vec<PathBuf>,
-    /// The file of each macro by name: a macro can be called anywhere after its definition in the
-    /// text.
+    /// The file of each macro, by the macro's name. A macro can be called anywhere after its
+    /// definition in the text.
     pub(super) macros: HashMap<String, usize>,
 }
 
@@ -57,11 +57,11 @@ pub(super) struct Glob {
 }
 
 impl Tree {
-    /// Parses the target whose root is the file `root`, with all its files. Test items are left
-    /// out.
+    /// Parses the target whose root is the file `root`, with all files of its modules. Test items
+    /// are left out.
     ///
     /// # Errors
-    /// A file cannot be read, or is not valid Rust.
+    /// Returns an error if a file cannot be read, or is not valid Rust.
     pub(super) fn parse(root: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         let below = root.parent().unwrap_or(Path::new("")).to_path_buf();
@@ -184,7 +184,7 @@ impl Tree {
 /// Parses the file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or is not valid Rust.
+/// Returns an error if the file cannot be read, or is not valid Rust.
 pub(super) fn parse_file(path: &Path) -> Result<syn::File> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;

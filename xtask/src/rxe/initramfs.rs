@@ -11,11 +11,12 @@ use anyhow::{Context, Result, bail};
 
 use super::kernel::Kernel;
 
-/// The script of process 1.
+/// The script that process 1 of the virtual machine runs.
 const INIT: &str = include_str!("init.sh");
 /// The path of busybox in Debian's package.
 const BUSYBOX: &str = "/bin/busybox";
-/// Variables for folders of the host that do not exist in the machine.
+/// Environment variables that name folders of the host; the virtual machine does not have these
+/// folders.
 const LEFT_OUT: &[&str] = &["TMPDIR", "XDG_RUNTIME_DIR"];
 
 /// A command to run in the machine.
@@ -41,7 +42,7 @@ impl Job {
         })
     }
 
-    /// Returns the job as a shell script.
+    /// Returns a shell script that runs the job.
     fn script(&self) -> Vec<u8> {
         let mut script = b"cd ".to_vec();
         quote(&mut script, self.folder.as_os_str());
@@ -62,7 +63,7 @@ impl Job {
     }
 }
 
-/// Appends `word`, quoted for the shell.
+/// Appends `word` to a shell script, quoted for the shell.
 fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
     for byte in word.as_bytes() {
@@ -74,7 +75,8 @@ fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
 }
 
-/// Writes the initramfs for `job` to `file`; `scratch` is an empty folder for its content.
+/// Writes the initramfs for `job` to `file`; `scratch` is an empty folder in which its content is
+/// collected.
 pub(super) fn build(kernel: &Kernel, job: &Job, scratch: &Path, file: &Path) -> Result<()> {
     for folder in [
         "bin", "dev", "host", "layer", "modules", "proc", "root", "sys",
@@ -132,7 +134,7 @@ fn pack(folder: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns everything below `folder` with relative paths, folders before their content.
+/// Returns the relative paths of all files below `folder`, each folder before its content.
 fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::paths::target_dir;
 
-/// The package that depends on the newest kernel.
+/// The Debian package that depends on the newest kernel package.
 const META_PACKAGE: &str = "linux-image-amd64";
 
 /// Kernel modules that the machine loads, in this order, each after its dependencies.
@@ -39,14 +39,14 @@ pub(crate) struct Kernel {
     pub(crate) release: String,
     /// The path of the kernel image.
     pub(crate) image: PathBuf,
-    /// The modules in the order of loading.
+    /// The paths of the kernel modules, in the order of loading.
     pub(crate) modules: Vec<PathBuf>,
 }
 
 /// Returns the kernel below the build folder, and downloads it first if necessary.
 ///
 /// # Errors
-/// The package is unavailable or incomplete; the message says what to do.
+/// Returns an error if the package is unavailable or incomplete; the message says what to do.
 pub(crate) fn get() -> Result<Kernel> {
     let folder = target_dir().join("rxe");
     let kernel = folder.join("kernel");
@@ -72,7 +72,7 @@ fn download(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut list = depends(META_PACKAGE);
     if list.is_err() {
-        // A fresh system has no package lists yet.
+        // A new installation of Debian has no package lists yet.
         crate::packages::update_lists()?;
         list = depends(META_PACKAGE);
     }
@@ -83,7 +83,7 @@ fn download(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(&scratch)?;
     let done = fetch(&package, &scratch).and_then(|()| {
         match std::fs::rename(scratch.join("kernel"), folder.join("kernel")) {
-            // Another run has finished first.
+            // Another process has downloaded the kernel first.
             Err(_) if folder.join("kernel").is_dir() => Ok(()),
             renamed => Ok(renamed?),
         }
@@ -95,7 +95,7 @@ fn download(folder: &Path) -> Result<()> {
 fn fetch(package: &str, scratch: &Path) -> Result<()> {
     let download = ["download", "-q", package];
     if run(Command::new("apt-get").args(download).current_dir(scratch)).is_err() {
-        // The lists name a version that the archive has replaced.
+        // The package lists name a version that the archive has replaced.
         crate::packages::update_lists()?;
         let package = depends(META_PACKAGE)?;
         let download = ["download", "-q", &package];
@@ -166,10 +166,12 @@ fn unpacked(folder: &Path) -> Result<Kernel> {
     })
 }
 
-/// Returns the files to load for `wanted`, dependencies first, from the text of `modules.dep`.
+/// Returns the files to load for the modules `wanted`, dependencies first, from the text of
+/// `modules.dep`.
 ///
 /// # Errors
-/// A module is neither available nor, by `modules.builtin`, part of the kernel image.
+/// Returns an error if a module is neither available nor, by `modules.builtin`, part of the kernel
+/// image.
 fn load_order<'a>(dep: &'a str, builtin: &str, wanted: &[&str]) -> Result<Vec<&'a str>> {
     let lines = dep.lines().filter_map(|line| line.split_once(':'));
     let depends: HashMap<&str, Vec<&str>> = lines

@@ -1,9 +1,9 @@
 //! `cargo xtask rxe`: runs a command in a virtual machine with the kernel's Soft-RoCE.
 //!
 //! The machine runs Debian's stock kernel under QEMU with software emulation, and an initramfs of
-//! busybox and kernel modules. Its files are the host's, below a writable layer that is discarded
-//! at the end. The machine has an RDMA device `rxe0` on an Ethernet device with the address
-//! 192.0.2.1 (from the documentation range, RFC 5737).
+//! busybox and kernel modules. The machine sees the host's files below a writable layer that is
+//! discarded at the end. The machine has an RDMA device `rxe0` on an Ethernet device with the
+//! address 192.0.2.1 (from the documentation range, RFC 5737).
 //!
 //! - [`kernel`]: the kernel and its modules, from the distribution's package;
 //! - [`initramfs`]: the content of the initramfs;
@@ -72,11 +72,11 @@ pub(crate) const PACKAGES: &[Package] = &[
 /// Seconds after which a test program is considered hung.
 const TEST_LIMIT: u32 = 1200;
 
-/// Returns the words that, before a test program, run it in the machine.
+/// Returns the words that precede the command of a test program to run it in the virtual machine.
 pub(crate) fn runner() -> Result<Vec<String>> {
     let this = std::env::current_exe().context("cannot find this program's own file")?;
     let this = this.to_str().context("this program's path is not UTF-8")?;
-    // A step may have rebuilt this program; the new one has the same path.
+    // A step may have rebuilt this program; the new program has the same path.
     let this = this.strip_suffix(" (deleted)").unwrap_or(this);
     let words = [this, "rxe", "--limit", &TEST_LIMIT.to_string(), "--"];
     Ok(words.map(str::to_owned).into())
@@ -107,7 +107,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// Runs `command` in a machine of the default size, in the current folder; returns its exit status.
 ///
 /// # Errors
-/// As [`Machine::run`]; also if packages are missing or no kernel is available.
+/// Returns the errors of [`Machine::run`], and an error if packages are missing or no kernel is
+/// available.
 pub(crate) fn run_command(
     command: Vec<OsString>,
     stdout: impl Write + Send + 'static,

@@ -14,11 +14,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::initramfs::{self, Job};
 use super::kernel::Kernel;
 
-/// The time limit for booting to the command. An idle host needs 3 seconds.
+/// The time limit for booting the machine and starting the command. An idle host needs 3 seconds.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// The time limit for powering off.
+/// The time limit for powering off the machine.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// The kernel's last lines that a failure message contains.
+/// The number of the kernel's last lines that a failure message contains.
 const LAST_LINES: usize = 30;
 
 /// The size of a machine.
@@ -66,12 +66,12 @@ enum Said {
 }
 
 impl Machine {
-    /// Boots `kernel`, runs `job`, copies its output, and returns its exit status. That is 128 plus
-    /// the signal number if a signal ended the job, as in a shell.
+    /// Boots `kernel`, runs `job`, copies its output, and returns its exit status. If a signal ended
+    /// the job, the status is 128 plus the signal number, as in a shell.
     ///
     /// # Errors
-    /// The machine does not start, stops early, or `limit` passes; the message contains the
-    /// kernel's last lines.
+    /// Returns an error if the machine does not start, stops early, or `limit` passes; the message
+    /// contains the kernel's last lines.
     pub(crate) fn run(
         &self,
         kernel: &Kernel,
@@ -120,16 +120,16 @@ impl Machine {
     }
 
     fn start(&self, kernel: &Kernel, initramfs: &Path, scratch: &Path) -> Result<Child> {
-        // QEMU must not outlive this process, however this process ends.
+        // QEMU must end with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults"])
             .args(["-no-reboot", "-display", "none", "-monitor", "none"])
-            // Avoid /dev/kvm: within a virtual machine it may exist and hang.
+            // Do not use /dev/kvm: within a virtual machine it may exist and hang.
             .args(["-accel", "tcg,thread=multi"])
             // TCG executes `rep movsb` byte by byte. Without ERMS, the memcpy of the kernel and of
-            // glibc do not use it. Then the software NIC's WRITE of 64 KiB is 50 times faster, and
-            // Soft-RoCE's is no slower.
+            // glibc do not use this instruction. A WRITE of 64 KiB by the software NIC is then 50
+            // times faster, and a WRITE by Soft-RoCE is no slower.
             .args(["-cpu", "max,-erms,-fsrm"])
             .args(["-smp", &self.cpus.to_string()])
             .args(["-m", &format!("{}M", self.memory_mib)])
@@ -137,9 +137,9 @@ impl Machine {
             .arg(&kernel.image)
             .arg("-initrd")
             .arg(initramfs)
-            // Panic at an oops of a driver, or the command would wait forever. The clock source is the
-            // TSC, which TCG keeps equal on all processors: a read takes 55 ns. The kernel would
-            // choose the HPET, with 830 ns.
+            // Panic at an oops of a driver: the command would otherwise wait forever. The clock source
+            // is the TSC, which TCG keeps equal on all processors: a read takes 55 ns. Without this
+            // option the kernel chooses the HPET, with 830 ns.
             .args([
                 "-append",
                 "console=ttyS0 panic=-1 oops=panic clocksource=tsc tsc=reliable",
@@ -194,7 +194,7 @@ fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<UnixStream> {
     }
 }
 
-/// Copies until the end of `from`, and writes each piece at once.
+/// Copies `from` to `to` until the end of `from`, and writes each piece at once.
 fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -237,7 +237,7 @@ fn understand(line: &str) -> Option<Said> {
     }
 }
 
-/// Waits for the command's exit status.
+/// Waits for the exit status of the command in the machine.
 fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
     let begin = Instant::now();
     let mut deadline = Some(begin + BOOT_LIMIT);
@@ -270,7 +270,7 @@ fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
     }
 }
 
-/// Returns the last lines of the kernel and of QEMU, for an error message.
+/// Returns the last lines of the kernel's console and of QEMU's messages, for an error message.
 fn last_words(scratch: &Path, qemu: &mut Child) -> String {
     let _ = qemu.kill();
     let _ = qemu.wait();

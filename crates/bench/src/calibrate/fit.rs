@@ -5,43 +5,49 @@
 use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
-use super::probes::{LINK_BYTES, LOCK_BITS, Probe, Results, UNIT_LISTS};
+use super::probes::{LINK_BYTES, LOCK_BITS, ProbeResults, ProbedStream, UNIT_LISTS};
 
 /// Result for one number of the profile.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Finding {
+pub enum FittedNumber {
     /// The number was fitted to rates.
     Fitted {
         /// Fitted value.
         value: f64,
         /// Rates that the value was fitted to.
-        to: Vec<String>,
+        fitted_to: Vec<String>,
         /// How the value follows from the rates.
-        how: String,
+        derivation: String,
     },
     /// The measured rates do not depend on the number, or gave an impossible value.
     NotFitted {
         /// Reason why the number could not be fitted.
-        why: String,
+        reason: String,
     },
     /// The measured rates do not depend on the number, and the profile omits this optional key.
-    LeftOut,
+    Omitted,
 }
 
 /// Keys of a profile, such as `processing.send_ns`, each with its result.
-pub(super) type Findings = Vec<(&'static str, Finding)>;
+pub(super) type Findings = Vec<(&'static str, FittedNumber)>;
 
 type Number = Result<f64, String>;
 
 /// Collects fitted numbers; a later number may build on an earlier one.
-struct Fit<'r> {
-    results: &'r Results,
+struct FittedProfile<'r> {
+    results: &'r ProbeResults,
     findings: Findings,
 }
 
-impl Fit<'_> {
+impl FittedProfile<'_> {
     /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
-    fn add(&mut self, key: &'static str, from: &[Probe], number: Number, how: &str) -> Number {
+    fn add(
+        &mut self,
+        key: &'static str,
+        from: &[ProbedStream],
+        number: Number,
+        how: &str,
+    ) -> Number {
         let number = number.and_then(|value| {
             if value.is_finite() && value >= 0.0 {
                 Ok(value)
@@ -50,15 +56,17 @@ impl Fit<'_> {
             }
         });
         let finding = match &number {
-            Ok(value) => Finding::Fitted {
+            Ok(value) => FittedNumber::Fitted {
                 value: *value,
-                to: from
+                fitted_to: from
                     .iter()
                     .map(|probe| self.results.evidence(*probe))
                     .collect(),
-                how: how.to_owned(),
+                derivation: how.to_owned(),
             },
-            Err(why) => Finding::NotFitted { why: why.clone() },
+            Err(why) => FittedNumber::NotFitted {
+                reason: why.clone(),
+            },
         };
         self.findings.push((key, finding));
         number
@@ -67,30 +75,30 @@ impl Fit<'_> {
 
 /// Fits every number that the results show. Sizes of WQEs and headers are taken from the profile
 /// `like`.
-pub(super) fn fit(results: &Results, like: &Profile) -> Findings {
-    let mut fit = Fit {
+pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
+    let mut fit = FittedProfile {
         results,
         findings: Vec::new(),
     };
-    of_cores(&mut fit);
-    let units = of_units(&mut fit);
-    of_arrivals(&mut fit);
-    of_locks(&mut fit);
-    of_link(&mut fit, like);
-    of_pcie(&mut fit, like);
-    of_latencies(&mut fit, &units);
-    of_cache(&mut fit);
+    fit_cores(&mut fit);
+    let units = fit_units(&mut fit);
+    fit_arrivals(&mut fit);
+    fit_locks(&mut fit);
+    fit_link(&mut fit, like);
+    fit_pcie(&mut fit, like);
+    fit_latencies(&mut fit, &units);
+    fit_cache(&mut fit);
     fit.findings
 }
 
 /// Fits the CPU time of each verb.
-fn of_cores(fit: &mut Fit<'_>) {
-    use Probe::{Lists, ListsSignaled, OneLine, Receive, ThreeLines};
+fn fit_cores(fit: &mut FittedProfile<'_>) {
+    use ProbedStream::{OneLine, Postlists, Receive, SignaledPostlists, ThreeLines};
     let ns = |probe| fit.results.ns(probe);
     let numbers = || -> Result<[f64; 4], String> {
         let (one, three) = (ns(OneLine)?, ns(ThreeLines)?);
         let mmio = (three - one) / 2.0;
-        let (lists, signaled) = (ns(Lists)?, ns(ListsSignaled)?);
+        let (lists, signaled) = (ns(Postlists)?, ns(SignaledPostlists)?);
         let poll = (signaled - lists) / (1.0 - 1.0 / 64.0);
         let post = lists - mmio / 32.0 - poll / 64.0;
         // After each part of a window of 256, the receiver posts a message of one line; one in 8 of
@@ -113,11 +121,11 @@ fn of_cores(fit: &mut Fit<'_>) {
     );
     let _ = fit.add(
         "host.poll_cqe_ns",
-        &[Lists, ListsSignaled],
+        &[Postlists, SignaledPostlists],
         poll,
         "what a completion each takes instead of one in 64",
     );
-    let from = &[Lists];
+    let from = &[Postlists];
     let _ = fit.add(
         "host.post_wqe_ns",
         from,
@@ -130,20 +138,20 @@ fn of_cores(fit: &mut Fit<'_>) {
 
 /// NIC time per operation: the time for which an operation occupies one of the NIC's processing
 /// units.
-struct Units {
+struct ProcessingTime {
     /// Times of a WRITE and of a READ. If the processing units do not show, these are times of the
     /// whole NIC.
     write_ns: Number,
     read_ns: Number,
 }
 
-fn of_units(fit: &mut Fit<'_>) -> Units {
-    use Probe::{OneLine, Read, Send, UnitLists, UnitSingly};
+fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
+    use ProbedStream::{OneLine, Read, Send, UnitPostlists, UnitSingleWrites};
     let ns = |probe| fit.results.ns(probe);
-    let [short, _] = UNIT_LISTS.map(UnitLists);
+    let [short, _] = UNIT_LISTS.map(UnitPostlists);
     // If one queue pair is as fast as several queue pairs of one core, the core is the bottleneck. The
     // rates then do not depend on the number of units.
-    let unit = ns(UnitSingly).and_then(|unit| {
+    let unit = ns(UnitSingleWrites).and_then(|unit| {
         if unit > 1.1 * ns(OneLine)? {
             Ok(unit)
         } else {
@@ -166,7 +174,7 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
     let how = "the peak of the NIC, less the wait of its units for WQEs, one in 16";
     let send = fit.add("processing.send_ns", &[Send], send, how);
     if shows {
-        let from = &[UnitSingly, Send];
+        let from = &[UnitSingleWrites, Send];
         let units = fit.add(
             "processing.units",
             from,
@@ -176,7 +184,7 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
         let how = "in lists of 4 a WRITE takes a quarter of it more";
         let _ = fit.add(
             "processing.wqe_fetch_wait_ns",
-            &[UnitSingly, short],
+            &[UnitSingleWrites, short],
             waits,
             how,
         );
@@ -187,13 +195,13 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
             "the peak of the NIC",
         );
         let of_unit = |number: Number| number.and_then(|ns| Ok(ns * units.clone()?));
-        return Units {
+        return ProcessingTime {
             write_ns: of_unit(send),
             read_ns: of_unit(read),
         };
     }
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
-        fit.findings.push((key, Finding::LeftOut));
+        fit.findings.push((key, FittedNumber::Omitted));
     }
     let read_ns = fit.add(
         "processing.read_ns",
@@ -201,15 +209,15 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
         ns(Read),
         "the peak of the NIC",
     );
-    Units {
+    ProcessingTime {
         write_ns: send,
         read_ns,
     }
 }
 
 /// Fits the NIC time of arriving messages.
-fn of_arrivals(fit: &mut Fit<'_>) {
-    use Probe::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
+fn fit_arrivals(fit: &mut FittedProfile<'_>) {
+    use ProbedStream::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
     let ns = |probe| fit.results.ns(probe);
     let write = ns(InboundWrite);
     let second =
@@ -233,8 +241,8 @@ fn of_arrivals(fit: &mut Fit<'_>) {
 }
 
 /// Fits the address bits and the hold time of the NIC's locks for atomics.
-fn of_locks(fit: &mut Fit<'_>) {
-    use Probe::{OneLock, TwoLocks};
+fn fit_locks(fit: &mut FittedProfile<'_>) {
+    use ProbedStream::{OneLock, TwoLocks};
     let ns = |probe| fit.results.ns(probe);
     let one = ns(OneLock);
     let bits = one.clone().and_then(|one| {
@@ -267,10 +275,10 @@ fn of_locks(fit: &mut Fit<'_>) {
 }
 
 /// Fits the network link to long inbound READs, whose responses leave by the measured port.
-fn of_link(fit: &mut Fit<'_>, like: &Profile) {
+fn fit_link(fit: &mut FittedProfile<'_>, like: &Profile) {
     let [short, long] = LINK_BYTES;
-    let probes = LINK_BYTES.map(Probe::Link);
-    let ns = |bytes| fit.results.ns(Probe::Link(bytes));
+    let probes = LINK_BYTES.map(ProbedStream::Link);
+    let ns = |bytes| fit.results.ns(ProbedStream::Link(bytes));
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
     // Bytes between two response packets, beside their headers and the gap that the link has
@@ -282,10 +290,10 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
         let own = packets.bytes + packets.count * like.port.packet_gap_bytes.value;
         Ok((ns(short)? * bytes_per_ns - own).max(0.0))
     });
-    let count = Finding::Fitted {
+    let count = FittedNumber::Fitted {
         value: 1.0,
-        to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
-        how: "all ports of the NIC together are taken for one".to_owned(),
+        fitted_to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
+        derivation: "all ports of the NIC together are taken for one".to_owned(),
     };
     fit.findings.push(("port.count", count));
     let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
@@ -300,8 +308,8 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
 }
 
 /// Fits the PCIe link from streams that are limited by it.
-fn of_pcie(fit: &mut Fit<'_>, like: &Profile) {
-    use Probe::{PcieLists, PcieMmio, Send};
+fn fit_pcie(fit: &mut FittedProfile<'_>, like: &Profile) {
+    use ProbedStream::{PcieLists, PcieMmio, Send};
     let ns = |probe| fit.results.ns(probe);
     let lanes = f64::from(like.pcie.lanes.value);
     let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
@@ -342,8 +350,8 @@ fn of_pcie(fit: &mut Fit<'_>, like: &Profile) {
 }
 
 /// Fits the latencies of PCIe and of the port.
-fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
-    use Probe::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
+fn fit_latencies(fit: &mut FittedProfile<'_>, units: &ProcessingTime) {
+    use ProbedStream::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
     let ns = |probe| fit.results.ns(probe);
     let pcie = ns(CompleteFetched).and_then(|fetched| Ok((fetched - ns(CompleteInline)?) / 2.0));
     let how = "payload that is fetched takes a read, to and fro";
@@ -367,14 +375,14 @@ fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
 }
 
 /// Fits the NIC's cache of WQEs.
-fn of_cache(fit: &mut Fit<'_>) {
+fn fit_cache(fit: &mut FittedProfile<'_>) {
     let results = fit.results;
     // Responses are written and WQEs arrive by MMIO, so the NIC reads memory only for WQEs that its
     // cache has lost. If the windows just fit, the NIC loses a few, because some cores run ahead of
     // others. If they do not fit, it loses nearly all.
     let misses = |window: &usize| {
         results
-            .lines_read(Probe::ReadWindow(*window))
+            .lines_read(ProbedStream::ReadWindow(*window))
             .is_some_and(|lines| lines > 0.1)
     };
     let windows: Vec<usize> = results.windows().collect();
@@ -382,17 +390,17 @@ fn of_cache(fit: &mut Fit<'_>) {
     let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
     let Some(&best) = best else {
         for key in ["cache.read_window", "cache.read_window_threads"] {
-            fit.findings.push((key, Finding::LeftOut));
+            fit.findings.push((key, FittedNumber::Omitted));
         }
         return;
     };
     let from: Vec<_> = windows
         .iter()
         .take(first.unwrap_or(0) + 1)
-        .map(|window| Probe::ReadWindow(*window))
+        .map(|window| ProbedStream::ReadWindow(*window))
         .collect();
     let threads = results
-        .stream(Probe::ReadWindow(best))
+        .stream(ProbedStream::ReadWindow(best))
         .map_or(1, |stream| stream.threads);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (best, threads) = (best as f64, threads as f64);

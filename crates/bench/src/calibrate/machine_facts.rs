@@ -10,7 +10,7 @@ pub struct MachineFacts {
     /// NIC and machine, in one line.
     pub title: String,
     /// Further remarks for a reader of the profile.
-    pub about: String,
+    pub remarks: String,
     /// Link layer of the NIC's port.
     pub link_layer: LinkLayer,
     /// Published numbers: key, value, and source.

@@ -16,16 +16,16 @@ use nicmodel::Profile;
 use nicmodel::profile::{LinkLayer, ProfileError};
 use verbs::Provider;
 
-pub use fit::Finding;
+pub use fit::FittedNumber;
 pub use machine_facts::MachineFacts;
-pub use probes::Sample;
-use probes::{Probe, Results};
+pub use probes::MeasuredRate;
+use probes::{ProbeResults, ProbedStream};
 
-use crate::micro::{MAX_THREADS, Outcome, Runner, Stream, Task};
+use crate::micro::{MAX_THREADS, MeasurementTask, TaskResult, VerbStream, WorkerPool};
 use crate::nic::NicChoice;
 
 /// Machine on which probes run.
-pub trait Machine {
+pub trait ProbeMachine {
     /// Returns the facts about the machine that need no measurement.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ pub trait Machine {
     fn facts(&self) -> Result<MachineFacts>;
 
     /// Returns true if samples include the cache lines that the NIC read.
-    fn counts_reads(&self) -> bool;
+    fn counts_lines_read(&self) -> bool;
 
     /// Returns the duration of one measurement, in ms.
     fn duration_ms(&self) -> u64;
@@ -42,7 +42,7 @@ pub trait Machine {
     ///
     /// # Errors
     /// When the NIC cannot run the stream.
-    fn measure(&mut self, stream: &Stream) -> Result<Sample>;
+    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate>;
 }
 
 /// Result of a calibration.
@@ -54,26 +54,38 @@ pub struct Calibration {
     pub text: String,
 }
 
+/// Returns the number of measurements of a calibration.
+#[must_use]
+pub fn measurements(machine: &dyn ProbeMachine) -> usize {
+    ProbedStream::all(machine.counts_lines_read()).len()
+}
+
 /// Measures all numbers that a profile needs and returns the profile. Numbers that cannot be
-/// measured come from the profile `like`. After each measurement, `done` is called with the total
-/// number of measurements.
+/// measured come from the profile `like`, and so do the remaining ones once `should_end` returns
+/// true.
 ///
 /// # Errors
 /// When nothing can be measured, or the resulting profile is impossible.
 pub fn calibrate(
-    machine: &mut dyn Machine,
+    machine: &mut dyn ProbeMachine,
     like: &Profile,
-    mut done: impl FnMut(usize),
+    should_end: impl Fn() -> bool,
 ) -> Result<Calibration> {
     let facts = machine.facts()?;
-    let probes = Probe::all(machine.counts_reads());
-    let mut results = Results::default();
+    let probes = ProbedStream::all(machine.counts_lines_read());
+    let mut results = ProbeResults::default();
     for probe in &probes {
+        if should_end() {
+            break;
+        }
         let stream = probe.stream(facts.cores, machine.duration_ms())?;
-        results.add(*probe, stream, machine.measure(&stream));
-        done(probes.len());
+        let sample = machine.measure(&stream);
+        if sample.is_err() && should_end() {
+            break;
+        }
+        results.add(*probe, stream, sample);
     }
-    if let Some(why) = results.nothing() {
+    if let Some(why) = results.failure_of_all() {
         bail!("nothing could be measured: {why}");
     }
     let mut findings = fit::fit(&results, like);
@@ -89,12 +101,12 @@ pub fn calibrate(
         let mut given_up = false;
         for problem in &problems {
             let finding = findings.iter_mut().find(|(key, _)| *key == problem.key);
-            if let Some((_, finding @ Finding::Fitted { .. })) = finding {
+            if let Some((_, finding @ FittedNumber::Fitted { .. })) = finding {
                 let why = format!(
                     "what was measured gives a value that is none: {}",
                     problem.message
                 );
-                *finding = Finding::NotFitted { why };
+                *finding = FittedNumber::NotFitted { reason: why };
                 given_up = true;
             }
         }
@@ -108,9 +120,9 @@ pub fn calibrate(
 /// A simulated NIC, whose numbers are known: the calibrated profile can be compared with the
 /// original.
 #[derive(Debug)]
-pub struct Simulated<'p>(pub &'p Profile);
+pub struct SimulatedMachine<'p>(pub &'p Profile);
 
-impl Machine for Simulated<'_> {
+impl ProbeMachine for SimulatedMachine<'_> {
     fn facts(&self) -> Result<MachineFacts> {
         let profile = self.0;
         let port = f64::from(profile.port.mtu_bytes.value);
@@ -120,7 +132,7 @@ impl Machine for Simulated<'_> {
         Ok(MachineFacts {
             name: format!("{}-calibrated", profile.name).chars().take(32).collect(),
             title: format!("Calibrated on a simulated NIC: {}", profile.title),
-            about: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
+            remarks: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
             link_layer: profile.link_layer,
             published: vec![
                 ("host.cores", f64::from(cores), says("ibv_devices")),
@@ -131,7 +143,7 @@ impl Machine for Simulated<'_> {
         })
     }
 
-    fn counts_reads(&self) -> bool {
+    fn counts_lines_read(&self) -> bool {
         true
     }
 
@@ -139,33 +151,33 @@ impl Machine for Simulated<'_> {
         1
     }
 
-    fn measure(&mut self, stream: &Stream) -> Result<Sample> {
-        let task = Task::Stream(*stream);
+    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
+        let task = MeasurementTask::Stream(*stream);
         let (outcome, counters) = crate::simulated::micro::run_counted(self.0, &task)?;
         let rate = rate(outcome)?;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines = counters.read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines_read = Some(lines / rate.verified_ops.max(1) as f64);
-        Ok(Sample { rate, lines_read })
+        Ok(MeasuredRate { rate, lines_read })
     }
 }
 
 /// A NIC of this machine, real or software.
 #[derive(Debug)]
-pub struct Real {
+pub struct RealMachine {
     nic: NicChoice,
-    runner: Runner,
+    runner: WorkerPool,
     duration_ms: u64,
     rounds: u32,
 }
 
-impl Real {
+impl RealMachine {
     /// Creates a machine that `runner` measures. Each stream runs for `duration_ms` in each of
     /// `rounds` rounds, and the median counts.
     #[must_use]
-    pub fn new(nic: NicChoice, runner: Runner, duration_ms: u64, rounds: u32) -> Real {
-        Real {
+    pub fn new(nic: NicChoice, runner: WorkerPool, duration_ms: u64, rounds: u32) -> RealMachine {
+        RealMachine {
             nic,
             runner,
             duration_ms,
@@ -178,10 +190,10 @@ impl Real {
 ///
 /// # Errors
 /// When the system does not report the number of cores.
-pub fn tasks(duration_ms: u64) -> Result<Vec<Task>> {
+pub fn tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
     let cores = posting_cores()?;
-    let task = |probe: Probe| Ok(Task::Stream(probe.stream(cores, duration_ms)?));
-    Probe::all(false).into_iter().map(task).collect()
+    let task = |probe: ProbedStream| Ok(MeasurementTask::Stream(probe.stream(cores, duration_ms)?));
+    ProbedStream::all(false).into_iter().map(task).collect()
 }
 
 /// Returns the number of posting cores: half of the allowed cores, at least 1.
@@ -189,7 +201,7 @@ fn posting_cores() -> Result<usize> {
     Ok((crate::pin::allowed()?.len() / 2).clamp(1, MAX_THREADS))
 }
 
-impl Machine for Real {
+impl ProbeMachine for RealMachine {
     fn facts(&self) -> Result<MachineFacts> {
         let provider = Provider::by_name(&self.nic.provider)?;
         let context = provider.device(self.nic.device.as_deref())?.open()?;
@@ -230,7 +242,7 @@ impl Machine for Real {
         Ok(MachineFacts {
             name: name(&device),
             title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
-            about: if software {
+            remarks: if software {
                 "Measured on the software NIC: what stands for the NIC here is code that the requester's processor runs."
             } else {
                 "Measured between processes of one machine, both ends of which share the NIC and its PCIe link, unless the other side was on another host."
@@ -245,7 +257,7 @@ impl Machine for Real {
         })
     }
 
-    fn counts_reads(&self) -> bool {
+    fn counts_lines_read(&self) -> bool {
         false
     }
 
@@ -253,15 +265,16 @@ impl Machine for Real {
         self.duration_ms
     }
 
-    fn measure(&mut self, stream: &Stream) -> Result<Sample> {
+    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let mut rates = Vec::new();
         for _ in 0..self.rounds.max(1) {
             rates.push(rate(
-                self.runner.measure(&self.nic, &Task::Stream(*stream))?,
+                self.runner
+                    .measure(&self.nic, &MeasurementTask::Stream(*stream))?,
             )?);
         }
         rates.sort_by(|one, other| one.rate_mops.total_cmp(&other.rate_mops));
-        Ok(Sample {
+        Ok(MeasuredRate {
             rate: rates[rates.len() / 2],
             lines_read: None,
         })
@@ -284,9 +297,9 @@ fn name(device: &str) -> String {
     }
 }
 
-fn rate(outcome: Outcome) -> Result<crate::micro::Rate> {
+fn rate(outcome: TaskResult) -> Result<crate::micro::StreamRate> {
     match outcome {
-        Outcome::Rate(rate) => Ok(rate),
-        Outcome::Latency(_) => anyhow::bail!("a stream gives a rate"),
+        TaskResult::Rate(rate) => Ok(rate),
+        TaskResult::Latency(_) => anyhow::bail!("a stream gives a rate"),
     }
 }

@@ -5,25 +5,25 @@ use std::fmt;
 
 use anyhow::Result;
 
-use crate::micro::{Direction, Parameters, Rate, Stream, Verb};
+use crate::micro::{MeasuredRole, MicroParameters, StreamRate, Verb, VerbStream};
 
 /// A stream to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Probe {
+pub(super) enum ProbedStream {
     /// One core: WRITEs whose WQEs fit one cache line, one per doorbell.
     OneLine,
     /// One core: WRITEs whose WQEs take three cache lines, one per doorbell.
     ThreeLines,
     /// One core: WRITEs in postlists of 32.
-    Lists,
+    Postlists,
     /// One core: WRITEs in postlists of 32, all signaled.
-    ListsSignaled,
+    SignaledPostlists,
     /// One core: receives header-only SENDs.
     Receive,
     /// One queue pair: one WRITE per doorbell.
-    UnitSingly,
+    UnitSingleWrites,
     /// One queue pair: WRITEs in postlists of this length.
-    UnitLists(usize),
+    UnitPostlists(usize),
     /// All cores: header-only SENDs in postlists.
     Send,
     /// All cores: READs.
@@ -53,7 +53,7 @@ pub(super) enum Probe {
     ReadWindow(usize),
 }
 
-/// Counters of [`Probe::Atomics`]: more than a NIC has locks.
+/// Counters of [`ProbedStream::Atomics`]: more than a NIC has locks.
 const COUNTERS: usize = 1 << 16;
 
 /// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
@@ -66,23 +66,23 @@ pub(super) const LOCK_BITS: std::ops::RangeInclusive<u32> = 3..=16;
 /// one packet.
 pub(super) const LINK_BYTES: [usize; 2] = [256, 1024];
 
-/// Postlist lengths of [`Probe::UnitLists`].
+/// Postlist lengths of [`ProbedStream::UnitPostlists`].
 pub(super) const UNIT_LISTS: [usize; 2] = [4, 64];
 
 const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 
-impl Probe {
+impl ProbedStream {
     /// Returns all probes. Windows of READs are included only if the machine counts what the NIC
     /// reads (`counted`).
-    pub(super) fn all(counted: bool) -> Vec<Probe> {
-        use Probe::*;
+    pub(super) fn all(counted: bool) -> Vec<ProbedStream> {
+        use ProbedStream::*;
         let mut all = vec![
             OneLine,
             ThreeLines,
-            Lists,
-            ListsSignaled,
+            Postlists,
+            SignaledPostlists,
             Receive,
-            UnitSingly,
+            UnitSingleWrites,
             Send,
             Read,
             InboundWrite,
@@ -96,7 +96,7 @@ impl Probe {
             PcieLists,
             PcieMmio,
         ];
-        all.extend(UNIT_LISTS.map(UnitLists));
+        all.extend(UNIT_LISTS.map(UnitPostlists));
         all.extend(LINK_BYTES.map(Link));
         all.extend(LOCK_BITS.map(TwoLocks));
         if counted {
@@ -106,79 +106,79 @@ impl Probe {
     }
 
     /// Returns the stream to run.
-    pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<Stream> {
+    pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<VerbStream> {
         let some = Some::<usize>;
         // One core with so many queue pairs that no processing unit of the NIC limits it.
-        let one = Parameters {
+        let one = MicroParameters {
             batch: some(1),
             window: some(256),
             signal_every: some(64),
             queue_pairs: some(16),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let all = Parameters {
+        let all = MicroParameters {
             batch: some(16),
             window: some(64),
             signal_every: some(16),
             queue_pairs: some(4),
             threads: some(cores),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let inbound = Parameters {
-            direction: Direction::Inbound,
+        let inbound = MicroParameters {
+            direction: MeasuredRole::Inbound,
             ..all
         };
-        let sends = Parameters {
+        let sends = MicroParameters {
             window: some(256),
             ..inbound
         };
         // Few operations outstanding: one lock completes about two per microsecond.
-        let locks = Parameters {
+        let locks = MicroParameters {
             batch: some(4),
             window: some(16),
             signal_every: some(4),
             ..inbound
         };
-        let unit = Parameters {
+        let unit = MicroParameters {
             queue_pairs: some(1),
             ..one
         };
-        let complete = Parameters {
+        let complete = MicroParameters {
             window: some(1),
             signal_every: some(1),
             queue_pairs: some(1),
             ..one
         };
-        let payload = |bytes, parameters| Parameters {
+        let payload = |bytes, parameters| MicroParameters {
             payload_bytes: some(bytes),
             ..parameters
         };
         let (verb, parameters) = match self {
-            Probe::OneLine => (Verb::RcWrite, one),
-            Probe::ThreeLines => (
+            ProbedStream::OneLine => (Verb::RcWrite, one),
+            ProbedStream::ThreeLines => (
                 Verb::RcWrite,
-                Parameters {
+                MicroParameters {
                     inline: Some(true),
                     ..payload(THREE_LINES, one)
                 },
             ),
-            Probe::Lists => (
+            ProbedStream::Postlists => (
                 Verb::RcWrite,
-                Parameters {
+                MicroParameters {
                     batch: some(32),
                     ..one
                 },
             ),
-            Probe::ListsSignaled => (
+            ProbedStream::SignaledPostlists => (
                 Verb::RcWrite,
-                Parameters {
+                MicroParameters {
                     batch: some(32),
                     signal_every: some(1),
                     ..one
                 },
             ),
-            Probe::Receive => {
-                let parameters = Parameters {
+            ProbedStream::Receive => {
+                let parameters = MicroParameters {
                     batch: some(16),
                     queue_pairs: some(8),
                     ..one
@@ -187,72 +187,72 @@ impl Probe {
                     Verb::UdSend,
                     payload(
                         0,
-                        Parameters {
-                            direction: Direction::Inbound,
+                        MicroParameters {
+                            direction: MeasuredRole::Inbound,
                             ..parameters
                         },
                     ),
                 )
             }
-            Probe::UnitSingly => (Verb::RcWrite, unit),
-            Probe::UnitLists(len) => (
+            ProbedStream::UnitSingleWrites => (Verb::RcWrite, unit),
+            ProbedStream::UnitPostlists(len) => (
                 Verb::RcWrite,
-                Parameters {
+                MicroParameters {
                     batch: some(len),
                     window: some(512),
                     ..unit
                 },
             ),
-            Probe::Send => {
-                let sends = Parameters {
+            ProbedStream::Send => {
+                let sends = MicroParameters {
                     window: some(256),
                     ..all
                 };
                 (Verb::UdSend, payload(0, sends))
             }
-            Probe::Read => (
+            ProbedStream::Read => (
                 Verb::RcRead,
-                Parameters {
+                MicroParameters {
                     batch: some(1),
                     ..all
                 },
             ),
-            Probe::InboundWrite => (Verb::RcWrite, inbound),
-            Probe::InboundHeaderOnly => (Verb::UdSend, payload(0, sends)),
-            Probe::InboundPayload => (Verb::UdSend, sends),
-            Probe::Atomics => (
+            ProbedStream::InboundWrite => (Verb::RcWrite, inbound),
+            ProbedStream::InboundHeaderOnly => (Verb::UdSend, payload(0, sends)),
+            ProbedStream::InboundPayload => (Verb::UdSend, sends),
+            ProbedStream::Atomics => (
                 Verb::Atomics,
-                Parameters {
+                MicroParameters {
                     addresses: some(COUNTERS),
                     ..inbound
                 },
             ),
-            Probe::OneLock => (Verb::Atomics, locks),
-            Probe::TwoLocks(bits) => {
-                let counters = Parameters {
+            ProbedStream::OneLock => (Verb::Atomics, locks),
+            ProbedStream::TwoLocks(bits) => {
+                let counters = MicroParameters {
                     addresses: some(2),
                     spacing_bytes: some(1 << bits),
                     ..locks
                 };
                 (Verb::Atomics, counters)
             }
-            Probe::CompleteInline => (
+            ProbedStream::CompleteInline => (
                 Verb::UcWrite,
-                Parameters {
+                MicroParameters {
                     inline: Some(true),
                     ..complete
                 },
             ),
-            Probe::CompleteFetched => (
+            ProbedStream::CompleteFetched => (
                 Verb::UcWrite,
-                Parameters {
+                MicroParameters {
                     inline: Some(false),
                     ..complete
                 },
             ),
-            Probe::CompleteRead => (Verb::RcRead, complete),
-            Probe::Link(bytes) => {
-                let few = Parameters {
+            ProbedStream::CompleteRead => (Verb::RcRead, complete),
+            ProbedStream::Link(bytes) => {
+                let few = MicroParameters {
                     batch: some(8),
                     window: some(16),
                     signal_every: some(8),
@@ -260,8 +260,8 @@ impl Probe {
                 };
                 (Verb::RcRead, payload(bytes, few))
             }
-            Probe::PcieLists => {
-                let lists = Parameters {
+            ProbedStream::PcieLists => {
+                let lists = MicroParameters {
                     batch: some(64),
                     window: some(256),
                     signal_every: some(64),
@@ -269,22 +269,22 @@ impl Probe {
                 };
                 (
                     Verb::UdSend,
-                    Parameters {
+                    MicroParameters {
                         inline: Some(true),
                         ..payload(60, lists)
                     },
                 )
             }
-            Probe::PcieMmio => {
-                let singly = Parameters {
+            ProbedStream::PcieMmio => {
+                let singly = MicroParameters {
                     batch: some(1),
                     inline: Some(true),
                     ..all
                 };
                 (Verb::RcWrite, payload(THREE_LINES, singly))
             }
-            Probe::ReadWindow(window) => {
-                let sliding = Parameters {
+            ProbedStream::ReadWindow(window) => {
+                let sliding = MicroParameters {
                     batch: some(1),
                     window: some(window),
                     queue_pairs: some(1),
@@ -294,47 +294,57 @@ impl Probe {
             }
         };
         // One lock completes about two operations per microsecond, so these streams run longer.
-        let slow = matches!(self, Probe::OneLock | Probe::TwoLocks(_));
+        let slow = matches!(self, ProbedStream::OneLock | ProbedStream::TwoLocks(_));
         let duration_ms = if slow { 5 * duration_ms } else { duration_ms };
-        Stream::new(verb, &parameters, duration_ms)
+        VerbStream::new(verb, &parameters, duration_ms)
     }
 }
 
-impl fmt::Display for Probe {
+impl fmt::Display for ProbedStream {
     /// Writes the probe as the evidence in a profile names it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Probe::OneLine => f.write_str("one core, WRITEs of one line, one a doorbell"),
-            Probe::ThreeLines => f.write_str("one core, WRITEs of three lines, one a doorbell"),
-            Probe::Lists => f.write_str("one core, WRITEs in lists of 32"),
-            Probe::ListsSignaled => f.write_str("one core, WRITEs in lists of 32, each signaled"),
-            Probe::Receive => f.write_str("one core, header-only RECVs"),
-            Probe::UnitSingly => f.write_str("one queue pair, WRITEs one a doorbell"),
-            Probe::UnitLists(len) => write!(f, "one queue pair, WRITEs in lists of {len}"),
-            Probe::Send => f.write_str("header-only SENDs in lists of 16"),
-            Probe::Read => f.write_str("READs of 8 bytes"),
-            Probe::InboundWrite => f.write_str("inbound WRITEs of 8 bytes"),
-            Probe::InboundHeaderOnly => f.write_str("inbound header-only SENDs"),
-            Probe::InboundPayload => f.write_str("inbound SENDs of 8 bytes"),
-            Probe::Atomics => write!(f, "inbound fetch-and-adds on {COUNTERS} counters"),
-            Probe::OneLock => f.write_str("inbound fetch-and-adds on one counter"),
-            Probe::TwoLocks(bits) => write!(f, "the same on two counters 2^{bits} bytes apart"),
-            Probe::CompleteInline => f.write_str("one UC WRITE at a time, inline"),
-            Probe::CompleteFetched => f.write_str("one UC WRITE at a time, not inline"),
-            Probe::CompleteRead => f.write_str("one READ at a time"),
-            Probe::Link(bytes) => write!(f, "inbound READs of {bytes} bytes"),
-            Probe::PcieLists => f.write_str("SENDs of 60 bytes inline, in lists of 64"),
-            Probe::PcieMmio => f.write_str("WRITEs of three lines, one a doorbell, from all cores"),
-            Probe::ReadWindow(window) => write!(f, "windows of {window} READs"),
+            ProbedStream::OneLine => f.write_str("one core, WRITEs of one line, one a doorbell"),
+            ProbedStream::ThreeLines => {
+                f.write_str("one core, WRITEs of three lines, one a doorbell")
+            }
+            ProbedStream::Postlists => f.write_str("one core, WRITEs in lists of 32"),
+            ProbedStream::SignaledPostlists => {
+                f.write_str("one core, WRITEs in lists of 32, each signaled")
+            }
+            ProbedStream::Receive => f.write_str("one core, header-only RECVs"),
+            ProbedStream::UnitSingleWrites => f.write_str("one queue pair, WRITEs one a doorbell"),
+            ProbedStream::UnitPostlists(len) => {
+                write!(f, "one queue pair, WRITEs in lists of {len}")
+            }
+            ProbedStream::Send => f.write_str("header-only SENDs in lists of 16"),
+            ProbedStream::Read => f.write_str("READs of 8 bytes"),
+            ProbedStream::InboundWrite => f.write_str("inbound WRITEs of 8 bytes"),
+            ProbedStream::InboundHeaderOnly => f.write_str("inbound header-only SENDs"),
+            ProbedStream::InboundPayload => f.write_str("inbound SENDs of 8 bytes"),
+            ProbedStream::Atomics => write!(f, "inbound fetch-and-adds on {COUNTERS} counters"),
+            ProbedStream::OneLock => f.write_str("inbound fetch-and-adds on one counter"),
+            ProbedStream::TwoLocks(bits) => {
+                write!(f, "the same on two counters 2^{bits} bytes apart")
+            }
+            ProbedStream::CompleteInline => f.write_str("one UC WRITE at a time, inline"),
+            ProbedStream::CompleteFetched => f.write_str("one UC WRITE at a time, not inline"),
+            ProbedStream::CompleteRead => f.write_str("one READ at a time"),
+            ProbedStream::Link(bytes) => write!(f, "inbound READs of {bytes} bytes"),
+            ProbedStream::PcieLists => f.write_str("SENDs of 60 bytes inline, in lists of 64"),
+            ProbedStream::PcieMmio => {
+                f.write_str("WRITEs of three lines, one a doorbell, from all cores")
+            }
+            ProbedStream::ReadWindow(window) => write!(f, "windows of {window} READs"),
         }
     }
 }
 
 /// Result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct MeasuredRate {
     /// Measured rate.
-    pub rate: Rate,
+    pub rate: StreamRate,
     /// Cache lines that the NIC read from memory for each WR; `None` if the machine does not count
     /// them.
     pub lines_read: Option<f64>,
@@ -342,14 +352,19 @@ pub struct Sample {
 
 /// Results of all measurements.
 #[derive(Debug, Default)]
-pub(super) struct Results {
-    samples: BTreeMap<Probe, (Stream, Sample)>,
+pub(super) struct ProbeResults {
+    samples: BTreeMap<ProbedStream, (VerbStream, MeasuredRate)>,
     /// Reasons why probes could not be run.
-    failures: BTreeMap<Probe, String>,
+    failures: BTreeMap<ProbedStream, String>,
 }
 
-impl Results {
-    pub(super) fn add(&mut self, probe: Probe, stream: Stream, sample: Result<Sample>) {
+impl ProbeResults {
+    pub(super) fn add(
+        &mut self,
+        probe: ProbedStream,
+        stream: VerbStream,
+        sample: Result<MeasuredRate>,
+    ) {
         match sample {
             Ok(sample) if sample.rate.rate_mops > 0.0 => {
                 self.samples.insert(probe, (stream, sample));
@@ -364,13 +379,13 @@ impl Results {
     }
 
     /// Returns why the first probe failed if no probe succeeded at all.
-    pub(super) fn nothing(&self) -> Option<&str> {
+    pub(super) fn failure_of_all(&self) -> Option<&str> {
         let first = self.failures.values().next().map(String::as_str);
         first.filter(|_| self.samples.is_empty())
     }
 
     /// Returns the time of one operation, in ns.
-    pub(super) fn ns(&self, probe: Probe) -> Result<f64, String> {
+    pub(super) fn ns(&self, probe: ProbedStream) -> Result<f64, String> {
         match self.samples.get(&probe) {
             Some((_, sample)) => Ok(1e3 / sample.rate.rate_mops),
             None => Err(match self.failures.get(&probe) {
@@ -380,16 +395,16 @@ impl Results {
         }
     }
 
-    pub(super) fn stream(&self, probe: Probe) -> Option<&Stream> {
+    pub(super) fn stream(&self, probe: ProbedStream) -> Option<&VerbStream> {
         self.samples.get(&probe).map(|(stream, _)| stream)
     }
 
-    pub(super) fn lines_read(&self, probe: Probe) -> Option<f64> {
+    pub(super) fn lines_read(&self, probe: ProbedStream) -> Option<f64> {
         self.samples.get(&probe)?.1.lines_read
     }
 
     /// Returns the result as the evidence in a profile names it.
-    pub(super) fn evidence(&self, probe: Probe) -> String {
+    pub(super) fn evidence(&self, probe: ProbedStream) -> String {
         match self.ns(probe) {
             Ok(ns) => format!("{probe}: {:.4} M/s", 1e3 / ns),
             Err(why) => why,
@@ -398,7 +413,7 @@ impl Results {
 
     pub(super) fn windows(&self) -> impl Iterator<Item = usize> {
         self.samples.keys().filter_map(|probe| match probe {
-            Probe::ReadWindow(window) => Some(*window),
+            ProbedStream::ReadWindow(window) => Some(*window),
             _ => None,
         })
     }
@@ -411,7 +426,7 @@ mod tests {
     #[test]
     fn every_probe_is_a_stream_on_any_number_of_cores() {
         for cores in [1, 2, 14, 128] {
-            for probe in Probe::all(true) {
+            for probe in ProbedStream::all(true) {
                 let stream = probe.stream(cores, 1);
                 assert!(stream.is_ok(), "{probe:?}: {stream:?}");
             }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use nicmodel::Profile;
 use nicmodel::profile::LinkLayer;
 
-use super::fit::{Finding, Findings};
+use super::fit::{Findings, FittedNumber};
 use super::machine_facts::MachineFacts;
 
 /// The tables of a profile, in their order.
@@ -33,7 +33,7 @@ pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile)
         nicmodel::profile::SCHEMA,
         quoted(&facts.name),
         quoted(&facts.title),
-        quoted(&facts.about),
+        quoted(&facts.remarks),
         quoted(link_layer),
     );
     let assumed = like.numbers();
@@ -79,7 +79,11 @@ fn line(key: &str, facts: &MachineFacts, findings: &Findings, like: &Profile) ->
         .find(|(findings, _)| *findings == key)
         .map(|(_, finding)| finding);
     let hidden = match finding {
-        Some(Finding::Fitted { value, to, how }) => {
+        Some(FittedNumber::Fitted {
+            value,
+            fitted_to: to,
+            derivation: how,
+        }) => {
             let to: Vec<_> = to
                 .iter()
                 .map(|rate| quoted(&format!("measured: {rate}")))
@@ -91,8 +95,8 @@ fn line(key: &str, facts: &MachineFacts, findings: &Findings, like: &Profile) ->
                 to.join(", ")
             ));
         }
-        Some(Finding::LeftOut) => return None,
-        Some(Finding::NotFitted { why }) => format!("{why}; "),
+        Some(FittedNumber::Omitted) => return None,
+        Some(FittedNumber::NotFitted { reason: why }) => format!("{why}; "),
         None => "not measured; ".to_owned(),
     };
     let all = like.numbers();

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Communication pattern of a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum CrowdPattern {
     /// Pairs: one process SENDs a message and waits for the answer.
     PingPong,
     /// Pairs: one process SENDs, and the other answers each 32nd message.
@@ -17,23 +17,23 @@ pub enum Kind {
     BesideBusy,
 }
 
-impl Kind {
+impl CrowdPattern {
     /// All kinds.
-    pub const ALL: [Kind; 4] = [
-        Kind::PingPong,
-        Kind::Stream,
-        Kind::AllToAll,
-        Kind::BesideBusy,
+    pub const ALL: [CrowdPattern; 4] = [
+        CrowdPattern::PingPong,
+        CrowdPattern::Stream,
+        CrowdPattern::AllToAll,
+        CrowdPattern::BesideBusy,
     ];
 
     /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Kind::PingPong => "ping-pong",
-            Kind::Stream => "stream",
-            Kind::AllToAll => "all-to-all",
-            Kind::BesideBusy => "beside-busy",
+            CrowdPattern::PingPong => "ping-pong",
+            CrowdPattern::Stream => "stream",
+            CrowdPattern::AllToAll => "all-to-all",
+            CrowdPattern::BesideBusy => "beside-busy",
         }
     }
 }
@@ -42,7 +42,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrowdConfig {
     /// Communication pattern of the processes.
-    pub kind: Kind,
+    pub kind: CrowdPattern,
     /// Number of polling processes.
     pub processes: usize,
     /// Messages from each process to each peer that it asks, without the answers.
@@ -59,16 +59,16 @@ pub(super) struct FlowControl {
 }
 
 impl CrowdConfig {
-    /// Creates the description of a crowd of `processes` processes. [`Kind::BesideBusy`] always has
+    /// Creates the description of a crowd of `processes` processes. [`CrowdPattern::BesideBusy`] always has
     /// 2.
     ///
     /// # Errors
     /// When the number of processes makes no pairs.
-    pub fn new(kind: Kind, processes: usize, messages_each: u64) -> Result<CrowdConfig> {
-        if processes < 2 || (kind != Kind::AllToAll && !processes.is_multiple_of(2)) {
+    pub fn new(kind: CrowdPattern, processes: usize, messages_each: u64) -> Result<CrowdConfig> {
+        if processes < 2 || (kind != CrowdPattern::AllToAll && !processes.is_multiple_of(2)) {
             bail!("{processes} processes make no pairs; take an even number from 2 on");
         }
-        let processes = if kind == Kind::BesideBusy {
+        let processes = if kind == CrowdPattern::BesideBusy {
             2
         } else {
             processes
@@ -84,14 +84,18 @@ impl CrowdConfig {
     #[must_use]
     pub fn messages(&self) -> u64 {
         let pairs = self.pairs().len() as u64;
-        let ways = if self.kind == Kind::AllToAll { 2 } else { 1 };
+        let ways = if self.kind == CrowdPattern::AllToAll {
+            2
+        } else {
+            1
+        };
         pairs * ways * self.messages_each
     }
 
     /// Returns the pairs of processes that talk to each other.
     pub(super) fn pairs(&self) -> Vec<(usize, usize)> {
         match self.kind {
-            Kind::AllToAll => (0..self.processes)
+            CrowdPattern::AllToAll => (0..self.processes)
                 .flat_map(|one| (one + 1..self.processes).map(move |other| (one, other)))
                 .collect(),
             _ => (0..self.processes / 2)
@@ -101,15 +105,15 @@ impl CrowdConfig {
     }
 
     /// Returns true if the second process of a pair asks too.
-    pub(super) fn both_ask(&self) -> bool {
-        self.kind == Kind::AllToAll
+    pub(super) fn is_bidirectional(&self) -> bool {
+        self.kind == CrowdPattern::AllToAll
     }
 
     pub(super) fn flow_control(&self) -> FlowControl {
         let (window, answer_every) = match self.kind {
-            Kind::PingPong | Kind::BesideBusy => (1, 1),
-            Kind::Stream => (128, 32),
-            Kind::AllToAll => (8, 1),
+            CrowdPattern::PingPong | CrowdPattern::BesideBusy => (1, 1),
+            CrowdPattern::Stream => (128, 32),
+            CrowdPattern::AllToAll => (8, 1),
         };
         FlowControl {
             window,
@@ -124,17 +128,19 @@ mod tests {
 
     #[test]
     fn pairs_and_messages() {
-        let all = CrowdConfig::new(Kind::AllToAll, 8, 10).unwrap();
+        let all = CrowdConfig::new(CrowdPattern::AllToAll, 8, 10).unwrap();
         assert_eq!((all.pairs().len(), all.messages()), (28, 560));
-        let pairs = CrowdConfig::new(Kind::Stream, 4, 10).unwrap();
+        let pairs = CrowdConfig::new(CrowdPattern::Stream, 4, 10).unwrap();
         assert_eq!(
             (pairs.pairs(), pairs.messages()),
             (vec![(0, 1), (2, 3)], 20)
         );
-        assert!(CrowdConfig::new(Kind::PingPong, 3, 1).is_err());
-        assert!(CrowdConfig::new(Kind::AllToAll, 3, 1).is_ok());
+        assert!(CrowdConfig::new(CrowdPattern::PingPong, 3, 1).is_err());
+        assert!(CrowdConfig::new(CrowdPattern::AllToAll, 3, 1).is_ok());
         assert_eq!(
-            CrowdConfig::new(Kind::BesideBusy, 8, 1).unwrap().processes,
+            CrowdConfig::new(CrowdPattern::BesideBusy, 8, 1)
+                .unwrap()
+                .processes,
             2
         );
     }

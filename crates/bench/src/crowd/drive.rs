@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use verbs::QpEndpoint;
 
-use super::config::{CrowdConfig, Kind};
-use super::member::{MemberOrder, MemberResult, Role};
+use super::config::{CrowdConfig, CrowdPattern};
+use super::member::{MemberJob, MemberResult, RoleTowardPeer};
 use crate::job::Job;
-use crate::link::{Exe, Link};
+use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
-use crate::pin::{Cores, pin_to};
+use crate::pin::{CorePair, pin_to};
 
 /// Time and messages of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,10 +26,10 @@ pub struct RunResult {
 /// The processes of a crowd.
 #[derive(Debug)]
 pub struct Crowd {
-    cores: Cores,
+    cores: CorePair,
     nic: NicChoice,
     config: CrowdConfig,
-    links: Vec<Link>,
+    links: Vec<WorkerLink>,
 }
 
 impl Crowd {
@@ -38,12 +38,12 @@ impl Crowd {
     /// # Errors
     /// When a process cannot be started.
     pub fn start(
-        cores: Cores,
-        worker: &Exe,
+        cores: CorePair,
+        worker: &WorkerCommand,
         nic: &NicChoice,
         config: &CrowdConfig,
     ) -> Result<Crowd> {
-        let links = (0..config.processes).map(|_| Link::spawn(worker, cores.requester));
+        let links = (0..config.processes).map(|_| WorkerLink::spawn(worker, cores.requester));
         Ok(Crowd {
             cores,
             nic: nic.clone(),
@@ -54,10 +54,14 @@ impl Crowd {
 
     /// Starts a crowd whose members are threads of this process.
     #[cfg(test)]
-    pub(super) fn of_threads(cores: Cores, nic: &NicChoice, config: &CrowdConfig) -> Result<Crowd> {
+    pub(super) fn of_threads(
+        cores: CorePair,
+        nic: &NicChoice,
+        config: &CrowdConfig,
+    ) -> Result<Crowd> {
         let mut links = Vec::new();
         for _ in 0..config.processes {
-            let (here, mut there) = Link::pair()?;
+            let (here, mut there) = WorkerLink::pair()?;
             std::thread::spawn(move || crate::worker::serve(&mut there, None));
             links.push(here);
         }
@@ -73,10 +77,10 @@ impl Crowd {
     ///
     /// # Errors
     /// When a verb fails, messages are out of order, or no message arrives for 30 s.
-    pub fn together(&mut self) -> Result<RunResult> {
+    pub fn run_all(&mut self) -> Result<RunResult> {
         let pairs = self.config.pairs();
         let both = [self.cores.requester, self.cores.responder];
-        if self.config.kind != Kind::BesideBusy {
+        if self.config.kind != CrowdPattern::BesideBusy {
             return self.run(&pairs, [&both, &both]);
         }
         let over = AtomicBool::new(false);
@@ -99,8 +103,8 @@ impl Crowd {
     /// Runs each pair alone, with a core for each of its two members.
     ///
     /// # Errors
-    /// As [`together`](Self::together).
-    pub fn in_turn(&mut self) -> Result<RunResult> {
+    /// As [`run_all`](Self::run_all).
+    pub fn run_one_by_one(&mut self) -> Result<RunResult> {
         let (one, other) = ([self.cores.requester], [self.cores.responder]);
         let mut sum = RunResult::default();
         for pair in self.config.pairs() {
@@ -119,15 +123,15 @@ impl Crowd {
         let mut peers = vec![Vec::new(); self.links.len()];
         for &(one, other) in pairs {
             let places = (peers[one].len(), peers[other].len());
-            let (asks, answers) = (true, self.config.both_ask());
-            peers[one].push((other, places.1, Role { asks, answers }));
+            let (asks, answers) = (true, self.config.is_bidirectional());
+            peers[one].push((other, places.1, RoleTowardPeer { asks, answers }));
             let (asks, answers) = (answers, asks);
-            peers[other].push((one, places.0, Role { asks, answers }));
+            peers[other].push((one, places.0, RoleTowardPeer { asks, answers }));
         }
         let members: Vec<usize> = (0..peers.len()).filter(|m| !peers[*m].is_empty()).collect();
         for &member in &members {
             let second = pairs.iter().any(|pair| pair.1 == member);
-            let order = MemberOrder {
+            let order = MemberJob {
                 nic: self.nic.clone(),
                 flow_control: self.config.flow_control(),
                 messages_each: self.config.messages_each,
@@ -136,8 +140,8 @@ impl Crowd {
             };
             self.links[member].send(&Job::Crowd(order))?;
         }
-        self.introduce(&members, &peers)?;
-        let done = self.wait_for(&members)?;
+        self.exchange_endpoints(&members, &peers)?;
+        let done = self.collect_results(&members)?;
         let begin = done.iter().map(|done| done.begin_ns).min();
         let end = done.iter().map(|done| done.end_ns).max();
         let elapsed = begin.zip(end).context("a crowd of nobody")?;
@@ -148,7 +152,11 @@ impl Crowd {
     }
 
     /// Passes the endpoints of the members' queue pairs on to their peers.
-    fn introduce(&mut self, members: &[usize], peers: &[Vec<(usize, usize, Role)>]) -> Result<()> {
+    fn exchange_endpoints(
+        &mut self,
+        members: &[usize],
+        peers: &[Vec<(usize, usize, RoleTowardPeer)>],
+    ) -> Result<()> {
         let mut endpoints: Vec<Vec<QpEndpoint>> = vec![Vec::new(); self.links.len()];
         for &member in members {
             endpoints[member] = self.links[member].recv()?;
@@ -164,7 +172,7 @@ impl Crowd {
     }
 
     /// Starts all members together, collects their results, and lets them end together.
-    fn wait_for(&mut self, members: &[usize]) -> Result<Vec<MemberResult>> {
+    fn collect_results(&mut self, members: &[usize]) -> Result<Vec<MemberResult>> {
         self.barrier(members)?;
         let mut done = Vec::new();
         for &member in members {

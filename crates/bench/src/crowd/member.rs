@@ -12,27 +12,27 @@ use verbs::{
 use super::config::FlowControl;
 use crate::clock::now_ns;
 use crate::connect::exchange;
-use crate::link::Link;
-use crate::nic::{Nic, NicChoice, reap, small};
+use crate::link::WorkerLink;
+use crate::nic::{NicChoice, OpenNic, reap, small};
 use crate::pin::pinned_to;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Order that the driver sends to a member of a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct MemberOrder {
+pub struct MemberJob {
     pub(super) nic: NicChoice,
     #[serde(rename = "pace")]
     pub(super) flow_control: FlowControl,
     pub(super) messages_each: u64,
     /// Role toward each peer, in the order of the queue pairs.
-    pub(super) roles: Vec<Role>,
+    pub(super) roles: Vec<RoleTowardPeer>,
     /// Cores that the member may use.
     pub(super) cores: Vec<usize>,
 }
 
 /// Role of a member toward one of its peers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Role {
+pub(super) struct RoleTowardPeer {
     pub(super) asks: bool,
     pub(super) answers: bool,
 }
@@ -55,9 +55,9 @@ const POLL: usize = 16;
 ///
 /// # Errors
 /// When a verb fails, messages are out of order, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &MemberOrder) -> Result<()> {
+pub(crate) fn work(link: &mut WorkerLink, order: &MemberJob) -> Result<()> {
     pinned_to(&order.cores, || {
-        let nic = Nic::open(&order.nic)?;
+        let nic = OpenNic::open(&order.nic)?;
         let mut member = Member::new(link, &nic, order)?;
         link.barrier()?;
         let begin_ns = now_ns();
@@ -80,26 +80,26 @@ struct Peer {
     recvs: RecvList,
     in_flight: usize,
     /// Messages to send in all, sent so far, and answered so far.
-    to_send: u64,
+    messages_to_send: u64,
     sent: u64,
     answered: u64,
     /// Messages to receive in all, and received so far.
-    to_come: u64,
-    came: u64,
+    messages_to_receive: u64,
+    received: u64,
     /// Number that the next answer carries; `None` if no answer is due.
     answer: Option<u64>,
 }
 
 impl Peer {
     fn is_done(&self) -> bool {
-        self.answered == self.to_send
-            && self.came == self.to_come
+        self.answered == self.messages_to_send
+            && self.received == self.messages_to_receive
             && self.answer.is_none()
             && self.in_flight == 0
     }
 
     /// Posts the answers and messages that may be sent now, and the receives.
-    fn go_on(&mut self, flow_control: FlowControl) -> Result<()> {
+    fn post_ready(&mut self, flow_control: FlowControl) -> Result<()> {
         self.list.clear();
         let room = |peer: &Self| peer.in_flight + peer.list.len() < peer.list.capacity();
         if let Some(number) = self.answer
@@ -108,7 +108,7 @@ impl Peer {
             self.add(number, 1);
             self.answer = None;
         }
-        while self.sent < self.to_send
+        while self.sent < self.messages_to_send
             && self.sent - self.answered < flow_control.window
             && room(self)
         {
@@ -134,7 +134,12 @@ impl Peer {
     }
 
     /// Processes an arrived message. Returns true for a message and false for an answer.
-    fn take(&mut self, number: u64, is_answer: bool, flow_control: FlowControl) -> Result<bool> {
+    fn process_message(
+        &mut self,
+        number: u64,
+        is_answer: bool,
+        flow_control: FlowControl,
+    ) -> Result<bool> {
         if is_answer {
             if number <= self.answered || number > self.sent {
                 bail!("an answer to message {number} of {} came", self.sent);
@@ -142,11 +147,11 @@ impl Peer {
             self.answered = number;
             return Ok(false);
         }
-        self.came += 1;
-        if number != self.came {
-            bail!("message {number} came as number {}", self.came);
+        self.received += 1;
+        if number != self.received {
+            bail!("message {number} came as number {}", self.received);
         }
-        if number.is_multiple_of(flow_control.answer_every) || number == self.to_come {
+        if number.is_multiple_of(flow_control.answer_every) || number == self.messages_to_receive {
             self.answer = Some(number);
         }
         Ok(true)
@@ -162,7 +167,7 @@ struct Member {
 }
 
 impl Member {
-    fn new(link: &mut Link, nic: &Nic, order: &MemberOrder) -> Result<Member> {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, order: &MemberJob) -> Result<Member> {
         let flow_control = order.flow_control;
         // Receives for the messages and the answers of both sides.
         let recvs = usize::try_from(2 * flow_control.window)?;
@@ -195,11 +200,11 @@ impl Member {
                 list: qp.postlist(sends),
                 recvs: qp.recv_list(recvs),
                 in_flight: 0,
-                to_send: messages(role.asks),
+                messages_to_send: messages(role.asks),
                 sent: 0,
                 answered: 0,
-                to_come: messages(role.answers),
-                came: 0,
+                messages_to_receive: messages(role.answers),
+                received: 0,
                 answer: None,
                 qp,
             });
@@ -224,7 +229,7 @@ impl Member {
         let mut changed: Vec<usize> = (0..self.peers.len()).collect();
         while left > 0 {
             for number in changed.drain(..) {
-                self.peers[number].go_on(self.flow_control)?;
+                self.peers[number].post_ready(self.flow_control)?;
             }
             let Self {
                 cq,
@@ -241,7 +246,8 @@ impl Member {
                 if wc.is_recv() {
                     let at = usize::try_from(wc.wr_id())? * MESSAGE_BYTES;
                     let is_answer = memory.read_u64(at + 8)? != 0;
-                    let in_order = peer.take(memory.read_u64(at)?, is_answer, *flow_control)?;
+                    let in_order =
+                        peer.process_message(memory.read_u64(at)?, is_answer, *flow_control)?;
                     verified += u64::from(in_order);
                     peer.recvs
                         .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());

@@ -10,23 +10,24 @@ mod config;
 mod drive;
 mod member;
 
-pub use config::{CrowdConfig, Kind};
+pub use config::{CrowdConfig, CrowdPattern};
 pub use drive::{Crowd, RunResult};
-pub(crate) use member::{MemberOrder, work};
+pub(crate) use member::{MemberJob, work};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::nic::NicChoice;
-    use crate::pin::Cores;
+    use crate::pin::CorePair;
 
     #[test]
     fn each_kind_does_its_work_in_a_crowd_and_in_turn() {
         let nic = NicChoice::first_of("softnic");
-        for kind in Kind::ALL {
+        for kind in CrowdPattern::ALL {
             let config = CrowdConfig::new(kind, 4, 50).unwrap();
-            let mut crowd = Crowd::of_threads(Cores::first_two().unwrap(), &nic, &config).unwrap();
-            for result in [crowd.together().unwrap(), crowd.in_turn().unwrap()] {
+            let mut crowd =
+                Crowd::of_threads(CorePair::first_two().unwrap(), &nic, &config).unwrap();
+            for result in [crowd.run_all().unwrap(), crowd.run_one_by_one().unwrap()] {
                 assert!(result.elapsed_ns > 0);
                 assert_eq!(result.verified, config.messages(), "{kind:?}");
             }

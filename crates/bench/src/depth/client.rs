@@ -8,21 +8,19 @@ use verbs::{
     Access, CompletionQueue, MemoryRegion, Postlist, Qpn, QueuePair, Rc, RecvList, WcBuffer,
 };
 
-use super::config::{
-    DepthOrder, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
-};
+use super::config::{DepthJob, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb};
 use super::data::{check, stamp};
 use crate::clock::now_ns;
 use crate::connect::connect_all;
 use crate::job::Job;
-use crate::link::Link;
-use crate::nic::{Nic, NicChoice, reap, small};
+use crate::link::WorkerLink;
+use crate::nic::{NicChoice, OpenNic, reap, small};
 use crate::pin::pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
+pub struct ExchangeRate {
     /// Requests per second that were answered in the measured time.
     pub requests_per_s: f64,
     /// Requests of the whole run whose data were checked.
@@ -33,17 +31,22 @@ pub struct Rate {
 ///
 /// # Errors
 /// When a verb fails, data are wrong, or no response arrives for 10 s.
-pub fn run(core: usize, link: &mut Link, nic: &NicChoice, config: &ExchangeConfig) -> Result<Rate> {
-    pinned(core, || drive(link, nic, &Nic::open(nic)?, config))
+pub fn run(
+    core: usize,
+    link: &mut WorkerLink,
+    nic: &NicChoice,
+    config: &ExchangeConfig,
+) -> Result<ExchangeRate> {
+    pinned(core, || drive(link, nic, &OpenNic::open(nic)?, config))
 }
 
 pub(super) fn drive(
-    link: &mut Link,
+    link: &mut WorkerLink,
     choice: &NicChoice,
-    nic: &Nic,
+    nic: &OpenNic,
     config: &ExchangeConfig,
-) -> Result<Rate> {
-    link.send(&Job::Depth(DepthOrder {
+) -> Result<ExchangeRate> {
+    link.send(&Job::Depth(DepthJob {
         nic: choice.clone(),
         config: *config,
     }))?;
@@ -56,14 +59,14 @@ pub(super) fn drive(
             client.answered
         );
     }
-    Ok(Rate {
+    Ok(ExchangeRate {
         requests_per_s,
         verified,
     })
 }
 
 /// A queue pair, with the work requests to be posted to it.
-struct End {
+struct ClientQp {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     recvs: RecvList,
@@ -73,14 +76,14 @@ struct End {
 struct Client<'s> {
     config: &'s ExchangeConfig,
     cq: CompletionQueue,
-    ends: Vec<End>,
+    ends: Vec<ClientQp>,
     numbers: HashMap<Qpn, usize>,
     requests: MemoryRegion,
     data: MemoryRegion,
     responses: MemoryRegion,
     /// For each slot, the number of its outstanding request, or 0.
-    waits_for: Vec<u64>,
-    asked: u64,
+    outstanding_requests: Vec<u64>,
+    sent: u64,
     answered: u64,
 }
 
@@ -88,7 +91,7 @@ struct Client<'s> {
 const SENT: u64 = 1 << 32;
 
 impl<'s> Client<'s> {
-    fn new(link: &mut Link, nic: &Nic, config: &'s ExchangeConfig) -> Result<Self> {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, config: &'s ExchangeConfig) -> Result<Self> {
         let (slots, depth) = (config.slots(), config.depth);
         // A response may arrive before the SEND of its request has completed, so the send queue
         // holds more than `depth` requests.
@@ -120,7 +123,7 @@ impl<'s> Client<'s> {
         link.send(&data.remote())?;
         let numbers = qps.iter().enumerate().map(|(n, qp)| (qp.qpn(), n));
         let numbers = numbers.collect();
-        let ends = qps.into_iter().map(|qp| End {
+        let ends = qps.into_iter().map(|qp| ClientQp {
             list: qp.postlist(sends),
             recvs: qp.recv_list(2 * depth),
             qp,
@@ -136,8 +139,8 @@ impl<'s> Client<'s> {
             requests,
             data,
             responses,
-            waits_for: vec![0; slots],
-            asked: 0,
+            outstanding_requests: vec![0; slots],
+            sent: 0,
             answered: 0,
         })
     }
@@ -150,14 +153,14 @@ impl<'s> Client<'s> {
         let mut measured = None;
         let mut wcs = WcBuffer::<POLL>::new();
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        let mut free: Vec<_> = (0..self.waits_for.len()).collect();
+        let mut free: Vec<_> = (0..self.outstanding_requests.len()).collect();
         let (mut looked, mut first) = (0, None);
         loop {
             if measured.is_none() {
-                self.ask_all(&mut free)?;
+                self.add_requests(&mut free)?;
             }
             self.post()?;
-            if self.answered == self.asked {
+            if self.answered == self.sent {
                 break;
             }
             self.poll(&mut wcs, &mut timeout, &mut free)?;
@@ -174,18 +177,18 @@ impl<'s> Client<'s> {
                 }
             }
         }
-        self.end(&mut wcs)?;
+        self.announce_end(&mut wcs)?;
         measured.context("no requests were answered in the measured time")
     }
 
     /// Adds a request for each free slot to the postlists, as far as the send queues have room.
-    fn ask_all(&mut self, free: &mut Vec<usize>) -> Result<()> {
+    fn add_requests(&mut self, free: &mut Vec<usize>) -> Result<()> {
         let mut waiting = 0;
         for turn in 0..free.len() {
             let slot = free[turn];
             let end = &self.ends[slot / self.config.depth];
             if end.in_flight + end.list.len() < end.list.capacity() {
-                self.ask(slot)?;
+                self.add_request(slot)?;
             } else {
                 free[waiting] = slot;
                 waiting += 1;
@@ -196,15 +199,15 @@ impl<'s> Client<'s> {
     }
 
     /// Adds a request for a slot to the postlist of its queue pair.
-    fn ask(&mut self, slot: usize) -> Result<()> {
-        self.asked += 1;
-        self.waits_for[slot] = self.asked;
+    fn add_request(&mut self, slot: usize) -> Result<()> {
+        self.sent += 1;
+        self.outstanding_requests[slot] = self.sent;
         if self.config.verb == TransferVerb::Read {
             let at = slot * self.config.stride();
-            stamp(&self.data, at, self.config.payload_bytes, self.asked)?;
+            stamp(&self.data, at, self.config.payload_bytes, self.sent)?;
         }
         let at = slot * REQUEST_BYTES;
-        self.requests.write_u64(at, self.asked)?;
+        self.requests.write_u64(at, self.sent)?;
         let request = self.requests.slice(at..at + REQUEST_BYTES)?;
         let end = &mut self.ends[slot / self.config.depth];
         end.list.send(request).signaled().wr_id(SENT);
@@ -240,7 +243,7 @@ impl<'s> Client<'s> {
             numbers,
             data,
             responses,
-            waits_for,
+            outstanding_requests: waits_for,
             answered,
             ..
         } = self;
@@ -277,7 +280,7 @@ impl<'s> Client<'s> {
     }
 
     /// Tells the server that no more requests follow.
-    fn end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
+    fn announce_end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
         let at = self.config.slots() * REQUEST_BYTES;
         let request = self.requests.slice(at..at + REQUEST_BYTES)?;
         self.ends[0].list.send(request).signaled().wr_id(SENT);

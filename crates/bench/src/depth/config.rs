@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use verbs::{Access, MemoryRegion};
 
-use crate::nic::{Nic, NicChoice};
+use crate::nic::{NicChoice, OpenNic};
 
 /// Verb with which the server moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ impl TransferVerb {
 /// Kind of memory that holds the data, on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Memory {
+pub enum DataMemory {
     /// Memory that was allocated for peers to map.
     Shared,
     /// Private memory of the process. The software NIC backs such a region of up to 64 MiB with
@@ -39,29 +39,29 @@ pub enum Memory {
     Large,
 }
 
-impl Memory {
+impl DataMemory {
     /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Memory::Shared => "shared",
-            Memory::Heap => "heap",
-            Memory::Large => "large",
+            DataMemory::Shared => "shared",
+            DataMemory::Heap => "heap",
+            DataMemory::Large => "large",
         }
     }
 
     /// Registers at least `bytes` zeroed bytes.
     pub(super) fn register(
         self,
-        nic: &Nic,
+        nic: &OpenNic,
         bytes: usize,
         access: Access,
     ) -> anyhow::Result<MemoryRegion> {
         const LARGE: usize = 65 << 20;
         Ok(match self {
-            Memory::Shared => nic.alloc(bytes, access, None)?,
-            Memory::Heap => nic.pd.register_vec(vec![0; bytes], access)?,
-            Memory::Large => nic.pd.register_vec(vec![0; bytes.max(LARGE)], access)?,
+            DataMemory::Shared => nic.alloc(bytes, access, None)?,
+            DataMemory::Heap => nic.pd.register_vec(vec![0; bytes], access)?,
+            DataMemory::Large => nic.pd.register_vec(vec![0; bytes.max(LARGE)], access)?,
         })
     }
 }
@@ -73,7 +73,7 @@ pub struct ExchangeConfig {
     #[serde(rename = "way")]
     pub verb: TransferVerb,
     /// Kind of memory that holds the data.
-    pub memory: Memory,
+    pub memory: DataMemory,
     /// Requests in flight on each queue pair, at least 1.
     pub depth: usize,
     /// Number of queue pairs, at least 1.
@@ -106,7 +106,7 @@ impl ExchangeConfig {
 
 /// Order that the driver sends to the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DepthOrder {
+pub struct DepthJob {
     pub(super) nic: NicChoice,
     #[serde(rename = "shape")]
     pub(super) config: ExchangeConfig,

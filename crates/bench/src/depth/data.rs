@@ -5,7 +5,7 @@ use verbs::MemoryRegion;
 
 /// Returns the offsets of the marked words in a payload. The middle word moves from request to
 /// request, so that all words are checked in time.
-fn words(payload_bytes: usize, number: u64) -> [usize; 3] {
+fn marked_word_offsets(payload_bytes: usize, number: u64) -> [usize; 3] {
     let words = payload_bytes / 8;
     let turn = usize::try_from(number % (1 << 20)).unwrap_or(0);
     // Each request moves the middle word by nine words, to another cache line.
@@ -19,7 +19,7 @@ pub(super) fn stamp(
     payload_bytes: usize,
     number: u64,
 ) -> Result<()> {
-    for word in words(payload_bytes, number) {
+    for word in marked_word_offsets(payload_bytes, number) {
         memory.write_u64(at + word, number)?;
     }
     Ok(())
@@ -32,7 +32,7 @@ pub(super) fn check(
     payload_bytes: usize,
     number: u64,
 ) -> Result<()> {
-    for word in words(payload_bytes, number) {
+    for word in marked_word_offsets(payload_bytes, number) {
         let found = memory.read_u64(at + word)?;
         if found != number {
             bail!("request {number} brought the data of request {found} at byte {word}");
@@ -44,20 +44,20 @@ pub(super) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::{Nic, NicChoice};
+    use crate::nic::{NicChoice, OpenNic};
 
     #[test]
     fn each_word_is_looked_at_and_a_wrong_one_is_noticed() {
         let mut seen = [false; 512];
         for number in 0..512 {
-            for word in words(4096, number) {
+            for word in marked_word_offsets(4096, number) {
                 seen[word / 8] = true;
             }
         }
         assert_eq!(seen, [true; 512]);
-        let nic = Nic::open(&NicChoice::first_of("softnic")).unwrap();
+        let nic = OpenNic::open(&NicChoice::first_of("softnic")).unwrap();
         let memory = nic.alloc(128, verbs::Access::LOCAL_WRITE, None).unwrap();
-        for wrong in words(64, 5) {
+        for wrong in marked_word_offsets(64, 5) {
             stamp(&memory, 64, 64, 5).unwrap();
             check(&memory, 64, 64, 5).unwrap();
             memory.write_u64(64 + wrong, 4).unwrap();

@@ -11,27 +11,27 @@ mod config;
 mod data;
 mod server;
 
-pub use client::{Rate, run};
-pub(crate) use config::DepthOrder;
-pub use config::{ExchangeConfig, Memory, TransferVerb};
+pub use client::{ExchangeRate, run};
+pub(crate) use config::DepthJob;
+pub use config::{DataMemory, ExchangeConfig, TransferVerb};
 pub(crate) use server::work;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::job::Job;
-    use crate::link::Link;
-    use crate::nic::{Nic, NicChoice};
+    use crate::link::WorkerLink;
+    use crate::nic::{NicChoice, OpenNic};
 
-    fn tiny(config: ExchangeConfig) -> Rate {
+    fn tiny(config: ExchangeConfig) -> ExchangeRate {
         let nic = NicChoice::first_of("softnic");
-        let (mut left, mut right) = Link::pair().unwrap();
+        let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || match right.recv()? {
                 Job::Depth(order) => work(&mut right, &order),
                 job => anyhow::bail!("{job:?} is no exchange of requests"),
             });
-            let rate = client::drive(&mut left, &nic, &Nic::open(&nic).unwrap(), &config);
+            let rate = client::drive(&mut left, &nic, &OpenNic::open(&nic).unwrap(), &config);
             drop(left);
             worker.join().unwrap().unwrap();
             rate.unwrap()
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn both_ways_at_several_depths_in_each_kind_of_memory() {
         for verb in [TransferVerb::Write, TransferVerb::Read] {
-            for memory in [Memory::Shared, Memory::Heap, Memory::Large] {
+            for memory in [DataMemory::Shared, DataMemory::Heap, DataMemory::Large] {
                 for (depth, queue_pairs) in [(1, 1), (16, 1), (3, 2)] {
                     let config = ExchangeConfig {
                         verb,
@@ -63,7 +63,7 @@ mod tests {
         for payload_bytes in [8, 16, 24, 100] {
             let rate = tiny(ExchangeConfig {
                 verb: TransferVerb::Write,
-                memory: Memory::Shared,
+                memory: DataMemory::Shared,
                 depth: 2,
                 queue_pairs: 1,
                 payload_bytes,

@@ -8,21 +8,19 @@ use verbs::{
     SharedReceiveQueue, WcBuffer,
 };
 
-use super::config::{
-    DepthOrder, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
-};
+use super::config::{DepthJob, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb};
 use super::data::{check, stamp};
 use crate::connect::connect_all;
-use crate::link::Link;
-use crate::nic::{Nic, reap, small};
+use crate::link::WorkerLink;
+use crate::nic::{OpenNic, reap, small};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Runs the server in the worker process.
 ///
 /// # Errors
 /// When a verb fails, data are wrong, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &DepthOrder) -> Result<()> {
-    let nic = Nic::open(&order.nic)?;
+pub(crate) fn work(link: &mut WorkerLink, order: &DepthJob) -> Result<()> {
+    let nic = OpenNic::open(&order.nic)?;
     let verified = Server::new(link, &nic, &order.config)?.serve()?;
     link.send(&verified)
 }
@@ -37,7 +35,7 @@ struct Request {
 }
 
 /// A queue pair, with the work requests to be posted to it.
-struct End {
+struct ServerQp {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     /// WRs in its send queue that have not completed.
@@ -47,7 +45,7 @@ struct End {
 struct Server<'s> {
     config: &'s ExchangeConfig,
     cq: CompletionQueue,
-    ends: Vec<End>,
+    ends: Vec<ServerQp>,
     numbers: HashMap<Qpn, usize>,
     srq: SharedReceiveQueue,
     recvs: RecvList,
@@ -58,16 +56,16 @@ struct Server<'s> {
     /// Requests that wait for room in their send queue.
     waiting: VecDeque<Request>,
     /// For each slot, the request whose READ is outstanding.
-    reading: Vec<Option<Request>>,
+    outstanding_reads: Vec<Option<Request>>,
     verified: u64,
-    ended: bool,
+    has_ended: bool,
 }
 
 /// Bit of the `wr_id` of a READ; the other bits hold the slot.
 const READ: u64 = 1 << 32;
 
 impl<'s> Server<'s> {
-    fn new(link: &mut Link, nic: &Nic, config: &'s ExchangeConfig) -> Result<Self> {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, config: &'s ExchangeConfig) -> Result<Self> {
         let slots = config.slots();
         // Each request takes two WRs, and the client may receive the response before the server's
         // SEND has completed.
@@ -94,7 +92,7 @@ impl<'s> Server<'s> {
         let client = link.recv()?;
         let numbers = qps.iter().enumerate().map(|(n, qp)| (qp.qpn(), n));
         let numbers = numbers.collect();
-        let ends = qps.into_iter().map(|qp| End {
+        let ends = qps.into_iter().map(|qp| ServerQp {
             list: qp.postlist(sends),
             qp,
             in_flight: 0,
@@ -113,9 +111,9 @@ impl<'s> Server<'s> {
             responses,
             client,
             waiting: VecDeque::new(),
-            reading: vec![None; slots],
+            outstanding_reads: vec![None; slots],
             verified: 0,
-            ended: false,
+            has_ended: false,
         })
     }
 
@@ -124,14 +122,14 @@ impl<'s> Server<'s> {
         let mut wcs = WcBuffer::<POLL>::new();
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let mut came = Vec::with_capacity(POLL);
-        while !self.ended || self.ends.iter().any(|end| end.in_flight > 0) {
+        while !self.has_ended || self.ends.iter().any(|end| end.in_flight > 0) {
             came.clear();
             reap(&self.cq, &mut wcs, |wc| {
                 came.push((wc.is_recv(), wc.wr_id(), wc.qp_num()));
                 Ok(())
             })?;
             if came.is_empty() {
-                if !self.ended {
+                if !self.has_ended {
                     timeout.check("a request")?;
                 }
                 continue;
@@ -149,7 +147,7 @@ impl<'s> Server<'s> {
             if !self.recvs.is_empty() {
                 self.srq.post_recv(&mut self.recvs)?;
             }
-            self.go_on()?;
+            self.start_transfers()?;
             for end in &mut self.ends {
                 if !end.list.is_empty() {
                     end.in_flight += end.list.len();
@@ -168,8 +166,8 @@ impl<'s> Server<'s> {
         self.recvs
             .recv(self.requests.slice(at..at + REQUEST_BYTES)?, recv);
         if number == 0 {
-            self.ended = true;
-        } else if slot >= self.reading.len() {
+            self.has_ended = true;
+        } else if slot >= self.outstanding_reads.len() {
             bail!("a request names slot {slot}, which there is not");
         } else {
             self.waiting.push_back(Request {
@@ -182,7 +180,7 @@ impl<'s> Server<'s> {
     }
 
     /// Starts the transfers of waiting requests whose send queue has room.
-    fn go_on(&mut self) -> Result<()> {
+    fn start_transfers(&mut self) -> Result<()> {
         let ExchangeConfig {
             verb,
             payload_bytes,
@@ -210,7 +208,7 @@ impl<'s> Server<'s> {
                     self.respond(request)?;
                 }
                 TransferVerb::Read => {
-                    self.reading[request.slot] = Some(request);
+                    self.outstanding_reads[request.slot] = Some(request);
                     end.list
                         .rdma_read(local, remote)
                         .signaled()
@@ -245,7 +243,7 @@ impl<'s> Server<'s> {
         }
         end.in_flight -= 1;
         let slot = usize::try_from(wr_id & !READ)?;
-        let request = self.reading[slot]
+        let request = self.outstanding_reads[slot]
             .take()
             .context("a READ completed twice")?;
         let at = slot * self.config.stride();

@@ -6,10 +6,10 @@ use verbs::{
     RecvList, WcBuffer,
 };
 
-use super::end::{End, EpollWait, MESSAGE_BYTES, Message};
+use super::end::{EpollWait, MESSAGE_BYTES, Message, SleepingEndpoint};
 use crate::connect::connect;
-use crate::link::Link;
-use crate::nic::{Nic, NicChoice, reap, small};
+use crate::link::WorkerLink;
+use crate::nic::{NicChoice, OpenNic, reap, small};
 
 /// RECVs of a side; each is posted again when its message is taken. One message is under way at a
 /// time.
@@ -19,7 +19,7 @@ const RECVS: usize = 4;
 const SENDS: usize = 16;
 
 /// A queue pair whose receive CQ has a completion channel, as in an event-driven server.
-pub(super) struct Channel {
+pub(super) struct EventDrivenQp {
     qp: QueuePair<Rc>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
@@ -29,12 +29,12 @@ pub(super) struct Channel {
     sent: usize,
     recvs: Vec<RecvList>,
     memory: MemoryRegion,
-    _nic: Nic,
+    _nic: OpenNic,
 }
 
-impl Channel {
-    pub(super) fn open(link: &mut Link, nic: &NicChoice) -> Result<Channel> {
-        let nic = Nic::open(nic)?;
+impl EventDrivenQp {
+    pub(super) fn open(link: &mut WorkerLink, nic: &NicChoice) -> Result<EventDrivenQp> {
+        let nic = OpenNic::open(nic)?;
         let channel = nic.context.create_comp_channel()?;
         let send_cq = nic.cq(SENDS)?;
         let recv_cq = nic.context.create_cq_with_channel(small(RECVS), &channel)?;
@@ -56,7 +56,7 @@ impl Channel {
         let qp = connect(link, qp)?;
         recv_cq.req_notify(false)?;
         link.barrier()?;
-        Ok(Channel {
+        Ok(EventDrivenQp {
             wait: EpollWait::new(&channel)?,
             sends: qp.postlist(1),
             qp,
@@ -91,7 +91,7 @@ impl Channel {
     }
 }
 
-impl End for Channel {
+impl SleepingEndpoint for EventDrivenQp {
     fn send(&mut self, message: &Message) -> Result<()> {
         self.sent += 1;
         self.sends.clear();

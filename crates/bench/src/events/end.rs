@@ -9,9 +9,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::link::Link;
+use crate::link::WorkerLink;
 use crate::poll_timeout::TIMEOUT_NS;
-use crate::usage::Usage;
+use crate::usage::ResourceUsage;
 
 /// Bytes of a request, and of an answer.
 pub const MESSAGE_BYTES: usize = 64;
@@ -26,7 +26,7 @@ const END: u64 = u64::MAX >> 1;
 const CLOCK_EVERY: u64 = 16;
 
 /// One side of a connection, which sleeps until a message arrives.
-pub(super) trait End {
+pub(super) trait SleepingEndpoint {
     /// Sends a message.
     fn send(&mut self, message: &Message) -> Result<()>;
     /// Waits for the next message.
@@ -55,7 +55,7 @@ fn message(number: u64) -> Message {
 }
 
 /// Returns the number of a message. Fails if the words differ.
-fn number_of(message: &Message) -> Result<u64> {
+fn message_number(message: &Message) -> Result<u64> {
     let (words, _) = message.as_chunks::<8>();
     let number = words.first().map_or(0, |word| u64::from_le_bytes(*word));
     ensure!(
@@ -65,9 +65,9 @@ fn number_of(message: &Message) -> Result<u64> {
     Ok(number)
 }
 
-fn exchange(end: &mut impl End, number: u64) -> Result<()> {
+fn exchange(end: &mut impl SleepingEndpoint, number: u64) -> Result<()> {
     end.send(&message(number))?;
-    let answer = number_of(&end.receive()?)?;
+    let answer = message_number(&end.receive()?)?;
     ensure!(
         answer == !number,
         "request {number:#x} was answered with {answer:#x}"
@@ -77,17 +77,17 @@ fn exchange(end: &mut impl End, number: u64) -> Result<()> {
 
 /// Opens an end with `open` and makes round trips for `duration`, after a warm-up of an eighth of
 /// that time.
-pub(super) fn drive_end<E: End, A>(
-    link: &mut Link,
-    open: impl FnOnce(&mut Link, &A) -> Result<E>,
+pub(super) fn drive_end<E: SleepingEndpoint, A>(
+    link: &mut WorkerLink,
+    open: impl FnOnce(&mut WorkerLink, &A) -> Result<E>,
     with: &A,
     duration: Duration,
 ) -> Result<RoundTrips> {
     let mut end = open(link, with)?;
     let worker = link.worker_pid();
     let used = || -> Result<(u64, u64)> {
-        let own = Usage::of(std::process::id())?;
-        let other = worker.map(Usage::of).transpose()?;
+        let own = ResourceUsage::of(std::process::id())?;
+        let other = worker.map(ResourceUsage::of).transpose()?;
         let (cpu_ns, sleeps) = other.map_or((0, 0), |usage| (usage.cpu_ns, usage.sleeps));
         Ok((own.cpu_ns + cpu_ns, own.sleeps + sleeps))
     };
@@ -129,10 +129,10 @@ pub(super) fn drive_end<E: End, A>(
 }
 
 /// Answers requests up to the last one. Returns the number of answered requests.
-pub(super) fn answer_all(end: &mut dyn End) -> Result<u64> {
+pub(super) fn answer_all(end: &mut dyn SleepingEndpoint) -> Result<u64> {
     let mut answered = 0;
     loop {
-        let number = number_of(&end.receive()?)?;
+        let number = message_number(&end.receive()?)?;
         if number != END && number != answered {
             bail!("request {number:#x} came in the place of {answered:#x}");
         }
@@ -186,9 +186,9 @@ mod tests {
     use super::*;
 
     /// An end that receives prepared messages, the last one first.
-    struct Fixed(Vec<Message>);
+    struct PreparedMessages(Vec<Message>);
 
-    impl End for Fixed {
+    impl SleepingEndpoint for PreparedMessages {
         fn send(&mut self, _: &Message) -> Result<()> {
             Ok(())
         }
@@ -200,14 +200,17 @@ mod tests {
 
     #[test]
     fn wrong_answers_and_requests_are_refused() {
-        assert!(exchange(&mut Fixed(vec![message(!7)]), 7).is_ok());
-        assert!(exchange(&mut Fixed(vec![message(7)]), 7).is_err());
+        assert!(exchange(&mut PreparedMessages(vec![message(!7)]), 7).is_ok());
+        assert!(exchange(&mut PreparedMessages(vec![message(7)]), 7).is_err());
         let mut torn = message(!7);
         torn[MESSAGE_BYTES - 1] ^= 1;
-        let refused = exchange(&mut Fixed(vec![torn]), 7).unwrap_err().to_string();
+        let refused = exchange(&mut PreparedMessages(vec![torn]), 7)
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("differ"), "{refused}");
 
-        let requests = |numbers: &[u64]| Fixed(numbers.iter().rev().map(|n| message(*n)).collect());
+        let requests =
+            |numbers: &[u64]| PreparedMessages(numbers.iter().rev().map(|n| message(*n)).collect());
         assert_eq!(answer_all(&mut requests(&[0, 1, END])).unwrap(), 3);
         assert!(answer_all(&mut requests(&[0, 2, END])).is_err());
     }

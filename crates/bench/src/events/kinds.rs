@@ -32,23 +32,23 @@ impl Transport {
 /// Cores on which the two processes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Placement {
+pub enum CorePlacement {
     /// Each process on a core of its own.
     TwoCores,
     /// Both processes on the requester's core: each wake-up is a switch to the other process.
     OneCore,
 }
 
-impl Placement {
+impl CorePlacement {
     /// Both placements.
-    pub const ALL: [Placement; 2] = [Placement::TwoCores, Placement::OneCore];
+    pub const ALL: [CorePlacement; 2] = [CorePlacement::TwoCores, CorePlacement::OneCore];
 
     /// Returns the name for printed tables.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
-            Placement::TwoCores => "two cores",
-            Placement::OneCore => "one core",
+            CorePlacement::TwoCores => "two cores",
+            CorePlacement::OneCore => "one core",
         }
     }
 }

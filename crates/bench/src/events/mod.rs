@@ -14,34 +14,34 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use self::end::{End, answer_all, drive_end};
-use crate::job::{EventsOrder, Job};
-use crate::link::{Exe, Link};
+use self::end::{SleepingEndpoint, answer_all, drive_end};
+use crate::job::{EventsJob, Job};
+use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
-use crate::pin::{Cores, pinned};
+use crate::pin::{CorePair, pinned};
 
 pub use self::end::{MESSAGE_BYTES, RoundTrips};
-pub use self::kinds::{Placement, Transport};
+pub use self::kinds::{CorePlacement, Transport};
 
 /// Starts a worker process and measures round trips for `duration`.
 ///
 /// # Errors
 /// When a verb or a socket fails, a message has wrong bytes, or no message arrives for 10 s.
 pub fn run(
-    cores: Cores,
-    worker: &Exe,
+    cores: CorePair,
+    worker: &WorkerCommand,
     nic: &NicChoice,
     transport: Transport,
-    placement: Placement,
+    placement: CorePlacement,
     duration: Duration,
 ) -> Result<RoundTrips> {
     let responder = match placement {
-        Placement::TwoCores => cores.responder,
-        Placement::OneCore => cores.requester,
+        CorePlacement::TwoCores => cores.responder,
+        CorePlacement::OneCore => cores.requester,
     };
     pinned(cores.requester, || {
-        let mut link = Link::spawn(worker, responder)?;
-        let order = EventsOrder {
+        let mut link = WorkerLink::spawn(worker, responder)?;
+        let order = EventsJob {
             nic: nic.clone(),
             transport,
         };
@@ -50,9 +50,9 @@ pub fn run(
     })
 }
 
-fn drive(link: &mut Link, order: &EventsOrder, duration: Duration) -> Result<RoundTrips> {
+fn drive(link: &mut WorkerLink, order: &EventsJob, duration: Duration) -> Result<RoundTrips> {
     match order.transport {
-        Transport::Verbs => drive_end(link, channel::Channel::open, &order.nic, duration),
+        Transport::Verbs => drive_end(link, channel::EventDrivenQp::open, &order.nic, duration),
         Transport::Tcp => drive_end(link, |link, ()| socket::connect_tcp(link), &(), duration),
         Transport::Unix => drive_end(link, |link, ()| socket::connect_unix(link), &(), duration),
     }
@@ -62,9 +62,9 @@ fn drive(link: &mut Link, order: &EventsOrder, duration: Duration) -> Result<Rou
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn work(link: &mut Link, order: &EventsOrder) -> Result<()> {
-    let mut end: Box<dyn End> = match order.transport {
-        Transport::Verbs => Box::new(channel::Channel::open(link, &order.nic)?),
+pub(crate) fn work(link: &mut WorkerLink, order: &EventsJob) -> Result<()> {
+    let mut end: Box<dyn SleepingEndpoint> = match order.transport {
+        Transport::Verbs => Box::new(channel::EventDrivenQp::open(link, &order.nic)?),
         Transport::Tcp => Box::new(socket::accept_tcp(link)?),
         Transport::Unix => Box::new(socket::accept_unix(link)?),
     };
@@ -79,11 +79,11 @@ mod tests {
     #[test]
     fn each_transport_answers_every_request() {
         for transport in Transport::ALL {
-            let order = EventsOrder {
+            let order = EventsJob {
                 nic: NicChoice::first_of("softnic"),
                 transport,
             };
-            let (mut left, mut right) = Link::pair().expect("pipes");
+            let (mut left, mut right) = WorkerLink::pair().expect("pipes");
             let measured = std::thread::scope(|scope| {
                 let worker = scope.spawn(|| work(&mut right, &order));
                 let measured = drive(&mut left, &order, Duration::from_millis(20));

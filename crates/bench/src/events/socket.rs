@@ -8,44 +8,44 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::end::{End, EpollWait, MESSAGE_BYTES, Message};
-use crate::link::Link;
+use super::end::{EpollWait, MESSAGE_BYTES, Message, SleepingEndpoint};
+use crate::link::WorkerLink;
 
 /// A connected nonblocking socket.
-pub(super) struct Socket<S> {
+pub(super) struct NonblockingSocket<S> {
     stream: S,
     wait: EpollWait,
 }
 
 /// Connects to the worker's TCP socket, whose address arrives over the link.
-pub(super) fn connect_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
+pub(super) fn connect_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
     let address: SocketAddr = link.recv()?;
     tcp(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?)
 }
 
 /// Listens on a free loopback port, sends its address over the link, and accepts one connection.
-pub(super) fn accept_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
+pub(super) fn accept_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
     link.send(&listener.local_addr()?)?;
     tcp(listener.accept().context("nobody connects")?.0)
 }
 
-fn tcp(stream: TcpStream) -> Result<Socket<TcpStream>> {
+fn tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
-    Socket::new(stream)
+    NonblockingSocket::new(stream)
 }
 
 /// Connects to the worker's Unix socket, whose path arrives over the link.
-pub(super) fn connect_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
+pub(super) fn connect_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<UnixStream>> {
     let path: PathBuf = link.recv()?;
     unix(UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?)
 }
 
 /// Listens in a temporary folder, sends the path over the link, and accepts one connection. The
 /// folder is removed afterwards.
-pub(super) fn accept_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
+pub(super) fn accept_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<UnixStream>> {
     let folder = tempfile::tempdir().context("cannot make a folder for a socket")?;
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).with_context(|| format!("cannot bind {path:?}"))?;
@@ -53,12 +53,12 @@ pub(super) fn accept_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
     unix(listener.accept().context("nobody connects")?.0)
 }
 
-fn unix(stream: UnixStream) -> Result<Socket<UnixStream>> {
+fn unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
     stream.set_nonblocking(true)?;
-    Socket::new(stream)
+    NonblockingSocket::new(stream)
 }
 
-impl<S: Read + Write + AsFd> Socket<S> {
+impl<S: Read + Write + AsFd> NonblockingSocket<S> {
     fn new(stream: S) -> Result<Self> {
         Ok(Self {
             wait: EpollWait::new(&stream)?,
@@ -67,7 +67,7 @@ impl<S: Read + Write + AsFd> Socket<S> {
     }
 }
 
-impl<S: Read + Write + AsFd> End for Socket<S> {
+impl<S: Read + Write + AsFd> SleepingEndpoint for NonblockingSocket<S> {
     fn send(&mut self, message: &Message) -> Result<()> {
         // The socket buffer always has room, because only one message is under way.
         self.stream.write_all(message).context("cannot send")

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::micro::verb::Verb;
-use crate::peers::bare::Exchange;
+use crate::peers::bare::BareMessageExchange;
 
 /// Messages of a row that SENDs as fast as possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sends {
+pub struct SendStream {
     /// Transport and verb.
     pub verb: Verb,
     /// Payload bytes; 0 for header-only messages.
@@ -16,10 +16,10 @@ pub struct Sends {
     pub list: usize,
 }
 
-impl Sends {
+impl SendStream {
     /// Describes the SENDs, briefly for a table or in full.
     #[must_use]
-    pub(super) fn text(self, in_few_words: bool) -> String {
+    pub(super) fn describe(self, in_few_words: bool) -> String {
         let payload = match (self.payload_bytes, in_few_words) {
             (0, _) => "header-only".to_owned(),
             (bytes, true) => format!("{bytes} B inline"),
@@ -36,9 +36,9 @@ impl Sends {
 
     /// Returns the limit: a bare ring with the same records and list lengths.
     #[must_use]
-    pub fn limit(self) -> Limit {
-        Limit {
-            exchange: Exchange::Stream,
+    pub fn limit(self) -> BareRingLimit {
+        BareRingLimit {
+            exchange: BareMessageExchange::Stream,
             has_payload: self.payload_bytes > 0,
             list: self.list,
         }
@@ -47,9 +47,9 @@ impl Sends {
 
 /// Messages through bare rings between the two cores ([`crate::peers::bare_pair`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Limit {
+pub struct BareRingLimit {
     /// Pattern of the exchange.
-    pub exchange: Exchange,
+    pub exchange: BareMessageExchange,
     /// True if messages carry 8 bytes, in records of 32 bytes; false if they are header-only, in
     /// records of 16 bytes.
     pub has_payload: bool,
@@ -57,14 +57,14 @@ pub struct Limit {
     pub list: usize,
 }
 
-impl Limit {
+impl BareRingLimit {
     /// Returns the limit's name for a column of names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.exchange {
-            Exchange::Stream => "bare ring",
-            Exchange::PingPong => "bare ping-pong",
-            Exchange::Rpc => "bare rings",
+            BareMessageExchange::Stream => "bare ring",
+            BareMessageExchange::PingPong => "bare ping-pong",
+            BareMessageExchange::Rpc => "bare rings",
         }
     }
 }

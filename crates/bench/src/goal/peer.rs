@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::copy::Method;
-use crate::peers::datagrams::Exchange;
+use crate::peers::copy::CopyMethod;
+use crate::peers::datagrams::DatagramExchange;
 use crate::peers::ucx;
 
 /// Payload of the rows that measure bandwidth.
@@ -24,7 +24,7 @@ const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 /// Peer that is measured beside a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Peer {
+pub enum PeerSystem {
     /// The test `am_bw` of `ucx_perftest`.
     UcxAmBw,
     /// The test `am_lat` of `ucx_perftest`.
@@ -60,36 +60,38 @@ pub enum Peer {
     NoFaults,
 }
 
-impl Peer {
+impl PeerSystem {
     /// Returns the peer's name for a column of names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Peer::UcxAmBw => "UCX am_bw",
-            Peer::UcxAmLat => "UCX am_lat",
-            Peer::UctPutBw => "UCX put_bw",
-            Peer::UcpPutBw => "UCX ucp_put_bw",
-            Peer::UcxFadd => "UCX ucp_fadd",
-            Peer::Memcpy => "memcpy",
-            Peer::ProcessVmWritev | Peer::ProcessVmWritev64Kib => "process_vm_writev",
-            Peer::RedisIncr => "Redis INCR, P 64",
-            Peer::OtherDesigns => "best other design",
-            Peer::UdpOfSends | Peer::UdpOfWrites | Peer::UdpBulk => "UDP, GSO and GRO",
-            Peer::UdpPingPong => "UDP, polling",
-            Peer::Iperf3 => "iperf3 over TCP",
-            Peer::NoFaults => "without loss",
+            PeerSystem::UcxAmBw => "UCX am_bw",
+            PeerSystem::UcxAmLat => "UCX am_lat",
+            PeerSystem::UctPutBw => "UCX put_bw",
+            PeerSystem::UcpPutBw => "UCX ucp_put_bw",
+            PeerSystem::UcxFadd => "UCX ucp_fadd",
+            PeerSystem::Memcpy => "memcpy",
+            PeerSystem::ProcessVmWritev | PeerSystem::ProcessVmWritev64Kib => "process_vm_writev",
+            PeerSystem::RedisIncr => "Redis INCR, P 64",
+            PeerSystem::OtherDesigns => "best other design",
+            PeerSystem::UdpOfSends | PeerSystem::UdpOfWrites | PeerSystem::UdpBulk => {
+                "UDP, GSO and GRO"
+            }
+            PeerSystem::UdpPingPong => "UDP, polling",
+            PeerSystem::Iperf3 => "iperf3 over TCP",
+            PeerSystem::NoFaults => "without loss",
         }
     }
 
     /// Returns the UCX test, if the peer is a UCX test.
     #[must_use]
-    pub fn ucx(self) -> Option<ucx::Test> {
+    pub fn ucx(self) -> Option<ucx::UcxTest> {
         match self {
-            Peer::UcxAmBw => Some(ucx::Test::AmBw),
-            Peer::UcxAmLat => Some(ucx::Test::AmLat),
-            Peer::UctPutBw => Some(ucx::Test::PutBw),
-            Peer::UcpPutBw => Some(ucx::Test::UcpPutBw),
-            Peer::UcxFadd => Some(ucx::Test::UcpFadd),
+            PeerSystem::UcxAmBw => Some(ucx::UcxTest::AmBw),
+            PeerSystem::UcxAmLat => Some(ucx::UcxTest::AmLat),
+            PeerSystem::UctPutBw => Some(ucx::UcxTest::PutBw),
+            PeerSystem::UcpPutBw => Some(ucx::UcxTest::UcpPutBw),
+            PeerSystem::UcxFadd => Some(ucx::UcxTest::UcpFadd),
             _ => None,
         }
     }
@@ -97,24 +99,24 @@ impl Peer {
     /// Returns the exchange of datagrams and the bytes per datagram, if the peer is such an
     /// exchange.
     #[must_use]
-    pub fn datagrams(self) -> Option<(Exchange, usize)> {
-        let stream = |segments| Exchange::Stream { segments };
+    pub fn datagrams(self) -> Option<(DatagramExchange, usize)> {
+        let stream = |segments| DatagramExchange::Stream { segments };
         match self {
-            Peer::UdpOfSends => Some((stream(16), SEND_PACKET_BYTES)),
-            Peer::UdpOfWrites => Some((stream(16), WRITE_PACKET_BYTES)),
-            Peer::UdpBulk => Some((stream(15), BULK_PACKET_BYTES)),
-            Peer::UdpPingPong => Some((Exchange::PingPong, SEND_PACKET_BYTES)),
+            PeerSystem::UdpOfSends => Some((stream(16), SEND_PACKET_BYTES)),
+            PeerSystem::UdpOfWrites => Some((stream(16), WRITE_PACKET_BYTES)),
+            PeerSystem::UdpBulk => Some((stream(15), BULK_PACKET_BYTES)),
+            PeerSystem::UdpPingPong => Some((DatagramExchange::PingPong, SEND_PACKET_BYTES)),
             _ => None,
         }
     }
 
     /// Returns the copy method and the bytes per copy, if the peer is a copy.
     #[must_use]
-    pub fn copy(self) -> Option<(Method, usize)> {
+    pub fn copy(self) -> Option<(CopyMethod, usize)> {
         match self {
-            Peer::Memcpy => Some((Method::Memcpy, BULK_PAYLOAD_BYTES)),
-            Peer::ProcessVmWritev => Some((Method::ProcessVmWritev, BULK_PAYLOAD_BYTES)),
-            Peer::ProcessVmWritev64Kib => Some((Method::ProcessVmWritev, 64 << 10)),
+            PeerSystem::Memcpy => Some((CopyMethod::Memcpy, BULK_PAYLOAD_BYTES)),
+            PeerSystem::ProcessVmWritev => Some((CopyMethod::ProcessVmWritev, BULK_PAYLOAD_BYTES)),
+            PeerSystem::ProcessVmWritev64Kib => Some((CopyMethod::ProcessVmWritev, 64 << 10)),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ impl Row {
     #[must_use]
     pub fn description(self) -> String {
         if let Some(sends) = self.sends() {
-            return sends.text(false);
+            return sends.describe(false);
         }
         let text = match self {
             Row::Rpc => {
@@ -55,7 +55,7 @@ impl Row {
     #[must_use]
     pub fn label(self) -> String {
         if let Some(sends) = self.sends() {
-            return sends.text(true);
+            return sends.describe(true);
         }
         let text = match self {
             Row::Rpc => "request and response, 8 B, batches",

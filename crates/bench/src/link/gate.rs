@@ -9,21 +9,21 @@ use super::consequential_error::ConsequentialError;
 
 /// A barrier at which `threads` threads wait for each other, once.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct CancellableBarrier {
     threads: usize,
-    state: Mutex<State>,
+    state: Mutex<BarrierState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    came: usize,
-    given_up: bool,
+struct BarrierState {
+    arrived: usize,
+    is_cancelled: bool,
 }
 
-impl Gate {
-    pub(crate) fn new(threads: usize) -> Gate {
-        Gate {
+impl CancellableBarrier {
+    pub(crate) fn new(threads: usize) -> CancellableBarrier {
+        CancellableBarrier {
             threads,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -36,17 +36,17 @@ impl Gate {
     /// When one of the threads has given up.
     pub(crate) fn wait(&self) -> Result<()> {
         let mut state = self.state();
-        state.came += 1;
+        state.arrived += 1;
         self.changed.notify_all();
         let mut waiter = Waiter::new();
         loop {
-            if state.given_up {
+            if state.is_cancelled {
                 return Err(ConsequentialError(
                     "another thread of the benchmark failed".to_owned(),
                 )
                 .into());
             }
-            if state.came >= self.threads {
+            if state.arrived >= self.threads {
                 return Ok(());
             }
             state = if simnic::is_simulated() {
@@ -62,11 +62,11 @@ impl Gate {
 
     /// Makes all waiting threads fail, because this thread will not arrive.
     pub(crate) fn give_up(&self) {
-        self.state().given_up = true;
+        self.state().is_cancelled = true;
         self.changed.notify_all();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BarrierState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn all_pass_together_or_none() {
-        let gate = Gate::new(3);
+        let gate = CancellableBarrier::new(3);
         std::thread::scope(|scope| {
             let threads = [(); 2].map(|()| scope.spawn(|| gate.wait().is_ok()));
             assert!(gate.wait().is_ok());
@@ -88,7 +88,7 @@ mod tests {
                     .all(|passed| *passed)
             );
         });
-        let gate = Gate::new(2);
+        let gate = CancellableBarrier::new(2);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| gate.wait());
             gate.give_up();

@@ -11,18 +11,18 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 
-use super::Link;
+use super::WorkerLink;
 
 type SharedWriter = Arc<Mutex<Box<dyn Write + Send>>>;
 
-impl Link {
+impl WorkerLink {
     /// Runs `each` in `lanes` threads and returns the results in order. Each thread has a link to
     /// the thread of the same number at the other end. The other end must split its link into as many
     /// threads.
     pub(crate) fn split_into_lanes<R: Send>(
         &mut self,
         lanes: usize,
-        each: impl Fn(usize, &mut Link) -> Result<R> + Sync,
+        each: impl Fn(usize, &mut WorkerLink) -> Result<R> + Sync,
     ) -> Vec<Result<R>> {
         let own = std::mem::replace(&mut self.writer, Box::new(io::sink()));
         let writer: SharedWriter = Arc::new(Mutex::new(own));
@@ -30,7 +30,7 @@ impl Link {
         let (reader, each) = (&mut self.reader, &each);
         let results = thread::scope(|scope| {
             let thread = |(number, lines)| {
-                let mut link = Link {
+                let mut link = WorkerLink {
                     reader: Box::new(BufReader::new(LaneReader {
                         lines,
                         rest: Vec::new(),
@@ -152,11 +152,11 @@ mod tests {
     use super::*;
 
     /// Runs both ends with three lanes each.
-    fn both<L: Send, R: Send>(
-        left: impl Fn(usize, &mut Link) -> Result<L> + Sync,
-        right: impl Fn(usize, &mut Link) -> Result<R> + Sync + Send,
+    fn run_both_ends<L: Send, R: Send>(
+        left: impl Fn(usize, &mut WorkerLink) -> Result<L> + Sync,
+        right: impl Fn(usize, &mut WorkerLink) -> Result<R> + Sync + Send,
     ) -> (Vec<Result<L>>, Vec<Result<R>>) {
-        let (mut one, mut other) = Link::pair().unwrap();
+        let (mut one, mut other) = WorkerLink::pair().unwrap();
         let done = thread::scope(|scope| {
             let there = scope.spawn(|| other.split_into_lanes(3, right));
             (one.split_into_lanes(3, left), there.join().unwrap())
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn lanes_talk_to_their_own_numbers() {
-        let talk = |number: usize, link: &mut Link| {
+        let talk = |number: usize, link: &mut WorkerLink| {
             for round in 0..50 {
                 link.send(&(number, round))?;
                 let receivers: (usize, usize) = link.recv()?;
@@ -177,7 +177,7 @@ mod tests {
             }
             Ok(number)
         };
-        let (left, right) = both(talk, talk);
+        let (left, right) = run_both_ends(talk, talk);
         for results in [left, right] {
             let numbers: Vec<_> = results.into_iter().map(Result::unwrap).collect();
             assert_eq!(numbers, [0, 1, 2]);
@@ -186,13 +186,13 @@ mod tests {
 
     #[test]
     fn a_lane_that_fails_tells_its_other_end_why() {
-        let fails = |number: usize, link: &mut Link| -> Result<()> {
+        let fails = |number: usize, link: &mut WorkerLink| -> Result<()> {
             if number == 1 {
                 bail!("no such\nqueue pair");
             }
             link.send(&"here")
         };
-        let (left, right) = both(fails, |_, link| link.recv::<String>());
+        let (left, right) = run_both_ends(fails, |_, link| link.recv::<String>());
         assert!(left[1].is_err() && left[0].is_ok());
         let error = right[1].as_ref().unwrap_err().to_string();
         assert!(error.contains("no such\nqueue pair"), "{error}");
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_end_that_fails_as_a_whole_fails_all_lanes() {
-        let (mut one, mut other) = Link::pair().unwrap();
+        let (mut one, mut other) = WorkerLink::pair().unwrap();
         other.fail(&anyhow!("no device"));
         drop(other);
         for result in one.split_into_lanes(2, |_, link| link.recv::<u32>()) {

@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use verbs::Provider;
 
-use super::outcome::Outcome;
-use super::parameters::{Parameters, Stream};
-use super::runner::Runner;
-use super::task::{PingPong, Task};
+use super::outcome::TaskResult;
+use super::parameters::{MicroParameters, VerbStream};
+use super::runner::WorkerPool;
+use super::task::{MeasurementTask, PingPong};
 use super::verb::Verb;
-use crate::link::Exe;
+use crate::link::WorkerCommand;
 use crate::nic::NicChoice;
 use crate::peers::perftest;
-use crate::pin::Cores;
-use crate::stats::Spread;
+use crate::pin::CorePair;
+use crate::stats::MedianAndSpread;
 
 /// Payload sizes that are compared, in bytes.
 pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];
@@ -48,9 +48,9 @@ pub struct Comparison {
     /// Extent of the comparison.
     pub settings: Settings,
     /// Cores on which the two processes run.
-    pub cores: Cores,
+    pub cores: CorePair,
     /// Program that starts a worker.
-    pub worker: Exe,
+    pub worker: WorkerCommand,
     /// Software NIC.
     pub softnic: NicChoice,
     /// NIC that the software NIC is compared with.
@@ -70,8 +70,8 @@ impl Comparison {
     /// When a device does not exist or cannot be opened.
     pub fn new(
         settings: Settings,
-        cores: Cores,
-        worker: Exe,
+        cores: CorePair,
+        worker: WorkerCommand,
         softnic: NicChoice,
         system: NicChoice,
     ) -> Result<Comparison> {
@@ -93,11 +93,11 @@ impl Comparison {
     ///
     /// # Errors
     /// When a payload size is invalid.
-    pub fn tasks(&self) -> Result<Vec<Task>> {
+    pub fn tasks(&self) -> Result<Vec<MeasurementTask>> {
         let duration_ms = self.settings.duration_ms;
-        let parameters = |payload_bytes: usize| Parameters {
+        let parameters = |payload_bytes: usize| MicroParameters {
             payload_bytes: Some(payload_bytes),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         let mut tasks = Vec::new();
         for verb in [Verb::UdSend, Verb::RcSend, Verb::RcWrite, Verb::RcRead] {
@@ -105,14 +105,14 @@ impl Comparison {
                 if verb == Verb::UdSend && payload > self.mtu_bytes as usize {
                     continue;
                 }
-                let stream = Stream::new(verb, &parameters(payload), duration_ms)?;
-                tasks.push(Task::Stream(stream));
+                let stream = VerbStream::new(verb, &parameters(payload), duration_ms)?;
+                tasks.push(MeasurementTask::Stream(stream));
             }
         }
         for verb in [Verb::RcSend, Verb::RcWrite] {
             for &payload in &self.settings.payloads_bytes {
                 let ping = PingPong::new(verb, &parameters(payload), duration_ms)?;
-                tasks.push(Task::PingPong(ping));
+                tasks.push(MeasurementTask::PingPong(ping));
             }
         }
         Ok(tasks)
@@ -134,7 +134,7 @@ fn port(choice: &NicChoice) -> Result<(String, u8, u32)> {
 /// Program and NIC that produced a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum NicSide {
     /// This benchmark, on the software NIC.
     Softnic,
     /// This benchmark, on the device.
@@ -143,64 +143,64 @@ pub enum Side {
     Perftest,
 }
 
-impl Side {
+impl NicSide {
     /// Returns the name for printed tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Side::Softnic => "software NIC",
-            Side::System => "device",
-            Side::Perftest => "perftest",
+            NicSide::Softnic => "software NIC",
+            NicSide::System => "device",
+            NicSide::Perftest => "perftest",
         }
     }
 }
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct ComparisonSample {
     /// Round, counted from 0.
     pub round: u32,
     /// Row, counted from 0.
     pub row: usize,
     /// Program and NIC that were measured.
-    pub side: Side,
+    pub side: NicSide,
     /// Rate in 10^6 messages per second, or the median latency in nanoseconds.
     pub value: f64,
     /// Full result, if this benchmark measured it.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<TaskResult>,
 }
 
 /// Progress of a comparison.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum ComparisonEvent {
     /// A measurement begins.
     Begin {
         /// Task that is measured.
-        task: Task,
+        task: MeasurementTask,
         /// Program and NIC that are measured.
-        side: Side,
+        side: NicSide,
     },
     /// A measurement has succeeded.
-    Sample(Sample),
+    Sample(ComparisonSample),
 }
 
 /// Result of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowResult {
     /// Task that was measured.
-    pub task: Task,
+    pub task: MeasurementTask,
     /// Unit of `softnic`, `system` and `perftest`: `mops` or `ns`.
     pub unit: String,
     /// Figures of the software NIC.
-    pub softnic: Option<Spread>,
+    pub softnic: Option<MedianAndSpread>,
     /// Figures of the device.
-    pub system: Option<Spread>,
+    pub system: Option<MedianAndSpread>,
     /// Figures of `perftest` on the device.
-    pub perftest: Option<Spread>,
+    pub perftest: Option<MedianAndSpread>,
     /// The software NIC's figure divided by the device's figure of the same round.
-    pub ratio: Option<Spread>,
+    pub ratio: Option<MedianAndSpread>,
     /// The device's figure by this benchmark divided by `perftest`'s figure of the same round.
-    pub system_to_perftest: Option<Spread>,
+    pub system_to_perftest: Option<MedianAndSpread>,
     /// Goal for the ratio, if the row has one: a minimum for a rate, a maximum for a latency.
     pub goal: Option<f64>,
     /// True if the median of the ratio meets the goal.
@@ -213,12 +213,12 @@ pub struct RowResult {
 
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct ComparisonSummary {
     /// Results of the rows, in the order of [`Comparison::tasks`].
     pub rows: Vec<RowResult>,
 }
 
-impl Summary {
+impl ComparisonSummary {
     /// Returns true if every goal is met and every row was measured on both NICs.
     #[must_use]
     pub fn met(&self) -> bool {
@@ -228,62 +228,77 @@ impl Summary {
 }
 
 /// Runs the comparison and reports progress to `on_event`. Failures are noted in the result, and
-/// the other measurements go on.
+/// the other measurements go on. Once `should_end` returns true, the run ends after the current
+/// measurement, and the result has the rows measured so far.
 ///
 /// # Errors
 /// When the tasks of the comparison are invalid.
-pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
+pub fn run(
+    comparison: &Comparison,
+    mut on_event: impl FnMut(&ComparisonEvent),
+    should_end: impl Fn() -> bool,
+) -> Result<ComparisonSummary> {
     let tasks = comparison.tasks()?;
-    let mut runner = Runner::new(comparison.cores, comparison.worker.clone());
-    let mut samples = Samples::default();
-    for round in 0..comparison.settings.rounds {
+    let mut runner = WorkerPool::new(comparison.cores, comparison.worker.clone());
+    let mut samples = ComparisonSamples::default();
+    'rounds: for round in 0..comparison.settings.rounds {
         for (row, task) in tasks.iter().enumerate() {
             // Alternate the order of the sides, so that neither always finds the machine warmer.
-            let mut sides = [Side::Softnic, Side::System];
+            let mut sides = [NicSide::Softnic, NicSide::System];
             if round % 2 == 1 {
                 sides.reverse();
             }
             let mut on_device = None;
             for side in sides {
-                on_event(&Event::Begin { task: *task, side });
+                if should_end() {
+                    break 'rounds;
+                }
+                on_event(&ComparisonEvent::Begin { task: *task, side });
                 let nic = match side {
-                    Side::Softnic => &comparison.softnic,
+                    NicSide::Softnic => &comparison.softnic,
                     _ => &comparison.system,
                 };
                 match runner.measure(nic, task) {
                     Ok(outcome) => {
                         let value = value(&outcome);
-                        if side == Side::System {
+                        if side == NicSide::System {
                             on_device = Some(value);
                         }
                         samples.sample(round, row, side, value, Some(outcome), &mut on_event);
                     }
+                    Err(_) if should_end() => break 'rounds,
                     Err(err) => samples.failed(round, row, side, &err),
                 }
             }
             if comparison.settings.perftest
+                && !should_end()
                 && perftest::tool(task).is_some()
                 && let Some(on_device) = on_device
             {
-                let side = Side::Perftest;
-                on_event(&Event::Begin { task: *task, side });
+                let side = NicSide::Perftest;
+                on_event(&ComparisonEvent::Begin { task: *task, side });
                 match by_perftest(comparison, task, on_device) {
                     Ok(value) => samples.sample(round, row, side, value, None, &mut on_event),
+                    Err(_) if should_end() => break 'rounds,
                     Err(err) => samples.failed(round, row, side, &err),
                 }
             }
         }
     }
     let rows = tasks.iter().enumerate();
-    Ok(Summary {
-        rows: rows.map(|(row, task)| samples.result(row, *task)).collect(),
-    })
+    let mut rows: Vec<_> = rows.map(|(row, task)| samples.result(row, *task)).collect();
+    if should_end() {
+        rows.retain(|row| row.softnic.is_some() || row.system.is_some() || !row.errors.is_empty());
+    }
+    Ok(ComparisonSummary { rows })
 }
 
-fn by_perftest(comparison: &Comparison, task: &Task, on_device: f64) -> Result<f64> {
+fn by_perftest(comparison: &Comparison, task: &MeasurementTask, on_device: f64) -> Result<f64> {
     let per_s = match task {
-        Task::Stream(_) => on_device * 1e6,
-        Task::PingPong(ping) => 1e9 / on_device / if ping.is_one_way() { 2.0 } else { 1.0 },
+        MeasurementTask::Stream(_) => on_device * 1e6,
+        MeasurementTask::PingPong(ping) => {
+            1e9 / on_device / if ping.is_one_way() { 2.0 } else { 1.0 }
+        }
     };
     // Count of operations that takes the same duration.
     #[allow(
@@ -303,51 +318,52 @@ fn by_perftest(comparison: &Comparison, task: &Task, on_device: f64) -> Result<f
     Ok(report.value())
 }
 
-fn value(outcome: &Outcome) -> f64 {
+fn value(outcome: &TaskResult) -> f64 {
     match outcome {
-        Outcome::Rate(rate) => rate.rate_mops,
-        Outcome::Latency(latency) => latency.latency_ns_p50,
+        TaskResult::Rate(rate) => rate.rate_mops,
+        TaskResult::Latency(latency) => latency.latency_ns_p50,
     }
 }
 
 #[derive(Default)]
-struct Samples {
-    samples: Vec<Sample>,
+struct ComparisonSamples {
+    samples: Vec<ComparisonSample>,
     errors: BTreeMap<usize, Vec<String>>,
 }
 
-impl Samples {
+impl ComparisonSamples {
     fn sample(
         &mut self,
         round: u32,
         row: usize,
-        side: Side,
+        side: NicSide,
         value: f64,
-        outcome: Option<Outcome>,
-        on_event: &mut impl FnMut(&Event),
+        outcome: Option<TaskResult>,
+        on_event: &mut impl FnMut(&ComparisonEvent),
     ) {
-        let sample = Sample {
+        let sample = ComparisonSample {
             round,
             row,
             side,
             value,
             outcome,
         };
-        on_event(&Event::Sample(sample.clone()));
+        on_event(&ComparisonEvent::Sample(sample.clone()));
         self.samples.push(sample);
     }
 
-    fn failed(&mut self, round: u32, row: usize, side: Side, err: &anyhow::Error) {
+    fn failed(&mut self, round: u32, row: usize, side: NicSide, err: &anyhow::Error) {
         let error = format!("round {round}, {}: {err:#}", side.name());
         self.errors.entry(row).or_default().push(error);
     }
 
-    fn result(&self, row: usize, task: Task) -> RowResult {
-        let of = |side| -> Vec<&Sample> {
-            let mine = |s: &&Sample| s.row == row && s.side == side;
+    fn result(&self, row: usize, task: MeasurementTask) -> RowResult {
+        let of = |side| -> Vec<&ComparisonSample> {
+            let mine = |s: &&ComparisonSample| s.row == row && s.side == side;
             self.samples.iter().filter(mine).collect()
         };
-        let spread = |side| Spread::of(&of(side).iter().map(|s| s.value).collect::<Vec<_>>());
+        let spread =
+            |side| MedianAndSpread::of(&of(side).iter().map(|s| s.value).collect::<Vec<_>>());
         let ratio = |over, under| {
             let unders = of(under);
             let ratios: Vec<f64> = of(over)
@@ -357,36 +373,36 @@ impl Samples {
                     Some(over.value / under.value)
                 })
                 .collect();
-            Spread::of(&ratios)
+            MedianAndSpread::of(&ratios)
         };
         let lost = |side| {
             let lost = of(side).into_iter().map(|s| match s.outcome {
-                Some(Outcome::Rate(rate)) => rate.lost_ops,
+                Some(TaskResult::Rate(rate)) => rate.lost_ops,
                 _ => 0,
             });
             lost.sum()
         };
         let (unit, goal) = match task {
-            Task::Stream(_) => ("mops", RATE_GOAL),
-            Task::PingPong(_) => ("ns", LATENCY_GOAL),
+            MeasurementTask::Stream(_) => ("mops", RATE_GOAL),
+            MeasurementTask::PingPong(_) => ("ns", LATENCY_GOAL),
         };
         let goal = (task.payload_bytes() == 8).then_some(goal);
-        let to_device = ratio(Side::Softnic, Side::System);
+        let to_device = ratio(NicSide::Softnic, NicSide::System);
         let meets = |goal: f64, ratio: f64| match task {
-            Task::Stream(_) => ratio >= goal,
-            Task::PingPong(_) => ratio <= goal,
+            MeasurementTask::Stream(_) => ratio >= goal,
+            MeasurementTask::PingPong(_) => ratio <= goal,
         };
         RowResult {
             task,
             unit: unit.to_owned(),
-            softnic: spread(Side::Softnic),
-            system: spread(Side::System),
-            perftest: spread(Side::Perftest),
+            softnic: spread(NicSide::Softnic),
+            system: spread(NicSide::System),
+            perftest: spread(NicSide::Perftest),
             ratio: to_device,
-            system_to_perftest: ratio(Side::System, Side::Perftest),
+            system_to_perftest: ratio(NicSide::System, NicSide::Perftest),
             goal,
             goal_met: goal.map(|goal| to_device.is_some_and(|ratio| meets(goal, ratio.median))),
-            lost_ops: [lost(Side::Softnic), lost(Side::System)],
+            lost_ops: [lost(NicSide::Softnic), lost(NicSide::System)],
             errors: self.errors.get(&row).cloned().unwrap_or_default(),
         }
     }
@@ -398,7 +414,7 @@ mod tests {
 
     fn comparison(rounds: u32, payloads_bytes: Vec<usize>) -> Comparison {
         let nic = NicChoice::first_of("softnic");
-        let exe = Exe {
+        let exe = WorkerCommand {
             path: "/nonexistent/verbatim".into(),
             args: vec![],
             envs: vec![],
@@ -410,7 +426,7 @@ mod tests {
                 payloads_bytes,
                 perftest: false,
             },
-            Cores::first_two().unwrap(),
+            CorePair::first_two().unwrap(),
             exe,
             nic.clone(),
             nic,
@@ -418,23 +434,25 @@ mod tests {
         .unwrap()
     }
 
-    fn stream(payload_bytes: usize) -> Task {
-        let parameters = Parameters {
+    fn stream(payload_bytes: usize) -> MeasurementTask {
+        let parameters = MicroParameters {
             payload_bytes: Some(payload_bytes),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        Task::Stream(Stream::new(Verb::RcSend, &parameters, 1).unwrap())
+        MeasurementTask::Stream(VerbStream::new(Verb::RcSend, &parameters, 1).unwrap())
     }
 
-    fn ping() -> Task {
-        Task::PingPong(PingPong::new(Verb::RcSend, &Parameters::default(), 1).unwrap())
+    fn ping() -> MeasurementTask {
+        MeasurementTask::PingPong(
+            PingPong::new(Verb::RcSend, &MicroParameters::default(), 1).unwrap(),
+        )
     }
 
-    fn result(task: Task, rounds: &[(f64, f64)]) -> RowResult {
-        let mut samples = Samples::default();
+    fn result(task: MeasurementTask, rounds: &[(f64, f64)]) -> RowResult {
+        let mut samples = ComparisonSamples::default();
         for (round, (softnic, system)) in (0..).zip(rounds) {
-            samples.sample(round, 0, Side::Softnic, *softnic, None, &mut |_| {});
-            samples.sample(round, 0, Side::System, *system, None, &mut |_| {});
+            samples.sample(round, 0, NicSide::Softnic, *softnic, None, &mut |_| {});
+            samples.sample(round, 0, NicSide::System, *system, None, &mut |_| {});
         }
         samples.result(0, task)
     }
@@ -444,7 +462,10 @@ mod tests {
         let tasks = comparison(1, PAYLOADS_BYTES.to_vec()).tasks().unwrap();
         assert_eq!(tasks.len(), 3 + 3 * 5 + 2 * 5);
         let datagrams = tasks.iter().filter(|task| task.verb() == Verb::UdSend);
-        assert_eq!(datagrams.map(Task::payload_bytes).max(), Some(4096));
+        assert_eq!(
+            datagrams.map(MeasurementTask::payload_bytes).max(),
+            Some(4096)
+        );
     }
 
     #[test]
@@ -467,10 +488,10 @@ mod tests {
     #[test]
     fn what_fails_is_noted_and_meets_nothing() {
         let mut begun = 0;
-        let summary = run(&comparison(2, vec![8]), |event| {
-            begun += u32::from(matches!(event, Event::Begin { .. }));
-        })
-        .unwrap();
+        let on_event = |event: &ComparisonEvent| {
+            begun += u32::from(matches!(event, ComparisonEvent::Begin { .. }))
+        };
+        let summary = run(&comparison(2, vec![8]), on_event, || false).unwrap();
         assert_eq!((begun, summary.rows.len()), (2 * 2 * 6, 6));
         assert!(!summary.met());
         for row in &summary.rows {
@@ -482,5 +503,17 @@ mod tests {
                 row.errors
             );
         }
+    }
+
+    #[test]
+    fn a_run_that_is_asked_to_end_notes_no_failure() {
+        let begun = std::cell::Cell::new(0);
+        let on_event = |event: &ComparisonEvent| {
+            begun.set(begun.get() + u32::from(matches!(event, ComparisonEvent::Begin { .. })));
+        };
+        let summary = run(&comparison(2, vec![8]), on_event, || begun.get() == 3).unwrap();
+        // The third measurement fails after the request.
+        assert_eq!((begun.get(), summary.rows.len()), (3, 1));
+        assert_eq!(summary.rows[0].errors.len(), 2);
     }
 }

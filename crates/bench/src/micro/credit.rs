@@ -1,14 +1,14 @@
 //! Credits of a UC WRITE stream: the responder reports its progress to the requester. The responder
-//! polls its memory for the last WRITE of each part of a window and WRITEs that number to the
-//! requester.
+//! polls its memory for the last WRITE of each part of a window, and WRITEs the number of arrived
+//! WRITEs back.
 
 use anyhow::{Context, Result};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
 
-use super::parameters::{Direction, Stream};
+use super::parameters::{MeasuredRole, VerbStream};
 use super::verb::{Verb, tail};
-use crate::link::Link;
-use crate::nic::{Nic, reap};
+use crate::link::WorkerLink;
+use crate::nic::{OpenNic, reap};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send WRs of the responder on each queue pair.
@@ -23,13 +23,13 @@ const NUMBER_BYTES: usize = 8;
 pub(super) const END_BYTES: usize = NUMBER_BYTES;
 
 /// Returns true if the stream's requester needs credits.
-pub(super) fn wanted(stream: &Stream) -> bool {
-    stream.verb == Verb::UcWrite && stream.direction == Direction::Inbound
+pub(super) fn needs_credits(stream: &VerbStream) -> bool {
+    stream.verb == Verb::UcWrite && stream.direction == MeasuredRole::Inbound
 }
 
 /// Returns the WRITEs per part: the whole postlists that come nearest to a quarter of a window and
 /// divide it.
-fn part(stream: &Stream) -> usize {
+fn writes_per_credit(stream: &VerbStream) -> usize {
     let lists = stream.window / stream.batch;
     let a_part = (1..=lists.div_ceil(4))
         .rev()
@@ -38,24 +38,31 @@ fn part(stream: &Stream) -> usize {
 }
 
 /// The requester's side: the numbers that the responder has written, one for each queue pair.
-pub(super) struct Credits {
+pub(super) struct ResponderCredits {
     memory: MemoryRegion,
-    part: u64,
+    writes_per_credit: u64,
 }
 
-impl Credits {
-    pub(super) fn offer(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Credits> {
+impl ResponderCredits {
+    pub(super) fn offer(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
+        stream: &VerbStream,
+    ) -> Result<ResponderCredits> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = nic.alloc(NUMBER_BYTES * stream.queue_pairs, access, stream.pages)?;
         link.send(&memory.remote())?;
-        let part = part(stream) as u64;
-        Ok(Credits { memory, part })
+        let part = writes_per_credit(stream) as u64;
+        Ok(ResponderCredits {
+            memory,
+            writes_per_credit: part,
+        })
     }
 
     /// Returns true if the responder reports exactly after `posted` WRITEs, so that the stream can
     /// end there.
     pub(super) fn can_end_at(&self, posted: u64) -> bool {
-        posted.is_multiple_of(self.part)
+        posted.is_multiple_of(self.writes_per_credit)
     }
 
     /// Waits until `until` WRITEs have arrived on a queue pair.
@@ -69,10 +76,10 @@ impl Credits {
 }
 
 /// Tells the responder that the requester has ended, by a WRITE behind the slots.
-pub(super) fn end(
-    nic: &Nic,
+pub(super) fn announce_end(
+    nic: &OpenNic,
     qp: &QueuePair<Uc>,
-    stream: &Stream,
+    stream: &VerbStream,
     remote: RemoteMemory,
 ) -> Result<()> {
     let word = nic.pd.alloc(NUMBER_BYTES, Access::LOCAL_READ)?;
@@ -97,19 +104,19 @@ struct CreditSender<'q> {
     qp: &'q QueuePair<Uc>,
     list: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
-    due: u64,
+    next_credit_at: u64,
     outstanding: usize,
 }
 
 /// Reports the arrived WRITEs until the requester has ended.
 pub(super) fn send_credits(
-    nic: &Nic,
+    nic: &OpenNic,
     qps: &[QueuePair<Uc>],
-    stream: &Stream,
+    stream: &VerbStream,
     memory: &MemoryRegion,
     to: RemoteMemory,
 ) -> Result<()> {
-    let part = part(stream);
+    let part = writes_per_credit(stream);
     let parts = stream.window / part;
     // One number for each part of a window, because the WRITEs of the last window's numbers may
     // still be outstanding.
@@ -128,7 +135,7 @@ pub(super) fn send_credits(
         Ok(CreditSender {
             qp,
             list,
-            due: part as u64,
+            next_credit_at: part as u64,
             outstanding: 0,
         })
     };
@@ -139,9 +146,9 @@ pub(super) fn send_credits(
     while word(stream.window_bytes())? == 0 {
         let mut came = false;
         for (place, sender) in senders.iter_mut().enumerate() {
-            let slot = usize::try_from((sender.due - 1) % stream.window as u64)?;
+            let slot = usize::try_from((sender.next_credit_at - 1) % stream.window as u64)?;
             let at = (place * stream.window + slot) * stream.stride() + tail(stream.payload_bytes);
-            if word(at)? < sender.due {
+            if word(at)? < sender.next_credit_at {
                 continue;
             }
             came = true;
@@ -150,12 +157,15 @@ pub(super) fn send_credits(
                 timeout.check("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
-            numbers.write_u64(NUMBER_BYTES * (place * parts + turn), sender.due.to_le())?;
+            numbers.write_u64(
+                NUMBER_BYTES * (place * parts + turn),
+                sender.next_credit_at.to_le(),
+            )?;
             sender
                 .qp
                 .post_send_range(&mut sender.list, turn..turn + 1)?;
             sender.outstanding += 1;
-            sender.due += part as u64;
+            sender.next_credit_at += part as u64;
         }
         if came {
             timeout.reset();
@@ -175,7 +185,7 @@ pub(super) fn send_credits(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
 
     #[test]
     fn parts_are_whole_postlists_and_divide_the_window() {
@@ -188,14 +198,15 @@ mod tests {
             (1, 1),
             (10, 5),
         ] {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 window: Some(window),
                 batch: Some(batch),
                 signal_every: Some(1),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
-            let stream = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
-            let part = part(&stream);
+            let stream =
+                VerbStream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
+            let part = writes_per_credit(&stream);
             assert!(
                 window.is_multiple_of(part) && part.is_multiple_of(batch),
                 "{window} {batch}"

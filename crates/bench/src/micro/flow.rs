@@ -6,16 +6,16 @@ use std::ops::Range;
 use anyhow::Result;
 use verbs::{Connected, Postlist, QueuePair, WcBuffer};
 
-use super::credit::Credits;
-use super::parameters::Stream;
-use super::signals::Signals;
-use super::timer::{Meter, RunTimer, Timed};
+use super::credit::ResponderCredits;
+use super::parameters::VerbStream;
+use super::signals::SelectiveSignaling;
+use super::timer::{OperationMeter, RunTimer, TimedOperations};
 use crate::clock::now_ns;
 use crate::nic::reap;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Consecutive WRs of one queue pair, in consecutive slots of its window.
-pub(super) struct Run {
+pub(super) struct SlotRun {
     pub(super) queue_pair: usize,
     /// Number of the first WR, among those of its queue pair.
     pub(super) number: u64,
@@ -24,31 +24,31 @@ pub(super) struct Run {
 }
 
 /// The WRs that are posted, and the check of their results on completion.
-pub(super) trait Requests<T: Connected> {
+pub(super) trait WindowRequests<T: Connected> {
     /// True if a slot always holds the same WR, so that the WRs of a window are built once.
-    const SAME: bool = false;
+    const REUSES_WRS: bool = false;
 
     /// Adds the WRs of a run to a postlist.
     ///
     /// # Errors
     /// When a slot is not in the memory.
-    fn add(&mut self, list: &mut Postlist<T>, run: &Run) -> Result<()>;
+    fn add(&mut self, list: &mut Postlist<T>, run: &SlotRun) -> Result<()>;
 
     /// Checks the data of completed WRs.
     ///
     /// # Errors
     /// When the data are wrong.
-    fn check(&mut self, _: &Run) -> Result<()> {
+    fn check(&mut self, _: &SlotRun) -> Result<()> {
         Ok(())
     }
 }
 
 /// A queue pair with its window of WRs.
-struct Flow<'q, T: Connected> {
+struct WindowedQp<'q, T: Connected> {
     qp: &'q QueuePair<T>,
-    stream: &'q Stream,
+    stream: &'q VerbStream,
     list: Postlist<T>,
-    signals: Signals,
+    signals: SelectiveSignaling,
     /// Index of the queue pair.
     number: usize,
     /// Number of the next WR to post, and its slot of the window.
@@ -59,37 +59,37 @@ struct Flow<'q, T: Connected> {
     completed_slot: usize,
 }
 
-impl<'q, T: Connected> Flow<'q, T> {
-    fn new<R: Requests<T>>(
+impl<'q, T: Connected> WindowedQp<'q, T> {
+    fn new<R: WindowRequests<T>>(
         number: usize,
         qp: &'q QueuePair<T>,
-        stream: &'q Stream,
+        stream: &'q VerbStream,
         requests: &mut R,
-    ) -> Result<Flow<'q, T>> {
+    ) -> Result<WindowedQp<'q, T>> {
         let (batch, every) = (stream.batch, stream.signal_every);
-        let mut flow = Flow {
+        let mut flow = WindowedQp {
             qp,
             stream,
-            list: qp.postlist(if R::SAME { stream.window } else { batch }),
-            signals: Signals::new(batch, every),
+            list: qp.postlist(if R::REUSES_WRS { stream.window } else { batch }),
+            signals: SelectiveSignaling::new(batch, every),
             number,
             next: 0,
             slot: 0,
             completed: 0,
             completed_slot: 0,
         };
-        if R::SAME {
+        if R::REUSES_WRS {
             let window = flow.run(0, 0, stream.window);
             requests.add(&mut flow.list, &window)?;
-            Signals::new(stream.window, every).mark(&mut flow.list);
+            SelectiveSignaling::new(stream.window, every).mark(&mut flow.list);
         }
         Ok(flow)
     }
 
     #[inline]
-    fn run(&self, number: u64, slot: usize, count: usize) -> Run {
+    fn run(&self, number: u64, slot: usize, count: usize) -> SlotRun {
         let first = self.number * self.stream.window + slot;
-        Run {
+        SlotRun {
             queue_pair: self.number,
             number,
             places: first..first + count,
@@ -98,9 +98,9 @@ impl<'q, T: Connected> Flow<'q, T> {
 
     /// Posts the next postlist.
     #[inline]
-    fn post<R: Requests<T>>(&mut self, requests: &mut R) -> Result<()> {
+    fn post<R: WindowRequests<T>>(&mut self, requests: &mut R) -> Result<()> {
         let (slot, end) = (self.slot, self.slot + self.stream.batch);
-        if R::SAME {
+        if R::REUSES_WRS {
             self.qp.post_send_range(&mut self.list, slot..end)?;
         } else {
             self.list.clear();
@@ -116,14 +116,14 @@ impl<'q, T: Connected> Flow<'q, T> {
 
     /// Waits until `until` WRs have completed.
     #[inline]
-    fn wait<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
+    fn wait<R: WindowRequests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
         if self.completed >= until {
             return Ok(());
         }
-        self.wait_longer(until, requests)
+        self.wait_slow(until, requests)
     }
 
-    fn wait_longer<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
+    fn wait_slow<R: WindowRequests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
         let mut wcs = WcBuffer::<32>::new();
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while self.completed < until {
@@ -139,7 +139,7 @@ impl<'q, T: Connected> Flow<'q, T> {
     }
 
     /// Checks `count` completed WRs, wrapping around at the end of the window.
-    fn complete<R: Requests<T>>(&mut self, mut count: usize, requests: &mut R) -> Result<()> {
+    fn complete<R: WindowRequests<T>>(&mut self, mut count: usize, requests: &mut R) -> Result<()> {
         while count > 0 {
             let slot = self.completed_slot;
             let part = count.min(self.stream.window - slot);
@@ -155,25 +155,25 @@ impl<'q, T: Connected> Flow<'q, T> {
 
 /// Posts for the duration of the stream. Returns the measurement, and the number of WRs posted on
 /// each queue pair.
-pub(super) fn run<T: Connected, R: Requests<T>>(
+pub(super) fn run<T: Connected, R: WindowRequests<T>>(
     qps: &[QueuePair<T>],
-    stream: &Stream,
-    credits: Option<&Credits>,
+    stream: &VerbStream,
+    credits: Option<&ResponderCredits>,
     mut requests: R,
-) -> Result<(Timed, u64)> {
+) -> Result<(TimedOperations, u64)> {
     let flows = qps.iter().enumerate();
-    let flows = flows.map(|(number, qp)| Flow::new(number, qp, stream, &mut requests));
-    let mut flows: Vec<Flow<'_, T>> = flows.collect::<Result<_>>()?;
-    let mut meter = Meter::new(stream.duration_ms);
+    let flows = flows.map(|(number, qp)| WindowedQp::new(number, qp, stream, &mut requests));
+    let mut flows: Vec<WindowedQp<'_, T>> = flows.collect::<Result<_>>()?;
+    let mut meter = OperationMeter::new(stream.duration_ms);
     let mut timer = RunTimer::new(stream.duration_ms);
-    let (lists, turn) = (stream.lists_of_turn(), stream.turn());
+    let (lists, turn) = (stream.postlists_per_turn(), stream.wrs_per_turn());
     let mut posted = 0u64;
     let mut last = false;
     while !last {
         last = timer.is_over()
             && stream.can_end_after(posted)
             && credits.is_none_or(|credits| credits.can_end_at(posted + turn));
-        let room = stream.done_before_next(posted);
+        let room = stream.completions_before_turn(posted);
         for flow in &mut flows {
             if let Some(credits) = credits {
                 credits.wait(flow.number, room)?;

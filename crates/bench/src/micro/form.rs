@@ -8,19 +8,19 @@ use anyhow::{Context, Result};
 use verbs::{Access, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, WorkCompletion};
 
 use super::verb::tail;
-use crate::nic::{Nic, Pages};
+use crate::nic::{MemoryPages, OpenNic};
 use crate::peers::copy::pattern;
 
 /// Layout of a window's payloads.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct WindowLayout {
     pub(super) payload_bytes: usize,
     /// Number of payloads that the NIC may be reading at once.
     pub(super) slots: usize,
-    pub(super) pages: Option<Pages>,
+    pub(super) pages: Option<MemoryPages>,
 }
 
-impl Layout {
+impl WindowLayout {
     /// Returns the distance of two payloads, in bytes.
     pub(super) fn stride(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
@@ -28,7 +28,7 @@ impl Layout {
 }
 
 /// A form of payload.
-pub(super) trait Form: Sized {
+pub(super) trait PayloadForm: Sized {
     /// Type of the payload that a WR takes.
     type Payload<'f>: Payload
     where
@@ -43,7 +43,7 @@ pub(super) trait Form: Sized {
     /// True if the NIC reads the payload from memory, which must not change until the WR completes.
     const IN_MEMORY: bool = false;
 
-    fn new(nic: &Nic, layout: &Layout) -> Result<Self>;
+    fn new(nic: &OpenNic, layout: &WindowLayout) -> Result<Self>;
 
     /// Returns the payload of a slot, with its stamp.
     fn payload(&mut self, slot: usize, stamp: u64) -> Result<Self::Payload<'_>>;
@@ -62,7 +62,7 @@ pub(super) trait Form: Sized {
     }
 
     /// Returns the message number nearest to `near` that has this stamp.
-    fn nearest(stamp: u64, near: u64) -> u64 {
+    fn nearest_number(stamp: u64, near: u64) -> u64 {
         let half = Self::LAST / 2;
         let ahead = stamp.wrapping_sub(near) & (Self::LAST - 1);
         if ahead < half {
@@ -75,7 +75,7 @@ pub(super) trait Form: Sized {
 
 /// Returns the lower half of a stamp, for the forms that carry 32 bits.
 #[inline]
-pub(super) fn low(stamp: u64) -> u32 {
+pub(super) fn low_half(stamp: u64) -> u32 {
     #[allow(clippy::cast_possible_truncation)] // truncation is intended; see `Form::nearest`
     {
         stamp as u32
@@ -91,12 +91,12 @@ const LAST_OF_64: u64 = 1 << 63;
 /// No payload: the stamp is the immediate.
 pub(super) struct ImmOnly;
 
-impl Form for ImmOnly {
+impl PayloadForm for ImmOnly {
     type Payload<'f> = HeaderOnly;
     const LAST: u64 = LAST_OF_32;
     const IMM: bool = true;
 
-    fn new(_: &Nic, _: &Layout) -> Result<ImmOnly> {
+    fn new(_: &OpenNic, _: &WindowLayout) -> Result<ImmOnly> {
         Ok(ImmOnly)
     }
 
@@ -115,17 +115,17 @@ impl Form for ImmOnly {
 /// Four inline bytes: the stamp alone.
 pub(super) struct InlineShort([u8; 4]);
 
-impl Form for InlineShort {
+impl PayloadForm for InlineShort {
     type Payload<'f> = Inline<'f>;
     const LAST: u64 = LAST_OF_32;
 
-    fn new(_: &Nic, _: &Layout) -> Result<InlineShort> {
+    fn new(_: &OpenNic, _: &WindowLayout) -> Result<InlineShort> {
         Ok(InlineShort([0; 4]))
     }
 
     #[inline]
     fn payload(&mut self, _: usize, stamp: u64) -> Result<Inline<'_>> {
-        self.0 = low(stamp).to_le_bytes();
+        self.0 = low_half(stamp).to_le_bytes();
         Ok(Inline(&self.0))
     }
 
@@ -140,11 +140,11 @@ impl Form for InlineShort {
 /// Eight inline bytes: the stamp alone.
 pub(super) struct InlineWord([u8; 8]);
 
-impl Form for InlineWord {
+impl PayloadForm for InlineWord {
     type Payload<'f> = Inline<'f>;
     const LAST: u64 = LAST_OF_64;
 
-    fn new(_: &Nic, _: &Layout) -> Result<InlineWord> {
+    fn new(_: &OpenNic, _: &WindowLayout) -> Result<InlineWord> {
         Ok(InlineWord([0; 8]))
     }
 
@@ -164,11 +164,11 @@ impl Form for InlineWord {
 /// More than eight inline bytes: the stamp at both ends, and unchecked bytes between them.
 pub(super) struct InlineBytes(Vec<u8>);
 
-impl Form for InlineBytes {
+impl PayloadForm for InlineBytes {
     type Payload<'f> = Inline<'f>;
     const LAST: u64 = LAST_OF_64;
 
-    fn new(_: &Nic, layout: &Layout) -> Result<InlineBytes> {
+    fn new(_: &OpenNic, layout: &WindowLayout) -> Result<InlineBytes> {
         Ok(InlineBytes(pattern(layout.payload_bytes)))
     }
 
@@ -198,12 +198,12 @@ pub(super) struct InMemory {
     tail: usize,
 }
 
-impl Form for InMemory {
+impl PayloadForm for InMemory {
     type Payload<'f> = MrSlice;
     const LAST: u64 = LAST_OF_64;
     const IN_MEMORY: bool = true;
 
-    fn new(nic: &Nic, layout: &Layout) -> Result<InMemory> {
+    fn new(nic: &OpenNic, layout: &WindowLayout) -> Result<InMemory> {
         let (stride, payload_bytes) = (layout.stride(), layout.payload_bytes);
         let source = nic.alloc(stride * layout.slots, Access::LOCAL_READ, layout.pages)?;
         let bytes = pattern(payload_bytes);
@@ -295,7 +295,7 @@ pub(super) use {with_form, with_write_form};
 mod tests {
     use super::*;
 
-    fn survive<F: Form>() {
+    fn check_form<F: PayloadForm>() {
         for near in [
             0u64,
             5,
@@ -307,7 +307,7 @@ mod tests {
             for ahead in [-3i64, 0, 1, 500] {
                 if let Some(number) = near.checked_add_signed(ahead) {
                     let stamp = F::stamp(number, false);
-                    assert_eq!(F::nearest(stamp, near), number, "{near} {ahead}");
+                    assert_eq!(F::nearest_number(stamp, near), number, "{near} {ahead}");
                     assert_eq!(F::stamp(number, true) & !F::LAST, stamp);
                 }
             }
@@ -316,9 +316,9 @@ mod tests {
 
     #[test]
     fn numbers_survive_their_stamps() {
-        survive::<ImmOnly>();
-        survive::<InlineShort>();
-        survive::<InlineWord>();
-        survive::<InMemory>();
+        check_form::<ImmOnly>();
+        check_form::<InlineShort>();
+        check_form::<InlineWord>();
+        check_form::<InMemory>();
     }
 }

@@ -10,23 +10,23 @@ use std::thread;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::outcome::{Outcome, Rate};
+use super::outcome::{StreamRate, TaskResult};
 use super::sides::{run_measured_side, run_other_side};
-use super::target::{Target, check};
-use super::task::Task;
-use crate::job::{Job, MicroOrder};
-use crate::link::{Gate, Link, root_cause};
-use crate::nic::{Nic, NicChoice};
+use super::target::{ResponderMemory, check};
+use super::task::MeasurementTask;
+use crate::job::{Job, MicroJob};
+use crate::link::{CancellableBarrier, WorkerLink, root_cause};
+use crate::nic::{NicChoice, OpenNic};
 use crate::pin::pinned;
 
 /// Message from a worker when its lanes have ended.
 #[derive(Debug, Serialize, Deserialize)]
-struct End {
+struct LanesEnded {
     wrong: Option<String>,
 }
 
 /// Combines the outcomes of all lanes, or returns the error that ended them.
-pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
+pub(crate) fn combine(results: Vec<Result<TaskResult>>) -> Result<TaskResult> {
     let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
     for result in results {
         match result {
@@ -38,36 +38,36 @@ pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
         return Err(error);
     }
     let mut rates = outcomes.iter().filter_map(|outcome| match outcome {
-        Outcome::Rate(rate) => Some(*rate),
-        Outcome::Latency(_) => None,
+        TaskResult::Rate(rate) => Some(*rate),
+        TaskResult::Latency(_) => None,
     });
     match rates.next() {
-        Some(first) => Ok(Outcome::Rate(rates.fold(first, Rate::plus))),
+        Some(first) => Ok(TaskResult::Rate(rates.fold(first, StreamRate::plus))),
         None => outcomes.into_iter().next().context("nothing was measured"),
     }
 }
 
 /// Measures with the workers at the other ends of `links`.
 pub(crate) fn measure(
-    links: &mut [Link],
+    links: &mut [WorkerLink],
     choice: &NicChoice,
-    task: &Task,
+    task: &MeasurementTask,
     here: &[usize],
     there: &[usize],
-) -> Result<Outcome> {
+) -> Result<TaskResult> {
     let (threads, processes) = task.threads_and_processes();
-    let nic = Nic::open(choice)?;
-    let target = Target::new(&nic, task)?;
-    let gate = Arc::new(Gate::new(threads));
+    let nic = OpenNic::open(choice)?;
+    let target = ResponderMemory::new(&nic, task)?;
+    let gate = Arc::new(CancellableBarrier::new(threads));
     for (process, link) in links.iter_mut().enumerate() {
-        link.send(&Job::Micro(MicroOrder {
+        link.send(&Job::Micro(MicroJob {
             nic: choice.clone(),
             task: *task,
-            lanes: lanes_of(process, threads, processes),
-            cores: dealt(there, process, processes),
+            lanes: lanes_of_process(process, threads, processes),
+            cores: cores_of_process(there, process, processes),
         }))?;
     }
-    let lane = |lane: usize, link: &mut Link| {
+    let lane = |lane: usize, link: &mut WorkerLink| {
         link.set_gate(&gate);
         let done = on_core(here, lane, || run_measured_side(link, &nic, task, &target));
         if done.is_err() {
@@ -80,7 +80,7 @@ pub(crate) fn measure(
             .iter_mut()
             .enumerate()
             .map(|(process, link)| {
-                let lanes = lanes_of(process, threads, processes);
+                let lanes = lanes_of_process(process, threads, processes);
                 let lane = &lane;
                 scope.spawn(move || {
                     link.split_into_lanes(lanes, |number, link| {
@@ -94,10 +94,10 @@ pub(crate) fn measure(
             .flat_map(|thread| thread.unwrap_or_default())
             .collect()
     });
-    let outcome = together(results)?;
-    check(target.wrong()?)?;
+    let outcome = combine(results)?;
+    check(target.find_wrong_sum()?)?;
     for link in links {
-        let end: End = link.recv()?;
+        let end: LanesEnded = link.recv()?;
         check(end.wrong)?;
     }
     Ok(outcome)
@@ -107,9 +107,9 @@ pub(crate) fn measure(
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &MicroOrder) -> Result<()> {
-    let nic = Nic::open(&order.nic)?;
-    let target = Target::new(&nic, &order.task)?;
+pub(crate) fn work(link: &mut WorkerLink, order: &MicroJob) -> Result<()> {
+    let nic = OpenNic::open(&order.nic)?;
+    let target = ResponderMemory::new(&nic, &order.task)?;
     let results = link.split_into_lanes(order.lanes, |lane, link| {
         on_core(&order.cores, lane, || {
             run_other_side(link, &nic, &order.task, &target)
@@ -119,8 +119,8 @@ pub(crate) fn work(link: &mut Link, order: &MicroOrder) -> Result<()> {
     if let Some(error) = root_cause(errors) {
         return Err(error);
     }
-    link.send(&End {
-        wrong: target.wrong()?,
+    link.send(&LanesEnded {
+        wrong: target.find_wrong_sum()?,
     })
 }
 
@@ -133,12 +133,12 @@ fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) ->
 }
 
 /// Returns the number of lanes in a process of the other side.
-fn lanes_of(process: usize, threads: usize, processes: usize) -> usize {
+fn lanes_of_process(process: usize, threads: usize, processes: usize) -> usize {
     (threads + processes - 1 - process) / processes
 }
 
 /// Returns the cores of a process of the other side, to which each `processes`th lane belongs.
-fn dealt(cores: &[usize], process: usize, processes: usize) -> Vec<usize> {
+fn cores_of_process(cores: &[usize], process: usize, processes: usize) -> Vec<usize> {
     if cores.is_empty() {
         return Vec::new();
     }
@@ -155,7 +155,7 @@ mod tests {
     fn lanes_are_dealt_out_evenly() {
         for threads in 1..20 {
             for processes in 1..=threads {
-                let of = |process| lanes_of(process, threads, processes);
+                let of = |process| lanes_of_process(process, threads, processes);
                 let all: Vec<_> = (0..processes).map(of).collect();
                 assert_eq!(all.iter().sum::<usize>(), threads);
                 assert!(all[0] - all[processes - 1] <= 1, "{all:?}");
@@ -163,9 +163,9 @@ mod tests {
         }
         // Lanes 0 to 3 run on cores 1, 3, 1, 3. Of two processes, the first has core 1 and the
         // second core 3.
-        assert_eq!(dealt(&[1, 3], 0, 2), [1, 1]);
-        assert_eq!(dealt(&[1, 3], 1, 2), [3, 3]);
-        assert_eq!(dealt(&[1, 3], 0, 1), [1, 3]);
-        assert_eq!(dealt(&[], 0, 1), Vec::<usize>::new());
+        assert_eq!(cores_of_process(&[1, 3], 0, 2), [1, 1]);
+        assert_eq!(cores_of_process(&[1, 3], 1, 2), [3, 3]);
+        assert_eq!(cores_of_process(&[1, 3], 0, 1), [1, 3]);
+        assert_eq!(cores_of_process(&[], 0, 1), Vec::<usize>::new());
     }
 }

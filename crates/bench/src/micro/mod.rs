@@ -1,6 +1,6 @@
 //! Measurements of one verb at a time, with every parameter that its cost depends on.
 //!
-//! A [`Stream`] keeps windows of WRs outstanding and measures a rate. A [`PingPong`] has one
+//! A [`VerbStream`] keeps windows of WRs outstanding and measures a rate. A [`PingPong`] has one
 //! message under way and measures a latency. Both run for a time instead of a count, so that a NIC
 //! that is a hundred times slower takes no longer. Both check every message or, for RDMA WRITEs,
 //! the last message of each slot. [`compare`] runs the same on two NICs and compares them with
@@ -33,15 +33,15 @@ pub(crate) mod timer;
 mod transport;
 pub(crate) mod verb;
 
-pub(crate) use self::lanes::together;
-pub use self::outcome::{Latency, Outcome, Rate};
+pub(crate) use self::lanes::combine;
+pub use self::outcome::{PingPongLatency, StreamRate, TaskResult};
 pub use self::parameters::{
-    AUTO_INLINE_BYTES, Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
-    MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW, Parameters, Stream,
+    AUTO_INLINE_BYTES, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
+    MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, VerbStream,
 };
-pub use self::runner::Runner;
+pub use self::runner::WorkerPool;
 pub(crate) use self::sides::{run_measured_side, run_other_side};
-pub(crate) use self::target::{Target, check};
-pub use self::task::{PingPong, Task};
+pub(crate) use self::target::{ResponderMemory, check};
+pub use self::task::{MeasurementTask, PingPong};
 pub use self::verb::Verb;
-pub use crate::nic::Pages;
+pub use crate::nic::MemoryPages;

@@ -1,12 +1,14 @@
 //! Predictions of the NIC model for a stream.
 
-use nicmodel::{Bounds, Footprint, Load, Method, Mix, Operation, OperationError, Profile, Role};
+use nicmodel::{
+    Bounds, Footprint, Mix, MixOperation, Operation, OperationError, PostMethod, Profile, Role,
+};
 use nicmodel::{Transport, Verb as ModelVerb, locks};
 
-use super::parameters::{Direction, Stream};
+use super::parameters::{MeasuredRole, VerbStream};
 use super::verb::Verb;
 
-impl Stream {
+impl VerbStream {
     /// Returns one of the stream's WRs as an operation of the model.
     #[must_use]
     pub fn operation(&self) -> Operation {
@@ -31,11 +33,11 @@ impl Stream {
 
     /// Returns how the stream passes its WQEs to the NIC.
     #[must_use]
-    pub fn method(&self) -> Method {
+    pub fn method(&self) -> PostMethod {
         if self.batch > 1 {
-            Method::Doorbell
+            PostMethod::Doorbell
         } else {
-            Method::WqeByMmio
+            PostMethod::WqeByMmio
         }
     }
 
@@ -56,15 +58,15 @@ impl Stream {
     /// When the NIC does not support the operation.
     pub fn bounds(&self, profile: &Profile) -> Result<Bounds, OperationError> {
         let role = match self.direction {
-            Direction::Outbound => Role::Requester,
-            Direction::Inbound => Role::Responder,
+            MeasuredRole::Outbound => Role::Requester,
+            MeasuredRole::Inbound => Role::Responder,
         };
         let (addresses, spacing) = (self.addresses as u64, self.spacing_bytes as u64);
         let queue_pairs = u32::try_from(self.threads * self.queue_pairs).unwrap_or(u32::MAX);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let load = Load {
+        let load = MixOperation {
             lock_slots: locks::used(profile, addresses, spacing),
-            ..Load::new(self.operation(), role)
+            ..MixOperation::new(self.operation(), role)
                 .in_postlists(self.batch as f64)
                 .on_queue_pairs(queue_pairs)
         };

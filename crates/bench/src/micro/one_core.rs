@@ -6,23 +6,23 @@ use std::thread;
 use anyhow::{Context, Result};
 use verbs::{QueuePair, Rc, Uc, Ud, WcBuffer};
 
-use super::form::{Form, with_form};
-use super::parameters::Stream;
-use super::receiver::{Places, Receiver};
+use super::form::{PayloadForm, with_form};
+use super::parameters::VerbStream;
+use super::receiver::{Receiver, RecvBuffers};
 use super::send::qp;
 use super::sender::Sender;
-use super::transport::{SendQp, Sends};
+use super::transport::{SendQp, SendTransport};
 use super::verb::Verb;
-use crate::link::Link;
-use crate::nic::{Nic, NicChoice, reap, small};
-use crate::phases::{self, Measured, OneCore, right};
+use crate::link::WorkerLink;
+use crate::nic::{NicChoice, OpenNic, reap, small};
+use crate::phases::{self, OneCore, PhaseMeasurement, verified_or_fault};
 
 /// Measures the SENDs of a stream for its duration.
 ///
 /// # Errors
 /// When a verb fails, or a message is wrong.
-pub(crate) fn measure(choice: &NicChoice, stream: &Stream) -> Result<Measured> {
-    let nic = Nic::open(choice)?;
+pub(crate) fn measure(choice: &NicChoice, stream: &VerbStream) -> Result<PhaseMeasurement> {
+    let nic = OpenNic::open(choice)?;
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
         Verb::UdSend => of::<Ud, F>(&nic, stream),
         Verb::UcSend => of::<Uc, F>(&nic, stream),
@@ -30,10 +30,13 @@ pub(crate) fn measure(choice: &NicChoice, stream: &Stream) -> Result<Measured> {
     })
 }
 
-fn of<T: Sends, F: Form>(nic: &Nic, stream: &Stream) -> Result<Measured>
+fn of<T: SendTransport, F: PayloadForm>(
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<PhaseMeasurement>
 where
     T::Prepared: Send,
-    T::To: Send,
+    T::Destination: Send,
     QueuePair<T>: Send,
 {
     let to = qp::<T>(nic, stream.window, 1)?;
@@ -41,10 +44,10 @@ where
     // The receiver sends no reports here, so these RECVs are never posted.
     let reports = T::recv_list(&to, 1);
     let from = T::build(qp::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
-    let places = Places::post::<T>(nic, stream, &from)?;
-    let (mut left, mut right) = Link::pair()?;
-    let join = |link: &mut Link, qp| -> Result<SendQp<T>> {
-        let joined = T::join(link, nic, stream.payload_bytes, vec![qp])?.pop();
+    let places = RecvBuffers::post::<T>(nic, stream, &from)?;
+    let (mut left, mut right) = WorkerLink::pair()?;
+    let join = |link: &mut WorkerLink, qp| -> Result<SendQp<T>> {
+        let joined = T::connect_qps(link, nic, stream.payload_bytes, vec![qp])?.pop();
         joined.context("one queue pair was connected")
     };
     let (to, from) = thread::scope(|scope| {
@@ -53,7 +56,7 @@ where
         let from = from.join().expect("the joining thread does not panic");
         anyhow::Ok((to?, from?))
     })?;
-    let mut ends = Ends::<T, F> {
+    let mut ends = OneCoreEnds::<T, F> {
         sender: Sender::new(nic, &to, stream, reports)?,
         receiver: Receiver::new(&from, stream, places),
         stream,
@@ -62,14 +65,14 @@ where
     phases::measure(&mut ends, stream.duration_ms)
 }
 
-struct Ends<'q, T: Sends, F: Form> {
+struct OneCoreEnds<'q, T: SendTransport, F: PayloadForm> {
     sender: Sender<'q, T, F>,
     receiver: Receiver<'q, T, F>,
-    stream: &'q Stream,
+    stream: &'q VerbStream,
     wcs: WcBuffer<32>,
 }
 
-impl<T: Sends, F: Form> OneCore for Ends<'_, T, F> {
+impl<T: SendTransport, F: PayloadForm> OneCore for OneCoreEnds<'_, T, F> {
     fn window(&self) -> u64 {
         self.stream.window as u64
     }
@@ -83,7 +86,9 @@ impl<T: Sends, F: Form> OneCore for Ends<'_, T, F> {
 
     fn receive(&mut self) -> Result<u64> {
         let (from, receiver) = (self.receiver.from, &mut self.receiver);
-        let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| receiver.take(&wc))?;
+        let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| {
+            receiver.check_message(&wc)
+        })?;
         Ok(came as u64)
     }
 
@@ -96,25 +101,25 @@ impl<T: Sends, F: Form> OneCore for Ends<'_, T, F> {
     }
 
     fn verified(&self) -> Result<u64> {
-        right(self.receiver.wrong.as_deref(), self.receiver.due)
+        verified_or_fault(self.receiver.fault.as_deref(), self.receiver.next_expected)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
 
     #[test]
     fn every_kind_of_send_has_phases() {
         for verb in [Verb::UdSend, Verb::RcSend, Verb::UcSend] {
             for (payload_bytes, batch) in [(0, 16), (0, 1), (8, 16), (8, 1)] {
-                let parameters = Parameters {
+                let parameters = MicroParameters {
                     payload_bytes: Some(payload_bytes),
                     batch: Some(batch),
-                    ..Parameters::default()
+                    ..MicroParameters::default()
                 };
-                let stream = Stream::new(verb, &parameters, 2).unwrap();
+                let stream = VerbStream::new(verb, &parameters, 2).unwrap();
                 let measured = measure(&NicChoice::first_of("softnic"), &stream).unwrap();
                 assert!(measured.ns.sender() > 0.0 && measured.ns.receiver() > 0.0);
                 assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");

@@ -2,7 +2,7 @@
 //!
 //! The worker offers memory and sleeps. For READs and atomics, the driver checks each result when
 //! its completion, or that of a later WR, arrives. For WRITEs, the worker checks at the end the
-//! last WRITE of each slot. By the ordering of a queue pair, this confirms all earlier WRITEs.
+//! last WRITE of each slot. A queue pair executes WRITEs in order, so finding that WRITE confirms all earlier ones.
 //!
 //! Each queue pair has its own window of slots; WR number `n` uses slot `n` modulo the window.
 //!
@@ -15,18 +15,18 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 
-use super::credit::{self, Credits};
+use super::credit::{self, ResponderCredits};
 use super::flow::run;
 use super::form::{both_ends, with_write_form};
-use super::outcome::Rate;
-use super::parameters::Stream;
-use super::requests::{AddsToMany, AddsToOne, Reads, Writes};
-use super::target::{Target, check};
-use super::timer::Timed;
+use super::outcome::StreamRate;
+use super::parameters::VerbStream;
+use super::requests::{NumberedReads, RandomCounterAdds, SingleCounterAdds, StampedWrites};
+use super::target::{ResponderMemory, check};
+use super::timer::TimedOperations;
 use super::verb::{Verb, tail};
 use crate::connect::connect_all;
-use crate::link::Link;
-use crate::nic::{Nic, small};
+use crate::link::WorkerLink;
+use crate::nic::{OpenNic, small};
 use crate::peers::copy::pattern;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
@@ -36,32 +36,42 @@ const ARRIVAL_NS: u64 = TIMEOUT_NS / 5;
 
 /// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Count(u64);
+struct WriteCount(u64);
 
-pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate> {
+pub(super) fn drive(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<StreamRate> {
     let remote: RemoteMemory = link.recv()?;
     let (timed, count) = match stream.verb {
         Verb::UcWrite => {
-            let credits = credit::wanted(stream).then(|| Credits::offer(link, nic, stream));
+            let credits =
+                credit::needs_credits(stream).then(|| ResponderCredits::offer(link, nic, stream));
             let credits = credits.transpose()?;
             let qps = connected::<Uc>(link, nic, stream)?;
             let written = writes(nic, &qps, stream, remote, credits.as_ref())?;
             if credits.is_some() {
-                credit::end(nic, &qps[0], stream, remote)?;
+                credit::announce_end(nic, &qps[0], stream, remote)?;
             }
             written
         }
         Verb::RcRead => {
             let qps = connected::<Rc>(link, nic, stream)?;
-            run(&qps, stream, None, Reads::new(nic, stream, remote)?)?
+            run(&qps, stream, None, NumberedReads::new(nic, stream, remote)?)?
         }
         Verb::Atomics if stream.addresses == 1 => {
             let qps = connected::<Rc>(link, nic, stream)?;
-            run(&qps, stream, None, AddsToOne::new(nic, stream, remote)?)?
+            run(
+                &qps,
+                stream,
+                None,
+                SingleCounterAdds::new(nic, stream, remote)?,
+            )?
         }
         Verb::Atomics => {
             let qps = connected::<Rc>(link, nic, stream)?;
-            let adds = AddsToMany::new(nic, &qps, stream, remote)?;
+            let adds = RandomCounterAdds::new(nic, &qps, stream, remote)?;
             run(&qps, stream, None, adds)?
         }
         _ => {
@@ -69,10 +79,10 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate>
             writes(nic, &qps, stream, remote, None)?
         }
     };
-    link.send(&Count(count))?;
+    link.send(&WriteCount(count))?;
     let wrong: Option<String> = link.recv()?;
     check(wrong)?;
-    Ok(Rate::new(
+    Ok(StreamRate::new(
         stream,
         timed,
         count * stream.queue_pairs as u64,
@@ -81,21 +91,21 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate>
 }
 
 fn writes<T: Connected>(
-    nic: &Nic,
+    nic: &OpenNic,
     qps: &[QueuePair<T>],
-    stream: &Stream,
+    stream: &VerbStream,
     remote: RemoteMemory,
-    credits: Option<&Credits>,
-) -> Result<(Timed, u64)> {
+    credits: Option<&ResponderCredits>,
+) -> Result<(TimedOperations, u64)> {
     with_write_form!(stream.payload_bytes, stream.inline, F => {
-        run(qps, stream, credits, Writes::<F>::new(nic, stream, remote)?)
+        run(qps, stream, credits, StampedWrites::<F>::new(nic, stream, remote)?)
     })
 }
 
 fn connected<T: Connected>(
-    link: &mut Link,
-    nic: &Nic,
-    stream: &Stream,
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
 ) -> Result<Vec<QueuePair<T>>> {
     let prepared = (0..stream.queue_pairs).map(|_| {
         let cq = nic.cq(stream.window.max(credit::SEND_WRS) + 1)?;
@@ -113,11 +123,16 @@ fn connected<T: Connected>(
     Ok(qps)
 }
 
-pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target) -> Result<()> {
+pub(super) fn work(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+    target: &ResponderMemory,
+) -> Result<()> {
     if stream.verb == Verb::Atomics {
         link.send(&target.counters()?)?;
         let _qps = connected::<Rc>(link, nic, stream)?;
-        let Count(count) = link.recv()?;
+        let WriteCount(count) = link.recv()?;
         target.added(count * stream.queue_pairs as u64);
         return link.send(&None::<String>);
     }
@@ -126,7 +141,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target)
             Verb::RcRead => Access::REMOTE_READ,
             _ => Access::REMOTE_WRITE,
         };
-    let credits = credit::wanted(stream);
+    let credits = credit::needs_credits(stream);
     let end_bytes = if credits { credit::END_BYTES } else { 0 };
     let bytes = stream.window_bytes() + end_bytes;
     let memory = if stream.private {
@@ -156,13 +171,13 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target)
 }
 
 /// Receives the number of operations and sends a description of the first wrong slot, or `None`.
-fn verify(link: &mut Link, stream: &Stream, memory: &MemoryRegion) -> Result<()> {
-    let Count(count) = link.recv()?;
+fn verify(link: &mut WorkerLink, stream: &VerbStream, memory: &MemoryRegion) -> Result<()> {
+    let WriteCount(count) = link.recv()?;
     let mut timeout = PollTimeout::new(ARRIVAL_NS);
     let wrong = loop {
         let wrong = match stream.verb {
             Verb::RcRead => None,
-            _ => wrong_place(stream, memory, count)?,
+            _ => find_wrong_slot(stream, memory, count)?,
         };
         if wrong.is_none() || timeout.is_over() {
             break wrong;
@@ -173,7 +188,11 @@ fn verify(link: &mut Link, stream: &Stream, memory: &MemoryRegion) -> Result<()>
 
 /// Returns a description of a slot that lacks the last of the numbers `0..count` written to it, or
 /// has a wrong payload.
-fn wrong_place(stream: &Stream, memory: &MemoryRegion, count: u64) -> Result<Option<String>> {
+fn find_wrong_slot(
+    stream: &VerbStream,
+    memory: &MemoryRegion,
+    count: u64,
+) -> Result<Option<String>> {
     let window = stream.window as u64;
     let want = pattern(stream.payload_bytes);
     let mut got = vec![0; stream.payload_bytes];
@@ -208,20 +227,20 @@ fn wrong_place(stream: &Stream, memory: &MemoryRegion, count: u64) -> Result<Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
     use crate::nic::NicChoice;
 
     #[test]
     fn a_place_with_another_number_is_found() {
-        let nic = Nic::open(&NicChoice::first_of("softnic")).unwrap();
-        let parameters = Parameters {
+        let nic = OpenNic::open(&NicChoice::first_of("softnic")).unwrap();
+        let parameters = MicroParameters {
             payload_bytes: Some(24),
             window: Some(4),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let stream = Stream::new(Verb::RcWrite, &parameters, 1).unwrap();
+        let stream = VerbStream::new(Verb::RcWrite, &parameters, 1).unwrap();
         let memory = nic.pd.alloc(4 * 24, Access::LOCAL_WRITE).unwrap();
-        assert_eq!(wrong_place(&stream, &memory, 0).unwrap(), None);
+        assert_eq!(find_wrong_slot(&stream, &memory, 0).unwrap(), None);
         // Six WRITEs: numbers 4 and 5 went to the first two slots. Stamps are one higher than
         // numbers.
         for (slot, stamp) in [(0, 5u64), (1, 6), (2, 3), (3, 4)] {
@@ -229,14 +248,14 @@ mod tests {
             memory.write_u64(slot * 24, stamp).unwrap();
             memory.write_u64(slot * 24 + 16, stamp).unwrap();
         }
-        assert_eq!(wrong_place(&stream, &memory, 6).unwrap(), None);
-        assert!(wrong_place(&stream, &memory, 5).unwrap().is_some());
+        assert_eq!(find_wrong_slot(&stream, &memory, 6).unwrap(), None);
+        assert!(find_wrong_slot(&stream, &memory, 5).unwrap().is_some());
         memory.write_u64(3 * 24 + 16, 8).unwrap();
-        let wrong = wrong_place(&stream, &memory, 6).unwrap().unwrap();
+        let wrong = find_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
         assert_eq!(wrong, "8 at offset 88, not 4");
         memory.write_u64(3 * 24 + 16, 4).unwrap();
         memory.write_at(24 + 10, &[0]).unwrap();
-        let wrong = wrong_place(&stream, &memory, 6).unwrap().unwrap();
+        let wrong = find_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
         assert!(wrong.contains("another byte at offset 34"), "{wrong}");
     }
 }

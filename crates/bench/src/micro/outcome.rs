@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::parameters::Stream;
-use super::timer::Timed;
+use super::parameters::VerbStream;
+use super::timer::TimedOperations;
 use crate::clock::mops;
 
-/// Result of a [`Stream`].
+/// Result of a [`VerbStream`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
+pub struct StreamRate {
     /// Messages in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Payload in the measured time, in 10^9 bytes per second.
@@ -20,12 +20,17 @@ pub struct Rate {
     pub lost_ops: u64,
 }
 
-impl Rate {
-    pub(super) fn new(stream: &Stream, timed: Timed, verified_ops: u64, lost_ops: u64) -> Rate {
+impl StreamRate {
+    pub(super) fn new(
+        stream: &VerbStream,
+        timed: TimedOperations,
+        verified_ops: u64,
+        lost_ops: u64,
+    ) -> StreamRate {
         let rate_mops = mops(timed.ops, timed.elapsed_ns);
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let bandwidth_gbytes_per_s = rate_mops * stream.payload_bytes as f64 / 1e3;
-        Rate {
+        StreamRate {
             rate_mops,
             bandwidth_gbytes_per_s,
             verified_ops,
@@ -34,13 +39,13 @@ impl Rate {
     }
 
     /// Returns the result with another rate, measured in another way.
-    pub(crate) fn at(self, rate_mops: f64) -> Rate {
+    pub(crate) fn with_rate(self, rate_mops: f64) -> StreamRate {
         let bytes = if self.rate_mops > 0.0 {
             self.bandwidth_gbytes_per_s / self.rate_mops
         } else {
             0.0
         };
-        Rate {
+        StreamRate {
             rate_mops,
             bandwidth_gbytes_per_s: rate_mops * bytes,
             ..self
@@ -48,8 +53,8 @@ impl Rate {
     }
 
     /// Adds the results of two threads.
-    pub(super) fn plus(self, other: Rate) -> Rate {
-        Rate {
+    pub(super) fn plus(self, other: StreamRate) -> StreamRate {
+        StreamRate {
             rate_mops: self.rate_mops + other.rate_mops,
             bandwidth_gbytes_per_s: self.bandwidth_gbytes_per_s + other.bandwidth_gbytes_per_s,
             verified_ops: self.verified_ops + other.verified_ops,
@@ -61,7 +66,7 @@ impl Rate {
 /// Result of a [`PingPong`](super::PingPong). Times are in nanoseconds, less the time of reading
 /// the clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct PingPongLatency {
     /// Median.
     pub latency_ns_p50: f64,
     /// 99th percentile.
@@ -80,12 +85,12 @@ pub struct Latency {
     pub histogram: Vec<(f64, u64)>,
 }
 
-/// Result of a [`Task`](super::Task).
+/// Result of a [`MeasurementTask`](super::MeasurementTask).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum TaskResult {
     /// Result of a stream.
-    Rate(Rate),
+    Rate(StreamRate),
     /// Result of a ping-pong.
-    Latency(Latency),
+    Latency(PingPongLatency),
 }

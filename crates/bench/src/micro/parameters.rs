@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::verb::{SHORT_BYTES, Verb};
-use crate::nic::Pages;
+use crate::nic::MemoryPages;
 
 /// Largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
@@ -37,7 +37,7 @@ const MAX_WINDOW_BYTES: usize = 1 << 30;
 /// processes. Each of them has its own NIC if the NIC is software or simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Direction {
+pub enum MeasuredRole {
     /// The measured NIC is the requester.
     #[default]
     Outbound,
@@ -45,20 +45,20 @@ pub enum Direction {
     Inbound,
 }
 
-impl Direction {
+impl MeasuredRole {
     /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Direction::Outbound => "outbound",
-            Direction::Inbound => "inbound",
+            MeasuredRole::Outbound => "outbound",
+            MeasuredRole::Inbound => "inbound",
         }
     }
 }
 
 /// Parameters of a measurement. `None` selects a default that fits the other parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parameters {
+pub struct MicroParameters {
     /// Payload bytes of each message; 8 by default.
     pub payload_bytes: Option<usize>,
     /// WRs per doorbell; 16 by default, or fewer if the window is too small.
@@ -84,19 +84,19 @@ pub struct Parameters {
     /// Processes of the other side, which share its threads; one per thread by default.
     pub processes: Option<usize>,
     /// Role of the measured NIC.
-    pub direction: Direction,
+    pub direction: MeasuredRole,
     /// Counters among which atomics choose at random; 1 by default.
     pub addresses: Option<usize>,
     /// Distance of two counters, in bytes; 8 by default.
     pub spacing_bytes: Option<usize>,
     /// Page size of all registered memory; huge pages where possible by default.
-    pub pages: Option<Pages>,
+    pub pages: Option<MemoryPages>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
     pub private: bool,
 }
 
-impl Parameters {
+impl MicroParameters {
     pub(super) fn inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
         let possible = verb.carries_payload() && payload_bytes > 0;
         match self.inline {
@@ -115,11 +115,11 @@ impl Parameters {
 
 /// A stream: windows of one verb's WRs, refilled for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stream {
+pub struct VerbStream {
     /// Verb that is posted.
     pub verb: Verb,
     /// Role of the measured NIC.
-    pub direction: Direction,
+    pub direction: MeasuredRole,
     /// Payload bytes of each message.
     pub payload_bytes: usize,
     /// WRs per doorbell.
@@ -143,7 +143,7 @@ pub struct Stream {
     /// Distance of two counters, in bytes.
     pub spacing_bytes: usize,
     /// Page size of registered memory.
-    pub pages: Option<Pages>,
+    pub pages: Option<MemoryPages>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -152,12 +152,12 @@ pub struct Stream {
     pub duration_ms: u64,
 }
 
-impl Stream {
+impl VerbStream {
     /// Creates a stream and fills in the parameters that `parameters` leaves open.
     ///
     /// # Errors
     /// When parameters contradict each other. The message says which one to change.
-    pub fn new(verb: Verb, parameters: &Parameters, duration_ms: u64) -> Result<Stream> {
+    pub fn new(verb: Verb, parameters: &MicroParameters, duration_ms: u64) -> Result<VerbStream> {
         let payload_bytes = parameters.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
         if verb != Verb::Atomics
@@ -179,8 +179,8 @@ impl Stream {
             let mut fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
             if let (Verb::RcRead, Some(kept)) = (verb, parameters.reads_kept) {
                 let threads_of_requester = match parameters.direction {
-                    Direction::Outbound => threads,
-                    Direction::Inbound => threads.div_ceil(processes.max(1)),
+                    MeasuredRole::Outbound => threads,
+                    MeasuredRole::Inbound => threads.div_ceil(processes.max(1)),
                 };
                 let each = kept / (threads_of_requester * queue_pairs).max(1);
                 fit = fit.min(each.max(2));
@@ -190,7 +190,7 @@ impl Stream {
             fit.max(2 * given).next_multiple_of(given)
         });
         let auto = || largest_divisor(window, 16.min(window / 2));
-        let stream = Stream {
+        let stream = VerbStream {
             verb,
             direction: parameters.direction,
             payload_bytes,
@@ -213,7 +213,7 @@ impl Stream {
     }
 
     fn check(&self) -> Result<()> {
-        let Stream {
+        let VerbStream {
             batch,
             window,
             signal_every,
@@ -315,7 +315,7 @@ impl Stream {
     /// single queue pair gets as many as one completion makes room for; several queue pairs get one
     /// each.
     #[inline]
-    pub(super) fn lists_of_turn(&self) -> usize {
+    pub(super) fn postlists_per_turn(&self) -> usize {
         if self.queue_pairs == 1 && self.signal_every.is_multiple_of(self.batch) {
             self.signal_every / self.batch
         } else {
@@ -325,37 +325,37 @@ impl Stream {
 
     /// Returns the WRs of a queue pair's turn.
     #[inline]
-    pub(super) fn turn(&self) -> u64 {
-        (self.batch * self.lists_of_turn()) as u64
+    pub(super) fn wrs_per_turn(&self) -> u64 {
+        (self.batch * self.postlists_per_turn()) as u64
     }
 
     /// Returns the minimum number of messages on each queue pair.
-    pub(super) fn least_messages(&self) -> u64 {
+    pub(super) fn min_messages(&self) -> u64 {
         2 * self.window as u64
     }
 
     /// Returns the number of a queue pair's WRs that must be done before its next turn, when
     /// `posted` WRs are posted.
     #[inline]
-    pub(super) fn done_before_next(&self, posted: u64) -> u64 {
+    pub(super) fn completions_before_turn(&self, posted: u64) -> u64 {
         if self.burst && posted.is_multiple_of(self.window as u64) {
             posted
         } else {
-            (posted + self.turn()).saturating_sub(self.window as u64)
+            (posted + self.wrs_per_turn()).saturating_sub(self.window as u64)
         }
     }
 
     /// Returns true if the next turn of each queue pair, after `posted` WRs, can be its last.
     #[inline]
     pub(super) fn can_end_after(&self, posted: u64) -> bool {
-        let posted = posted + self.turn();
+        let posted = posted + self.wrs_per_turn();
         // The last WR must be signaled, so that every WR completes. The last burst must be whole.
         let whole = if self.burst {
             self.window
         } else {
             self.signal_every
         };
-        posted >= self.least_messages() && posted.is_multiple_of(whole as u64)
+        posted >= self.min_messages() && posted.is_multiple_of(whole as u64)
     }
 }
 
@@ -378,17 +378,17 @@ fn lcm(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn of(payload_bytes: usize) -> Parameters {
-        Parameters {
+    fn of(payload_bytes: usize) -> MicroParameters {
+        MicroParameters {
             payload_bytes: Some(payload_bytes),
-            ..Parameters::default()
+            ..MicroParameters::default()
         }
     }
 
     #[test]
     fn defaults_fit_the_payload() {
         let of = |payload| {
-            let s = Stream::new(Verb::RcSend, &of(payload), 1).unwrap();
+            let s = VerbStream::new(Verb::RcSend, &of(payload), 1).unwrap();
             (s.window, s.batch, s.signal_every, s.inline)
         };
         assert_eq!(of(8), (256, 16, 16, true));
@@ -401,58 +401,60 @@ mod tests {
 
     #[test]
     fn a_window_grows_around_what_was_asked_for() {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             batch: Some(300),
             signal_every: Some(200),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let s = Stream::new(Verb::RcWrite, &parameters, 1).unwrap();
+        let s = VerbStream::new(Verb::RcWrite, &parameters, 1).unwrap();
         assert_eq!((s.window, s.batch, s.signal_every), (1200, 300, 200));
     }
 
     #[test]
     fn contradictions_are_refused_with_what_to_change() {
-        let refused = |verb, parameters: Parameters| {
-            Stream::new(verb, &parameters, 1).unwrap_err().to_string()
+        let refused = |verb, parameters: MicroParameters| {
+            VerbStream::new(verb, &parameters, 1)
+                .unwrap_err()
+                .to_string()
         };
         assert!(refused(Verb::RcWrite, of(0)).contains("8 or more"));
         assert!(refused(Verb::RcSend, of(7)).contains("header-only"));
         assert!(refused(Verb::Atomics, of(16)).contains("8 bytes"));
-        let window = |batch, window, signal_every| Parameters {
+        let window = |batch, window, signal_every| MicroParameters {
             batch: Some(batch),
             window: Some(window),
             signal_every: Some(signal_every),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         assert!(refused(Verb::RcSend, window(16, 40, 8)).contains("no multiple"));
         assert!(refused(Verb::RcSend, window(16, 16, 16)).contains("never has room"));
         assert!(refused(Verb::RcSend, window(1, 10_000, 1)).contains("at most 8192"));
-        let inline = Parameters {
+        let inline = MicroParameters {
             inline: Some(true),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         assert!(refused(Verb::RcRead, inline).contains("inline"));
-        let long = Parameters {
+        let long = MicroParameters {
             payload_bytes: Some(MAX_PAYLOAD_BYTES),
             window: Some(64),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         assert!(refused(Verb::RcRead, long).contains("lower one"));
     }
 
     #[test]
     fn threads_processes_and_counters_fit_each_other() {
-        let of = |verb, parameters: &Parameters| Stream::new(verb, parameters, 1);
-        let plain = of(Verb::Atomics, &Parameters::default()).unwrap();
+        let of = |verb, parameters: &MicroParameters| VerbStream::new(verb, parameters, 1);
+        let plain = of(Verb::Atomics, &MicroParameters::default()).unwrap();
         assert_eq!(
             (plain.threads, plain.processes, plain.queue_pairs),
             (1, 1, 1)
         );
         assert_eq!((plain.addresses, plain.spacing_bytes), (1, 8));
-        let processes = |threads, processes| Parameters {
+        let processes = |threads, processes| MicroParameters {
             threads,
             processes,
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         for (threads, processes_given, want) in [
             (Some(4), None, (4, 4)),
@@ -462,13 +464,14 @@ mod tests {
             let stream = of(Verb::RcRead, &processes(threads, processes_given)).unwrap();
             assert_eq!((stream.threads, stream.processes), want);
         }
-        let refused = |verb, parameters: Parameters| of(verb, &parameters).unwrap_err().to_string();
+        let refused =
+            |verb, parameters: MicroParameters| of(verb, &parameters).unwrap_err().to_string();
         assert!(refused(Verb::RcRead, processes(Some(1), Some(2))).contains("raise the threads"));
         assert!(refused(Verb::RcRead, processes(Some(0), None)).contains("1 to 256 threads"));
-        let counters = |addresses, spacing| Parameters {
+        let counters = |addresses, spacing| MicroParameters {
             addresses: Some(addresses),
             spacing_bytes: Some(spacing),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
         assert!(refused(Verb::RcRead, counters(2, 8)).contains("no counters"));
         assert!(refused(Verb::Atomics, counters(2, 12)).contains("multiple of 8"));
@@ -478,25 +481,28 @@ mod tests {
 
     #[test]
     fn a_burst_waits_for_its_whole_window() {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             window: Some(8),
             batch: Some(2),
             signal_every: Some(8),
             queue_pairs: Some(2),
             burst: true,
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let burst = Stream::new(Verb::RcRead, &parameters, 1).unwrap();
+        let burst = VerbStream::new(Verb::RcRead, &parameters, 1).unwrap();
         let waits: Vec<_> = (0..10)
-            .map(|list| burst.done_before_next(2 * list))
+            .map(|list| burst.completions_before_turn(2 * list))
             .collect();
         assert_eq!(waits, [0, 0, 0, 0, 8, 4, 6, 8, 16, 12]);
-        let flows = Stream {
+        let flows = VerbStream {
             burst: false,
             ..burst
         };
         assert_eq!(
-            (flows.done_before_next(8), flows.done_before_next(6)),
+            (
+                flows.completions_before_turn(8),
+                flows.completions_before_turn(6)
+            ),
             (2, 0)
         );
     }

@@ -14,20 +14,24 @@ mod writes;
 use anyhow::Result;
 use verbs::{Access, Connected, Rc, Uc, Ud};
 
-use self::fetches::Fetches;
+use self::fetches::FetchRequester;
 use self::sends::SendEnd;
 use self::timed::timed;
 use self::writes::WriteEnd;
 use super::form::{with_form, with_write_form};
-use super::outcome::Latency;
+use super::outcome::PingPongLatency;
 use super::task::PingPong;
-use super::transport::Sends;
+use super::transport::SendTransport;
 use super::verb::Verb;
 use crate::connect::connect;
-use crate::link::Link;
-use crate::nic::Nic;
+use crate::link::WorkerLink;
+use crate::nic::OpenNic;
 
-pub(super) fn drive(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Latency> {
+pub(super) fn drive(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    ping: &PingPong,
+) -> Result<PingPongLatency> {
     match ping.verb {
         Verb::RcSend => drive_sends::<Rc>(link, nic, ping),
         Verb::UdSend => drive_sends::<Ud>(link, nic, ping),
@@ -36,7 +40,7 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Laten
         Verb::UcWrite => drive_writes::<Uc>(link, nic, ping),
         Verb::RcRead | Verb::Atomics => {
             let latency = {
-                let mut end = Fetches::new(link, nic, ping)?;
+                let mut end = FetchRequester::new(link, nic, ping)?;
                 timed(ping, |number| end.fetch(number))?
             };
             link.send(&"done")?;
@@ -45,21 +49,29 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Laten
     }
 }
 
-fn drive_sends<T: Sends>(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Latency> {
+fn drive_sends<T: SendTransport>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    ping: &PingPong,
+) -> Result<PingPongLatency> {
     with_form!(ping.payload_bytes, ping.inline, F => {
         let mut end = SendEnd::<T, F>::new(link, nic, ping)?;
         timed(ping, |number| end.exchange(number))
     })
 }
 
-fn drive_writes<T: Connected>(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Latency> {
+fn drive_writes<T: Connected>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    ping: &PingPong,
+) -> Result<PingPongLatency> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
         let mut end = WriteEnd::<T, F>::new(link, nic, ping)?;
         timed(ping, |number| end.exchange(number))
     })
 }
 
-pub(super) fn work(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<()> {
+pub(super) fn work(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
     match ping.verb {
         Verb::RcSend => echo_sends::<Rc>(link, nic, ping),
         Verb::UdSend => echo_sends::<Ud>(link, nic, ping),
@@ -78,13 +90,17 @@ pub(super) fn work(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<()> {
     }
 }
 
-fn echo_sends<T: Sends>(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<()> {
+fn echo_sends<T: SendTransport>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    ping: &PingPong,
+) -> Result<()> {
     with_form!(ping.payload_bytes, ping.inline, F => {
         SendEnd::<T, F>::new(link, nic, ping)?.echo()
     })
 }
 
-fn echo_writes<T: Connected>(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<()> {
+fn echo_writes<T: Connected>(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
         WriteEnd::<T, F>::new(link, nic, ping)?.echo()
     })

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::parameters::{Stream, gcd};
+use super::parameters::{VerbStream, gcd};
 use crate::poll_timeout::TIMEOUT_NS;
 
 /// Time after which a missing datagram counts as lost, in ns.
@@ -18,31 +18,31 @@ pub(super) struct ReceiverResult {
 }
 
 /// Returns the number of messages that the receiver takes between two reports.
-pub(super) fn chunk(stream: &Stream) -> usize {
+pub(super) fn chunk(stream: &VerbStream) -> usize {
     gcd(stream.window, (stream.window / 4).max(1))
 }
 
 /// Returns the maximum number of reports that are on their way to the sender.
-pub(super) fn reports(stream: &Stream) -> usize {
+pub(super) fn reports(stream: &VerbStream) -> usize {
     2 * stream.window / chunk(stream)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
     use crate::micro::verb::Verb;
 
     #[test]
     fn reports_come_in_whole_chunks() {
         for window in 1..=300 {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 batch: Some(1),
                 signal_every: Some(1),
                 window: Some(window),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
-            let stream = Stream::new(Verb::RcSend, &parameters, 1).unwrap();
+            let stream = VerbStream::new(Verb::RcSend, &parameters, 1).unwrap();
             let chunk = chunk(&stream);
             assert!(window.is_multiple_of(chunk) && chunk <= (window / 4).max(1));
             assert!(reports(&stream) >= 2);

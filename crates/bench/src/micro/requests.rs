@@ -3,14 +3,14 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, RemoteMemory};
 
-use super::flow::{Requests, Run};
-use super::form::{Form, Layout, both_ends};
-use super::parameters::Stream;
+use super::flow::{SlotRun, WindowRequests};
+use super::form::{PayloadForm, WindowLayout, both_ends};
+use super::parameters::VerbStream;
 use super::verb::tail;
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 
 /// Returns the slots of all queue pairs in `remote`.
-fn remote_places(stream: &Stream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
+fn remote_places(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
     (0..stream.places())
         .map(|place| {
             let at = (place * stream.stride()) as u64;
@@ -20,7 +20,7 @@ fn remote_places(stream: &Stream, remote: RemoteMemory) -> Result<Vec<RemoteMemo
 }
 
 /// Returns the slots of all queue pairs in `local`.
-fn local_places(stream: &Stream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
+fn local_places(stream: &VerbStream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
     let places = (0..stream.places()).map(|place| {
         let at = place * stream.stride();
         local.slice(at..at + stream.payload_bytes)
@@ -29,28 +29,32 @@ fn local_places(stream: &Stream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
 }
 
 /// RDMA WRITEs; number `n` carries the stamp `n + 1`.
-pub(super) struct Writes<F: Form> {
+pub(super) struct StampedWrites<F: PayloadForm> {
     form: F,
     to: Vec<RemoteMemory>,
 }
 
-impl<F: Form> Writes<F> {
-    pub(super) fn new(nic: &Nic, stream: &Stream, remote: RemoteMemory) -> Result<Writes<F>> {
-        let layout = Layout {
+impl<F: PayloadForm> StampedWrites<F> {
+    pub(super) fn new(
+        nic: &OpenNic,
+        stream: &VerbStream,
+        remote: RemoteMemory,
+    ) -> Result<StampedWrites<F>> {
+        let layout = WindowLayout {
             payload_bytes: stream.payload_bytes,
             slots: stream.places(),
             pages: stream.pages,
         };
-        Ok(Writes {
+        Ok(StampedWrites {
             form: F::new(nic, &layout)?,
             to: remote_places(stream, remote)?,
         })
     }
 }
 
-impl<T: Connected, F: Form> Requests<T> for Writes<F> {
+impl<T: Connected, F: PayloadForm> WindowRequests<T> for StampedWrites<F> {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<T>, run: &Run) -> Result<()> {
+    fn add(&mut self, list: &mut Postlist<T>, run: &SlotRun) -> Result<()> {
         let to = &self.to[run.places.clone()];
         for ((place, to), number) in run.places.clone().zip(to).zip(run.number..) {
             list.rdma_write(self.form.payload(place, number + 1)?, *to);
@@ -60,7 +64,7 @@ impl<T: Connected, F: Form> Requests<T> for Writes<F> {
 }
 
 /// RDMA READs; each slot of the target holds its own number, counted from 1.
-pub(super) struct Reads {
+pub(super) struct NumberedReads {
     results: MemoryRegion,
     into: Vec<MrSlice>,
     from: Vec<RemoteMemory>,
@@ -68,10 +72,14 @@ pub(super) struct Reads {
     payload_bytes: usize,
 }
 
-impl Reads {
-    pub(super) fn new(nic: &Nic, stream: &Stream, remote: RemoteMemory) -> Result<Reads> {
+impl NumberedReads {
+    pub(super) fn new(
+        nic: &OpenNic,
+        stream: &VerbStream,
+        remote: RemoteMemory,
+    ) -> Result<NumberedReads> {
         let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
-        Ok(Reads {
+        Ok(NumberedReads {
             into: local_places(stream, &results)?,
             from: remote_places(stream, remote)?,
             results,
@@ -81,9 +89,9 @@ impl Reads {
     }
 }
 
-impl Requests<Rc> for Reads {
+impl WindowRequests<Rc> for NumberedReads {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &Run) -> Result<()> {
+    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for place in run.places.clone() {
             // Clear the results, so that data of an earlier READ are not taken for this one's.
             let at = place * self.stride;
@@ -94,7 +102,7 @@ impl Requests<Rc> for Reads {
         Ok(())
     }
 
-    fn check(&mut self, run: &Run) -> Result<()> {
+    fn check(&mut self, run: &SlotRun) -> Result<()> {
         for (place, number) in run.places.clone().zip(run.number..) {
             let got = both_ends(&self.results, place * self.stride, self.payload_bytes)?;
             let want = place as u64 + 1;
@@ -107,7 +115,7 @@ impl Requests<Rc> for Reads {
 }
 
 /// Fetch-and-adds of 1 on one counter.
-pub(super) struct AddsToOne {
+pub(super) struct SingleCounterAdds {
     results: MemoryRegion,
     into: Vec<MrSlice>,
     counter: RemoteMemory,
@@ -117,10 +125,14 @@ pub(super) struct AddsToOne {
     exact: bool,
 }
 
-impl AddsToOne {
-    pub(super) fn new(nic: &Nic, stream: &Stream, counter: RemoteMemory) -> Result<AddsToOne> {
+impl SingleCounterAdds {
+    pub(super) fn new(
+        nic: &OpenNic,
+        stream: &VerbStream,
+        counter: RemoteMemory,
+    ) -> Result<SingleCounterAdds> {
         let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
-        Ok(AddsToOne {
+        Ok(SingleCounterAdds {
             into: local_places(stream, &results)?,
             results,
             counter,
@@ -130,17 +142,17 @@ impl AddsToOne {
     }
 }
 
-impl Requests<Rc> for AddsToOne {
-    const SAME: bool = true;
+impl WindowRequests<Rc> for SingleCounterAdds {
+    const REUSES_WRS: bool = true;
 
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &Run) -> Result<()> {
+    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for into in &self.into[run.places.clone()] {
             list.atomic_fetch_and_add(*into, self.counter, 1);
         }
         Ok(())
     }
 
-    fn check(&mut self, run: &Run) -> Result<()> {
+    fn check(&mut self, run: &SlotRun) -> Result<()> {
         let mut next = self.next[run.queue_pair];
         for (place, number) in run.places.clone().zip(run.number..) {
             let got = self.results.read_u64(8 * place)?;
@@ -155,56 +167,56 @@ impl Requests<Rc> for AddsToOne {
 }
 
 /// Fetch-and-adds of 1 on counters that are chosen at random.
-pub(super) struct AddsToMany {
+pub(super) struct RandomCounterAdds {
     results: MemoryRegion,
     into: Vec<MrSlice>,
     counters: Vec<RemoteMemory>,
-    choice: Choice,
+    random: UniformRandom,
     /// Counters of the outstanding adds, by slot.
-    chosen: Vec<usize>,
+    outstanding_counters: Vec<usize>,
     /// For each queue pair and counter, the value that the next add must return. With other adders
     /// it is a lower bound.
     next: Vec<u64>,
     exact: bool,
 }
 
-impl AddsToMany {
+impl RandomCounterAdds {
     pub(super) fn new(
-        nic: &Nic,
+        nic: &OpenNic,
         qps: &[QueuePair<Rc>],
-        stream: &Stream,
+        stream: &VerbStream,
         remote: RemoteMemory,
-    ) -> Result<AddsToMany> {
+    ) -> Result<RandomCounterAdds> {
         let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
         let counter = |number: usize| remote.at((number * stream.spacing_bytes) as u64);
         let counters: Option<Vec<_>> = (0..stream.addresses).map(counter).collect();
-        Ok(AddsToMany {
+        Ok(RandomCounterAdds {
             into: local_places(stream, &results)?,
             results,
             counters: counters.context("the worker offers too few counters")?,
-            choice: Choice::new(u64::from(qps[0].qpn().0), stream.addresses),
-            chosen: vec![0; stream.places()],
+            random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.addresses),
+            outstanding_counters: vec![0; stream.places()],
             next: vec![0; stream.addresses * qps.len()],
             exact: stream.has_own_counters(),
         })
     }
 }
 
-impl Requests<Rc> for AddsToMany {
+impl WindowRequests<Rc> for RandomCounterAdds {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &Run) -> Result<()> {
+    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for place in run.places.clone() {
-            let counter = self.choice.next();
-            self.chosen[place] = counter;
+            let counter = self.random.next();
+            self.outstanding_counters[place] = counter;
             list.atomic_fetch_and_add(self.into[place], self.counters[counter], 1);
         }
         Ok(())
     }
 
-    fn check(&mut self, run: &Run) -> Result<()> {
+    fn check(&mut self, run: &SlotRun) -> Result<()> {
         for (place, number) in run.places.clone().zip(run.number..) {
             let got = self.results.read_u64(8 * place)?;
-            let counter = self.chosen[place];
+            let counter = self.outstanding_counters[place];
             let next = &mut self.next[run.queue_pair * self.counters.len() + counter];
             if got != *next && (self.exact || got < *next) {
                 return Err(wrong_sum(number, counter, got, *next, self.exact));
@@ -225,29 +237,29 @@ fn wrong_sum(number: u64, counter: usize, got: u64, next: u64, exact: bool) -> a
 
 /// Generator of uniform numbers below a limit: a 64-bit xorshift (Marsaglia, Journal of Statistical
 /// Software 8(14), 2003).
-struct Choice {
+struct UniformRandom {
     state: u64,
-    below: u64,
+    limit: u64,
 }
 
-impl Choice {
-    fn new(seed: u64, below: usize) -> Choice {
-        Choice {
+impl UniformRandom {
+    fn new(seed: u64, below: usize) -> UniformRandom {
+        UniformRandom {
             // A xorshift's state must not be 0.
             state: (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            below: below as u64,
+            limit: below as u64,
         }
     }
 
     #[inline]
     fn next(&mut self) -> usize {
-        if self.below == 1 {
+        if self.limit == 1 {
             return 0;
         }
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
-        let scaled = (u128::from(self.state) * u128::from(self.below)) >> 64;
+        let scaled = (u128::from(self.state) * u128::from(self.limit)) >> 64;
         usize::try_from(scaled).unwrap_or(0)
     }
 }
@@ -258,7 +270,7 @@ mod tests {
 
     #[test]
     fn counters_are_chosen_evenly() {
-        let mut choice = Choice::new(7, 10);
+        let mut choice = UniformRandom::new(7, 10);
         let mut times = [0; 10];
         for _ in 0..10_000 {
             times[choice.next()] += 1;
@@ -267,6 +279,6 @@ mod tests {
             times.iter().all(|times| (850..1150).contains(times)),
             "{times:?}"
         );
-        assert_eq!(Choice::new(0, 1).next(), 0);
+        assert_eq!(UniformRandom::new(0, 1).next(), 0);
     }
 }

@@ -3,38 +3,38 @@
 use anyhow::{Context, Result};
 
 use super::lanes::measure;
-use super::outcome::Outcome;
-use super::task::Task;
-use crate::link::{Exe, Link};
+use super::outcome::TaskResult;
+use super::task::MeasurementTask;
+use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
-use crate::pin::Cores;
+use crate::pin::CorePair;
 use crate::remote;
 
 /// Owner of the links to the worker processes. They are started or connected to on first use, and
 /// again after a failure.
 #[derive(Debug)]
-pub struct Runner {
-    cores: Cores,
-    others: Others,
-    links: Vec<Link>,
+pub struct WorkerPool {
+    cores: CorePair,
+    worker_host: WorkerHost,
+    links: Vec<WorkerLink>,
 }
 
 /// Location of the worker processes.
 #[derive(Debug)]
-enum Others {
+enum WorkerHost {
     /// On this host: this program, started again.
-    Here(Exe),
+    Local(WorkerCommand),
     /// On a host that listens for connections.
-    There(remote::Peer),
+    Remote(remote::ListeningPeer),
 }
 
-impl Runner {
+impl WorkerPool {
     /// Creates a runner that starts its workers with the program `worker`.
     #[must_use]
-    pub fn new(cores: Cores, worker: Exe) -> Runner {
-        Runner {
+    pub fn new(cores: CorePair, worker: WorkerCommand) -> WorkerPool {
+        WorkerPool {
             cores,
-            others: Others::Here(worker),
+            worker_host: WorkerHost::Local(worker),
             links: Vec::new(),
         }
     }
@@ -42,25 +42,25 @@ impl Runner {
     /// Creates a runner whose workers are started by [`remote::listen`] on another host, or on this
     /// one.
     #[must_use]
-    pub fn connecting(cores: Cores, peer: remote::Peer) -> Runner {
-        Runner {
+    pub fn connecting(cores: CorePair, peer: remote::ListeningPeer) -> WorkerPool {
+        WorkerPool {
             cores,
-            others: Others::There(peer),
+            worker_host: WorkerHost::Remote(peer),
             links: Vec::new(),
         }
     }
 
     /// Returns links to at least `count` workers on this host, or to all workers of the peer.
-    fn links(&mut self, count: usize) -> Result<Vec<Link>> {
+    fn links(&mut self, count: usize) -> Result<Vec<WorkerLink>> {
         let mut links = std::mem::take(&mut self.links);
-        match &self.others {
-            Others::Here(exe) => {
+        match &self.worker_host {
+            WorkerHost::Local(exe) => {
                 while links.len() < count {
-                    links.push(Link::spawn(exe, self.cores.responder)?);
+                    links.push(WorkerLink::spawn(exe, self.cores.responder)?);
                 }
             }
-            Others::There(peer) if links.is_empty() => links = peer.connect()?,
-            Others::There(_) => {}
+            WorkerHost::Remote(peer) if links.is_empty() => links = peer.connect()?,
+            WorkerHost::Remote(_) => {}
         }
         Ok(links)
     }
@@ -69,12 +69,12 @@ impl Runner {
     ///
     /// # Errors
     /// When a verb fails, wrong data arrive, or nothing arrives for 10 s.
-    pub fn measure(&mut self, nic: &NicChoice, task: &Task) -> Result<Outcome> {
+    pub fn measure(&mut self, nic: &NicChoice, task: &MeasurementTask) -> Result<TaskResult> {
         let (threads, processes) = task.threads_and_processes();
         let mut links = self.links(processes)?;
-        let (here, there) = match &self.others {
-            Others::Here(_) => self.cores.shared_out(threads)?,
-            Others::There(_) => (self.cores.all(threads)?, Vec::new()),
+        let (here, there) = match &self.worker_host {
+            WorkerHost::Local(_) => self.cores.thread_cores(threads)?,
+            WorkerHost::Remote(_) => (self.cores.all(threads)?, Vec::new()),
         };
         let used = links.get_mut(..processes);
         let used = used.context("the other host has too few processes for this")?;

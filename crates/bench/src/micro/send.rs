@@ -10,35 +10,43 @@
 use anyhow::Result;
 use verbs::{Access, QpBuilder, Rc, Uc, Ud};
 
-use super::form::{Form, with_form};
-use super::outcome::Rate;
-use super::parameters::Stream;
-use super::receiver::{Places, REPORT_WRS, receive};
+use super::form::{PayloadForm, with_form};
+use super::outcome::StreamRate;
+use super::parameters::VerbStream;
+use super::receiver::{REPORT_WRS, RecvBuffers, receive};
 use super::receiver_result::reports;
 use super::sender::send;
-use super::transport::Sends;
+use super::transport::SendTransport;
 use super::verb::Verb;
-use crate::link::Link;
-use crate::nic::{Nic, small};
+use crate::link::WorkerLink;
+use crate::nic::{OpenNic, small};
 
-pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate> {
+pub(super) fn drive(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<StreamRate> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
-        Verb::UdSend => drive_in::<Ud, F>(link, nic, stream),
-        Verb::UcSend => drive_in::<Uc, F>(link, nic, stream),
-        _ => drive_in::<Rc, F>(link, nic, stream),
+        Verb::UdSend => drive_with_form::<Ud, F>(link, nic, stream),
+        Verb::UcSend => drive_with_form::<Uc, F>(link, nic, stream),
+        _ => drive_with_form::<Rc, F>(link, nic, stream),
     })
 }
 
-pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
+pub(super) fn work(link: &mut WorkerLink, nic: &OpenNic, stream: &VerbStream) -> Result<()> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
-        Verb::UdSend => work_in::<Ud, F>(link, nic, stream),
-        Verb::UcSend => work_in::<Uc, F>(link, nic, stream),
-        _ => work_in::<Rc, F>(link, nic, stream),
+        Verb::UdSend => work_with_form::<Ud, F>(link, nic, stream),
+        Verb::UcSend => work_with_form::<Uc, F>(link, nic, stream),
+        _ => work_with_form::<Rc, F>(link, nic, stream),
     })
 }
 
 /// Returns a builder of a queue pair with its own CQs.
-pub(super) fn qp<T: Sends>(nic: &Nic, send_wrs: usize, recv_wrs: usize) -> Result<QpBuilder<T>> {
+pub(super) fn qp<T: SendTransport>(
+    nic: &OpenNic,
+    send_wrs: usize,
+    recv_wrs: usize,
+) -> Result<QpBuilder<T>> {
     let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
     Ok(nic
         .qp::<T>(&send_cq, &recv_cq)
@@ -46,7 +54,11 @@ pub(super) fn qp<T: Sends>(nic: &Nic, send_wrs: usize, recv_wrs: usize) -> Resul
         .max_recv_wr(small(recv_wrs)))
 }
 
-fn drive_in<T: Sends, F: Form>(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate> {
+fn drive_with_form<T: SendTransport, F: PayloadForm>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<StreamRate> {
     let place = nic.pd.alloc(verbs::GRH_BYTES, Access::LOCAL_WRITE)?;
     let recv_wrs = 2 * reports(stream);
     let (mut qps, mut recvs_of_all) = (Vec::new(), Vec::new());
@@ -61,19 +73,23 @@ fn drive_in<T: Sends, F: Form>(link: &mut Link, nic: &Nic, stream: &Stream) -> R
         qps.push(qp);
         recvs_of_all.push(recvs);
     }
-    let qps = T::join(link, nic, stream.payload_bytes, qps)?;
+    let qps = T::connect_qps(link, nic, stream.payload_bytes, qps)?;
     send::<T, F>(link, nic, stream, &qps, recvs_of_all)
 }
 
-fn work_in<T: Sends, F: Form>(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
+fn work_with_form<T: SendTransport, F: PayloadForm>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<()> {
     let (mut qps, mut places) = (Vec::new(), Vec::new());
     for _ in 0..stream.queue_pairs {
         let qp = qp::<T>(nic, REPORT_WRS, stream.window)?;
         let qp = T::build(qp.max_inline_data(0u32))?;
-        places.push(Places::post::<T>(nic, stream, &qp)?);
+        places.push(RecvBuffers::post::<T>(nic, stream, &qp)?);
         qps.push(qp);
     }
-    let qps = T::join(link, nic, stream.payload_bytes, qps)?;
+    let qps = T::connect_qps(link, nic, stream.payload_bytes, qps)?;
     link.barrier()?;
     link.send(&receive::<T, F>(stream, &qps, places)?)
 }

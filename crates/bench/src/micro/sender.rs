@@ -3,31 +3,31 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Postlist, RecvList, WcBuffer};
 
-use super::form::{Form, ImmOnly, Layout, low};
-use super::outcome::Rate;
-use super::parameters::Stream;
+use super::form::{ImmOnly, PayloadForm, WindowLayout, low_half};
+use super::outcome::StreamRate;
+use super::parameters::VerbStream;
 use super::receiver_result::{LOST_NS, ReceiverResult};
-use super::signals::Signals;
-use super::timer::{RunTimer, Timed};
-use super::transport::{SendQp, Sends};
-use crate::link::Link;
-use crate::nic::{Nic, reap};
+use super::signals::SelectiveSignaling;
+use super::timer::{RunTimer, TimedOperations};
+use super::transport::{SendQp, SendTransport};
+use crate::link::WorkerLink;
+use crate::nic::{OpenNic, reap};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Sends on all queue pairs for the duration of the stream.
-pub(super) fn send<T: Sends, F: Form>(
-    link: &mut Link,
-    nic: &Nic,
-    stream: &Stream,
+pub(super) fn send<T: SendTransport, F: PayloadForm>(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
     qps: &[SendQp<T>],
     reports: Vec<RecvList>,
-) -> Result<Rate> {
+) -> Result<StreamRate> {
     let senders = qps.iter().zip(reports);
     let senders = senders.map(|(qp, recvs)| Sender::<T, F>::new(nic, qp, stream, recvs));
     let mut senders: Vec<_> = senders.collect::<Result<_>>()?;
     link.barrier()?;
     let mut timer = RunTimer::new(stream.duration_ms);
-    let lists = stream.lists_of_turn();
+    let lists = stream.postlists_per_turn();
     let mut sent = 0;
     let mut last = false;
     while !last {
@@ -38,7 +38,7 @@ pub(super) fn send<T: Sends, F: Form>(
                 sender.post(last && list == lists)?;
             }
         }
-        sent += stream.turn();
+        sent += stream.wrs_per_turn();
     }
     for sender in &mut senders {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
@@ -53,23 +53,23 @@ pub(super) fn send<T: Sends, F: Form>(
     if let Some(wrong) = result.wrong {
         bail!("the receiver found {wrong}");
     }
-    if !T::LOSES && result.received != sent {
+    if !T::IS_LOSSY && result.received != sent {
         bail!("the receiver got {} of {sent} messages", result.received);
     }
-    let timed = Timed {
+    let timed = TimedOperations {
         ops: result.ops,
         elapsed_ns: result.elapsed_ns,
     };
     let lost = sent.saturating_sub(result.received);
-    Ok(Rate::new(stream, timed, result.received, lost))
+    Ok(StreamRate::new(stream, timed, result.received, lost))
 }
 
-pub(super) struct Sender<'q, T: Sends, F: Form> {
+pub(super) struct Sender<'q, T: SendTransport, F: PayloadForm> {
     to: &'q SendQp<T>,
-    stream: &'q Stream,
+    stream: &'q VerbStream,
     list: Postlist<T>,
     form: F,
-    signals: Signals,
+    signals: SelectiveSignaling,
     /// True if the postlist holds built WRs of which only the immediate changes.
     is_built: bool,
     /// Number of the next message, and its slot of the window.
@@ -85,14 +85,14 @@ pub(super) struct Sender<'q, T: Sends, F: Form> {
     credit: u64,
 }
 
-impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
+impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
     pub(super) fn new(
-        nic: &Nic,
+        nic: &OpenNic,
         to: &'q SendQp<T>,
-        stream: &'q Stream,
+        stream: &'q VerbStream,
         recvs: RecvList,
     ) -> Result<Sender<'q, T, F>> {
-        let layout = Layout {
+        let layout = WindowLayout {
             payload_bytes: stream.payload_bytes,
             slots: stream.window,
             pages: stream.pages,
@@ -102,7 +102,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
             stream,
             list: to.qp.postlist(stream.batch),
             form: F::new(nic, &layout)?,
-            signals: Signals::new(stream.batch, stream.signal_every),
+            signals: SelectiveSignaling::new(stream.batch, stream.signal_every),
             is_built: false,
             next: 0,
             slot: 0,
@@ -121,7 +121,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         let end = self.next + self.stream.batch as u64;
         if F::IMM && self.is_built {
             for (index, number) in (self.next..end).enumerate() {
-                let imm = low(F::stamp(number, last && number + 1 == end));
+                let imm = low_half(F::stamp(number, last && number + 1 == end));
                 self.list.set_imm(index, imm);
             }
         } else {
@@ -140,7 +140,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         self.list.clear();
         let mut slot = self.slot;
         let mut add = |stamp: u64| -> Result<()> {
-            let imm = if F::IMM { Some(low(stamp)) } else { None };
+            let imm = if F::IMM { Some(low_half(stamp)) } else { None };
             let payload = self.form.payload(slot, stamp)?;
             T::add(&mut self.list, payload, imm, &self.to.to);
             slot += 1;
@@ -151,18 +151,18 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         }
         add(F::stamp(end - 1, last))?;
         self.signals.mark(&mut self.list);
-        self.is_built = self.signals.stay();
+        self.is_built = self.signals.are_fixed();
         Ok(())
     }
 
     /// Waits until the next turn may be posted after the first `sent` messages.
     #[inline]
     fn make_room(&mut self, sent: u64) -> Result<()> {
-        let least = self.stream.done_before_next(sent);
+        let least = self.stream.completions_before_turn(sent);
         if self.completed.min(self.credit) >= least {
             return Ok(());
         }
-        self.wait(least, sent + self.stream.turn())
+        self.wait(least, sent + self.stream.wrs_per_turn())
     }
 
     fn wait(&mut self, least: u64, end: u64) -> Result<()> {
@@ -179,7 +179,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
             }
             // Any message of a transport that loses messages may be lost, including a report. After
             // the timeout, outstanding messages count as taken or lost.
-            if T::LOSES && self.completed >= least && lost.is_over() {
+            if T::IS_LOSSY && self.completed >= least && lost.is_over() {
                 self.credit = least;
             }
             timeout.check("completions of SENDs, or reports of the receiver")?;
@@ -192,7 +192,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         let mut credit = self.credit;
         let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
             let imm = wc.imm().context("a report without its number")?;
-            credit = credit.max(ImmOnly::nearest(imm.into(), near));
+            credit = credit.max(ImmOnly::nearest_number(imm.into(), near));
             Ok(())
         })?;
         self.credit = credit;

@@ -2,24 +2,24 @@
 
 use anyhow::Result;
 
-use super::outcome::Outcome;
-use super::parameters::Direction;
-use super::target::Target;
-use super::task::Task;
+use super::outcome::TaskResult;
+use super::parameters::MeasuredRole;
+use super::target::ResponderMemory;
+use super::task::MeasurementTask;
 use super::{one_sided, ping, send};
-use crate::link::Link;
-use crate::nic::Nic;
+use crate::link::WorkerLink;
+use crate::nic::OpenNic;
 
 /// Runs the thread of a lane on the measured side. Returns the result of the lane's requester.
 pub(crate) fn run_measured_side(
-    link: &mut Link,
-    nic: &Nic,
-    task: &Task,
-    target: &Target,
-) -> Result<Outcome> {
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    task: &MeasurementTask,
+    target: &ResponderMemory,
+) -> Result<TaskResult> {
     match task.direction() {
-        Direction::Outbound => drive_on(link, nic, task),
-        Direction::Inbound => {
+        MeasuredRole::Outbound => drive_on(link, nic, task),
+        MeasuredRole::Inbound => {
             work_on(link, nic, task, target)?;
             link.recv()
         }
@@ -28,14 +28,14 @@ pub(crate) fn run_measured_side(
 
 /// Runs the thread of a lane on the other side.
 pub(crate) fn run_other_side(
-    link: &mut Link,
-    nic: &Nic,
-    task: &Task,
-    target: &Target,
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    task: &MeasurementTask,
+    target: &ResponderMemory,
 ) -> Result<()> {
     match task.direction() {
-        Direction::Outbound => work_on(link, nic, task, target),
-        Direction::Inbound => {
+        MeasuredRole::Outbound => work_on(link, nic, task, target),
+        MeasuredRole::Inbound => {
             let outcome = drive_on(link, nic, task)?;
             link.send(&outcome)
         }
@@ -43,21 +43,26 @@ pub(crate) fn run_other_side(
 }
 
 /// Runs the requester on an open NIC.
-fn drive_on(link: &mut Link, nic: &Nic, task: &Task) -> Result<Outcome> {
+fn drive_on(link: &mut WorkerLink, nic: &OpenNic, task: &MeasurementTask) -> Result<TaskResult> {
     Ok(match task {
-        Task::Stream(stream) if stream.verb.is_send() => {
-            Outcome::Rate(send::drive(link, nic, stream)?)
+        MeasurementTask::Stream(stream) if stream.verb.is_send() => {
+            TaskResult::Rate(send::drive(link, nic, stream)?)
         }
-        Task::Stream(stream) => Outcome::Rate(one_sided::drive(link, nic, stream)?),
-        Task::PingPong(ping) => Outcome::Latency(ping::drive(link, nic, ping)?),
+        MeasurementTask::Stream(stream) => TaskResult::Rate(one_sided::drive(link, nic, stream)?),
+        MeasurementTask::PingPong(ping) => TaskResult::Latency(ping::drive(link, nic, ping)?),
     })
 }
 
 /// Runs the responder on an open NIC.
-fn work_on(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<()> {
+fn work_on(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    task: &MeasurementTask,
+    target: &ResponderMemory,
+) -> Result<()> {
     match task {
-        Task::Stream(stream) if stream.verb.is_send() => send::work(link, nic, stream),
-        Task::Stream(stream) => one_sided::work(link, nic, stream, target),
-        Task::PingPong(ping) => ping::work(link, nic, ping),
+        MeasurementTask::Stream(stream) if stream.verb.is_send() => send::work(link, nic, stream),
+        MeasurementTask::Stream(stream) => one_sided::work(link, nic, stream, target),
+        MeasurementTask::PingPong(ping) => ping::work(link, nic, ping),
     }
 }

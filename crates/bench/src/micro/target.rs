@@ -5,23 +5,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result, bail};
 use verbs::{Access, MemoryRegion, RemoteMemory};
 
-use super::task::Task;
+use super::task::MeasurementTask;
 use super::verb::Verb;
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 
 /// State shared by the responders of a process: the counters for atomics, which all requesters use.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct ResponderMemory {
     counters: Option<MemoryRegion>,
     spacing_bytes: usize,
     added: AtomicU64,
 }
 
-impl Target {
+impl ResponderMemory {
     /// Creates the shared state of a process that responds to `task`.
-    pub(crate) fn new(nic: &Nic, task: &Task) -> Result<Target> {
+    pub(crate) fn new(nic: &OpenNic, task: &MeasurementTask) -> Result<ResponderMemory> {
         let (counters, spacing_bytes) = match task {
-            Task::Stream(stream) if stream.verb == Verb::Atomics => {
+            MeasurementTask::Stream(stream) if stream.verb == Verb::Atomics => {
                 let bytes = stream.addresses * stream.spacing_bytes;
                 let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
                 let memory = nic.alloc(bytes, access, stream.pages)?;
@@ -29,7 +29,7 @@ impl Target {
             }
             _ => (None, 8),
         };
-        Ok(Target {
+        Ok(ResponderMemory {
             counters,
             spacing_bytes,
             added: AtomicU64::new(0),
@@ -48,7 +48,7 @@ impl Target {
 
     /// Returns a description of a wrong sum of the counters, or `None`. Call after all requesters
     /// have ended.
-    pub(crate) fn wrong(&self) -> Result<Option<String>> {
+    pub(crate) fn find_wrong_sum(&self) -> Result<Option<String>> {
         let Some(counters) = &self.counters else {
             return Ok(None);
         };

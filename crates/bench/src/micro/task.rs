@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::parameters::{Direction, Parameters, Stream};
+use super::parameters::{MeasuredRole, MicroParameters, VerbStream};
 use super::verb::Verb;
 
 fn one() -> u32 {
@@ -38,7 +38,7 @@ impl PingPong {
     ///
     /// # Errors
     /// When parameters contradict each other. The message says which one to change.
-    pub fn new(verb: Verb, parameters: &Parameters, duration_ms: u64) -> Result<PingPong> {
+    pub fn new(verb: Verb, parameters: &MicroParameters, duration_ms: u64) -> Result<PingPong> {
         let payload_bytes = parameters.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
         Ok(PingPong {
@@ -66,20 +66,20 @@ impl PingPong {
 /// A measurement of a rate or a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Task {
+pub enum MeasurementTask {
     /// Measures a rate.
-    Stream(Stream),
+    Stream(VerbStream),
     /// Measures a latency.
     PingPong(PingPong),
 }
 
-impl Task {
+impl MeasurementTask {
     /// Returns the verb that is posted.
     #[must_use]
     pub fn verb(&self) -> Verb {
         match self {
-            Task::Stream(stream) => stream.verb,
-            Task::PingPong(ping) => ping.verb,
+            MeasurementTask::Stream(stream) => stream.verb,
+            MeasurementTask::PingPong(ping) => ping.verb,
         }
     }
 
@@ -87,15 +87,15 @@ impl Task {
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
-            Task::Stream(stream) => stream.payload_bytes,
-            Task::PingPong(ping) => ping.payload_bytes,
+            MeasurementTask::Stream(stream) => stream.payload_bytes,
+            MeasurementTask::PingPong(ping) => ping.payload_bytes,
         }
     }
 
     pub(super) fn threads_and_processes(&self) -> (usize, usize) {
         match self {
-            Task::Stream(stream) => (stream.threads, stream.processes),
-            Task::PingPong(_) => (1, 1),
+            MeasurementTask::Stream(stream) => (stream.threads, stream.processes),
+            MeasurementTask::PingPong(_) => (1, 1),
         }
     }
 
@@ -105,10 +105,10 @@ impl Task {
         self.threads_and_processes().1
     }
 
-    pub(super) fn direction(&self) -> Direction {
+    pub(super) fn direction(&self) -> MeasuredRole {
         match self {
-            Task::Stream(stream) => stream.direction,
-            Task::PingPong(_) => Direction::Outbound,
+            MeasurementTask::Stream(stream) => stream.direction,
+            MeasurementTask::PingPong(_) => MeasuredRole::Outbound,
         }
     }
 }

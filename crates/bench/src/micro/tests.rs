@@ -3,16 +3,16 @@
 use anyhow::Result;
 
 use super::*;
-use crate::link::Link;
+use crate::link::WorkerLink;
 use crate::nic::NicChoice;
 
 /// Runs `task` briefly on the software NIC, with threads as workers. Returns the outcome, and the
 /// results of the workers.
-fn run(task: &Task) -> (Result<Outcome>, Vec<Result<()>>) {
+fn run(task: &MeasurementTask) -> (Result<TaskResult>, Vec<Result<()>>) {
     let nic = NicChoice::first_of("softnic");
     let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.processes())
         .map(|_| {
-            let (left, mut right) = Link::pair().unwrap();
+            let (left, mut right) = WorkerLink::pair().unwrap();
             let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
             (left, worker)
         })
@@ -23,30 +23,30 @@ fn run(task: &Task) -> (Result<Outcome>, Vec<Result<()>>) {
     (outcome, worked.collect())
 }
 
-fn tiny(task: Task) -> Outcome {
+fn tiny(task: MeasurementTask) -> TaskResult {
     match run(&task) {
         (Ok(outcome), worked) if worked.iter().all(Result::is_ok) => outcome,
         (outcome, worked) => panic!("{task:?}: {outcome:?}, workers: {worked:?}"),
     }
 }
 
-fn stream(verb: Verb, parameters: Parameters) -> Rate {
-    let stream = Stream::new(verb, &parameters, 5).unwrap();
-    let Outcome::Rate(rate) = tiny(Task::Stream(stream)) else {
+fn stream(verb: Verb, parameters: MicroParameters) -> StreamRate {
+    let stream = VerbStream::new(verb, &parameters, 5).unwrap();
+    let TaskResult::Rate(rate) = tiny(MeasurementTask::Stream(stream)) else {
         panic!("a stream has a rate");
     };
     assert!(
-        rate.verified_ops + rate.lost_ops >= stream.least_messages(),
+        rate.verified_ops + rate.lost_ops >= stream.min_messages(),
         "{rate:?}"
     );
     assert!(rate.rate_mops > 0.0, "{rate:?}");
     rate
 }
 
-fn of(payload_bytes: usize) -> Parameters {
-    Parameters {
+fn of(payload_bytes: usize) -> MicroParameters {
+    MicroParameters {
         payload_bytes: Some(payload_bytes),
-        ..Parameters::default()
+        ..MicroParameters::default()
     }
 }
 
@@ -71,12 +71,12 @@ fn parameters_that_do_not_fit_each_other_well() {
         for (batch, window, signal_every) in [(1, 1, 1), (1, 7, 7), (3, 18, 9), (5, 10, 2)] {
             stream(
                 verb,
-                Parameters {
+                MicroParameters {
                     batch: Some(batch),
                     window: Some(window),
                     signal_every: Some(signal_every),
                     inline: Some(false),
-                    ..Parameters::default()
+                    ..MicroParameters::default()
                 },
             );
         }
@@ -91,7 +91,7 @@ fn every_verb_plays_ping_pong() {
                 continue;
             }
             let ping = PingPong::new(verb, &of(payload), 5).unwrap();
-            let Outcome::Latency(latency) = tiny(Task::PingPong(ping)) else {
+            let TaskResult::Latency(latency) = tiny(MeasurementTask::PingPong(ping)) else {
                 panic!("a ping-pong has a latency");
             };
             assert!(latency.verified_ops > 0, "{latency:?}");
@@ -106,18 +106,18 @@ fn every_verb_plays_ping_pong() {
         }
     }
     let header_only = PingPong::new(Verb::UdSend, &of(0), 5).unwrap();
-    tiny(Task::PingPong(header_only));
+    tiny(MeasurementTask::PingPong(header_only));
 }
 
 #[test]
 fn a_datagram_longer_than_the_mtu_is_refused() {
-    for direction in [Direction::Outbound, Direction::Inbound] {
-        let parameters = Parameters {
+    for direction in [MeasuredRole::Outbound, MeasuredRole::Inbound] {
+        let parameters = MicroParameters {
             direction,
             ..of(4097)
         };
-        let long = Stream::new(Verb::UdSend, &parameters, 5).unwrap();
-        let (refused, worked) = run(&Task::Stream(long));
+        let long = VerbStream::new(Verb::UdSend, &parameters, 5).unwrap();
+        let (refused, worked) = run(&MeasurementTask::Stream(long));
         let refused = refused.unwrap_err();
         assert!(refused.to_string().contains("MTU"), "{refused}");
         assert!(worked[0].is_err());
@@ -127,17 +127,17 @@ fn a_datagram_longer_than_the_mtu_is_refused() {
 #[test]
 fn either_end_can_be_measured_with_many_threads() {
     for verb in Verb::ALL {
-        for direction in [Direction::Outbound, Direction::Inbound] {
+        for direction in [MeasuredRole::Outbound, MeasuredRole::Inbound] {
             for (threads, processes, queue_pairs) in [(1, 1, 3), (2, 1, 2), (3, 2, 1)] {
                 let rate = stream(
                     verb,
-                    Parameters {
+                    MicroParameters {
                         direction,
                         window: Some(16),
                         threads: Some(threads),
                         processes: Some(processes),
                         queue_pairs: Some(queue_pairs),
-                        ..Parameters::default()
+                        ..MicroParameters::default()
                     },
                 );
                 // Each queue pair sends at least two windows.
@@ -156,12 +156,12 @@ fn atomics_on_many_counters_are_checked() {
     for (threads, addresses, spacing_bytes) in [(1, 5, 8), (1, 100, 64), (2, 7, 4096)] {
         stream(
             Verb::Atomics,
-            Parameters {
-                direction: Direction::Inbound,
+            MicroParameters {
+                direction: MeasuredRole::Inbound,
                 threads: Some(threads),
                 addresses: Some(addresses),
                 spacing_bytes: Some(spacing_bytes),
-                ..Parameters::default()
+                ..MicroParameters::default()
             },
         );
     }
@@ -173,12 +173,12 @@ fn bursts_end_and_are_checked() {
         for (window, batch, signal_every) in [(1, 1, 1), (8, 1, 8), (8, 8, 8), (12, 3, 4)] {
             stream(
                 verb,
-                Parameters {
+                MicroParameters {
                     window: Some(window),
                     batch: Some(batch),
                     signal_every: Some(signal_every),
                     burst: true,
-                    ..Parameters::default()
+                    ..MicroParameters::default()
                 },
             );
         }

@@ -12,8 +12,8 @@ pub(crate) struct RunTimer {
     last_ns: u64,
     /// Calls of `is_over` between two readings of the clock.
     every: u32,
-    left: u32,
-    over: bool,
+    calls_left: u32,
+    is_over: bool,
 }
 
 impl RunTimer {
@@ -25,23 +25,23 @@ impl RunTimer {
             duration_ns: duration_ms.saturating_mul(1_000_000),
             last_ns: now,
             every: 1,
-            left: 1,
-            over: false,
+            calls_left: 1,
+            is_over: false,
         }
     }
 
     /// Returns true if the time is over. Once it is over, it stays over.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
-        self.left -= 1;
-        if self.left == 0 {
-            self.look();
+        self.calls_left -= 1;
+        if self.calls_left == 0 {
+            self.read_clock();
         }
-        self.over
+        self.is_over
     }
 
     #[cold]
-    fn look(&mut self) {
+    fn read_clock(&mut self) {
         let now = now_ns();
         let step = now.saturating_sub(self.last_ns);
         if step < self.duration_ns / 2000 {
@@ -50,67 +50,69 @@ impl RunTimer {
             self.every = (self.every / 2).max(1);
         }
         self.last_ns = now;
-        self.left = self.every;
-        self.over |= now.saturating_sub(self.begin_ns) >= self.duration_ns;
+        self.calls_left = self.every;
+        self.is_over |= now.saturating_sub(self.begin_ns) >= self.duration_ns;
     }
 }
 
 /// Operations and the time that they took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Timed {
+pub(crate) struct TimedOperations {
     pub(crate) ops: u64,
     pub(crate) elapsed_ns: u64,
 }
 
 /// Counter of operations from the end of the warm-up on.
-pub(crate) struct Meter {
+pub(crate) struct OperationMeter {
     warm_up_ns: u64,
     /// Number of operations done, and the time in ns, at the first tick.
     first: Option<(u64, u64)>,
     /// Number of operations done, and the time in ns, at the end of the warm-up.
-    mark: Option<(u64, u64)>,
+    after_warm_up: Option<(u64, u64)>,
 }
 
-impl Meter {
+impl OperationMeter {
     /// Creates a meter for a run of this duration.
-    pub(crate) fn new(duration_ms: u64) -> Meter {
-        Meter {
+    pub(crate) fn new(duration_ms: u64) -> OperationMeter {
+        OperationMeter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP,
             first: None,
-            mark: None,
+            after_warm_up: None,
         }
     }
 
     /// Notes that `done` operations are done.
     #[inline]
     pub(crate) fn tick(&mut self, done: u64) {
-        if self.mark.is_none() {
-            self.look(done, now_ns());
+        if self.after_warm_up.is_none() {
+            self.update(done, now_ns());
         }
     }
 
-    fn look(&mut self, done: u64, now: u64) {
+    fn update(&mut self, done: u64, now: u64) {
         match self.first {
             None => self.first = Some((done, now)),
             Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
-                self.mark = Some((done, now));
+                self.after_warm_up = Some((done, now));
             }
             Some(_) => {}
         }
     }
 
     /// Returns the measurement, if the last of `done` operations was done at `end_ns`.
-    pub(crate) fn finish(&self, done: u64, end_ns: u64) -> Timed {
-        let since = |(count, ns): (u64, u64)| Timed {
+    pub(crate) fn finish(&self, done: u64, end_ns: u64) -> TimedOperations {
+        let since = |(count, ns): (u64, u64)| TimedOperations {
             ops: done.saturating_sub(count),
             elapsed_ns: end_ns.saturating_sub(ns),
         };
-        let worth = |timed: &Timed| timed.ops > 0 && timed.elapsed_ns > 0;
-        let marked = self.mark.map(since).filter(worth);
-        marked.or_else(|| self.first.map(since)).unwrap_or(Timed {
-            ops: 0,
-            elapsed_ns: 0,
-        })
+        let worth = |timed: &TimedOperations| timed.ops > 0 && timed.elapsed_ns > 0;
+        let marked = self.after_warm_up.map(since).filter(worth);
+        marked
+            .or_else(|| self.first.map(since))
+            .unwrap_or(TimedOperations {
+                ops: 0,
+                elapsed_ns: 0,
+            })
     }
 }
 
@@ -130,11 +132,11 @@ mod tests {
 
     #[test]
     fn the_warm_up_is_not_counted() {
-        let mut meter = Meter::new(100);
+        let mut meter = OperationMeter::new(100);
         let ms = |n: u64| n * 1_000_000;
         for (done, now) in [(10, 0), (20, 5), (30, 9), (40, 12)] {
-            if meter.mark.is_none() {
-                meter.look(done, ms(now));
+            if meter.after_warm_up.is_none() {
+                meter.update(done, ms(now));
             }
         }
         let timed = meter.finish(1040, ms(112));
@@ -143,11 +145,11 @@ mod tests {
 
     #[test]
     fn a_run_that_ends_in_its_warm_up_counts_from_its_first_look() {
-        let mut meter = Meter::new(1000);
-        meter.look(4, 100);
-        meter.look(8, 200);
+        let mut meter = OperationMeter::new(1000);
+        meter.update(4, 100);
+        meter.update(8, 200);
         let timed = meter.finish(16, 400);
         assert_eq!((timed.ops, timed.elapsed_ns), (12, 300));
-        assert_eq!(Meter::new(1).finish(5, 5).ops, 0);
+        assert_eq!(OperationMeter::new(1).finish(5, 5).ops, 0);
     }
 }

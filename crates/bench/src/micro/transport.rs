@@ -7,28 +7,28 @@ use verbs::{
 };
 
 use crate::connect::{connect_all, exchange};
-use crate::link::Link;
-use crate::nic::Nic;
+use crate::link::WorkerLink;
+use crate::nic::OpenNic;
 
 /// A queue pair that can SEND, with its destination.
-pub(super) struct SendQp<T: Sends> {
+pub(super) struct SendQp<T: SendTransport> {
     pub(super) qp: QueuePair<T>,
-    pub(super) to: T::To,
+    pub(super) to: T::Destination,
 }
 
 /// A transport that has SENDs.
-pub(super) trait Sends: Transport + Sized {
+pub(super) trait SendTransport: Transport + Sized {
     /// Destination that a WR must name.
-    type To;
+    type Destination;
 
     /// Type of a queue pair that is not connected yet.
     type Prepared;
 
     /// Bytes before a message's payload in its RECV buffer.
-    const BEFORE: usize;
+    const HEADER_BYTES: usize;
 
     /// True if messages may be lost.
-    const LOSES: bool;
+    const IS_LOSSY: bool;
 
     fn build(qp: QpBuilder<Self>) -> Result<Self::Prepared>;
 
@@ -40,9 +40,9 @@ pub(super) trait Sends: Transport + Sized {
     ///
     /// # Errors
     /// When the other side is gone, or a payload does not fit a datagram.
-    fn join(
-        link: &mut Link,
-        nic: &Nic,
+    fn connect_qps(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
         payload_bytes: usize,
         qps: Vec<Self::Prepared>,
     ) -> Result<Vec<SendQp<Self>>>;
@@ -52,21 +52,21 @@ pub(super) trait Sends: Transport + Sized {
         list: &'l mut Postlist<Self>,
         payload: impl Payload,
         imm: Option<u32>,
-        to: &Self::To,
+        to: &Self::Destination,
     ) -> Wr<'l>;
 }
 
 /// Implements SENDs of a connected queue pair; `$loses` is true if messages may be lost.
 macro_rules! connected_sends {
     ($transport:ty, $loses:literal) => {
-        impl Sends for $transport {
-            type To = ();
+        impl SendTransport for $transport {
+            type Destination = ();
             type Prepared = PreparedQp<$transport>;
-            const BEFORE: usize = 0;
-            const LOSES: bool = $loses;
+            const HEADER_BYTES: usize = 0;
+            const IS_LOSSY: bool = $loses;
 
             fn build(qp: QpBuilder<$transport>) -> Result<PreparedQp<$transport>> {
-                qp.build().context(TOO_MUCH)
+                qp.build().context(QP_TOO_LARGE)
             }
 
             fn recv_list(qp: &PreparedQp<$transport>, capacity: usize) -> RecvList {
@@ -80,9 +80,9 @@ macro_rules! connected_sends {
                 qp.post_recv(list)
             }
 
-            fn join(
-                link: &mut Link,
-                _: &Nic,
+            fn connect_qps(
+                link: &mut WorkerLink,
+                _: &OpenNic,
                 _: usize,
                 qps: Vec<PreparedQp<$transport>>,
             ) -> Result<Vec<SendQp<$transport>>> {
@@ -109,14 +109,14 @@ macro_rules! connected_sends {
 connected_sends!(Rc, false);
 connected_sends!(Uc, true);
 
-impl Sends for Ud {
-    type To = UdDestination;
+impl SendTransport for Ud {
+    type Destination = UdDestination;
     type Prepared = QueuePair<Ud>;
-    const BEFORE: usize = verbs::GRH_BYTES;
-    const LOSES: bool = true;
+    const HEADER_BYTES: usize = verbs::GRH_BYTES;
+    const IS_LOSSY: bool = true;
 
     fn build(qp: QpBuilder<Ud>) -> Result<QueuePair<Ud>> {
-        qp.build().context(TOO_MUCH)
+        qp.build().context(QP_TOO_LARGE)
     }
 
     fn recv_list(qp: &QueuePair<Ud>, capacity: usize) -> RecvList {
@@ -127,9 +127,9 @@ impl Sends for Ud {
         qp.post_recv(list)
     }
 
-    fn join(
-        link: &mut Link,
-        nic: &Nic,
+    fn connect_qps(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
         payload_bytes: usize,
         qps: Vec<QueuePair<Ud>>,
     ) -> Result<Vec<SendQp<Ud>>> {
@@ -163,4 +163,5 @@ impl Sends for Ud {
     }
 }
 
-const TOO_MUCH: &str = "cannot make a queue pair for this window and inline payload; lower them";
+const QP_TOO_LARGE: &str =
+    "cannot make a queue pair for this window and inline payload; lower them";

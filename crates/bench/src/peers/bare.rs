@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Pattern of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Exchange {
+pub enum BareMessageExchange {
     /// Messages go one way, as fast as the receiver takes them.
     Stream,
     /// Each message is answered before the next is sent.
@@ -16,8 +16,8 @@ pub enum Exchange {
 
 /// Parameters of an exchange through bare rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Bare {
-    pub(crate) exchange: Exchange,
+pub struct BareExchange {
+    pub(crate) exchange: BareMessageExchange,
     /// True if a message carries 8 bytes, in a record of 32 bytes; false if it is header-only, in a
     /// record of 16 bytes.
     pub(crate) has_payload: bool,

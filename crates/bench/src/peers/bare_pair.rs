@@ -3,15 +3,15 @@
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use super::bare::{Bare, Exchange};
+pub use super::bare::{BareExchange, BareMessageExchange};
 use super::bare_ring::{
     HEADER_ONLY, MAX_LIST, Producer, Receiver, Ring, SendList, WINDOW, WITH_8_BYTES, words_of,
 };
-use super::mapping::{Words, WordsAt};
+use super::mapping::{SharedWords, WordsAt};
 use crate::clock::{mops, now_ns};
 use crate::job::Job;
-use crate::link::Link;
-use crate::micro::timer::{Meter, RunTimer, Timed};
+use crate::link::WorkerLink;
+use crate::micro::timer::{OperationMeter, RunTimer, TimedOperations};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Exchanges between two readings of the clock in a ping-pong.
@@ -19,7 +19,7 @@ const EXCHANGES: u64 = 64;
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figure {
+pub struct BareResult {
     /// Rate in 10^6 messages or round trips per second. For a ping-pong, half of a round trip in
     /// nanoseconds.
     pub value: f64,
@@ -37,13 +37,16 @@ struct EndCounts {
 }
 
 impl EndCounts {
-    fn new<const WORDS: usize>(receiver: &Receiver<'_, WORDS>, meter: &Meter) -> EndCounts {
-        let Timed { ops, elapsed_ns } = meter.finish(receiver.due, now_ns());
+    fn new<const WORDS: usize>(
+        receiver: &Receiver<'_, WORDS>,
+        meter: &OperationMeter,
+    ) -> EndCounts {
+        let TimedOperations { ops, elapsed_ns } = meter.finish(receiver.next_expected, now_ns());
         EndCounts {
-            received: receiver.due,
+            received: receiver.next_expected,
             ops,
             elapsed_ns,
-            wrong: receiver.wrong.clone(),
+            wrong: receiver.fault.clone(),
         }
     }
 
@@ -66,14 +69,14 @@ impl EndCounts {
 ///
 /// # Errors
 /// When memory cannot be shared, the worker is gone, or a message is wrong.
-pub fn drive(link: &mut Link, bare: Bare) -> Result<Figure> {
+pub fn drive(link: &mut WorkerLink, bare: BareExchange) -> Result<BareResult> {
     ensure!(
         (1..=MAX_LIST).contains(&bare.list),
         "a list of a bare ring has 1 to {MAX_LIST} messages"
     );
     link.send(&Job::Bare(bare))?;
     let at: WordsAt = link.recv()?;
-    let words = Words::open(&at)?;
+    let words = SharedWords::open(&at)?;
     if bare.has_payload {
         drive_on::<WITH_8_BYTES>(link, &words, bare)
     } else {
@@ -85,13 +88,13 @@ pub fn drive(link: &mut Link, bare: Bare) -> Result<Figure> {
 ///
 /// # Errors
 /// When memory cannot be allocated or the driver is gone.
-pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
+pub fn work(link: &mut WorkerLink, bare: BareExchange) -> Result<()> {
     let record_words = if bare.has_payload {
         WITH_8_BYTES
     } else {
         HEADER_ONLY
     };
-    let words = Words::create(2 * words_of(record_words))?;
+    let words = SharedWords::create(2 * words_of(record_words))?;
     for word in words.words() {
         // Touch the pages before the timed run.
         word.store(0, std::sync::atomic::Ordering::Relaxed);
@@ -105,45 +108,55 @@ pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
 }
 
 /// Returns the ring from the driver to the worker, and the ring back.
-fn rings<const WORDS: usize>(words: &Words) -> Result<[Ring<'_, WORDS>; 2]> {
+fn rings<const WORDS: usize>(words: &SharedWords) -> Result<[Ring<'_, WORDS>; 2]> {
     let (there, back) = words.words().split_at(words_of(WORDS));
     Ok([Ring::new(there)?, Ring::new(back)?])
 }
 
-fn drive_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<Figure> {
+fn drive_on<const WORDS: usize>(
+    link: &mut WorkerLink,
+    words: &SharedWords,
+    bare: BareExchange,
+) -> Result<BareResult> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(there), Receiver::new(back));
     link.barrier()?;
     let (sent, counts) = match bare.exchange {
-        Exchange::Stream => {
+        BareMessageExchange::Stream => {
             let sent = stream(&mut producer, bare)?;
             (sent, link.recv::<EndCounts>()?)
         }
-        Exchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
-        Exchange::Rpc => requests(&mut producer, &mut receiver, bare)?,
+        BareMessageExchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
+        BareMessageExchange::Rpc => requests(&mut producer, &mut receiver, bare)?,
     };
     counts.check(sent)?;
-    if bare.exchange != Exchange::Stream {
+    if bare.exchange != BareMessageExchange::Stream {
         link.recv::<EndCounts>()?.check(sent)?;
     }
     let rate = mops(counts.ops, counts.elapsed_ns);
-    Ok(Figure {
+    Ok(BareResult {
         value: match bare.exchange {
-            Exchange::PingPong => 1e3 / rate / 2.0,
-            Exchange::Stream | Exchange::Rpc => rate,
+            BareMessageExchange::PingPong => 1e3 / rate / 2.0,
+            BareMessageExchange::Stream | BareMessageExchange::Rpc => rate,
         },
         verified_ops: counts.received,
     })
 }
 
-fn work_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<()> {
+fn work_on<const WORDS: usize>(
+    link: &mut WorkerLink,
+    words: &SharedWords,
+    bare: BareExchange,
+) -> Result<()> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
     link.barrier()?;
     let counts = match bare.exchange {
-        Exchange::Stream => sink(&mut receiver, bare)?,
-        Exchange::PingPong => answer(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?,
-        Exchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, PollTimeout::new)?,
+        BareMessageExchange::Stream => sink(&mut receiver, bare)?,
+        BareMessageExchange::PingPong => {
+            answer(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?
+        }
+        BareMessageExchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, PollTimeout::new)?,
     };
     link.send(&counts)
 }
@@ -165,7 +178,10 @@ fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usiz
 }
 
 /// Sends for the configured time. Returns the number of messages.
-fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) -> Result<u64> {
+fn stream<const WORDS: usize>(
+    producer: &mut Producer<'_, WORDS>,
+    bare: BareExchange,
+) -> Result<u64> {
     let mut wrs = SendList::<WORDS>::new();
     let mut timer = RunTimer::new(bare.duration_ms);
     let mut sent = 0;
@@ -173,7 +189,7 @@ fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) ->
     while !last {
         last = timer.is_over() && sent >= 2 * WINDOW as u64;
         make_room(producer, bare.list)?;
-        wrs.fill(sent, bare.list, last);
+        wrs.fill_wrs(sent, bare.list, last);
         producer.post(&wrs, bare.list);
         sent += bare.list as u64;
     }
@@ -181,17 +197,20 @@ fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) ->
 }
 
 /// Receives up to the last message.
-fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> Result<EndCounts> {
-    let mut meter = Meter::new(bare.duration_ms);
+fn sink<const WORDS: usize>(
+    receiver: &mut Receiver<'_, WORDS>,
+    bare: BareExchange,
+) -> Result<EndCounts> {
+    let mut meter = OperationMeter::new(bare.duration_ms);
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
-    while !receiver.ended {
+    while !receiver.has_ended {
         if receiver.poll(WINDOW) == 0 {
             timeout.check("messages of a bare ring")?;
             continue;
         }
         timeout.reset();
         if receiver.repost_recvs() {
-            meter.tick(receiver.due);
+            meter.tick(receiver.next_expected);
         }
     }
     Ok(EndCounts::new(receiver, &meter))
@@ -201,19 +220,19 @@ fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> R
 fn ping_pong<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
-    bare: Bare,
+    bare: BareExchange,
 ) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
         RunTimer::new(bare.duration_ms),
-        Meter::new(bare.duration_ms),
+        OperationMeter::new(bare.duration_ms),
     );
     let mut sent = 0;
     meter.tick(0);
-    while !receiver.ended {
+    while !receiver.has_ended {
         let last = sent % EXCHANGES == EXCHANGES - 1 && timer.is_over();
         make_room(producer, 1)?;
-        wrs.fill(sent, 1, last);
+        wrs.fill_wrs(sent, 1, last);
         producer.post(&wrs, 1);
         sent += 1;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
@@ -232,25 +251,25 @@ fn ping_pong<const WORDS: usize>(
 fn requests<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
-    bare: Bare,
+    bare: BareExchange,
 ) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
         RunTimer::new(bare.duration_ms),
-        Meter::new(bare.duration_ms),
+        OperationMeter::new(bare.duration_ms),
     );
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut sent = 0;
     let mut last = false;
-    while !receiver.ended {
+    while !receiver.has_ended {
         // Do not wait for room: the server may be waiting until this end takes answers.
-        if !last && sent + bare.list as u64 <= receiver.due + WINDOW as u64 {
+        if !last && sent + bare.list as u64 <= receiver.next_expected + WINDOW as u64 {
             if !producer.has_room(bare.list) {
                 producer.poll()?;
             }
             if producer.has_room(bare.list) {
                 last = timer.is_over() && sent >= 2 * WINDOW as u64;
-                wrs.fill(sent, bare.list, last);
+                wrs.fill_wrs(sent, bare.list, last);
                 producer.post(&wrs, bare.list);
                 sent += bare.list as u64;
             }
@@ -261,7 +280,7 @@ fn requests<const WORDS: usize>(
         }
         timeout.reset();
         if receiver.repost_recvs() {
-            meter.tick(receiver.due);
+            meter.tick(receiver.next_expected);
         }
     }
     Ok((sent, EndCounts::new(receiver, &meter)))
@@ -278,23 +297,27 @@ fn answer<const WORDS: usize>(
     let mut wrs = SendList::<WORDS>::new();
     let mut timeout = timeout(TIMEOUT_NS);
     let mut sent = 0;
-    while !receiver.ended {
+    while !receiver.has_ended {
         if receiver.poll(at_once) == 0 {
             timeout.check("requests through a bare ring")?;
             continue;
         }
         timeout.reset();
-        while sent < receiver.due {
-            let count = usize::try_from(receiver.due - sent)?.min(MAX_LIST);
+        while sent < receiver.next_expected {
+            let count = usize::try_from(receiver.next_expected - sent)?.min(MAX_LIST);
             make_room(producer, count)?;
             let end = sent + count as u64;
-            wrs.fill(sent, count, receiver.ended && end == receiver.due);
+            wrs.fill_wrs(
+                sent,
+                count,
+                receiver.has_ended && end == receiver.next_expected,
+            );
             producer.post(&wrs, count);
             sent = end;
         }
         receiver.repost_recvs();
     }
-    Ok(EndCounts::new(receiver, &Meter::new(0)))
+    Ok(EndCounts::new(receiver, &OperationMeter::new(0)))
 }
 
 #[cfg(test)]
@@ -303,14 +326,18 @@ mod tests {
 
     #[test]
     fn every_exchange_is_checked_to_its_last_message() {
-        for exchange in [Exchange::Stream, Exchange::PingPong, Exchange::Rpc] {
+        for exchange in [
+            BareMessageExchange::Stream,
+            BareMessageExchange::PingPong,
+            BareMessageExchange::Rpc,
+        ] {
             for (has_payload, list) in [(false, 1), (false, 16), (true, 1), (true, 16), (true, 5)] {
-                let (mut left, mut right) = Link::pair().unwrap();
+                let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || match right.recv()? {
                     Job::Bare(bare) => work(&mut right, bare),
                     job => bail!("{job:?} is no ring"),
                 });
-                let bare = Bare {
+                let bare = BareExchange {
                     exchange,
                     has_payload,
                     list,
@@ -319,7 +346,7 @@ mod tests {
                 let figure = drive(&mut left, bare).unwrap();
                 worker.join().unwrap().unwrap();
                 assert!(figure.value > 0.0 && figure.value.is_finite(), "{bare:?}");
-                let least = if exchange == Exchange::PingPong {
+                let least = if exchange == BareMessageExchange::PingPong {
                     EXCHANGES
                 } else {
                     2 * WINDOW as u64
@@ -331,9 +358,9 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_a_list_is_refused() {
-        let (mut left, _right) = Link::pair().unwrap();
-        let bare = Bare {
-            exchange: Exchange::Stream,
+        let (mut left, _right) = WorkerLink::pair().unwrap();
+        let bare = BareExchange {
+            exchange: BareMessageExchange::Stream,
             has_payload: false,
             list: 17,
             duration_ms: 1,

@@ -7,14 +7,18 @@ use anyhow::Result;
 use super::bare_ring::{
     HEADER_ONLY, Producer, Receiver, Ring, SIGNAL_EVERY, SendList, WINDOW, WITH_8_BYTES, words_of,
 };
-use crate::phases::{self, Measured, OneCore, right};
+use crate::phases::{self, OneCore, PhaseMeasurement, verified_or_fault};
 
 /// Measures messages of 8 bytes or header-only messages, in lists of `list` messages. `list` must
 /// divide the window.
 ///
 /// # Errors
 /// When a message is wrong.
-pub(crate) fn measure(has_payload: bool, list: usize, duration_ms: u64) -> Result<Measured> {
+pub(crate) fn measure(
+    has_payload: bool,
+    list: usize,
+    duration_ms: u64,
+) -> Result<PhaseMeasurement> {
     if has_payload {
         of::<WITH_8_BYTES>(list, duration_ms)
     } else {
@@ -22,10 +26,10 @@ pub(crate) fn measure(has_payload: bool, list: usize, duration_ms: u64) -> Resul
     }
 }
 
-fn of<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<Measured> {
+fn of<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<PhaseMeasurement> {
     let words: Vec<_> = (0..words_of(WORDS)).map(|_| AtomicU64::new(0)).collect();
     let ring = Ring::<WORDS>::new(&words)?;
-    let mut ends = Ends {
+    let mut ends = BareEnds {
         producer: Producer::new(ring),
         receiver: Receiver::new(ring),
         wrs: SendList::new(),
@@ -35,7 +39,7 @@ fn of<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<Measured> {
     phases::measure(&mut ends, duration_ms)
 }
 
-struct Ends<'m, const WORDS: usize> {
+struct BareEnds<'m, const WORDS: usize> {
     producer: Producer<'m, WORDS>,
     receiver: Receiver<'m, WORDS>,
     wrs: SendList<WORDS>,
@@ -43,14 +47,14 @@ struct Ends<'m, const WORDS: usize> {
     sent: u64,
 }
 
-impl<const WORDS: usize> OneCore for Ends<'_, WORDS> {
+impl<const WORDS: usize> OneCore for BareEnds<'_, WORDS> {
     fn window(&self) -> u64 {
         WINDOW as u64
     }
 
     fn post(&mut self) -> Result<()> {
         for _ in 0..WINDOW / self.list {
-            self.wrs.fill(self.sent, self.list, false);
+            self.wrs.fill_wrs(self.sent, self.list, false);
             self.producer.post(&self.wrs, self.list);
             self.sent += self.list as u64;
         }
@@ -71,7 +75,7 @@ impl<const WORDS: usize> OneCore for Ends<'_, WORDS> {
     }
 
     fn verified(&self) -> Result<u64> {
-        right(self.receiver.wrong.as_deref(), self.receiver.due)
+        verified_or_fault(self.receiver.fault.as_deref(), self.receiver.next_expected)
     }
 }
 

@@ -115,7 +115,7 @@ fn lap(position: u64) -> u64 {
 }
 
 #[inline]
-fn low(value: u64) -> u32 {
+fn low_half(value: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "that is the point")]
     {
         value as u32
@@ -159,7 +159,7 @@ impl<const WORDS: usize> SendList<WORDS> {
     /// Fills `count` WRs for the messages from number `first` on. If `last` is true, the last WR is
     /// marked.
     #[inline]
-    pub(crate) fn fill(&mut self, first: u64, count: usize, last: bool) {
+    pub(crate) fn fill_wrs(&mut self, first: u64, count: usize, last: bool) {
         let (wrs, sges) = (&mut self.wrs[..count], &mut self.sges[..count]);
         for (index, (wr, sge)) in wrs.iter_mut().zip(sges).enumerate() {
             let number = first + index as u64;
@@ -188,7 +188,7 @@ fn stamp_of_64(number: u64, last: bool) -> u64 {
 }
 
 fn stamp_of_32(number: u64, last: bool) -> u32 {
-    (low(number) & (LAST_OF_32 - 1)) | if last { LAST_OF_32 } else { 0 }
+    (low_half(number) & (LAST_OF_32 - 1)) | if last { LAST_OF_32 } else { 0 }
 }
 
 /// The sending end of a ring.
@@ -300,7 +300,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
 
 /// An entry of the receive queue: a RECV with one scatter/gather element.
 #[derive(Clone, Copy)]
-struct Entry {
+struct ReceiveEntry {
     wr_id: u64,
     sge: ibv_sge,
 }
@@ -314,7 +314,7 @@ struct Consumer<'m, const WORDS: usize> {
     published: u64,
     /// Number of RECVs posted so far.
     posted: u64,
-    queue: [Entry; WINDOW],
+    queue: [ReceiveEntry; WINDOW],
     memory: Box<[u64; WINDOW]>,
 }
 
@@ -322,7 +322,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     #[inline(never)]
     fn post_recv(&mut self, wrs: &[ibv_recv_wr], sges: &[ibv_sge]) {
         for (wr, sge) in wrs.iter().zip(sges) {
-            self.queue[place::<WINDOW>(self.posted)] = Entry {
+            self.queue[place::<WINDOW>(self.posted)] = ReceiveEntry {
                 wr_id: wr.wr_id,
                 sge: *sge,
             };
@@ -343,7 +343,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
             }
             let entry = &self.queue[place::<WINDOW>(self.next)];
             let about = record[1].load(Ordering::Relaxed);
-            let byte_len = low(header >> 32) & 0xffff;
+            let byte_len = low_half(header >> 32) & 0xffff;
             if WORDS > HEADER_ONLY && byte_len <= entry.sge.length {
                 let payload = record[2].load(Ordering::Relaxed);
                 self.memory[word_at::<WINDOW>(entry.sge.addr)] = payload;
@@ -355,11 +355,11 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
                 opcode: IBV_WC_RECV,
                 byte_len,
                 qp_num: QP_NUM,
-                src_qp: low(about >> 32),
+                src_qp: low_half(about >> 32),
                 wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
                 ..ibv_wc::zeroed()
             };
-            wc.imm.imm_data = low(about);
+            wc.imm.imm_data = low_half(about);
             self.next += 1;
             taken += 1;
         }
@@ -382,14 +382,14 @@ pub(crate) struct Receiver<'m, const WORDS: usize> {
     recvs: Vec<ibv_recv_wr>,
     sges: Vec<ibv_sge>,
     /// Messages whose RECVs are not posted again yet, and the index of the next chunk's first RECV.
-    used: usize,
+    unposted_recvs: usize,
     chunk: usize,
     /// Number of the next expected message, which is also the number of checked messages.
-    pub(crate) due: u64,
+    pub(crate) next_expected: u64,
     /// True once the last message has arrived.
-    pub(crate) ended: bool,
+    pub(crate) has_ended: bool,
     /// Description of the first wrong message.
-    pub(crate) wrong: Option<String>,
+    pub(crate) fault: Option<String>,
 }
 
 impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
@@ -417,7 +417,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             next: 0,
             published: 0,
             posted: 0,
-            queue: [Entry { wr_id: 0, sge }; WINDOW],
+            queue: [ReceiveEntry { wr_id: 0, sge }; WINDOW],
             memory: Box::new([0; WINDOW]),
         };
         consumer.post_recv(&recvs, &sges);
@@ -426,11 +426,11 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             wcs: [ibv_wc::zeroed(); POLLED],
             recvs,
             sges,
-            used: 0,
+            unposted_recvs: 0,
             chunk: 0,
-            due: 0,
-            ended: false,
-            wrong: None,
+            next_expected: 0,
+            has_ended: false,
+            fault: None,
         }
     }
 
@@ -443,43 +443,46 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             let (is_due, is_last) = if WORDS == HEADER_ONLY {
                 // SAFETY: both members of the union are plain 32-bit integers.
                 let imm = u32::from_be(unsafe { wc.imm.imm_data });
-                let stamp = stamp_of_32(self.due, false);
+                let stamp = stamp_of_32(self.next_expected, false);
                 (imm & !LAST_OF_32 == stamp, imm & LAST_OF_32 != 0)
             } else {
                 let stamp = self.consumer.memory[word_at::<WINDOW>(wc.wr_id)];
-                (stamp & !LAST_OF_64 == self.due, stamp & LAST_OF_64 != 0)
+                (
+                    stamp & !LAST_OF_64 == self.next_expected,
+                    stamp & LAST_OF_64 != 0,
+                )
             };
             let byte_len = if WORDS == HEADER_ONLY { 0 } else { 8 };
             if is_due & (wc.status == IBV_WC_SUCCESS) & (wc.byte_len == byte_len) {
-                self.due += 1;
-                self.ended |= is_last;
+                self.next_expected += 1;
+                self.has_ended |= is_last;
             } else {
-                self.note_wrong(index);
+                self.record_fault(index);
             }
         }
-        self.used += taken;
+        self.unposted_recvs += taken;
         taken
     }
 
     #[cold]
-    fn note_wrong(&mut self, index: usize) {
-        let (due, byte_len) = (self.due, self.wcs[index].byte_len);
-        self.wrong.get_or_insert_with(|| {
+    fn record_fault(&mut self, index: usize) {
+        let (due, byte_len) = (self.next_expected, self.wcs[index].byte_len);
+        self.fault.get_or_insert_with(|| {
             format!("another message of {byte_len} bytes where number {due} was due")
         });
-        self.ended = true;
+        self.has_ended = true;
     }
 
     /// Posts the RECVs of whole chunks again. Returns true if at least one chunk was complete.
     #[inline]
     pub(crate) fn repost_recvs(&mut self) -> bool {
-        let has_chunk = self.used >= CHUNK;
-        while self.used >= CHUNK {
+        let has_chunk = self.unposted_recvs >= CHUNK;
+        while self.unposted_recvs >= CHUNK {
             let chunk = self.chunk..self.chunk + CHUNK;
             self.consumer
                 .post_recv(&self.recvs[chunk.clone()], &self.sges[chunk]);
             self.chunk = (self.chunk + CHUNK) % WINDOW;
-            self.used -= CHUNK;
+            self.unposted_recvs -= CHUNK;
         }
         has_chunk
     }
@@ -504,20 +507,23 @@ mod tests {
         let mut sent = 0;
         while sent < 5 * SLOTS as u64 {
             while producer.has_room(list) {
-                wrs.fill(sent, list, false);
+                wrs.fill_wrs(sent, list, false);
                 producer.post(&wrs, list);
                 sent += list as u64;
             }
-            assert!(sent - receiver.due <= WINDOW as u64);
+            assert!(sent - receiver.next_expected <= WINDOW as u64);
             while receiver.poll(POLLED) > 0 {
                 receiver.repost_recvs();
             }
-            assert_eq!((receiver.due, receiver.wrong.clone()), (sent, None));
+            assert_eq!(
+                (receiver.next_expected, receiver.fault.clone()),
+                (sent, None)
+            );
             assert!(producer.poll().unwrap() > 0);
         }
-        wrs.fill(sent, 1, true);
+        wrs.fill_wrs(sent, 1, true);
         producer.post(&wrs, 1);
-        assert_eq!((receiver.poll(POLLED), receiver.ended), (1, true));
+        assert_eq!((receiver.poll(POLLED), receiver.has_ended), (1, true));
         assert_eq!(receiver.poll(POLLED), 0);
     }
 
@@ -536,14 +542,14 @@ mod tests {
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
         for first in (0..2 * WINDOW as u64).step_by(16) {
-            wrs.fill(first, 16, false);
+            wrs.fill_wrs(first, 16, false);
             producer.post(&wrs, 16);
         }
         while receiver.poll(POLLED) > 0 {}
-        assert_eq!(receiver.due, WINDOW as u64);
+        assert_eq!(receiver.next_expected, WINDOW as u64);
         receiver.repost_recvs();
         while receiver.poll(POLLED) > 0 {}
-        assert_eq!(receiver.due, 2 * WINDOW as u64);
+        assert_eq!(receiver.next_expected, 2 * WINDOW as u64);
     }
 
     #[test]
@@ -552,12 +558,12 @@ mod tests {
         let ring = Ring::<WITH_8_BYTES>::new(&words).unwrap();
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
-        wrs.fill(0, 2, false);
+        wrs.fill_wrs(0, 2, false);
         producer.post(&wrs, 2);
         words[HEAD + WITH_8_BYTES + 2].store(7, Ordering::Relaxed);
         receiver.poll(POLLED);
-        assert_eq!(receiver.due, 1);
-        assert!(receiver.ended && receiver.wrong.is_some());
+        assert_eq!(receiver.next_expected, 1);
+        assert!(receiver.has_ended && receiver.fault.is_some());
         assert!(Ring::<WITH_8_BYTES>::new(&words[1..]).is_err());
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Method of copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum CopyMethod {
     /// `memcpy` into a mapping that both processes share.
     Memcpy,
     /// `process_vm_writev` into private memory of the other process.
@@ -14,8 +14,8 @@ pub enum Method {
 
 /// Parameters of the copies, sent to the worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Copies {
-    pub(super) method: Method,
+pub struct CopyParameters {
+    pub(super) method: CopyMethod,
     pub(super) payload_bytes: usize,
 }
 

@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::copy::{pattern, stamp};
-use crate::pin::{Cores, pin};
+use crate::pin::{CorePair, pin};
 
 /// A block with its owner: the copier owns it when `turn` is even, the reader when it is odd.
-struct Slot {
-    turn: Turn,
+struct OwnedBlock {
+    turn: BlockTurn,
     block: UnsafeCell<Vec<u8>>,
 }
 
 #[repr(align(128))]
-struct Turn(AtomicU64);
+struct BlockTurn(AtomicU64);
 
-// SAFETY: only the thread that owns the slot by its `turn` accesses the block, see `Slot`.
-unsafe impl Sync for Slot {}
+// SAFETY: only the thread that owns the slot by its `turn` accesses the block, see `OwnedBlock`.
+unsafe impl Sync for OwnedBlock {}
 
 /// Measures the copies of `block_bytes` bytes per second from one core to the other, through
 /// `slots` slots. `block_bytes` must be at least 16. The other core checks the number at the start
@@ -34,16 +34,16 @@ unsafe impl Sync for Slot {}
 /// # Errors
 /// When a thread cannot be pinned, or a block is wrong.
 pub fn copies_per_s(
-    cores: Cores,
+    cores: CorePair,
     block_bytes: usize,
     slots: usize,
     duration: Duration,
 ) -> Result<f64> {
-    let slot = || Slot {
-        turn: Turn(AtomicU64::new(0)),
+    let slot = || OwnedBlock {
+        turn: BlockTurn(AtomicU64::new(0)),
         block: UnsafeCell::new(vec![0; block_bytes]),
     };
-    let slots: Vec<Slot> = (0..slots).map(|_| slot()).collect();
+    let slots: Vec<OwnedBlock> = (0..slots).map(|_| slot()).collect();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read(cores.responder, &slots, block_bytes, &ended));
@@ -59,7 +59,7 @@ pub fn copies_per_s(
 }
 
 /// Copies until the time is over. Waits for each slot until the reader has returned it.
-fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> Result<f64> {
+fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duration) -> Result<f64> {
     pin(core)?;
     let mut sources: Vec<_> = slots.iter().map(|_| pattern(block_bytes)).collect();
     let (mut number, mut begun, mut before) = (0u64, Instant::now(), 0);
@@ -93,7 +93,7 @@ fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> 
 }
 
 /// Checks each block until the copier has ended.
-fn read(core: usize, slots: &[Slot], block_bytes: usize, ended: &AtomicBool) -> Result<()> {
+fn read(core: usize, slots: &[OwnedBlock], block_bytes: usize, ended: &AtomicBool) -> Result<()> {
     let pinned = pin(core);
     let last = pattern(block_bytes).pop();
     let (mut number, mut wrong) = (0u64, 0u64);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn blocks_are_handed_over_and_checked() {
-        let cores = Cores::first_two().unwrap();
+        let cores = CorePair::first_two().unwrap();
         for (bytes, slots) in [(16, 1), (4096, 3)] {
             let rate = copies_per_s(cores, bytes, slots, Duration::from_millis(5)).unwrap();
             assert!(rate > 0.0);

@@ -11,18 +11,18 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub use super::copy::Method;
-use super::copy::{Copies, pattern, stamp};
-use super::mapping::{Mapping, create, open};
+pub use super::copy::CopyMethod;
+use super::copy::{CopyParameters, pattern, stamp};
+use super::mapping::{SharedMapping, create, open};
 use crate::job::Job;
-use crate::link::Link;
+use crate::link::WorkerLink;
 
 /// Location of the worker's buffer.
 #[derive(Debug, Serialize, Deserialize)]
-struct Buffer {
+struct WorkerBuffer {
     pid: i32,
     addr: usize,
-    /// Descriptor of the memfd, for [`Method::Memcpy`].
+    /// Descriptor of the memfd, for [`CopyMethod::Memcpy`].
     fd: Option<i32>,
 }
 
@@ -31,23 +31,28 @@ struct Buffer {
 ///
 /// # Errors
 /// When memory cannot be mapped or written, or the worker finds other bytes.
-pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64) -> Result<f64> {
-    link.send(&Job::HostCopy(Copies {
+pub fn drive(
+    link: &mut WorkerLink,
+    method: CopyMethod,
+    payload_bytes: usize,
+    copies: u64,
+) -> Result<f64> {
+    link.send(&Job::HostCopy(CopyParameters {
         method,
         payload_bytes,
     }))?;
-    let buffer: Buffer = link.recv()?;
+    let buffer: WorkerBuffer = link.recv()?;
     let mut source = pattern(payload_bytes);
     let rate = match method {
-        Method::Memcpy => {
+        CopyMethod::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
-            let target = Mapping::new(&open(buffer.pid, fd)?, payload_bytes)?;
+            let target = SharedMapping::new(&open(buffer.pid, fd)?, payload_bytes)?;
             timed(copies, &mut source, |source| {
                 target.write(source);
                 Ok(())
             })?
         }
-        Method::ProcessVmWritev => timed(copies, &mut source, |source| {
+        CopyMethod::ProcessVmWritev => timed(copies, &mut source, |source| {
             process_vm_writev(buffer.pid, buffer.addr, source)
         })?,
     };
@@ -63,14 +68,14 @@ pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64)
 ///
 /// # Errors
 /// When memory cannot be allocated or the driver is gone.
-pub fn work(link: &mut Link, request: Copies) -> Result<()> {
+pub fn work(link: &mut WorkerLink, request: CopyParameters) -> Result<()> {
     let pid = i32::try_from(std::process::id())?;
     let size = request.payload_bytes;
     let (buffer, target) = match request.method {
-        Method::Memcpy => {
+        CopyMethod::Memcpy => {
             let fd = create(size)?;
-            let mapping = Mapping::new(&fd, size)?;
-            let buffer = Buffer {
+            let mapping = SharedMapping::new(&fd, size)?;
+            let buffer = WorkerBuffer {
                 pid,
                 addr: mapping.addr(),
                 fd: Some(fd.as_raw_fd()),
@@ -83,9 +88,9 @@ pub fn work(link: &mut Link, request: Copies) -> Result<()> {
                 },
             )
         }
-        Method::ProcessVmWritev => {
-            let mapping = Mapping::private(size)?;
-            let buffer = Buffer {
+        CopyMethod::ProcessVmWritev => {
+            let mapping = SharedMapping::private(size)?;
+            let buffer = WorkerBuffer {
                 pid,
                 addr: mapping.addr(),
                 fd: None,
@@ -103,7 +108,7 @@ pub fn work(link: &mut Link, request: Copies) -> Result<()> {
 }
 
 struct Target {
-    mapping: Mapping,
+    mapping: SharedMapping,
     _fd: Option<OwnedFd>,
 }
 
@@ -157,7 +162,7 @@ mod tests {
     use super::*;
 
     /// Runs one job.
-    fn serve(link: &mut Link) -> Result<()> {
+    fn serve(link: &mut WorkerLink) -> Result<()> {
         match link.recv()? {
             Job::HostCopy(copies) => work(link, copies),
             job => bail!("{job:?} is no copy"),
@@ -166,9 +171,9 @@ mod tests {
 
     #[test]
     fn both_methods_run_tiny_and_are_verified() {
-        for method in [Method::Memcpy, Method::ProcessVmWritev] {
+        for method in [CopyMethod::Memcpy, CopyMethod::ProcessVmWritev] {
             for size in [8, 4096, 100_000] {
-                let (mut left, mut right) = Link::pair().unwrap();
+                let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || serve(&mut right));
                 assert!(drive(&mut left, method, size, 10).unwrap() > 0.0);
                 drop(left);
@@ -179,14 +184,14 @@ mod tests {
 
     #[test]
     fn wrong_bytes_are_noticed() {
-        let (mut left, mut right) = Link::pair().unwrap();
+        let (mut left, mut right) = WorkerLink::pair().unwrap();
         let worker = std::thread::spawn(move || serve(&mut right));
-        left.send(&Job::HostCopy(Copies {
-            method: Method::Memcpy,
+        left.send(&Job::HostCopy(CopyParameters {
+            method: CopyMethod::Memcpy,
             payload_bytes: 64,
         }))
         .unwrap();
-        let _: Buffer = left.recv().unwrap();
+        let _: WorkerBuffer = left.recv().unwrap();
         left.send(&3u64).unwrap();
         assert!(!left.recv::<bool>().unwrap());
         drop(left);

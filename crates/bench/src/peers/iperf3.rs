@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::port::{free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::pin::{Cores, spawn_on};
+use crate::pin::{CorePair, spawn_on};
 
 /// Name of the program, and of Debian's package.
 const PROGRAM: &str = "iperf3";
@@ -17,17 +17,17 @@ const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 
 /// The parts of the `--json` report that are used.
 #[derive(Debug, Deserialize)]
-struct Report {
-    end: End,
+struct Iperf3Report {
+    end: Iperf3End,
 }
 
 #[derive(Debug, Deserialize)]
-struct End {
-    sum_received: Received,
+struct Iperf3End {
+    sum_received: Iperf3Received,
 }
 
 #[derive(Debug, Deserialize)]
-struct Received {
+struct Iperf3Received {
     bytes: u64,
     bits_per_second: f64,
 }
@@ -37,7 +37,7 @@ struct Received {
 ///
 /// # Errors
 /// The program is not installed, fails, or prints something other than its result.
-pub fn run(bytes: u64, cores: Cores) -> Result<(u64, f64)> {
+pub fn run(bytes: u64, cores: CorePair) -> Result<(u64, f64)> {
     let port = free_port()?;
     let command = || {
         let mut command = Command::new(PROGRAM);
@@ -70,9 +70,9 @@ pub fn run(bytes: u64, cores: Cores) -> Result<(u64, f64)> {
 }
 
 fn parse(text: &str) -> Result<(u64, f64)> {
-    let report: Report =
+    let report: Iperf3Report =
         serde_json::from_str(text).with_context(|| format!("{PROGRAM} printed something else"))?;
-    let Received {
+    let Iperf3Received {
         bytes,
         bits_per_second,
     } = report.end.sum_received;

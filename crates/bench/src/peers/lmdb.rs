@@ -22,12 +22,12 @@ use anyhow::{Context, Result, ensure};
 use service::random::Random;
 
 use crate::job::Job;
-use crate::link::Link;
-use client::{Client, Requests};
-use order::Serve;
-use wire::{MOST_ENTRIES, Request};
+use crate::link::WorkerLink;
+use client::{Client, LmdbRequests};
+use order::LmdbServeJob;
+use wire::{MAX_SCAN_ENTRIES, Request};
 
-pub use client::Rate;
+pub use client::LmdbRate;
 pub(crate) use server::work;
 
 /// Maximum outstanding requests while keys are loaded.
@@ -35,7 +35,7 @@ const LOAD_WINDOW: usize = 8192;
 
 /// Parameters of the store and of its client.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct LmdbParameters {
     /// Number of loaded keys; as many can be inserted afterwards.
     pub keys: u64,
     /// Function from a key to its value.
@@ -48,28 +48,28 @@ pub struct Setup {
 
 /// A server in the worker's process, and its client in this process.
 #[derive(Debug)]
-pub struct Lmdb<'l> {
-    link: &'l mut Link,
+pub struct LmdbPeer<'l> {
+    link: &'l mut WorkerLink,
     client: Client,
-    setup: Setup,
+    setup: LmdbParameters,
     random: Random,
     /// Number of keys that were inserted.
     inserted: u64,
 }
 
-impl<'l> Lmdb<'l> {
+impl<'l> LmdbPeer<'l> {
     /// Makes the worker serve an empty store, and connects a client.
     ///
     /// # Errors
     /// The setup is invalid, the worker has no room for the keys, or the server cannot be reached.
-    pub fn start(link: &'l mut Link, setup: Setup) -> Result<Self> {
+    pub fn start(link: &'l mut WorkerLink, setup: LmdbParameters) -> Result<Self> {
         ensure!(
             (1..1 << 62).contains(&setup.keys),
             "1 to 2^62 keys can be loaded, not {}",
             setup.keys
         );
         ensure!(setup.window > 0, "a window has at least one request");
-        link.send(&Job::Lmdb(Serve {
+        link.send(&Job::Lmdb(LmdbServeJob {
             keys: 2 * setup.keys,
         }))?;
         let address: SocketAddr = link.recv()?;
@@ -86,26 +86,27 @@ impl<'l> Lmdb<'l> {
     ///
     /// # Errors
     /// The server fails.
-    pub fn load(&mut self) -> Result<Rate> {
-        let Setup { keys, value, .. } = self.setup;
+    pub fn load(&mut self) -> Result<LmdbRate> {
+        let LmdbParameters { keys, value, .. } = self.setup;
         let pairs = (0..keys).map(|n| (loaded(n), value(loaded(n))));
         let append = |(key, value)| Request::Append { key, value };
-        let mut load = Changes(pairs.map(append));
-        self.client.ask(&mut load, LOAD_WINDOW, None)
+        let mut load = LmdbChanges(pairs.map(append));
+        self.client.run_requests(&mut load, LOAD_WINDOW, None)
     }
 
     /// Looks up random loaded keys for `duration`.
     ///
     /// # Errors
     /// The server fails, or a value is wrong.
-    pub fn lookups(&mut self, duration: Duration) -> Result<Rate> {
+    pub fn lookups(&mut self, duration: Duration) -> Result<LmdbRate> {
         let (random, keys) = (&mut self.random, self.setup.keys);
-        let mut lookups = Lookups {
+        let mut lookups = LmdbLookups {
             keys: std::iter::repeat_with(|| loaded(random.below(keys))),
             value: self.setup.value,
         };
         let until = Some(Instant::now() + duration);
-        self.client.ask(&mut lookups, self.setup.window, until)
+        self.client
+            .run_requests(&mut lookups, self.setup.window, until)
     }
 
     /// Scans ranges of `entries` entries for `duration`, each from a random loaded key on. A scan
@@ -114,22 +115,23 @@ impl<'l> Lmdb<'l> {
     /// # Errors
     /// `entries` is more than 4096, keys were inserted already, or the server fails. An entry is
     /// missing, wrong or superfluous.
-    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<Rate> {
+    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<LmdbRate> {
         ensure!(
-            entries <= MOST_ENTRIES,
-            "a scan has at most {MOST_ENTRIES} entries, not {entries}"
+            entries <= MAX_SCAN_ENTRIES,
+            "a scan has at most {MAX_SCAN_ENTRIES} entries, not {entries}"
         );
         ensure!(
             self.inserted == 0,
             "scans are checked against the loaded keys, so they come before inserts"
         );
-        let mut scans = Scans {
+        let mut scans = LmdbScans {
             random: &mut self.random,
             setup: self.setup,
             entries,
         };
         let until = Some(Instant::now() + duration);
-        self.client.ask(&mut scans, self.setup.window, until)
+        self.client
+            .run_requests(&mut scans, self.setup.window, until)
     }
 
     /// Inserts new keys in a scattered order, for `duration` or until as many keys are inserted as
@@ -137,8 +139,8 @@ impl<'l> Lmdb<'l> {
     ///
     /// # Errors
     /// The server fails, or does not have a key or its value afterwards.
-    pub fn inserts(&mut self, duration: Duration) -> Result<Rate> {
-        let Setup {
+    pub fn inserts(&mut self, duration: Duration) -> Result<LmdbRate> {
+        let LmdbParameters {
             keys,
             value,
             window,
@@ -151,14 +153,14 @@ impl<'l> Lmdb<'l> {
             value: value(key),
         };
         let until = Some(Instant::now() + duration);
-        let mut inserts = Changes(new.map(put));
-        let rate = self.client.ask(&mut inserts, window, until)?;
+        let mut inserts = LmdbChanges(new.map(put));
+        let rate = self.client.run_requests(&mut inserts, window, until)?;
         self.inserted += rate.operations;
-        let mut lookups = Lookups {
+        let mut lookups = LmdbLookups {
             keys: (first..self.inserted).map(|n| inserted(n, keys)),
             value,
         };
-        self.client.ask(&mut lookups, window, None)?;
+        self.client.run_requests(&mut lookups, window, None)?;
         Ok(rate)
     }
 
@@ -192,9 +194,9 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// Changes of the store; each must succeed.
-struct Changes<I>(I);
+struct LmdbChanges<I>(I);
 
-impl<I: Iterator<Item = Request>> Requests for Changes<I> {
+impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
     type Sent = ();
 
     fn next(&mut self) -> Option<(Request, ())> {
@@ -211,12 +213,12 @@ impl<I: Iterator<Item = Request>> Requests for Changes<I> {
 }
 
 /// Lookups of existing keys.
-struct Lookups<I> {
+struct LmdbLookups<I> {
     keys: I,
     value: fn(u64) -> u64,
 }
 
-impl<I: Iterator<Item = u64>> Requests for Lookups<I> {
+impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
     type Sent = u64;
 
     #[inline]
@@ -240,13 +242,13 @@ impl<I: Iterator<Item = u64>> Requests for Lookups<I> {
 }
 
 /// Scans, each from a loaded key on.
-struct Scans<'r> {
+struct LmdbScans<'r> {
     random: &'r mut Random,
-    setup: Setup,
+    setup: LmdbParameters,
     entries: u32,
 }
 
-impl Requests for Scans<'_> {
+impl LmdbRequests for LmdbScans<'_> {
     /// Number of the first key.
     type Sent = u64;
 

@@ -36,12 +36,12 @@ pub(super) fn open(pid: i32, fd: i32) -> Result<OwnedFd> {
 
 /// Words that two processes share. They are all zero at first and accessed only by atomic
 /// operations.
-pub(super) struct Words {
-    mapping: Mapping,
+pub(super) struct SharedWords {
+    mapping: SharedMapping,
     fd: OwnedFd,
 }
 
-/// Location of [`Words`] for another process.
+/// Location of [`SharedWordsHandle`] for another process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct WordsAt {
     pid: i32,
@@ -49,29 +49,29 @@ pub(super) struct WordsAt {
     count: usize,
 }
 
-impl Words {
+impl SharedWords {
     /// Creates `count` words.
     ///
     /// # Errors
     /// When the system has no memory.
-    pub(super) fn create(count: usize) -> Result<Words> {
-        Words::map(create(count * size_of::<AtomicU64>())?, count)
+    pub(super) fn create(count: usize) -> Result<SharedWords> {
+        SharedWords::map(create(count * size_of::<AtomicU64>())?, count)
     }
 
     /// Maps the words of another process.
     ///
     /// # Errors
     /// When that process is gone, or the kernel refuses access.
-    pub(super) fn open(at: &WordsAt) -> Result<Words> {
-        Words::map(open(at.pid, at.fd)?, at.count)
+    pub(super) fn open(at: &WordsAt) -> Result<SharedWords> {
+        SharedWords::map(open(at.pid, at.fd)?, at.count)
     }
 
-    fn map(fd: OwnedFd, count: usize) -> Result<Words> {
-        let mapping = Mapping::new(&fd, count * size_of::<AtomicU64>())?;
-        Ok(Words { mapping, fd })
+    fn map(fd: OwnedFd, count: usize) -> Result<SharedWords> {
+        let mapping = SharedMapping::new(&fd, count * size_of::<AtomicU64>())?;
+        Ok(SharedWords { mapping, fd })
     }
 
-    /// Returns the location for [`Words::open`] in another process. It is valid as long as these
+    /// Returns the location for [`SharedWordsHandle::open`] in another process. It is valid as long as these
     /// words exist.
     ///
     /// # Errors
@@ -88,21 +88,21 @@ impl Words {
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.mapping.size / size_of::<AtomicU64>();
         // SAFETY: the mapping is `size` readable and writable bytes until `drop`. It starts at a
-        // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `Words`
-        // alone owns the mapping and never calls `Mapping::write` or `Mapping::read`. The other
-        // process maps the same memory as `Words`, so all accesses are atomic.
+        // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `SharedWordsHandle`
+        // alone owns the mapping and never calls `SharedMapping::write` or `SharedMapping::read`. The other
+        // process maps the same memory as `SharedWordsHandle`, so all accesses are atomic.
         unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().cast(), count) }
     }
 }
 
 /// A mapping that another process may write; it is accessed only by copies.
-pub(super) struct Mapping {
+pub(super) struct SharedMapping {
     start: NonNull<u8>,
     size: usize,
 }
 
-impl Mapping {
-    pub(super) fn new(fd: &OwnedFd, size: usize) -> Result<Mapping> {
+impl SharedMapping {
+    pub(super) fn new(fd: &OwnedFd, size: usize) -> Result<SharedMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address (a null hint without FIXED), so no memory that
         // is in use is replaced.
@@ -117,22 +117,22 @@ impl Mapping {
             )
         }
         .context("cannot map shared memory")?;
-        Mapping::from_raw(start, size)
+        SharedMapping::from_raw(start, size)
     }
 
-    pub(super) fn private(size: usize) -> Result<Mapping> {
+    pub(super) fn private(size: usize) -> Result<SharedMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `new`.
         let start = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE)
         }
         .context("cannot map private memory")?;
-        Mapping::from_raw(start, size)
+        SharedMapping::from_raw(start, size)
     }
 
-    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<Mapping> {
+    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<SharedMapping> {
         let start = NonNull::new(start.cast()).context("mapped at address 0")?;
-        Ok(Mapping { start, size })
+        Ok(SharedMapping { start, size })
     }
 
     pub(super) fn addr(&self) -> usize {
@@ -163,7 +163,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: exactly the range that mmap returned, unmapped once; no reference into it exists
         // because `write` and `read` copy.
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn words_are_shared_by_who_opens_them() {
-        let words = Words::create(100).unwrap();
-        let opened = Words::open(&words.at().unwrap()).unwrap();
+        let words = SharedWords::create(100).unwrap();
+        let opened = SharedWords::open(&words.at().unwrap()).unwrap();
         assert_eq!(opened.words().len(), 100);
         assert!(
             opened
@@ -196,6 +196,6 @@ mod tests {
             fd: 3,
             count: 1,
         };
-        assert!(Words::open(&nobody).is_err());
+        assert!(SharedWords::open(&nobody).is_err());
     }
 }

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::port::{free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::micro::parameters::Stream;
-use crate::micro::task::{PingPong, Task};
+use crate::micro::parameters::VerbStream;
+use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
-use crate::pin::{Cores, spawn_on};
+use crate::pin::{CorePair, spawn_on};
 
 /// Timeout of a run, longer than any run that makes progress.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -47,16 +47,16 @@ impl Report {
 
 /// Returns the tool for a task, or `None` if no tool fits.
 #[must_use]
-pub fn tool(task: &Task) -> Option<&'static str> {
+pub fn tool(task: &MeasurementTask) -> Option<&'static str> {
     Some(match (task, task.verb()) {
-        (Task::Stream(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_bw",
-        (Task::Stream(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_bw",
-        (Task::Stream(_), Verb::RcRead) => "ib_read_bw",
-        (Task::Stream(_), Verb::Atomics) => "ib_atomic_bw",
-        (Task::PingPong(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_lat",
-        (Task::PingPong(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_lat",
-        (Task::PingPong(_), Verb::RcRead) => "ib_read_lat",
-        (Task::PingPong(_), Verb::Atomics) => "ib_atomic_lat",
+        (MeasurementTask::Stream(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_bw",
+        (MeasurementTask::Stream(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_bw",
+        (MeasurementTask::Stream(_), Verb::RcRead) => "ib_read_bw",
+        (MeasurementTask::Stream(_), Verb::Atomics) => "ib_atomic_bw",
+        (MeasurementTask::PingPong(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_lat",
+        (MeasurementTask::PingPong(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_lat",
+        (MeasurementTask::PingPong(_), Verb::RcRead) => "ib_read_lat",
+        (MeasurementTask::PingPong(_), Verb::Atomics) => "ib_atomic_lat",
     })
     // The tools cannot send header-only messages.
     .filter(|_| task.payload_bytes() > 0)
@@ -72,7 +72,7 @@ pub fn is_installed() -> bool {
 
 /// Returns the options of a run: the same parameters as those of this benchmark, as far as the
 /// tools have them.
-fn args(task: &Task, iterations: u64) -> Vec<String> {
+fn args(task: &MeasurementTask, iterations: u64) -> Vec<String> {
     let mut args = vec![
         "-F".to_owned(), // no word about the CPU's frequency
         "-n".to_owned(),
@@ -80,7 +80,7 @@ fn args(task: &Task, iterations: u64) -> Vec<String> {
     ];
     let mut option = |name: &str, value: usize| args.extend([name.to_owned(), value.to_string()]);
     match *task {
-        Task::Stream(Stream {
+        MeasurementTask::Stream(VerbStream {
             verb,
             payload_bytes,
             batch,
@@ -103,7 +103,7 @@ fn args(task: &Task, iterations: u64) -> Vec<String> {
                 option("-I", if inline { payload_bytes } else { 0 });
             }
         }
-        Task::PingPong(PingPong {
+        MeasurementTask::PingPong(PingPong {
             verb,
             payload_bytes,
             inline,
@@ -127,16 +127,16 @@ fn args(task: &Task, iterations: u64) -> Vec<String> {
 }
 
 /// Returns a number of iterations near `wanted` that the tools accept.
-fn iterations(task: &Task, wanted: u64) -> u64 {
+fn iterations(task: &MeasurementTask, wanted: u64) -> u64 {
     match task {
-        Task::Stream(stream) => {
+        MeasurementTask::Stream(stream) => {
             // A multiple of the window is also a multiple of postlists and signaled periods.
             let window = stream.window as u64;
             wanted
                 .clamp(2 * window.max(4), 1_000_000)
                 .next_multiple_of(window)
         }
-        Task::PingPong(_) => wanted.clamp(20, 1_000_000),
+        MeasurementTask::PingPong(_) => wanted.clamp(20, 1_000_000),
     }
 }
 
@@ -147,11 +147,11 @@ fn iterations(task: &Task, wanted: u64) -> u64 {
 /// When no tool fits the task. When the tool fails, takes more than two minutes, or prints
 /// something other than its result.
 pub fn run(
-    task: &Task,
+    task: &MeasurementTask,
     wanted: u64,
     device: &str,
     (port_num, gid_index): (u8, u8),
-    cores: Cores,
+    cores: CorePair,
 ) -> Result<Report> {
     let tool = tool(task).context("perftest has no such test")?;
     let mut all = args(task, iterations(task, wanted));
@@ -164,25 +164,31 @@ pub fn run(
         .into_iter()
         .flat_map(|(name, value)| [name.to_owned(), value]),
     );
-    run_tool(&Runs::AsItIs, tool, &all, task.payload_bytes(), cores)
+    run_tool(
+        &VerbsLibrary::Installed,
+        tool,
+        &all,
+        task.payload_bytes(),
+        cores,
+    )
 }
 
 /// Verbs library that a program runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Runs {
+pub enum VerbsLibrary {
     /// The installed libibverbs.
-    AsItIs,
+    Installed,
     /// The software NIC, by this `verbatim run`.
-    OnSoftnic(PathBuf),
+    Softnic(PathBuf),
 }
 
-impl Runs {
+impl VerbsLibrary {
     /// Returns a command that runs `program`.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         match self {
-            Runs::AsItIs => Command::new(program),
-            Runs::OnSoftnic(verbatim) => {
+            VerbsLibrary::Installed => Command::new(program),
+            VerbsLibrary::Softnic(verbatim) => {
                 let mut command = Command::new(verbatim);
                 command.args(["run", "--", program]);
                 command
@@ -197,11 +203,11 @@ impl Runs {
 /// When the tool fails, takes more than two minutes, or prints something other than a result for
 /// `payload_bytes`.
 pub fn run_tool(
-    runs: &Runs,
+    runs: &VerbsLibrary,
     tool: &str,
     args: &[String],
     payload_bytes: usize,
-    cores: Cores,
+    cores: CorePair,
 ) -> Result<Report> {
     let port = free_port()?;
     let command = || {
@@ -316,7 +322,7 @@ fn columns(header: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
 
     /// Output of perftest 6.06 on Soft-RoCE.
     const SEND_BW: &str = "\
@@ -395,12 +401,13 @@ Device not recognized to implement inline feature. Disabling it
 
     #[test]
     fn the_same_parameters() {
-        let parameters = |payload_bytes| Parameters {
+        let parameters = |payload_bytes| MicroParameters {
             payload_bytes: Some(payload_bytes),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let stream =
-            |verb, payload| Task::Stream(Stream::new(verb, &parameters(payload), 1).unwrap());
+        let stream = |verb, payload| {
+            MeasurementTask::Stream(VerbStream::new(verb, &parameters(payload), 1).unwrap())
+        };
         let send = stream(Verb::UdSend, 64);
         assert_eq!(tool(&send), Some("ib_send_bw"));
         assert_eq!(
@@ -413,7 +420,7 @@ Device not recognized to implement inline feature. Disabling it
             "-F -n 16 -t 8 -l 4 -Q 4 -s 1048576 -o 16"
         );
         let ping = PingPong::new(Verb::RcWrite, &parameters(4096), 1).unwrap();
-        let ping = Task::PingPong(ping);
+        let ping = MeasurementTask::PingPong(ping);
         assert_eq!(tool(&ping), Some("ib_write_lat"));
         assert_eq!(
             args(&ping, iterations(&ping, 1)).join(" "),

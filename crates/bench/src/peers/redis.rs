@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use crate::child::KillOnDrop;
-use crate::pin::{Cores, spawn_on};
+use crate::pin::{CorePair, spawn_on};
 
 /// Requests of a run of about half a second.
 pub const REQUESTS: u64 = 2_000_000;
@@ -24,7 +24,7 @@ pub struct Server {
     // Fields are dropped in this order: the server must end before its folder is removed.
     _child: KillOnDrop,
     folder: TempDir,
-    cores: Cores,
+    cores: CorePair,
 }
 
 impl Server {
@@ -32,7 +32,7 @@ impl Server {
     ///
     /// # Errors
     /// When `redis-server` is missing or does not come up within ten seconds.
-    pub fn start(cores: Cores) -> Result<Server> {
+    pub fn start(cores: CorePair) -> Result<Server> {
         let folder = tempfile::tempdir().context("cannot make a folder for Redis")?;
         let child = spawn_on(
             cores.responder,
@@ -186,7 +186,7 @@ mod tests {
     /// Runs the benchmark briefly.
     #[test]
     fn it_runs_tiny_and_counts() {
-        let server = Server::start(Cores::first_two().unwrap()).unwrap();
+        let server = Server::start(CorePair::first_two().unwrap()).unwrap();
         assert_eq!(server.counter().unwrap(), 0);
         assert!(server.run(10_000).unwrap() > 0.0);
         assert!(server.counter().unwrap() >= 10_000);

@@ -6,15 +6,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::perftest::Runs;
+use super::perftest::VerbsLibrary;
 use super::port::{free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::pin::{Cores, spawn_on};
+use crate::pin::{CorePair, spawn_on};
 
 /// A test of `ucx_perftest`, always with 8-byte messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Test {
+pub enum UcxTest {
     /// `am_bw`: rate of UCT active messages.
     AmBw,
     /// `am_lat`: one-way latency of UCT active messages.
@@ -27,16 +27,16 @@ pub enum Test {
     UcpFadd,
 }
 
-impl Test {
+impl UcxTest {
     /// Returns the name for `-t`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Test::AmBw => "am_bw",
-            Test::AmLat => "am_lat",
-            Test::PutBw => "put_bw",
-            Test::UcpPutBw => "ucp_put_bw",
-            Test::UcpFadd => "ucp_fadd",
+            UcxTest::AmBw => "am_bw",
+            UcxTest::AmLat => "am_lat",
+            UcxTest::PutBw => "put_bw",
+            UcxTest::UcpPutBw => "ucp_put_bw",
+            UcxTest::UcpFadd => "ucp_fadd",
         }
     }
 
@@ -45,33 +45,33 @@ impl Test {
     #[must_use]
     pub fn iterations(self) -> u64 {
         match self {
-            Test::AmBw => 6_000_000,
-            Test::AmLat => 2_000_000,
-            Test::PutBw | Test::UcpPutBw => 25_000_000,
-            Test::UcpFadd => 10_000_000,
+            UcxTest::AmBw => 6_000_000,
+            UcxTest::AmLat => 2_000_000,
+            UcxTest::PutBw | UcxTest::UcpPutBw => 25_000_000,
+            UcxTest::UcpFadd => 10_000_000,
         }
     }
 
     /// Returns true if the test uses UCT, below UCP, with one transport on one device.
     fn is_uct(self) -> bool {
-        matches!(self, Test::AmBw | Test::AmLat | Test::PutBw)
+        matches!(self, UcxTest::AmBw | UcxTest::AmLat | UcxTest::PutBw)
     }
 
-    fn args(self, iterations: u64, over: &Over) -> Vec<String> {
+    fn args(self, iterations: u64, over: &UcxTransport) -> Vec<String> {
         let iterations = iterations.to_string();
         let mut args = vec!["-t", self.name(), "-s", "8", "-n", &iterations, "-v", "-f"];
         // UCT tests name transport and device by options of the client. UCP tests take the
         // transport from UCX_TLS on both sides.
         if self.is_uct() {
             args.extend(match over {
-                Over::Posix => ["-x", "posix", "-d", "memory"],
-                Over::RcVerbs(_) => ["-x", "rc_verbs", "-d", "softnic0:1"],
+                UcxTransport::Posix => ["-x", "posix", "-d", "memory"],
+                UcxTransport::RcVerbs(_) => ["-x", "rc_verbs", "-d", "softnic0:1"],
             });
         }
         args.extend::<&[&str]>(match self {
-            Test::AmBw | Test::AmLat | Test::UcpPutBw => &[],
-            Test::PutBw => &["-D", "short"],
-            Test::UcpFadd => &["-O", "16"],
+            UcxTest::AmBw | UcxTest::AmLat | UcxTest::UcpPutBw => &[],
+            UcxTest::PutBw => &["-D", "short"],
+            UcxTest::UcpFadd => &["-O", "16"],
         });
         args.into_iter().map(str::to_owned).collect()
     }
@@ -79,14 +79,14 @@ impl Test {
 
 /// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct UcxResult {
     /// Messages that were timed.
     pub iterations: u64,
     /// Messages per second over the whole run.
     pub rate: f64,
 }
 
-impl Measured {
+impl UcxResult {
     /// Returns the time per message in nanoseconds; for `am_lat`, half of a round trip.
     #[must_use]
     pub fn ns_per_message(self) -> f64 {
@@ -96,7 +96,7 @@ impl Measured {
 
 /// Transport that UCX uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum UcxTransport {
     /// POSIX shared memory.
     Posix,
     /// Verbs on the software NIC, by this `verbatim run`. The UCX transports are `rc_verbs` and
@@ -108,7 +108,12 @@ pub enum Over {
 ///
 /// # Errors
 /// When `ucx_perftest` is missing, fails, or prints something other than its result.
-pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Measured> {
+pub fn run(
+    test: UcxTest,
+    iterations: u64,
+    cores: CorePair,
+    over: &UcxTransport,
+) -> Result<UcxResult> {
     let port = free_port()?;
     let mut server = KillOnDrop(spawn_on(
         cores.responder,
@@ -146,10 +151,12 @@ pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Mea
     Ok(measured)
 }
 
-fn perftest(over: &Over, port: u16) -> Command {
+fn perftest(over: &UcxTransport, port: u16) -> Command {
     let (runs, transport) = match over {
-        Over::Posix => (Runs::AsItIs, "posix"),
-        Over::RcVerbs(verbatim) => (Runs::OnSoftnic(verbatim.clone()), "rc_verbs,ud_verbs"),
+        UcxTransport::Posix => (VerbsLibrary::Installed, "posix"),
+        UcxTransport::RcVerbs(verbatim) => {
+            (VerbsLibrary::Softnic(verbatim.clone()), "rc_verbs,ud_verbs")
+        }
     };
     let mut command = runs.command("ucx_perftest");
     command
@@ -161,7 +168,7 @@ fn perftest(over: &Over, port: u16) -> Command {
 }
 
 /// Parses the output of `ucx_perftest -v -f`: a line of column names, then lines of numbers.
-fn parse(text: &str) -> Result<Measured> {
+fn parse(text: &str) -> Result<UcxResult> {
     let mut lines = text.lines().map(str::trim);
     let names: Vec<&str> = lines
         .by_ref()
@@ -187,7 +194,7 @@ fn parse(text: &str) -> Result<Measured> {
     if !(rate.is_finite() && rate > 0.0) {
         bail!("printed a rate of {rate}");
     }
-    Ok(Measured { iterations, rate })
+    Ok(UcxResult { iterations, rate })
 }
 
 #[cfg(test)]
@@ -231,16 +238,16 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
     /// Runs every test of the peer briefly.
     #[test]
     fn every_test_runs_tiny() {
-        let cores = Cores::first_two().unwrap();
+        let cores = CorePair::first_two().unwrap();
         let tests = [
-            Test::AmBw,
-            Test::AmLat,
-            Test::PutBw,
-            Test::UcpPutBw,
-            Test::UcpFadd,
+            UcxTest::AmBw,
+            UcxTest::AmLat,
+            UcxTest::PutBw,
+            UcxTest::UcpPutBw,
+            UcxTest::UcpFadd,
         ];
         for test in tests {
-            let measured = run(test, 20_000, cores, &Over::Posix).unwrap();
+            let measured = run(test, 20_000, cores, &UcxTransport::Posix).unwrap();
             assert!(measured.rate > 0.0, "{test:?}");
         }
     }

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::datagrams::Datagrams;
-pub use super::datagrams::Exchange;
+pub use super::datagrams::DatagramExchange;
+use super::datagrams::DatagramParameters;
 use crate::job::Job;
-use crate::link::Link;
+use crate::link::WorkerLink;
 
 /// Addresses of the driver and of the worker.
 const ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
@@ -45,24 +45,24 @@ struct EndCounts {
 /// # Errors
 /// A socket fails, the worker is gone, or a datagram arrives out of order.
 pub fn drive(
-    link: &mut Link,
-    exchange: Exchange,
+    link: &mut WorkerLink,
+    exchange: DatagramExchange,
     datagram_bytes: usize,
     count: u64,
 ) -> Result<f64> {
     ensure!(datagram_bytes >= 8, "a datagram has a number of 8 bytes");
-    link.send(&Job::Datagrams(Datagrams {
+    link.send(&Job::Datagrams(DatagramParameters {
         exchange,
         datagram_bytes,
     }))?;
     let to: SocketAddr = link.recv()?;
     let socket = open(ADDRESSES[0])?;
     let value = match exchange {
-        Exchange::Stream { segments } => {
+        DatagramExchange::Stream { segments } => {
             stream(&socket, to, datagram_bytes, segments, count)?;
             0.0
         }
-        Exchange::PingPong => ping(&socket, to, datagram_bytes, count)?,
+        DatagramExchange::PingPong => ping(&socket, to, datagram_bytes, count)?,
     };
     let mut end = vec![0; datagram_bytes];
     end[..8].copy_from_slice(&END.to_le_bytes());
@@ -76,8 +76,8 @@ pub fn drive(
     ensure!(counts.in_order, "datagrams arrived out of order");
     #[allow(clippy::cast_precision_loss)] // far below 2^52 datagrams
     match exchange {
-        Exchange::Stream { .. } => Ok(counts.datagrams as f64 / counts.seconds),
-        Exchange::PingPong => Ok(value),
+        DatagramExchange::Stream { .. } => Ok(counts.datagrams as f64 / counts.seconds),
+        DatagramExchange::PingPong => Ok(value),
     }
 }
 
@@ -132,7 +132,7 @@ fn ping(socket: &UdpSocket, to: SocketAddr, datagram_bytes: usize, count: u64) -
 ///
 /// # Errors
 /// A socket fails, or the driver is gone.
-pub fn work(link: &mut Link, request: Datagrams) -> Result<()> {
+pub fn work(link: &mut WorkerLink, request: DatagramParameters) -> Result<()> {
     let socket = open(ADDRESSES[1])?;
     link.send(&socket.local_addr()?)?;
     let mut buffer = vec![0; 65_536];
@@ -157,7 +157,7 @@ pub fn work(link: &mut Link, request: Datagrams) -> Result<()> {
             next = number + 1;
             counts.datagrams += 1;
         }
-        if request.exchange == Exchange::PingPong {
+        if request.exchange == DatagramExchange::PingPong {
             socket
                 .send_to(&buffer[..len], from)
                 .context("cannot answer a datagram")?;
@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn streams_and_ping_pong_run_tiny_and_are_verified() {
-        let streams = [1, 2, 64].map(|segments| Exchange::Stream { segments });
-        for exchange in streams.into_iter().chain([Exchange::PingPong]) {
+        let streams = [1, 2, 64].map(|segments| DatagramExchange::Stream { segments });
+        for exchange in streams.into_iter().chain([DatagramExchange::PingPong]) {
             for bytes in [24, 1000] {
-                let (mut left, mut right) = Link::pair().unwrap();
+                let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || match right.recv().unwrap() {
                     Job::Datagrams(request) => work(&mut right, request),
                     job => bail!("{job:?} is no exchange"),
@@ -240,8 +240,8 @@ mod tests {
 
     #[test]
     fn what_has_no_number_or_too_many_segments_is_refused() {
-        let (mut left, _right) = Link::pair().unwrap();
-        assert!(drive(&mut left, Exchange::PingPong, 7, 1).is_err());
+        let (mut left, _right) = WorkerLink::pair().unwrap();
+        assert!(drive(&mut left, DatagramExchange::PingPong, 7, 1).is_err());
         let socket = open(ADDRESSES[0]).unwrap();
         let to = socket.local_addr().unwrap();
         assert!(stream(&socket, to, 24, 65, 1).is_err());

@@ -3,12 +3,12 @@
 use anyhow::Result;
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
 
-use super::question::{Probe, ProbeResult, Question};
+use super::question::{ProbeResult, ProbedProperty, WriteProbe};
 use crate::connect::connect;
-use crate::job::{Job, ProbeOrder};
-use crate::link::Link;
+use crate::job::{Job, ProbeJob};
+use crate::link::WorkerLink;
 use crate::micro::verb::Verb;
-use crate::nic::{Nic, NicChoice, reap};
+use crate::nic::{NicChoice, OpenNic, reap};
 use crate::pin::pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
@@ -16,10 +16,15 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 ///
 /// # Errors
 /// When a verb fails, or no message arrives for 10 s.
-pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<ProbeResult> {
+pub fn run(
+    core: usize,
+    link: &mut WorkerLink,
+    nic: &NicChoice,
+    probe: WriteProbe,
+) -> Result<ProbeResult> {
     pinned(core, || {
-        let own = Nic::open(nic)?;
-        link.send(&Job::Probe(ProbeOrder {
+        let own = OpenNic::open(nic)?;
+        link.send(&Job::Probe(ProbeJob {
             nic: nic.clone(),
             probe,
         }))?;
@@ -27,10 +32,10 @@ pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Resul
     })
 }
 
-fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<ProbeResult> {
+fn drive(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<ProbeResult> {
     match probe.verb {
-        Verb::UcWrite => Writer::<Uc>::new(link, nic, probe)?.drive(link, probe),
-        _ => Writer::<Rc>::new(link, nic, probe)?.drive(link, probe),
+        Verb::UcWrite => WriteRequester::<Uc>::new(link, nic, probe)?.drive(link, probe),
+        _ => WriteRequester::<Rc>::new(link, nic, probe)?.drive(link, probe),
     }
 }
 
@@ -38,28 +43,28 @@ fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<ProbeResult> {
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &ProbeOrder) -> Result<()> {
-    let nic = Nic::open(&order.nic)?;
+pub(crate) fn work(link: &mut WorkerLink, order: &ProbeJob) -> Result<()> {
+    let nic = OpenNic::open(&order.nic)?;
     target(link, &nic, &order.probe)
 }
 
-fn target(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<()> {
+fn target(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<()> {
     match probe.verb {
-        Verb::UcWrite => Target::<Uc>::new(link, nic, probe)?.look(link, probe),
-        _ => Target::<Rc>::new(link, nic, probe)?.look(link, probe),
+        Verb::UcWrite => WriteTarget::<Uc>::new(link, nic, probe)?.inspect(link, probe),
+        _ => WriteTarget::<Rc>::new(link, nic, probe)?.inspect(link, probe),
     }
 }
 
 /// The requester. Every word of its memory holds the number of the current WRITE.
-struct Writer<T: Connected> {
+struct WriteRequester<T: Connected> {
     qp: QueuePair<T>,
     list: Postlist<T>,
     memory: MemoryRegion,
     wcs: WcBuffer<1>,
 }
 
-impl<T: Connected> Writer<T> {
-    fn new(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Self> {
+impl<T: Connected> WriteRequester<T> {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<Self> {
         let remote: RemoteMemory = link.recv()?;
         let cq = nic.cq(1)?;
         let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
@@ -88,10 +93,10 @@ impl<T: Connected> Writer<T> {
         Ok(())
     }
 
-    fn drive(mut self, link: &mut Link, probe: &Probe) -> Result<ProbeResult> {
+    fn drive(mut self, link: &mut WorkerLink, probe: &WriteProbe) -> Result<ProbeResult> {
         for number in 1..=probe.writes {
             self.write(number)?;
-            if probe.question == Question::Visible {
+            if probe.question == ProbedProperty::Visible {
                 // Notify over the link: the NIC could order a notification behind the WRITE.
                 link.send(&number)?;
                 let _: u32 = link.recv()?;
@@ -102,13 +107,13 @@ impl<T: Connected> Writer<T> {
 }
 
 /// The target, whose processor reads the written memory.
-struct Target<T: Connected> {
+struct WriteTarget<T: Connected> {
     _qp: QueuePair<T>,
     memory: MemoryRegion,
 }
 
-impl<T: Connected> Target<T> {
-    fn new(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Self> {
+impl<T: Connected> WriteTarget<T> {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<Self> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = nic.pd.alloc(probe.payload_bytes, access)?;
         link.send(&memory.remote())?;
@@ -120,7 +125,7 @@ impl<T: Connected> Target<T> {
 
     /// Returns true if a word is of an older WRITE than `number`. Words are read from right to
     /// left: a WRITE that proceeds from left to right meanwhile can only have made words newer.
-    fn lacks(&self, number: u32) -> Result<bool> {
+    fn is_missing(&self, number: u32) -> Result<bool> {
         for at in (0..self.memory.len()).step_by(8).rev() {
             if u64::from_le(self.memory.read_u64(at)?) < u64::from(number) {
                 return Ok(true);
@@ -129,18 +134,18 @@ impl<T: Connected> Target<T> {
         Ok(false)
     }
 
-    fn look(self, link: &mut Link, probe: &Probe) -> Result<()> {
+    fn inspect(self, link: &mut WorkerLink, probe: &WriteProbe) -> Result<()> {
         let mut result = ProbeResult::default();
         match probe.question {
-            Question::Visible => {
+            ProbedProperty::Visible => {
                 for _ in 0..probe.writes {
                     let number: u32 = link.recv()?;
                     result.inspected += 1;
-                    result.missing += u64::from(self.lacks(number)?);
+                    result.missing += u64::from(self.is_missing(number)?);
                     link.send(&number)?;
                 }
             }
-            Question::Order => {
+            ProbedProperty::Order => {
                 let last = self.memory.len() - 8;
                 let mut before = 0;
                 while before < probe.writes {
@@ -153,7 +158,7 @@ impl<T: Connected> Target<T> {
                         timeout.check("the last word of a WRITE")?;
                     };
                     result.inspected += 1;
-                    result.missing += u64::from(self.lacks(number)?);
+                    result.missing += u64::from(self.is_missing(number)?);
                     before = number;
                 }
             }
@@ -166,13 +171,13 @@ impl<T: Connected> Target<T> {
 mod tests {
     use super::*;
 
-    fn probe(question: Question, verb: Verb, payload_bytes: usize) -> ProbeResult {
+    fn probe(question: ProbedProperty, verb: Verb, payload_bytes: usize) -> ProbeResult {
         let nic = NicChoice::first_of("softnic");
-        let probe = Probe::new(question, verb, payload_bytes, 300).expect("it fits");
-        let (mut left, mut right) = Link::pair().expect("pipes");
+        let probe = WriteProbe::new(question, verb, payload_bytes, 300).expect("it fits");
+        let (mut left, mut right) = WorkerLink::pair().expect("pipes");
         std::thread::scope(|scope| {
-            let worker = scope.spawn(|| target(&mut right, &Nic::open(&nic)?, &probe));
-            let result = drive(&mut left, &Nic::open(&nic).expect("a NIC"), &probe);
+            let worker = scope.spawn(|| target(&mut right, &OpenNic::open(&nic)?, &probe));
+            let result = drive(&mut left, &OpenNic::open(&nic).expect("a NIC"), &probe);
             worker.join().expect("no panic").expect("the target works");
             result.expect("the requester works")
         })
@@ -182,7 +187,7 @@ mod tests {
     fn what_has_completed_is_seen() {
         for verb in [Verb::RcWrite, Verb::UcWrite] {
             for bytes in [16, 4096] {
-                let result = probe(Question::Visible, verb, bytes);
+                let result = probe(ProbedProperty::Visible, verb, bytes);
                 assert_eq!(
                     (result.inspected, result.missing),
                     (300, 0),
@@ -194,14 +199,14 @@ mod tests {
 
     #[test]
     fn the_order_is_looked_at_until_the_last_write() {
-        let result = probe(Question::Order, Verb::RcWrite, 64);
+        let result = probe(ProbedProperty::Order, Verb::RcWrite, 64);
         assert!((1..=300).contains(&result.inspected), "{result:?}");
         assert!(result.missing <= result.inspected);
     }
 
     #[test]
     fn words_that_are_missing_are_found() {
-        let nic = Nic::open(&NicChoice::first_of("softnic")).expect("a NIC");
+        let nic = OpenNic::open(&NicChoice::first_of("softnic")).expect("a NIC");
         let memory = nic.pd.alloc(32, Access::LOCAL_WRITE).expect("memory");
         let cq = nic.cq(1).expect("a CQ");
         let make = || {
@@ -216,21 +221,21 @@ mod tests {
             a.connect(&to_b).expect("connected"),
             b.connect(&to_a).expect("connected"),
         );
-        let target = Target { _qp: a, memory };
+        let target = WriteTarget { _qp: a, memory };
         for at in [0, 8, 16, 24] {
             assert!(
-                target.lacks(1).expect("in range"),
+                target.is_missing(1).expect("in range"),
                 "the word at {at} is missing"
             );
             target.memory.write_u64(at, 1u64.to_le()).expect("in range");
         }
-        assert!(!target.lacks(1).expect("in range"));
-        assert!(target.lacks(2).expect("in range"));
+        assert!(!target.is_missing(1).expect("in range"));
+        assert!(target.is_missing(2).expect("in range"));
     }
 
     #[test]
     fn what_cannot_be_probed_is_refused() {
-        let refused = |verb, bytes| Probe::new(Question::Order, verb, bytes, 1).is_err();
+        let refused = |verb, bytes| WriteProbe::new(ProbedProperty::Order, verb, bytes, 1).is_err();
         assert!(refused(Verb::RcRead, 64) && refused(Verb::UdSend, 64));
         assert!(refused(Verb::RcWrite, 8) && refused(Verb::RcWrite, 20));
         assert!(!refused(Verb::UcWrite, 16));

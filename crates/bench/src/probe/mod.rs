@@ -11,4 +11,4 @@ pub(crate) mod question;
 
 pub use self::ends::run;
 pub(crate) use self::ends::work;
-pub use self::question::{Probe, ProbeResult, Question};
+pub use self::question::{ProbeResult, ProbedProperty, WriteProbe};

@@ -8,7 +8,7 @@ use crate::micro::verb::Verb;
 /// Property that a probe tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Question {
+pub enum ProbedProperty {
     /// The words of a WRITE become visible from left to right.
     Order,
     /// A completed WRITE is visible.
@@ -17,19 +17,24 @@ pub enum Question {
 
 /// A probe: a number of WRITEs of one size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Probe {
-    pub(super) question: Question,
+pub struct WriteProbe {
+    pub(super) question: ProbedProperty,
     pub(super) verb: Verb,
     pub(super) payload_bytes: usize,
     pub(super) writes: u32,
 }
 
-impl Probe {
+impl WriteProbe {
     /// Creates a probe of RDMA WRITEs over RC or UC.
     ///
     /// # Errors
     /// When the verb is another one, or the payload is not two or more whole words.
-    pub fn new(question: Question, verb: Verb, payload_bytes: usize, writes: u32) -> Result<Self> {
+    pub fn new(
+        question: ProbedProperty,
+        verb: Verb,
+        payload_bytes: usize,
+        writes: u32,
+    ) -> Result<Self> {
         if !matches!(verb, Verb::RcWrite | Verb::UcWrite) {
             bail!(
                 "{} writes nothing into memory; probe rc-write or uc-write",
@@ -59,7 +64,7 @@ impl Probe {
 /// Result of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeResult {
-    /// Number of inspected WRITEs. With [`Question::Order`] the target misses some, because the
+    /// Number of inspected WRITEs. With [`ProbedProperty::Order`] the target misses some, because the
     /// requester does not wait for it.
     #[serde(rename = "looks")]
     pub inspected: u64,

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail};
 use verbs::{Access, HeaderOnly, PreparedQp, QpEndpoint, QueuePair, Rc, WcBuffer};
 
 use crate::clock::now_ns;
-use crate::job::{ConnectionsOrder, Job};
-use crate::link::Link;
-use crate::nic::{Nic, NicChoice, reap};
+use crate::job::{ConnectionsJob, Job};
+use crate::link::WorkerLink;
+use crate::nic::{NicChoice, OpenNic, reap};
 use crate::pin::pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
-use crate::setup::{Bench, Measured};
-use crate::usage::Usage;
+use crate::setup::{BenchSetup, RowFigure};
+use crate::usage::ResourceUsage;
 
 /// Number of queue pairs of the idle process.
 pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
@@ -21,19 +21,19 @@ pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
 const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
 
 /// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
-pub(super) fn idle_cpu(bench: &Bench) -> Result<Measured> {
+pub(super) fn idle_cpu(bench: &BenchSetup) -> Result<RowFigure> {
     let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
     Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu)
 }
 
 /// Measures [`Row::IdleMemory`](crate::goal::Row::IdleMemory) once.
-pub(super) fn idle_memory(bench: &Bench) -> Result<Measured> {
+pub(super) fn idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
     let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
     Ok(with_worker(bench, |link| drive_idle(link, &order))?.memory)
 }
 
 /// Measures [`Row::Connect`](crate::goal::Row::Connect) once.
-pub(super) fn connect(bench: &Bench) -> Result<Measured> {
+pub(super) fn connect(bench: &BenchSetup) -> Result<RowFigure> {
     let order = order(bench, CONNECTED_QUEUE_PAIRS, false)?;
     with_worker(bench, |link| drive_connect(link, &order))
 }
@@ -41,11 +41,11 @@ pub(super) fn connect(bench: &Bench) -> Result<Measured> {
 /// Measures the CPU time of the idle process at the other end of `link`, which has `queue_pairs`
 /// queue pairs.
 pub(super) fn idle_cpu_of(
-    link: &mut Link,
+    link: &mut WorkerLink,
     nic: &NicChoice,
     queue_pairs: usize,
-) -> Result<Measured> {
-    let order = ConnectionsOrder {
+) -> Result<RowFigure> {
+    let order = ConnectionsJob {
         nic: nic.clone(),
         queue_pairs,
         idle: true,
@@ -53,8 +53,8 @@ pub(super) fn idle_cpu_of(
     Ok(drive_idle(link, &order)?.cpu)
 }
 
-fn order(bench: &Bench, queue_pairs: u64, idle: bool) -> Result<ConnectionsOrder> {
-    Ok(ConnectionsOrder {
+fn order(bench: &BenchSetup, queue_pairs: u64, idle: bool) -> Result<ConnectionsJob> {
+    Ok(ConnectionsJob {
         nic: bench.nic.clone(),
         queue_pairs: usize::try_from(bench.scaled(queue_pairs))?,
         idle,
@@ -62,40 +62,43 @@ fn order(bench: &Bench, queue_pairs: u64, idle: bool) -> Result<ConnectionsOrder
 }
 
 fn with_worker<R: Send>(
-    bench: &Bench,
-    drive: impl FnOnce(&mut Link) -> Result<R> + Send,
+    bench: &BenchSetup,
+    drive: impl FnOnce(&mut WorkerLink) -> Result<R> + Send,
 ) -> Result<R> {
     pinned(bench.cores.requester, || {
-        drive(&mut Link::spawn(&bench.worker, bench.cores.responder)?)
+        drive(&mut WorkerLink::spawn(
+            &bench.worker,
+            bench.cores.responder,
+        )?)
     })
 }
 
 /// Maximum messages in flight while connections are checked.
-const CHECKED_AT_ONCE: usize = 64;
+const CHECKS_AT_ONCE: usize = 64;
 
 /// Cost of an idle process.
-struct Idle {
+struct IdleCost {
     /// CPU time in percent of a core.
-    cpu: Measured,
+    cpu: RowFigure,
     /// Resident memory in MiB.
-    memory: Measured,
+    memory: RowFigure,
 }
 
-fn drive_idle(link: &mut Link, order: &ConnectionsOrder) -> Result<Idle> {
-    let nic = Nic::open(&order.nic)?;
+fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost> {
+    let nic = OpenNic::open(&order.nic)?;
     let pid = link.worker_pid().unwrap_or_else(std::process::id);
     let (qps, _) = connect_all(link, &nic, order)?;
     check_all(&qps)?;
     let checked: usize = link.recv()?;
     // Wait until the work after the last message (timers, going to sleep) is done.
     std::thread::sleep(Duration::from_millis(500));
-    let before = Usage::of(pid)?;
+    let before = ResourceUsage::of(pid)?;
     let begin_ns = now_ns();
     std::thread::sleep(Duration::from_secs(1));
-    let after = Usage::of(pid)?;
+    let after = ResourceUsage::of(pid)?;
     let elapsed_ns = now_ns() - begin_ns;
     link.send(&"wake up")?;
-    let measured = |value| Measured {
+    let measured = |value| RowFigure {
         value,
         verified_ops: checked as u64,
         lost_ops: 0,
@@ -106,16 +109,16 @@ fn drive_idle(link: &mut Link, order: &ConnectionsOrder) -> Result<Idle> {
         100.0 * after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / elapsed_ns.max(1) as f64,
         after.resident_bytes as f64 / f64::from(1 << 20),
     );
-    Ok(Idle {
+    Ok(IdleCost {
         // Two digits are kept; the kernel's own accounting shows beyond them.
         cpu: measured((cpu * 100.0).round() / 100.0),
         memory: measured(memory),
     })
 }
 
-fn drive_connect(link: &mut Link, order: &ConnectionsOrder) -> Result<Measured> {
+fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFigure> {
     let queue_pairs = order.queue_pairs;
-    let nic = Nic::open(&order.nic)?;
+    let nic = OpenNic::open(&order.nic)?;
     let (qps, elapsed_ns) = connect_all(link, &nic, order)?;
     check_all(&qps)?;
     let checked: usize = link.recv()?;
@@ -124,7 +127,7 @@ fn drive_connect(link: &mut Link, order: &ConnectionsOrder) -> Result<Measured> 
     }
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let value = elapsed_ns as f64 / 1e9;
-    Ok(Measured {
+    Ok(RowFigure {
         value,
         verified_ops: checked as u64,
         lost_ops: 0,
@@ -134,16 +137,16 @@ fn drive_connect(link: &mut Link, order: &ConnectionsOrder) -> Result<Measured> 
 /// Creates queue pairs here and as many at the worker, and connects them. Returns them with the
 /// time from the first creation to the last connection in ns, including the exchange of addresses.
 fn connect_all(
-    link: &mut Link,
-    nic: &Nic,
-    order: &ConnectionsOrder,
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    order: &ConnectionsJob,
 ) -> Result<(Vec<QueuePair<Rc>>, u64)> {
     let count = order.queue_pairs;
     link.send(&Job::Connections(order.clone()))?;
     let _: String = link.recv()?;
     let begin_ns = now_ns();
     link.send(&"go")?;
-    let cq = nic.cq(2 * CHECKED_AT_ONCE)?;
+    let cq = nic.cq(2 * CHECKS_AT_ONCE)?;
     let prepared: Vec<PreparedQp<Rc>> = (0..count)
         .map(|_| {
             let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
@@ -175,7 +178,7 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     };
     let mut list = first.postlist(1);
     list.send_with_imm(HeaderOnly, 0).signaled();
-    let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
+    let mut wcs = WcBuffer::<CHECKS_AT_ONCE>::new();
     let mut outstanding = 0;
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut wait = |outstanding: &mut usize, left: usize| -> Result<()> {
@@ -194,7 +197,7 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
         list.set_imm(0, u32::try_from(number)?);
         qp.post_send(&mut list)?;
         outstanding += 1;
-        wait(&mut outstanding, CHECKED_AT_ONCE - 1)?;
+        wait(&mut outstanding, CHECKS_AT_ONCE - 1)?;
     }
     wait(&mut outstanding, 0)
 }
@@ -203,9 +206,9 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut Link, order: &ConnectionsOrder) -> Result<()> {
-    let nic = Nic::open(&order.nic)?;
-    let mut connected = Connected::new(link, &nic, order.queue_pairs)?;
+pub(crate) fn work(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<()> {
+    let nic = OpenNic::open(&order.nic)?;
+    let mut connected = WorkerQps::new(link, &nic, order.queue_pairs)?;
     let checked = connected.check()?;
     link.send(&checked)?;
     if order.idle {
@@ -216,7 +219,7 @@ pub(crate) fn work(link: &mut Link, order: &ConnectionsOrder) -> Result<()> {
 }
 
 /// The worker's queue pairs, which share a receive queue.
-struct Connected {
+struct WorkerQps {
     qps: Vec<QueuePair<Rc>>,
     cq: verbs::CompletionQueue,
     srq: verbs::SharedReceiveQueue,
@@ -224,9 +227,9 @@ struct Connected {
     _memory: verbs::MemoryRegion,
 }
 
-impl Connected {
-    fn new(link: &mut Link, nic: &Nic, count: usize) -> Result<Connected> {
-        let recvs_at_once = 4 * CHECKED_AT_ONCE;
+impl WorkerQps {
+    fn new(link: &mut WorkerLink, nic: &OpenNic, count: usize) -> Result<WorkerQps> {
+        let recvs_at_once = 4 * CHECKS_AT_ONCE;
         let srq = nic.pd.create_srq(u32::try_from(recvs_at_once)?, 1)?;
         let memory = nic.pd.alloc(64, Access::LOCAL_WRITE)?;
         let mut recvs = srq.recv_list(recvs_at_once);
@@ -255,7 +258,7 @@ impl Connected {
             .map(|(qp, peer)| Ok(qp.connect(peer)?))
             .collect::<Result<_>>()?;
         link.send(&"connected")?;
-        Ok(Connected {
+        Ok(WorkerQps {
             qps,
             cq,
             srq,
@@ -268,7 +271,7 @@ impl Connected {
     /// right connection.
     fn check(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
-        let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
+        let mut wcs = WcBuffer::<CHECKS_AT_ONCE>::new();
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         let mut taken = 0;
         while taken < self.qps.len() {
@@ -298,13 +301,13 @@ impl Connected {
 mod tests {
     use super::*;
 
-    fn tiny<R>(idle: bool, drive: impl FnOnce(&mut Link, &ConnectionsOrder) -> Result<R>) -> R {
-        let order = ConnectionsOrder {
+    fn tiny<R>(idle: bool, drive: impl FnOnce(&mut WorkerLink, &ConnectionsJob) -> Result<R>) -> R {
+        let order = ConnectionsJob {
             nic: NicChoice::first_of("softnic"),
             queue_pairs: 64,
             idle,
         };
-        let (mut left, mut right) = Link::pair().unwrap();
+        let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || match right.recv()? {
                 Job::Connections(order) => work(&mut right, &order),

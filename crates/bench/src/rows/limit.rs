@@ -3,25 +3,25 @@
 use anyhow::Result;
 
 use super::verbs::DURATION_MS;
-use crate::goal::Limit;
-use crate::link::Link;
-use crate::peers::bare::Bare;
+use crate::goal::BareRingLimit;
+use crate::link::WorkerLink;
+use crate::peers::bare::BareExchange;
 use crate::peers::bare_pair;
 use crate::pin::pinned;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Measures a limit once, between two processes on the cores of the rows.
-pub(crate) fn measure(bench: &Bench, limit: Limit) -> Result<Measured> {
-    let bare = Bare {
+pub(crate) fn measure(bench: &BenchSetup, limit: BareRingLimit) -> Result<RowFigure> {
+    let bare = BareExchange {
         exchange: limit.exchange,
         has_payload: limit.has_payload,
         list: limit.list,
         duration_ms: (DURATION_MS / bench.settings.shrink.max(1)).max(1),
     };
     pinned(bench.cores.requester, || {
-        let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
+        let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
         let figure = bare_pair::drive(&mut link, bare)?;
-        Ok(Measured {
+        Ok(RowFigure {
             value: figure.value,
             verified_ops: figure.verified_ops,
             lost_ops: 0,

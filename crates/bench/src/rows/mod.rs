@@ -15,10 +15,10 @@ pub(crate) mod wire;
 use anyhow::Result;
 
 use crate::goal::Row;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Measures this project's side of `row` once.
-pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+pub(crate) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     match row {
         Row::Rpc => sequencer::rpc(bench),
         Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),

@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::{sequencer, wire};
-use crate::goal::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES, Peer};
-use crate::link::Link;
-use crate::peers::datagrams::Exchange;
+use crate::goal::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES, PeerSystem};
+use crate::link::WorkerLink;
+use crate::peers::datagrams::DatagramExchange;
 use crate::peers::{hostcopy, iperf3, redis, ucx, udp};
 use crate::pin::pinned;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Messages in a run of the rows that measure bandwidth.
 const BULK_MESSAGES: u64 = 5_000;
@@ -24,31 +24,31 @@ const PING_PONGS: u64 = 50_000;
 
 /// Measures a peer once. The Redis server is started on first use.
 pub(crate) fn measure(
-    bench: &Bench,
-    peer: Peer,
+    bench: &BenchSetup,
+    peer: PeerSystem,
     server: &mut Option<redis::Server>,
-) -> Result<Measured> {
-    let done = |value, verified_ops| Measured {
+) -> Result<RowFigure> {
+    let done = |value, verified_ops| RowFigure {
         value,
         verified_ops,
         lost_ops: 0,
     };
     if let Some(test) = peer.ucx() {
         let iterations = bench.scaled(test.iterations());
-        let measured = ucx::run(test, iterations, bench.cores, &ucx::Over::Posix)?;
+        let measured = ucx::run(test, iterations, bench.cores, &ucx::UcxTransport::Posix)?;
         let value = match test {
-            ucx::Test::AmLat => measured.ns_per_message(),
+            ucx::UcxTest::AmLat => measured.ns_per_message(),
             _ => measured.rate / 1e6,
         };
         return Ok(done(value, iterations));
     }
-    if peer == Peer::OtherDesigns {
+    if peer == PeerSystem::OtherDesigns {
         return sequencer::best_other(bench);
     }
-    if peer == Peer::NoFaults {
+    if peer == PeerSystem::NoFaults {
         return wire::without_faults(bench);
     }
-    if peer == Peer::Iperf3 {
+    if peer == PeerSystem::Iperf3 {
         let (bytes, rate) = iperf3::run(bench.scaled(TCP_BYTES), bench.cores)?;
         return Ok(done(rate / 1e9, bytes));
     }
@@ -58,7 +58,7 @@ pub(crate) fn measure(
     if let Some((method, payload_bytes)) = peer.copy() {
         let copies = bench.scaled(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
         pinned(bench.cores.requester, || {
-            let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
+            let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
             let rate = hostcopy::drive(&mut link, method, payload_bytes, copies)?;
             Ok(done(rate / 1e9, copies))
         })
@@ -77,23 +77,27 @@ pub(crate) fn measure(
 /// Exchanges datagrams between two processes. The figure is the rate in 10^6 per second for short
 /// datagrams. For long ones it is their payload in 10^9 bytes per second. For a ping-pong it is
 /// half of a round trip in nanoseconds.
-fn datagrams(bench: &Bench, exchange: Exchange, datagram_bytes: usize) -> Result<Measured> {
+fn datagrams(
+    bench: &BenchSetup,
+    exchange: DatagramExchange,
+    datagram_bytes: usize,
+) -> Result<RowFigure> {
     let is_long = datagram_bytes > PACKET_PAYLOAD_BYTES;
     let count = bench.scaled(match exchange {
-        Exchange::PingPong => PING_PONGS,
-        Exchange::Stream { .. } if is_long => LONG_DATAGRAMS,
-        Exchange::Stream { .. } => SHORT_DATAGRAMS,
+        DatagramExchange::PingPong => PING_PONGS,
+        DatagramExchange::Stream { .. } if is_long => LONG_DATAGRAMS,
+        DatagramExchange::Stream { .. } => SHORT_DATAGRAMS,
     });
     pinned(bench.cores.requester, || {
-        let mut link = Link::spawn(&bench.worker, bench.cores.responder)?;
+        let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
         let rate = udp::drive(&mut link, exchange, datagram_bytes, count)?;
         #[allow(clippy::cast_precision_loss)] // 4096
         let value = match exchange {
-            Exchange::PingPong => rate,
-            Exchange::Stream { .. } if is_long => rate * PACKET_PAYLOAD_BYTES as f64 / 1e9,
-            Exchange::Stream { .. } => rate / 1e6,
+            DatagramExchange::PingPong => rate,
+            DatagramExchange::Stream { .. } if is_long => rate * PACKET_PAYLOAD_BYTES as f64 / 1e9,
+            DatagramExchange::Stream { .. } => rate / 1e6,
         };
-        Ok(Measured {
+        Ok(RowFigure {
             value,
             verified_ops: count,
             lost_ops: 0,

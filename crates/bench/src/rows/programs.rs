@@ -8,38 +8,43 @@ use anyhow::{Context, Result, bail};
 
 use crate::child::KillOnDrop;
 use crate::goal::Row;
-use crate::peers::perftest::{self, Report, Runs};
+use crate::peers::perftest::{self, Report, VerbsLibrary};
 use crate::peers::port::{free_port, wait_for_listener};
 use crate::peers::ucx;
 use crate::pin::spawn_on;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Measures a row of [`Row::DROP_IN`] once.
-pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     let verbatim = bench.worker.path.clone();
-    let runs = Runs::OnSoftnic(verbatim.clone());
+    let runs = VerbsLibrary::Softnic(verbatim.clone());
     match row {
         Row::IbSendBw => perftest(bench, &runs, "ib_send_bw", "-s 8 -l 16", 8, 4_000_000),
         Row::IbSendBwUd => perftest(bench, &runs, "ib_send_bw", "-c UD -s 8 -l 16", 8, 4_000_000),
         Row::IbSendLat => perftest(bench, &runs, "ib_send_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteLat => perftest(bench, &runs, "ib_write_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteBw => perftest(bench, &runs, "ib_write_bw", "-s 65536", 64 << 10, 80_000),
-        Row::IbWriteStart => start(bench, &runs),
-        Row::UctPut => put(bench, ucx::Test::PutBw, verbatim),
-        Row::UcpPut => put(bench, ucx::Test::UcpPutBw, verbatim),
+        Row::IbWriteStart => time_of_first_messages(bench, &runs),
+        Row::UctPut => put(bench, ucx::UcxTest::PutBw, verbatim),
+        Row::UcpPut => put(bench, ucx::UcxTest::UcpPutBw, verbatim),
         _ => bail!("{} is no program of other people's", row.name()),
     }
 }
 
 /// Runs a test of puts over `rc_verbs`.
-fn put(bench: &Bench, test: ucx::Test, verbatim: PathBuf) -> Result<Measured> {
+fn put(bench: &BenchSetup, test: ucx::UcxTest, verbatim: PathBuf) -> Result<RowFigure> {
     let iterations = bench.scaled(2_000_000);
-    let measured = ucx::run(test, iterations, bench.cores, &ucx::Over::RcVerbs(verbatim))?;
+    let measured = ucx::run(
+        test,
+        iterations,
+        bench.cores,
+        &ucx::UcxTransport::RcVerbs(verbatim),
+    )?;
     Ok(taken(measured.rate / 1e6, iterations))
 }
 
-fn taken(value: f64, verified_ops: u64) -> Measured {
-    Measured {
+fn taken(value: f64, verified_ops: u64) -> RowFigure {
+    RowFigure {
         value,
         verified_ops,
         lost_ops: 0,
@@ -48,13 +53,13 @@ fn taken(value: f64, verified_ops: u64) -> Measured {
 
 /// Runs a tool of perftest's with the options of the row and `count` messages.
 fn perftest(
-    bench: &Bench,
-    runs: &Runs,
+    bench: &BenchSetup,
+    runs: &VerbsLibrary,
     tool: &str,
     options: &str,
     payload_bytes: usize,
     count: u64,
-) -> Result<Measured> {
+) -> Result<RowFigure> {
     // A multiple of whole postlists and whole signaled periods.
     let count = bench.scaled(count).next_multiple_of(1600);
     let mut args: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
@@ -78,11 +83,11 @@ const OWN_SLEEP_MS: f64 = 1200.0;
 /// Measures the time in milliseconds that a client of `ib_write_bw` takes to send five messages.
 /// The client's own sleeps are subtracted. The time that the program takes to find no device on the
 /// installed libibverbs is subtracted too.
-fn start(bench: &Bench, runs: &Runs) -> Result<Measured> {
+fn time_of_first_messages(bench: &BenchSetup, runs: &VerbsLibrary) -> Result<RowFigure> {
     const TOOL: &str = "ib_write_bw";
     const ARGS: [&str; 5] = ["-F", "-n", "5", "-s", "8"];
     let port = free_port()?;
-    let command = |runs: &Runs, host: &[&str]| {
+    let command = |runs: &VerbsLibrary, host: &[&str]| {
         let mut command = runs.command(TOOL);
         command
             .args(["-p", &port.to_string()])
@@ -93,7 +98,7 @@ fn start(bench: &Bench, runs: &Runs) -> Result<Measured> {
             .stderr(Stdio::null());
         command
     };
-    let timed = |runs: &Runs| -> Result<(f64, bool)> {
+    let timed = |runs: &VerbsLibrary| -> Result<(f64, bool)> {
         let begin = Instant::now();
         let mut client = KillOnDrop(spawn_on(
             bench.cores.requester,
@@ -102,7 +107,7 @@ fn start(bench: &Bench, runs: &Runs) -> Result<Measured> {
         let status = client.0.wait().context(TOOL)?;
         Ok((begin.elapsed().as_secs_f64() * 1e3, status.success()))
     };
-    let (failing_ms, succeeds) = timed(&Runs::AsItIs)?;
+    let (failing_ms, succeeds) = timed(&VerbsLibrary::Installed)?;
     if succeeds {
         bail!(
             "{TOOL} finds a device on the machine's own libibverbs: there is nothing to compare with"

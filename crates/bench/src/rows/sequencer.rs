@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Design that is measured.
 const DESIGN: &str = "spec-s0";
@@ -23,18 +23,18 @@ const WINDOW: &str = "256";
 const DURATION_MS: u64 = 500;
 
 /// Measures the design with one worker and one client process.
-pub(super) fn measure(bench: &Bench) -> Result<Measured> {
+pub(super) fn measure(bench: &BenchSetup) -> Result<RowFigure> {
     of_design(bench, DESIGN)
 }
 
 /// Measures the design that answers requests by SENDs in batches.
-pub(super) fn rpc(bench: &Bench) -> Result<Measured> {
+pub(super) fn rpc(bench: &BenchSetup) -> Result<RowFigure> {
     of_design(bench, "rpc-batch")
 }
 
 /// Measures every other design in the same way. Returns the fastest result.
-pub(crate) fn best_other(bench: &Bench) -> Result<Measured> {
-    let mut best: Option<Measured> = None;
+pub(crate) fn best_other(bench: &BenchSetup) -> Result<RowFigure> {
+    let mut best: Option<RowFigure> = None;
     for design in OTHERS {
         let measured = of_design(bench, design)?;
         if best.is_none_or(|best| measured.value > best.value) {
@@ -44,7 +44,7 @@ pub(crate) fn best_other(bench: &Bench) -> Result<Measured> {
     best.context("there is no other design")
 }
 
-fn of_design(bench: &Bench, design: &str) -> Result<Measured> {
+fn of_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
     let part = |name: &str| {
         let mut command = Command::new(&bench.worker.path);
         command.args([
@@ -105,7 +105,7 @@ fn of_design(bench: &Bench, design: &str) -> Result<Measured> {
         .as_f64()
         .context("the client reported no rate")?;
     let lost_ops = report["failures"]["lost"].as_u64().unwrap_or(0);
-    Ok(Measured {
+    Ok(RowFigure {
         value: rate / 1e6,
         verified_ops: verdict["numbers"].as_u64().unwrap_or(0),
         lost_ops,

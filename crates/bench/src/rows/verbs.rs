@@ -3,13 +3,13 @@
 use anyhow::{Result, bail};
 
 use crate::goal::{BULK_PAYLOAD_BYTES, Row};
-use crate::micro::outcome::Outcome;
-use crate::micro::parameters::{Parameters, Stream};
-use crate::micro::runner::Runner;
-use crate::micro::task::{PingPong, Task};
+use crate::micro::outcome::TaskResult;
+use crate::micro::parameters::{MicroParameters, VerbStream};
+use crate::micro::runner::WorkerPool;
+use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
 use crate::peers::bare_ring::WINDOW;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Smallest payload, in bytes, for which a row's figure is a bandwidth instead of a rate.
 const LONG_BYTES: usize = 4096;
@@ -18,28 +18,28 @@ const LONG_BYTES: usize = 4096;
 pub(super) const DURATION_MS: u64 = 300;
 
 /// Measures a row once.
-pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     let task = task(bench, row)?;
-    let outcome = Runner::new(bench.cores, bench.worker.clone()).measure(&bench.nic, &task)?;
+    let outcome = WorkerPool::new(bench.cores, bench.worker.clone()).measure(&bench.nic, &task)?;
     Ok(figure(&task, &outcome))
 }
 
 /// Returns the task that measures a row.
-pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
+pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
     let shrink = bench.settings.shrink.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
-    let parameters = |batch, window, signal_every| Parameters {
+    let parameters = |batch, window, signal_every| MicroParameters {
         batch: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
-        ..Parameters::default()
+        ..MicroParameters::default()
     };
     if let Some(sends) = row.sends() {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             payload_bytes: Some(sends.payload_bytes),
             ..parameters(sends.list, WINDOW, 16)
         };
-        return Ok(Task::Stream(Stream::new(
+        return Ok(MeasurementTask::Stream(VerbStream::new(
             sends.verb,
             &parameters,
             duration_ms,
@@ -47,8 +47,8 @@ pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
     }
     let (verb, parameters) = match row {
         Row::RcLatency => {
-            let ping = PingPong::new(Verb::RcSend, &Parameters::default(), duration_ms)?;
-            return Ok(Task::PingPong(PingPong {
+            let ping = PingPong::new(Verb::RcSend, &MicroParameters::default(), duration_ms)?;
+            return Ok(MeasurementTask::PingPong(PingPong {
                 exchanges_per_sample: u32::try_from(256 / shrink)?.max(1),
                 ..ping
             }));
@@ -58,7 +58,7 @@ pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
         Row::FetchAdd => (Verb::Atomics, parameters(16, 16, 1)),
         Row::WriteMapped | Row::WritePrivate => (
             Verb::RcWrite,
-            Parameters {
+            MicroParameters {
                 payload_bytes: Some(BULK_PAYLOAD_BYTES),
                 private: row == Row::WritePrivate,
                 ..parameters(1, 1, 1)
@@ -66,13 +66,17 @@ pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
         ),
         _ => bail!("{} is not of one verb", row.name()),
     };
-    Ok(Task::Stream(Stream::new(verb, &parameters, duration_ms)?))
+    Ok(MeasurementTask::Stream(VerbStream::new(
+        verb,
+        &parameters,
+        duration_ms,
+    )?))
 }
 
 /// Returns the figure of a row: a rate, a bandwidth for long payloads, or a mean latency.
-pub(super) fn figure(task: &Task, outcome: &Outcome) -> Measured {
+pub(super) fn figure(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure {
     match outcome {
-        Outcome::Rate(rate) => Measured {
+        TaskResult::Rate(rate) => RowFigure {
             value: if task.payload_bytes() >= LONG_BYTES {
                 rate.bandwidth_gbytes_per_s
             } else {
@@ -81,7 +85,7 @@ pub(super) fn figure(task: &Task, outcome: &Outcome) -> Measured {
             verified_ops: rate.verified_ops,
             lost_ops: rate.lost_ops,
         },
-        Outcome::Latency(latency) => Measured {
+        TaskResult::Latency(latency) => RowFigure {
             value: latency.latency_ns_mean,
             verified_ops: latency.verified_ops,
             lost_ops: 0,
@@ -92,21 +96,21 @@ pub(super) fn figure(task: &Task, outcome: &Outcome) -> Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::{Exe, Link};
+    use crate::link::{WorkerCommand, WorkerLink};
     use crate::nic::NicChoice;
-    use crate::pin::Cores;
+    use crate::pin::CorePair;
     use crate::setup::Settings;
 
     /// Runs this project's side of `row` briefly, with a thread as the worker.
-    fn tiny(row: Row) -> Measured {
-        let bench = Bench {
+    fn tiny(row: Row) -> RowFigure {
+        let bench = BenchSetup {
             settings: Settings {
                 rounds: 1,
                 shrink: 10_000,
                 rows: vec![row],
             },
-            cores: Cores::first_two().unwrap(),
-            worker: Exe {
+            cores: CorePair::first_two().unwrap(),
+            worker: WorkerCommand {
                 path: "unused".into(),
                 args: vec![],
                 envs: vec![],
@@ -114,11 +118,11 @@ mod tests {
             nic: NicChoice::first_of("softnic"),
         };
         let task = task(&bench, row).unwrap();
-        let (left, mut right) = Link::pair().unwrap();
+        let (left, mut right) = WorkerLink::pair().unwrap();
         let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
         let links = &mut [left];
         let outcome = crate::micro::lanes::measure(links, &bench.nic, &task, &[], &[]);
-        drop(std::mem::replace(links, [Link::pair().unwrap().0]));
+        drop(std::mem::replace(links, [WorkerLink::pair().unwrap().0]));
         match (outcome, worker.join().unwrap()) {
             (Ok(outcome), Ok(())) => figure(&task, &outcome),
             (outcome, worked) => panic!("{}: {outcome:?}, worker: {worked:?}", row.name()),

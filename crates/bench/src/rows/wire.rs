@@ -9,14 +9,14 @@ use anyhow::{Result, bail};
 use super::connections::{self, IDLE_QUEUE_PAIRS};
 use super::verbs::figure;
 use crate::goal::Row;
-use crate::job::{DriveOrder, Driven, Job};
-use crate::link::{Exe, Link};
-use crate::micro::parameters::{Parameters, Stream};
-use crate::micro::runner::Runner;
-use crate::micro::task::{PingPong, Task};
+use crate::job::{DriveJob, DrivenMeasurement, Job};
+use crate::link::{WorkerCommand, WorkerLink};
+use crate::micro::parameters::{MicroParameters, VerbStream};
+use crate::micro::runner::WorkerPool;
+use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
 use crate::pin::pinned;
-use crate::setup::{Bench, Measured};
+use crate::setup::{BenchSetup, RowFigure};
 
 /// Duration of a row in milliseconds. It is longer than for shared memory, because a packet takes
 /// longer.
@@ -33,56 +33,57 @@ const ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
 const LOSS: &str = "drop,direction=send,p=0.01";
 
 /// Measures a row of [`Row::WIRE`] once.
-pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
+pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     let fault = if row == Row::WireLoss { LOSS } else { "" };
     of_processes(bench, measurement_of(bench, row)?, fault)
 }
 
 /// Measures the row with losses without its fault plan.
-pub(super) fn without_faults(bench: &Bench) -> Result<Measured> {
+pub(super) fn without_faults(bench: &BenchSetup) -> Result<RowFigure> {
     of_processes(bench, measurement_of(bench, Row::WireLoss)?, "")
 }
 
-fn measurement_of(bench: &Bench, row: Row) -> Result<Driven> {
+fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
     let duration_ms = (DURATION_MS / bench.settings.shrink.max(1)).max(1);
-    let stream = |verb, parameters: Parameters| Stream::new(verb, &parameters, duration_ms);
-    let of = |payload, batch, window, signal_every| Parameters {
+    let stream =
+        |verb, parameters: MicroParameters| VerbStream::new(verb, &parameters, duration_ms);
+    let of = |payload, batch, window, signal_every| MicroParameters {
         payload_bytes: Some(payload),
         batch: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
-        ..Parameters::default()
+        ..MicroParameters::default()
     };
     let task = match row {
         Row::WireSend | Row::WireSendRate => {
-            Task::Stream(stream(Verb::RcSend, of(8, 16, 512, 16))?)
+            MeasurementTask::Stream(stream(Verb::RcSend, of(8, 16, 512, 16))?)
         }
         Row::WireWrite | Row::WireWriteRate => {
-            Task::Stream(stream(Verb::RcWrite, of(8, 16, 512, 16))?)
+            MeasurementTask::Stream(stream(Verb::RcWrite, of(8, 16, 512, 16))?)
         }
-        Row::WireTcp | Row::WireUdp | Row::WireLoss => Task::Stream(stream(
+        Row::WireTcp | Row::WireUdp | Row::WireLoss => MeasurementTask::Stream(stream(
             Verb::RcWrite,
             of(BANDWIDTH_PAYLOAD_BYTES, 1, 32, 1),
         )?),
         Row::WireLatency => {
-            let ping = PingPong::new(Verb::RcSend, &Parameters::default(), duration_ms)?;
-            Task::PingPong(PingPong {
+            let ping = PingPong::new(Verb::RcSend, &MicroParameters::default(), duration_ms)?;
+            MeasurementTask::PingPong(PingPong {
                 exchanges_per_sample: u32::try_from(64 / bench.settings.shrink.max(1))?.max(1),
                 ..ping
             })
         }
         Row::WireIdle => {
             let queue_pairs = usize::try_from(bench.scaled(IDLE_QUEUE_PAIRS))?;
-            return Ok(Driven::IdleCpu { queue_pairs });
+            return Ok(DrivenMeasurement::IdleCpu { queue_pairs });
         }
         _ => bail!("{} is no row of packets", row.name()),
     };
-    Ok(Driven::Task(task))
+    Ok(DrivenMeasurement::Task(task))
 }
 
 /// Measures between a process with the first address and a process with the second, both under a
 /// fault plan.
-fn of_processes(bench: &Bench, driven: Driven, fault: &str) -> Result<Measured> {
+fn of_processes(bench: &BenchSetup, driven: DrivenMeasurement, fault: &str) -> Result<RowFigure> {
     let exe = |address| {
         bench.worker.with_envs([
             ("VERBATIM_PATH", "packets"),
@@ -92,12 +93,12 @@ fn of_processes(bench: &Bench, driven: Driven, fault: &str) -> Result<Measured> 
         ])
     };
     let [near, far] = ADDRESSES.map(exe);
-    let mut driver = Link::spawn(&near, bench.cores.requester)?;
-    driver.send(&Job::Drive(DriveOrder {
+    let mut driver = WorkerLink::spawn(&near, bench.cores.requester)?;
+    driver.send(&Job::Drive(DriveJob {
         cores: bench.cores,
-        far,
+        worker_exe: far,
         nic: bench.nic.clone(),
-        driven,
+        measurement: driven,
     }))?;
     driver.recv()
 }
@@ -106,20 +107,22 @@ fn of_processes(bench: &Bench, driven: Driven, fault: &str) -> Result<Measured> 
 ///
 /// # Errors
 /// When the measurement fails, or the benchmark's process is gone.
-pub(crate) fn drive(link: &mut Link, order: &DriveOrder) -> Result<()> {
-    let measured = match &order.driven {
-        Driven::Task(task) => {
-            let mut runner = Runner::new(order.cores, order.far.clone());
+pub(crate) fn drive(link: &mut WorkerLink, order: &DriveJob) -> Result<()> {
+    let measured = match &order.measurement {
+        DrivenMeasurement::Task(task) => {
+            let mut runner = WorkerPool::new(order.cores, order.worker_exe.clone());
             figure(task, &runner.measure(&order.nic, task)?)
         }
-        Driven::IdleCpu { queue_pairs } => idle_cpu(&order.far, order, *queue_pairs)?,
+        DrivenMeasurement::IdleCpu { queue_pairs } => {
+            idle_cpu(&order.worker_exe, order, *queue_pairs)?
+        }
     };
     link.send(&measured)
 }
 
-fn idle_cpu(far: &Exe, order: &DriveOrder, queue_pairs: usize) -> Result<Measured> {
+fn idle_cpu(far: &WorkerCommand, order: &DriveJob, queue_pairs: usize) -> Result<RowFigure> {
     pinned(order.cores.requester, || {
-        let mut link = Link::spawn(far, order.cores.responder)?;
+        let mut link = WorkerLink::spawn(far, order.cores.responder)?;
         connections::idle_cpu_of(&mut link, &order.nic, queue_pairs)
     })
 }

@@ -11,25 +11,25 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::balance::Law;
-use btree::load::{self, LoadReport, Popularity, Until, Workload, key_of, value_of};
-use btree::touch::Shape;
+use btree::balance::ControlLaw;
+use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, key_of, value_of};
+use btree::walk_cost::TreeSize;
 use btree::{
-    ClientConfig, Connector, Controller, LocalServer, Pipeline, Requests, Router, ServerConfig,
-    ServerRuntime,
+    ClientConfig, ExecuteRequests, LoadBalancer, LocalConnector, LocalServer, PipelinedClient,
+    Router, ServerConfig, ServerRuntime,
 };
 use nicmodel::Profile;
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 use serde::Serialize;
-use service::workload::Chooser;
+use service::workload::KeyGenerator;
 use verbs::{Context, Waiter};
 
 use super::sequencer::check_cores;
-use super::{Gate, SimulatedCluster};
+use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct AdaptiveParameters {
     /// Number of keys of the tree that determines the cost of walks.
     pub keys: u64,
     /// Share of these keys that is in the DPU's tree, for the cost of walks.
@@ -46,7 +46,7 @@ pub struct Setup {
     #[serde(rename = "looks")]
     pub controller_period: Option<Duration>,
     /// Place where the controller runs.
-    pub controller: Place,
+    pub controller: CorePlace,
     /// Initial share of requests that the DPU serves, 0 to 1 exclusive.
     pub begin: f64,
     /// Maximum bytes per second that a server takes from the other server.
@@ -57,7 +57,7 @@ pub struct Setup {
     pub seed: u64,
 }
 
-impl Default for Setup {
+impl Default for AdaptiveParameters {
     fn default() -> Self {
         Self {
             keys: 1_000_000,
@@ -66,7 +66,7 @@ impl Default for Setup {
             phase_duration: Duration::from_millis(100),
             phases: 3,
             controller_period: Some(Duration::from_micros(500)),
-            controller: Place::Host,
+            controller: CorePlace::Host,
             begin: 0.25,
             handover_bytes_per_s: 1_000_000_000,
             clients: 32,
@@ -88,7 +88,7 @@ const STEP: Duration = Duration::from_micros(500);
 
 /// One step of the recorded course.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Point {
+pub struct AdaptivePoint {
     /// End of the step, in ms of virtual time since the clients began.
     pub ms: f64,
     /// Look-ups in 10^6 per second.
@@ -101,9 +101,9 @@ pub struct Point {
 
 /// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct AdaptiveResult {
     /// Recorded course, step by step.
-    pub points: Vec<Point>,
+    pub points: Vec<AdaptivePoint>,
     /// Times at which the phases begin, in ms.
     pub jumps_ms: Vec<f64>,
     /// Number of answers that were checked.
@@ -114,11 +114,11 @@ pub struct Outcome {
     pub verified: bool,
 }
 
-impl Outcome {
+impl AdaptiveResult {
     /// Returns the mean rate from `from_ms` on for `for_ms`, in 10^6 per second.
     #[must_use]
     pub fn rate(&self, from_ms: f64, for_ms: f64) -> f64 {
-        let within = |p: &&Point| p.ms > from_ms && p.ms <= from_ms + for_ms + 1e-9;
+        let within = |p: &&AdaptivePoint| p.ms > from_ms && p.ms <= from_ms + for_ms + 1e-9;
         let rates: Vec<f64> = self
             .points
             .iter()
@@ -158,7 +158,7 @@ fn hot(phase: u32) -> u64 {
     (u64::from(phase) * 7 + 3) * KEYS / 11 % KEYS
 }
 
-fn popularity(setup: &Setup, phase: u32) -> Popularity {
+fn popularity(setup: &AdaptiveParameters, phase: u32) -> Popularity {
     Popularity::ZipfFrom {
         exponent: setup.exponent,
         first: hot(phase),
@@ -167,8 +167,8 @@ fn popularity(setup: &Setup, phase: u32) -> Popularity {
 
 /// Returns the key at which to split, so that a share `behind` of the phase's requests goes to this
 /// key and those after it.
-fn split_at(setup: &Setup, phase: u32, behind: f64) -> u64 {
-    let mut chooser = Chooser::new(KEYS, popularity(setup, phase), 99);
+fn split_at(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
+    let mut chooser = KeyGenerator::new(KEYS, popularity(setup, phase), 99);
     let mut keys: Vec<u64> = (0..20_000).map(|_| chooser.next(0)).collect();
     keys.sort_unstable();
     #[expect(
@@ -186,11 +186,11 @@ fn split_at(setup: &Setup, phase: u32, behind: f64) -> u64 {
 ///
 /// # Errors
 /// As [`run`].
-pub fn best_static(profile: &Profile, setup: &Setup) -> Result<(f64, f64)> {
+pub fn best_static(profile: &Profile, setup: &AdaptiveParameters) -> Result<(f64, f64)> {
     let mut best = (0.0, 0.0);
     for percent in (10..=45).step_by(5) {
         let begin = f64::from(percent) / 100.0;
-        let still = Setup {
+        let still = AdaptiveParameters {
             controller_period: None,
             begin,
             phases: 1,
@@ -210,35 +210,36 @@ pub fn best_static(profile: &Profile, setup: &Setup) -> Result<(f64, f64)> {
 ///
 /// # Errors
 /// When the profile has no DPU or lacks what a simulation needs.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
-    for place in [Place::Host, Place::Dpu] {
+pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResult> {
+    for place in [CorePlace::Host, CorePlace::Dpu] {
         check_cores(profile, place, WORKERS + 1)?;
     }
     let cluster = SimulatedCluster::new(profile, 1 + MACHINES, setup.seed)?;
     let split = key_of(split_at(setup, 0, setup.begin));
     let stop = Rc::new(Cell::new(false));
-    let servers = [Place::Host, Place::Dpu].map(|place| serve(&cluster, setup, place, split));
+    let servers =
+        [CorePlace::Host, CorePlace::Dpu].map(|place| serve(&cluster, setup, place, split));
     let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
-    let connectors: Vec<Connector> = servers.iter().map(LocalServer::connector).collect();
+    let connectors: Vec<LocalConnector> = servers.iter().map(LocalServer::connector).collect();
     for (i, server) in servers.iter().enumerate() {
         start_mover(&cluster, i, server, &connectors, &stop)?;
     }
     if let Some(period) = setup.controller_period {
         start_controller(&cluster, setup, period, split, &connectors, &stop)?;
     }
-    let clients = Clients::default();
+    let clients = ClientCounters::default();
     clients.start(&cluster, setup, &connectors)?;
     let (points, jumps_ms) = watch(&cluster, setup, &servers, &clients);
-    cluster.run_until(|| clients.left.get() == 0)?;
+    cluster.run_until(|| clients.running.get() == 0)?;
     stop.set(true);
-    connectors.iter().for_each(Connector::stop);
+    connectors.iter().for_each(LocalConnector::stop);
     cluster.finish()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
     }
     let reports = clients.reports.take();
-    Ok(Outcome {
+    Ok(AdaptiveResult {
         points,
         jumps_ms,
         values: reports.iter().map(|r| r.verified).sum(),
@@ -250,10 +251,10 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 /// Records the course until the last phase ends.
 fn watch(
     cluster: &SimulatedCluster,
-    setup: &Setup,
+    setup: &AdaptiveParameters,
     servers: &[LocalServer],
-    clients: &Clients,
-) -> (Vec<Point>, Vec<f64>) {
+    clients: &ClientCounters,
+) -> (Vec<AdaptivePoint>, Vec<f64>) {
     let began = cluster.simulation.now();
     let total = setup.phase_duration * setup.phases;
     let mut points = Vec::new();
@@ -261,10 +262,10 @@ fn watch(
     while cluster.simulation.now() - began < total {
         cluster.advance(STEP);
         let now = clients.done.get();
-        let asked = clients.asked();
+        let asked = clients.requests_per_server();
         let by = [asked[0] - gets[0], asked[1] - gets[1]];
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-        points.push(Point {
+        points.push(AdaptivePoint {
             ms: (cluster.simulation.now() - began).as_secs_f64() * 1e3,
             rate_mops: (now - done) as f64 / STEP.as_secs_f64() * 1e-6,
             dpu_share: by[1] as f64 / (by[0] + by[1]).max(1) as f64,
@@ -279,14 +280,14 @@ fn watch(
 /// Creates a server with its part of the keys, and starts its workers.
 fn serve(
     cluster: &SimulatedCluster,
-    setup: &Setup,
-    place: Place,
+    setup: &AdaptiveParameters,
+    place: CorePlace,
     split: u64,
 ) -> Result<LocalServer> {
     let (context, machine) = cluster.at(0, place)?;
     let (server_number, share) = match place {
-        Place::Host => (0, 1.0 - setup.dpu_share),
-        Place::Dpu => (1, setup.dpu_share),
+        CorePlace::Host => (0, 1.0 - setup.dpu_share),
+        CorePlace::Dpu => (1, setup.dpu_share),
     };
     let config = ServerConfig {
         node_bytes: 2048,
@@ -306,7 +307,7 @@ fn serve(
         clippy::cast_precision_loss,
         reason = "a share of a count far below 2^52"
     )]
-    let shape = Shape {
+    let shape = TreeSize {
         keys: (share * setup.keys as f64) as u64,
         node_bytes: 2048,
         fill: 1.0,
@@ -328,7 +329,7 @@ fn serve(
 }
 
 /// Returns the configuration of a client.
-fn config() -> ClientConfig {
+fn client_config() -> ClientConfig {
     ClientConfig {
         window: WINDOW,
         batch: 1,
@@ -341,10 +342,10 @@ fn start_mover(
     cluster: &SimulatedCluster,
     part: usize,
     server: &LocalServer,
-    connectors: &[Connector],
+    connectors: &[LocalConnector],
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
-    let place = [Place::Host, Place::Dpu][part];
+    let place = [CorePlace::Host, CorePlace::Dpu][part];
     let (context, machine) = cluster.at(0, place)?;
     let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
     let service = std::sync::Arc::clone(server.service());
@@ -353,11 +354,11 @@ fn start_mover(
         .spawn(machine, format!("mover on the {place}"), move || {
             let mut mover = service.mover(move |giver| {
                 let connector = connectors[usize::from(giver)].clone();
-                Pipeline::connect_through(connector, &context, config())
+                PipelinedClient::connect_through(connector, &context, client_config())
             });
             while !stop.get() {
                 if !mover.take_chunk() {
-                    pass(Duration::ZERO);
+                    let_time_pass(Duration::ZERO);
                 }
             }
         });
@@ -366,10 +367,10 @@ fn start_mover(
 
 fn start_controller(
     cluster: &SimulatedCluster,
-    setup: &Setup,
+    setup: &AdaptiveParameters,
     period: Duration,
     split: u64,
-    connectors: &[Connector],
+    connectors: &[LocalConnector],
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
     let (context, machine) = cluster.at(0, setup.controller)?;
@@ -377,8 +378,8 @@ fn start_controller(
     cluster
         .simulation
         .spawn(machine, "controller".to_owned(), move || {
-            let connect = |connector: &Connector| {
-                Pipeline::connect_through(connector.clone(), &context, config())
+            let connect = |connector: &LocalConnector| {
+                PipelinedClient::connect_through(connector.clone(), &context, client_config())
             };
             let Ok(parts) = connectors
                 .iter()
@@ -389,19 +390,19 @@ fn start_controller(
             };
             // The rates of the study: the host walks three times as fast as the DPU.
             let mut controller =
-                Controller::new(parts, 0, (Law::default(), vec![split]), &[3.0, 1.0]);
+                LoadBalancer::new(parts, 0, (ControlLaw::default(), vec![split]), &[3.0, 1.0]);
             while !stop.get() {
                 if controller.rebalance_once().is_err() {
                     return;
                 }
-                pass(period);
+                let_time_pass(period);
             }
         });
     Ok(())
 }
 
 /// Waits in a simulated thread for `time`, and for at least some microseconds.
-fn pass(time: Duration) {
+fn let_time_pass(time: Duration) {
     let until = verbs::time::now() + time;
     let mut waiter = Waiter::new();
     loop {
@@ -415,31 +416,31 @@ fn pass(time: Duration) {
 
 /// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
-struct Clients {
+struct ClientCounters {
     /// Number of look-ups that were answered.
     done: Rc<Cell<u64>>,
     /// Number of requests to each server.
-    asked: Rc<Cell<[u64; 2]>>,
+    requests_per_server: Rc<Cell<[u64; 2]>>,
     redirected: Rc<Cell<u64>>,
-    left: Rc<Cell<usize>>,
+    running: Rc<Cell<usize>>,
     reports: Rc<RefCell<Vec<LoadReport>>>,
     failure: Rc<RefCell<Option<String>>>,
 }
 
 /// A router that counts requests and answers.
-struct Counted {
+struct CountingRouter {
     router: Router,
-    clients: Clients,
+    clients: ClientCounters,
 }
 
-impl Requests for Counted {
+impl ExecuteRequests for CountingRouter {
     fn submit(&mut self, tree: u8, op: &btree::Op, token: u64) -> Result<bool, btree::ClientError> {
         let server = self.router.server_of(op.key()).min(1);
         let taken = self.router.submit(tree, op, token)?;
         if taken {
-            let mut asked = self.clients.asked.get();
+            let mut asked = self.clients.requests_per_server.get();
             asked[server] += 1;
-            self.clients.asked.set(asked);
+            self.clients.requests_per_server.set(asked);
         }
         Ok(taken)
     }
@@ -474,20 +475,20 @@ impl Requests for Counted {
     }
 }
 
-impl Clients {
-    fn asked(&self) -> [u64; 2] {
-        self.asked.get()
+impl ClientCounters {
+    fn requests_per_server(&self) -> [u64; 2] {
+        self.requests_per_server.get()
     }
 
     /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(
         &self,
         cluster: &SimulatedCluster,
-        setup: &Setup,
-        connectors: &[Connector],
+        setup: &AdaptiveParameters,
+        connectors: &[LocalConnector],
     ) -> Result<()> {
-        let gate = Gate::default();
-        self.left.set(setup.clients);
+        let gate = SimulatedBarrier::default();
+        self.running.set(setup.clients);
         for i in 0..setup.clients {
             let machine = 1 + i % MACHINES;
             let (context, gate, own) = (
@@ -498,13 +499,13 @@ impl Clients {
             let (connectors, setup) = (connectors.to_vec(), setup.clone());
             cluster.spawn(machine, format!("client {i}"), move || {
                 if let Err(e) = own.run(i as u64, &context, &setup, (&connectors, &gate)) {
-                    gate.came.set(gate.came.get() + 1);
+                    gate.arrived.set(gate.arrived.get() + 1);
                     *own.failure.borrow_mut() = Some(e.to_string());
                 }
-                own.left.set(own.left.get() - 1);
+                own.running.set(own.running.get() - 1);
             });
         }
-        cluster.run_until(|| gate.came.get() == setup.clients)?;
+        cluster.run_until(|| gate.arrived.get() == setup.clients)?;
         gate.open.set(true);
         match self.failure.take() {
             Some(failure) => bail!("a client cannot connect: {failure}"),
@@ -517,16 +518,17 @@ impl Clients {
         &self,
         number: u64,
         context: &Context,
-        setup: &Setup,
-        (connectors, gate): (&[Connector], &Gate),
+        setup: &AdaptiveParameters,
+        (connectors, gate): (&[LocalConnector], &SimulatedBarrier),
     ) -> Result<()> {
-        let connect =
-            |connector: &Connector| Pipeline::connect_through(connector.clone(), context, config());
+        let connect = |connector: &LocalConnector| {
+            PipelinedClient::connect_through(connector.clone(), context, client_config())
+        };
         let parts = connectors
             .iter()
             .map(connect)
             .collect::<Result<Vec<_>, _>>()?;
-        let mut counted = Counted {
+        let mut counted = CountingRouter {
             router: Router::new(parts),
             clients: self.clone(),
         };
@@ -538,7 +540,7 @@ impl Clients {
                 popularity: popularity(setup, phase),
                 ..Workload::default()
             };
-            let until = Until::At(began + setup.phase_duration * (phase + 1));
+            let until = LoadEnd::At(began + setup.phase_duration * (phase + 1));
             let seed = setup.seed.wrapping_mul(1 << 20) + number + 1000 * u64::from(phase);
             let report =
                 load::run(&mut counted, &workload, until, seed).context("a client cannot go on")?;
@@ -558,12 +560,12 @@ mod tests {
     #[test]
     fn the_split_follows_a_hot_spot_that_jumps() {
         let bf2 = builtin("bf2").expect("built in");
-        let setup = Setup {
+        let setup = AdaptiveParameters {
             phase_duration: Duration::from_millis(12),
             phases: 2,
-            ..Setup::default()
+            ..AdaptiveParameters::default()
         };
-        let still = Setup {
+        let still = AdaptiveParameters {
             controller_period: None,
             ..setup.clone()
         };

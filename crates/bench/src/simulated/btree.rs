@@ -1,7 +1,7 @@
 //! The remote B-tree's own server and clients on a simulated cluster, with the server on the host
 //! or on the DPU of its machine.
 //!
-//! Walks cost as much as in a tree of [`Setup::keys`] keys. The real tree has as many levels but
+//! Walks cost as much as in a tree of [`BtreeParameters::keys`] keys. The real tree has as many levels but
 //! fewer keys.
 
 use std::cell::{Cell, RefCell};
@@ -10,28 +10,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::load::{self, LoadReport, Until, Workload, key_of, value_of};
-use btree::touch::{Shape, WalkCost};
+use btree::load::{self, LoadEnd, LoadReport, Workload, key_of, value_of};
+use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
-    Access, ClientConfig, ClientError, ClientStats, Completion, LocalServer, Op, Owner, Pipeline,
-    Requests, Router, ServerConfig, ServerRuntime,
+    AccessDesign, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests, LocalServer,
+    Op, PipelinedClient, RangeOwner, Router, ServerConfig, ServerRuntime,
 };
 use kv::load::Random;
 use nicmodel::Profile;
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 use serde::Serialize;
 use verbs::Context;
 
 use super::sequencer::check_cores;
-use super::{Gate, SimulatedCluster};
+use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct BtreeParameters {
     /// Access of the clients to the tree.
-    pub access: Access,
+    pub access: AccessDesign,
     /// Place of the server and its tree.
-    pub place: Place,
+    pub place: CorePlace,
     /// Share of the keys on the DPU, 0 to 1, with two servers: one on the host, one on the DPU. The
     /// DPU has the last keys. `place` is ignored if this is set.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,19 +71,19 @@ const WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
-const BEHIND: Duration = Duration::from_micros(20);
+const CLIENT_OVERRUN: Duration = Duration::from_micros(20);
 
 /// Time within which clients begin, about a round trip.
 const ROUND_TRIP_NS: u64 = 2000;
 
-impl Setup {
+impl BtreeParameters {
     /// The setup of the study of BlueField-2, as far as it is published: 8 cores answer RPCs one at
     /// a time. Nodes are full, as after a bulk load: then 256 M keys take the study's 5 READs of 2
     /// KiB or 6 of 512 B. The clients keep all cores busy.
     #[must_use]
-    pub fn study(place: Place, keys: u64) -> Self {
+    pub fn study(place: CorePlace, keys: u64) -> Self {
         Self {
-            access: Access::Rpc,
+            access: AccessDesign::Rpc,
             place,
             dpu_share: None,
             keys,
@@ -104,9 +104,9 @@ impl Setup {
     /// The study's clients that READ nodes and cache none. Their number is fitted: two clients
     /// whose cores never wait reach the study's 0.8 M/s.
     #[must_use]
-    pub fn one_sided(place: Place, node_bytes: usize) -> Self {
+    pub fn one_sided(place: CorePlace, node_bytes: usize) -> Self {
         Self {
-            access: Access::Read,
+            access: AccessDesign::Read,
             node_bytes,
             clients: 2,
             machines: 1,
@@ -127,8 +127,8 @@ impl Setup {
         }
     }
 
-    fn shape(&self, keys: u64) -> Shape {
-        Shape {
+    fn shape(&self, keys: u64) -> TreeSize {
+        TreeSize {
             keys,
             node_bytes: self.node_bytes,
             fill: self.fill,
@@ -136,7 +136,7 @@ impl Setup {
     }
 
     /// Returns the servers' parts, in the order of their keys.
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<ServerKeyRange> {
         let all = KEYS.min(self.keys);
         let part = |place, from: f64, to: f64| {
             #[expect(
@@ -148,11 +148,11 @@ impl Setup {
             let at = |share: f64, keys: u64| (share * keys as f64).round() as u64;
             let (first, end) = (at(from, all), at(to, all));
             let shape = self.shape(at(to, self.keys) - at(from, self.keys));
-            Part {
+            ServerKeyRange {
                 place,
                 shape,
                 first,
-                small: shape.with_fewer_keys(end - first),
+                real_shape: shape.with_fewer_keys(end - first),
             }
         };
         let parts = match self.dpu_share {
@@ -160,31 +160,31 @@ impl Setup {
             Some(share) => {
                 let on_host = 1.0 - share.clamp(0.0, 1.0);
                 vec![
-                    part(Place::Host, 0.0, on_host),
-                    part(Place::Dpu, on_host, 1.0),
+                    part(CorePlace::Host, 0.0, on_host),
+                    part(CorePlace::Dpu, on_host, 1.0),
                 ]
             }
         };
-        let has_keys = |part: &Part| part.small.keys > 0;
+        let has_keys = |part: &ServerKeyRange| part.real_shape.keys > 0;
         parts.into_iter().filter(has_keys).collect()
     }
 }
 
 /// A server's part of the keys.
 #[derive(Clone, Copy, Debug)]
-struct Part {
-    place: Place,
+struct ServerKeyRange {
+    place: CorePlace,
     /// Shape of the tree that determines the cost of walks.
-    shape: Shape,
+    shape: TreeSize,
     /// Number of the first key of the real tree.
     first: u64,
     /// Shape of the real tree.
-    small: Shape,
+    real_shape: TreeSize,
 }
 
 /// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct BtreeResult {
     /// Look-ups in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Median of the clients' medians, in ns.
@@ -211,7 +211,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     let parts = setup.parts();
     for part in &parts {
         check_cores(profile, part.place, setup.cores)?;
@@ -221,7 +221,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let servers = parts.iter().map(|part| serve(&cluster, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
     assign_to_others(&parts, &servers)?;
-    let clients = Clients::default();
+    let clients = ClientCounters::default();
     clients.start(&cluster, setup, &parts, &servers)?;
     cluster.advance(warm_up(setup));
     let (from, before) = (cluster.simulation.now(), clients.done.get());
@@ -232,14 +232,16 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
     }
-    let levels = parts.iter().map(|part| part.small.levels().len() as u64);
+    let levels = parts
+        .iter()
+        .map(|part| part.real_shape.levels().len() as u64);
     #[expect(
         clippy::cast_precision_loss,
         reason = "counts and times far below 2^52"
     )]
     let rate_mops = (after - before) as f64 / (to - from).as_secs_f64() * 1e-6;
     let outcome = clients.outcome(&servers)?;
-    Ok(Outcome {
+    Ok(BtreeResult {
         rate_mops,
         levels: levels.max().unwrap_or(0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
@@ -252,15 +254,15 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
+pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
     check_cores(profile, setup.place, setup.cores)?;
     let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
     let (context, machine) = cluster.at(0, setup.place)?;
-    let all = Part {
+    let all = ServerKeyRange {
         place: setup.place,
         shape: setup.shape(setup.keys),
         first: 0,
-        small: setup.shape(setup.keys).with_fewer_keys(KEYS),
+        real_shape: setup.shape(setup.keys).with_fewer_keys(KEYS),
     };
     let server = load(context, setup, &all)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
@@ -274,7 +276,7 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
             .spawn(machine, format!("core {i}"), move || {
                 let begun = verbs::time::now();
                 for _ in 0..LOCAL {
-                    let key = key_of(random.below(all.small.keys));
+                    let key = key_of(random.below(all.real_shape.keys));
                     walk_cost.charge_walks(1);
                     if store.get(0, key) != Ok(Some(value_of(key, 0))) {
                         wrong.set(true);
@@ -294,22 +296,26 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
 /// Number of look-ups of each core in [`run_local`].
 const LOCAL: u32 = 1000;
 
-fn warm_up(setup: &Setup) -> Duration {
+fn warm_up(setup: &BtreeParameters) -> Duration {
     (setup.time / 5).max(WARM_UP)
 }
 
 /// Fails for a profile that lacks the costs of a server's cores.
-fn check_costs(cluster: &SimulatedCluster, profile: &Profile, setup: &Setup) -> Result<()> {
+fn check_costs(
+    cluster: &SimulatedCluster,
+    profile: &Profile,
+    setup: &BtreeParameters,
+) -> Result<()> {
     // With one-sided READs, the server's cores do nothing.
-    if setup.access != Access::Read {
+    if setup.access != AccessDesign::Read {
         cluster.check_costs_of_cores(profile)?;
     }
     Ok(())
 }
 
 /// Creates a server and loads its tree.
-fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
-    let small = part.small;
+fn load(context: &Context, setup: &BtreeParameters, part: &ServerKeyRange) -> Result<LocalServer> {
+    let small = part.real_shape;
     let config = ServerConfig {
         node_bytes: setup.node_bytes,
         // Capacity for nodes that are not full.
@@ -332,12 +338,12 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
 }
 
 /// Tells each server which keys the other servers have, so that it redirects clients.
-fn assign_to_others(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
+fn assign_to_others(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
             let range = (key_of(part.first), next.map(|next| key_of(next.first)));
-            let owner = Owner {
+            let owner = RangeOwner {
                 server: other,
                 version: 0,
             };
@@ -348,7 +354,11 @@ fn assign_to_others(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
 }
 
 /// Creates a server, loads its tree, and starts its workers.
-fn serve(cluster: &SimulatedCluster, setup: &Setup, part: &Part) -> Result<LocalServer> {
+fn serve(
+    cluster: &SimulatedCluster,
+    setup: &BtreeParameters,
+    part: &ServerKeyRange,
+) -> Result<LocalServer> {
     let (context, machine) = cluster.at(0, part.place)?;
     let mut server = load(context, setup, part)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
@@ -362,29 +372,29 @@ fn serve(cluster: &SimulatedCluster, setup: &Setup, part: &Part) -> Result<Local
 
 /// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
-struct Clients {
+struct ClientCounters {
     /// Number of requests that were answered.
     done: Rc<Cell<u64>>,
-    left: Rc<Cell<usize>>,
+    running: Rc<Cell<usize>>,
     reports: Rc<RefCell<Vec<LoadReport>>>,
     failure: Rc<RefCell<Option<String>>>,
 }
 
-impl Clients {
+impl ClientCounters {
     /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(
         &self,
         cluster: &SimulatedCluster,
-        setup: &Setup,
-        parts: &[Part],
+        setup: &BtreeParameters,
+        parts: &[ServerKeyRange],
         servers: &[LocalServer],
     ) -> Result<()> {
         let workload = Workload {
-            keys: parts.iter().map(|part| part.small.keys).sum(),
+            keys: parts.iter().map(|part| part.real_shape.keys).sum(),
             ..Workload::default()
         };
-        let gate = Gate::default();
-        self.left.set(setup.clients);
+        let gate = SimulatedBarrier::default();
+        self.running.set(setup.clients);
         for i in 0..setup.clients {
             let machine = 1 + i % setup.machines;
             let (context, gate, own) = (
@@ -401,38 +411,39 @@ impl Clients {
                 batch: setup.postlist.min(setup.window),
                 ..ClientConfig::default()
             };
-            let time = warm_up(setup) + setup.time + BEHIND;
+            let time = warm_up(setup) + setup.time + CLIENT_OVERRUN;
             let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
             // Clients of a network do not start synchronously.
             let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
             cluster.spawn(machine, format!("client {i}"), move || {
-                let connect =
-                    |way| Pipeline::connect_through(Clone::clone(way), &context, config.clone());
+                let connect = |way| {
+                    PipelinedClient::connect_through(Clone::clone(way), &context, config.clone())
+                };
                 let connected = connectors
                     .iter()
                     .map(connect)
                     .collect::<Result<Vec<_>, _>>();
                 let ran = connected.and_then(|pipelines| {
                     gate.wait();
-                    verbs::time::work(Duration::from_nanos(later));
-                    let until = Until::At(verbs::time::now() + time);
+                    verbs::time::charge_time(Duration::from_nanos(later));
+                    let until = LoadEnd::At(verbs::time::now() + time);
                     let (router, done) = (Router::new(pipelines), Rc::clone(&own.done));
-                    load::run(&mut Counted { router, done }, &workload, until, seed)
+                    load::run(&mut CountingRouter { router, done }, &workload, until, seed)
                 });
                 match ran {
                     Ok(report) => own.reports.borrow_mut().push(report),
                     Err(e) => {
-                        gate.came.set(gate.came.get() + 1);
+                        gate.arrived.set(gate.arrived.get() + 1);
                         *own.failure.borrow_mut() = Some(e.to_string());
                     }
                 }
-                own.left.set(own.left.get() - 1);
-                if own.left.get() == 0 {
+                own.running.set(own.running.get() - 1);
+                if own.running.get() == 0 {
                     connectors.iter().for_each(|connector| connector.stop());
                 }
             });
         }
-        cluster.run_until(|| gate.came.get() == setup.clients)?;
+        cluster.run_until(|| gate.arrived.get() == setup.clients)?;
         gate.open.set(true);
         match self.failure.take() {
             Some(failure) => bail!("a client cannot connect: {failure}"),
@@ -441,7 +452,7 @@ impl Clients {
     }
 
     /// Combines the clients' reports into an outcome.
-    fn outcome(&self, servers: &[LocalServer]) -> Result<Outcome> {
+    fn outcome(&self, servers: &[LocalServer]) -> Result<BtreeResult> {
         let reports = self.reports.take();
         let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
         medians.sort_unstable();
@@ -453,7 +464,7 @@ impl Clients {
         let operations = sum(|r| r.operations);
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         let ratio = |a: u64, b: u64| a as f64 / b.max(1) as f64;
-        Ok(Outcome {
+        Ok(BtreeResult {
             rate_mops: 0.0,
             latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
             latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
@@ -469,12 +480,12 @@ impl Clients {
 }
 
 /// A router that counts answers while it runs.
-struct Counted {
+struct CountingRouter {
     router: Router,
     done: Rc<Cell<u64>>,
 }
 
-impl Requests for Counted {
+impl ExecuteRequests for CountingRouter {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
         self.router.submit(tree, op, token)
     }

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result, bail};
 use collective::{Config, ring_of, slice_bytes};
 use nicmodel::bounds::{Resource, Role};
-use nicmodel::{Bounds, Load, Mix, Operation, Profile, Transport, Verb};
+use nicmodel::{Bounds, Mix, MixOperation, Operation, Profile, Transport, Verb};
 
 use super::SimulatedCluster;
-pub use crate::collective::{Outcome, Setup};
+pub use crate::collective::{CollectiveParameters, CollectiveResult};
 use crate::collective::{outcome, rank};
 
 /// Bytes of a clear-to-send entry.
@@ -20,7 +20,7 @@ const CLEAR_BYTES: u32 = 40;
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a rank fails.
-pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result<CollectiveResult> {
     if setup.ranks < 2 {
         bail!("a ring has 2 ranks or more");
     }
@@ -51,7 +51,7 @@ pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
 ///
 /// # Errors
 /// When the NIC does not support these verbs.
-pub fn bound(profile: &Profile, setup: &Setup) -> Result<(f64, Resource)> {
+pub fn bound(profile: &Profile, setup: &CollectiveParameters) -> Result<(f64, Resource)> {
     let block = if setup.collective.is_blockwise() {
         setup.bytes.div_ceil(setup.ranks)
     } else {
@@ -67,7 +67,7 @@ pub fn bound(profile: &Profile, setup: &Setup) -> Result<(f64, Resource)> {
     #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
     let lanes = setup.lanes as u32;
     let loads = both.into_iter().flat_map(|role| {
-        [data, clear].map(|operation| Load::new(operation, role).on_queue_pairs(lanes))
+        [data, clear].map(|operation| MixOperation::new(operation, role).on_queue_pairs(lanes))
     });
     let bounds = Bounds::of(profile, &Mix::new(loads.collect()).on_cores(1))?;
     let limit = bounds.bottleneck().context("nothing limits this NIC")?;
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
     use crate::collective::Collective;
 
-    fn setup(collective: Collective, ranks: usize, bytes: usize) -> Setup {
-        Setup {
+    fn setup(collective: Collective, ranks: usize, bytes: usize) -> CollectiveParameters {
+        CollectiveParameters {
             collective,
             ranks,
             bytes,

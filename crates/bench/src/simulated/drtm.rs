@@ -27,7 +27,7 @@ const LOCK_BYTES: usize = 8;
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct DrtmParameters {
     /// Share of PUTs.
     pub puts: f64,
     /// Number of clients.
@@ -42,7 +42,7 @@ pub struct Setup {
     pub time: Duration,
 }
 
-impl Setup {
+impl DrtmParameters {
     /// Setup with as many clients as the peak needs. The measured time grows with the share of
     /// PUTs, to contain enough of them.
     #[must_use]
@@ -60,7 +60,7 @@ impl Setup {
 
 /// Result of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct DrtmResult {
     /// GETs and PUTs in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Lock attempts of the whole run that found the lock taken and were retried.
@@ -71,7 +71,7 @@ pub struct Outcome {
 
 /// Next step of an outstanding operation.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum NextStep {
     Get,
     Lock(usize),
     Unlock(usize),
@@ -86,24 +86,24 @@ struct Client {
     into: Vec<(MrSlice, MrSlice)>,
     values: RemoteMemory,
     locks: RemoteMemory,
-    steps: Vec<Step>,
-    dice: Random,
+    steps: Vec<NextStep>,
+    random: Random,
     puts: f64,
     /// Value that the client writes into locks that it takes.
     name: u64,
-    counts: Rc<Counts>,
+    counts: Rc<ClientCounters>,
 }
 
 /// Counters of all clients.
 #[derive(Debug, Default)]
-struct Counts {
+struct ClientCounters {
     done: Cell<u64>,
     refused: Cell<u64>,
     puts: Cell<u64>,
-    over: Cell<bool>,
+    is_over: Cell<bool>,
 }
 
-fn one_more(count: &Cell<u64>) {
+fn count(count: &Cell<u64>) {
     count.set(count.get() + 1);
 }
 
@@ -132,7 +132,7 @@ impl Client {
                 waiter.idle();
             }
             for place in came {
-                if self.goes_on(place)? {
+                if self.advance(place)? {
                     self.add(place)?;
                 } else {
                     outstanding -= 1;
@@ -143,39 +143,39 @@ impl Client {
     }
 
     /// Determines the step after an operation's answer. Returns false if the run is over.
-    fn goes_on(&mut self, place: usize) -> Result<bool> {
+    fn advance(&mut self, place: usize) -> Result<bool> {
         let old = self.memory.read_u64(place * RECORD_BYTES)?;
         match self.steps[place] {
-            Step::Lock(record) if old == 0 => {
-                self.steps[place] = Step::Unlock(record);
+            NextStep::Lock(record) if old == 0 => {
+                self.steps[place] = NextStep::Unlock(record);
                 return Ok(true);
             }
-            Step::Lock(_) => {
-                one_more(&self.counts.refused);
+            NextStep::Lock(_) => {
+                count(&self.counts.refused);
                 return Ok(true);
             }
-            Step::Unlock(record) => {
+            NextStep::Unlock(record) => {
                 if old != self.name {
                     bail!(
                         "record {record} was unlocked by {old} and not by {}",
                         self.name
                     );
                 }
-                one_more(&self.counts.puts);
+                count(&self.counts.puts);
             }
-            Step::Get => {}
+            NextStep::Get => {}
         }
-        one_more(&self.counts.done);
+        count(&self.counts.done);
         self.steps[place] = self.choose();
-        Ok(!self.counts.over.get())
+        Ok(!self.counts.is_over.get())
     }
 
-    fn choose(&mut self) -> Step {
-        let record = usize::try_from(self.dice.below(RECORDS as u64)).unwrap_or(0);
-        if self.dice.unit() < self.puts {
-            Step::Lock(record)
+    fn choose(&mut self) -> NextStep {
+        let record = usize::try_from(self.random.below(RECORDS as u64)).unwrap_or(0);
+        if self.random.unit() < self.puts {
+            NextStep::Lock(record)
         } else {
-            Step::Get
+            NextStep::Get
         }
     }
 
@@ -186,20 +186,22 @@ impl Client {
             lock.context("a lock is outside of its memory")
         };
         let wr = match self.steps[place] {
-            Step::Get => {
-                let at = self.dice.below(RECORDS as u64) * RECORD_BYTES as u64;
+            NextStep::Get => {
+                let at = self.random.below(RECORDS as u64) * RECORD_BYTES as u64;
                 let from = self
                     .values
                     .at(at)
                     .context("a value is outside of its memory")?;
                 self.list.rdma_read(value, from)
             }
-            Step::Lock(record) => self
-                .list
-                .atomic_cmp_and_swp(word, lock(record)?, 0, self.name),
-            Step::Unlock(record) => self
-                .list
-                .atomic_cmp_and_swp(word, lock(record)?, self.name, 0),
+            NextStep::Lock(record) => {
+                self.list
+                    .atomic_cmp_and_swp(word, lock(record)?, 0, self.name)
+            }
+            NextStep::Unlock(record) => {
+                self.list
+                    .atomic_cmp_and_swp(word, lock(record)?, self.name, 0)
+            }
         };
         wr.signaled().wr_id(place as u64);
         Ok(())
@@ -210,7 +212,7 @@ impl Client {
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
     let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
     let server = &cluster.contexts[0];
     let pd = server.alloc_pd()?;
@@ -218,7 +220,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let values = pd.alloc(RECORDS * RECORD_BYTES, access)?;
     let locks = pd.alloc(RECORDS * LOCK_BYTES, access)?;
     let cq = server.create_cq(1)?;
-    let counts = Rc::new(Counts::default());
+    let counts = Rc::new(ClientCounters::default());
     let failure: Rc<RefCell<Option<anyhow::Error>>> = Rc::default();
     let mut peers = Vec::new();
     let window = setup.window.max(1);
@@ -248,8 +250,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             memory,
             values: values.remote(),
             locks: locks.remote(),
-            steps: vec![Step::Get; window],
-            dice: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
+            steps: vec![NextStep::Get; window],
+            random: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
             puts: setup.puts,
             name: i as u64 + 1,
             counts: Rc::clone(&counts),
@@ -265,14 +267,14 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let before = counts.done.get();
     cluster.advance(setup.time);
     let after = counts.done.get();
-    counts.over.set(true);
+    counts.is_over.set(true);
     cluster.finish()?;
     if let Some(error) = failure.take() {
         return Err(error);
     }
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let rate_mops = (after - before) as f64 / setup.time.as_secs_f64() * 1e-6;
-    Ok(Outcome {
+    Ok(DrtmResult {
         rate_mops,
         refused: counts.refused.get(),
         puts: counts.puts.get(),
@@ -285,10 +287,10 @@ mod tests {
 
     use super::*;
 
-    fn rate(nic: &str, puts: f64) -> Outcome {
-        let setup = Setup {
+    fn rate(nic: &str, puts: f64) -> DrtmResult {
+        let setup = DrtmParameters {
             clients: 64,
-            ..Setup::paper(puts)
+            ..DrtmParameters::paper(puts)
         };
         run(builtin(nic).expect("built in"), &setup).expect("it runs")
     }

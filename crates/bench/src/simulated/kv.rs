@@ -7,21 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use kv::load::{self, LoadReport, Random, Until, Workload, key_bytes, value_bytes};
-use kv::store::{LockPlacement, Mode};
+use kv::load::{self, LoadEnd, LoadReport, Random, Workload, key_bytes, value_bytes};
+use kv::store::{FullPolicy, LockPlacement};
 use kv::{
-    ClientConfig, Design, LocalServer, Pipeline, RecordCache, Scan, ServerConfig, ServerRuntime,
+    ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RegionScan, ServerConfig,
+    ServerRuntime,
 };
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
-use simnic::Counters;
+use simnic::NicCounters;
 
 use super::sequencer::{ATC16_SEND_DEPTH, begin_within_ns};
-use super::{Gate, SimulatedCluster};
+use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct KvParameters {
     /// Design of the store.
     pub design: Design,
     /// For `reads`: bytes of a GET's only READ; with 0, a GET takes two READs.
@@ -43,7 +44,7 @@ pub struct Setup {
     /// Number of UD queue pairs of a worker.
     pub queues: usize,
     /// True if clients and workers use the loops of the benchmark of the paper's authors, see
-    /// [`Setup::atc16`].
+    /// [`KvParameters::atc16`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub atc16: bool,
     /// Share of PUTs.
@@ -63,9 +64,9 @@ const WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
-const BEHIND: Duration = Duration::from_micros(20);
+const CLIENT_OVERRUN: Duration = Duration::from_micros(20);
 
-impl Setup {
+impl KvParameters {
     /// The paper's setup (section 4.3): 128 clients on 8 machines, 16-byte keys, 32-byte values, 5
     /// % PUTs. Each worker has a UD queue pair for each of two ports. The window is that of the
     /// benchmark published by the paper's authors.
@@ -131,7 +132,7 @@ impl Setup {
 
 /// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct KvResult {
     /// Operations in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Median of the clients' medians, in ns.
@@ -154,7 +155,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     let cores = profile.host.cores.value as usize;
     if setup.cores > cores {
         bail!(
@@ -179,7 +180,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         queues: setup.queues,
         max_clients: setup.clients,
         max_window: setup.window,
-        mode: Mode::Store,
+        mode: FullPolicy::Store,
         items: usize::try_from(setup.keys())?,
         read_size: setup.read_size,
         lock_placement: setup.locks,
@@ -206,7 +207,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         Design::Herd | Design::Reads => 1,
     };
     let known = Arc::new(RecordCache::new(room));
-    fill(&server, &workload, &known)?;
+    put_every_key(&server, &workload, &known)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         cluster.spawn(0, format!("worker {i}"), move || worker.run());
     }
@@ -215,7 +216,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         false => 0,
     };
     let warm_up = (setup.time / 5).max(WARM_UP) + Duration::from_nanos(within);
-    let gate = Gate::default();
+    let gate = SimulatedBarrier::default();
     let done = Rc::new(Cell::new(0u64));
     let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
     let failure: Rc<RefCell<Option<String>>> = Rc::default();
@@ -233,16 +234,16 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             value_bytes: setup.value_bytes,
             ..ClientConfig::default()
         };
-        let time = warm_up + setup.time + BEHIND;
+        let time = warm_up + setup.time + CLIENT_OVERRUN;
         let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
         let later = Random::new(seed).below(within.max(1));
         cluster.spawn(machine, format!("client {i}"), move || {
-            let connected = Pipeline::connect_through(connector.clone(), &context, config);
+            let connected = PipelinedClient::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
                 pipeline.share_record_cache(known);
                 gate.wait();
-                let until = Until::At(verbs::time::now() + time);
-                verbs::time::work(Duration::from_nanos(later));
+                let until = LoadEnd::At(verbs::time::now() + time);
+                verbs::time::charge_time(Duration::from_nanos(later));
                 load::run_counting(&mut pipeline, &workload, until, seed, |n| {
                     done.set(done.get() + n);
                 })
@@ -250,7 +251,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             match ran {
                 Ok(report) => reports.borrow_mut().push(report),
                 Err(e) => {
-                    gate.came.set(gate.came.get() + 1);
+                    gate.arrived.set(gate.arrived.get() + 1);
                     *failure.borrow_mut() = Some(e.to_string());
                 }
             }
@@ -260,7 +261,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
         });
     }
-    cluster.run_until(|| gate.came.get() == setup.clients)?;
+    cluster.run_until(|| gate.arrived.get() == setup.clients)?;
     gate.open.set(true);
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
@@ -282,7 +283,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         clippy::cast_precision_loss,
         reason = "counts and times far below 2^52"
     )]
-    Ok(Outcome {
+    Ok(KvResult {
         rate_mops: (after - before) as f64 / (to - from).as_secs_f64() * 1e-6,
         latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
@@ -297,13 +298,13 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 }
 
 /// Returns a server configuration with the loops of the workers.
-fn loops(profile: &Profile, setup: &Setup) -> ServerConfig {
+fn loops(profile: &Profile, setup: &KvParameters) -> ServerConfig {
     let ours = ServerConfig::default();
     if !setup.atc16 {
         return ours;
     }
     ServerConfig {
-        scan: Scan::OneEach,
+        scan: RegionScan::OneEach,
         split: profile.port.count.value as usize,
         send_depth: ATC16_SEND_DEPTH,
         ..ours
@@ -313,8 +314,8 @@ fn loops(profile: &Profile, setup: &Setup) -> ServerConfig {
 /// Returns the messages sent between two readings of the NIC's counters, per doorbell or WQE
 /// written by MMIO.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
-    let posts = |at: &Counters| at.doorbells + at.wqes_by_mmio;
+fn answers_per_doorbell(before: &NicCounters, after: &NicCounters) -> f64 {
+    let posts = |at: &NicCounters| at.doorbells + at.wqes_by_mmio;
     let posted = posts(after) - posts(before);
     if posted == 0 {
         return 0.0;
@@ -325,7 +326,7 @@ fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
 }
 
 /// Puts every key into the store locally.
-fn fill(server: &LocalServer, workload: &Workload, known: &RecordCache) -> Result<()> {
+fn put_every_key(server: &LocalServer, workload: &Workload, known: &RecordCache) -> Result<()> {
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {
@@ -346,11 +347,11 @@ mod tests {
     #[test]
     fn batches_pay_on_a_connect_ib_and_every_value_is_right() {
         let cib = builtin("cib").expect("built in");
-        let short = |batched| Setup {
+        let short = |batched| KvParameters {
             clients: 16,
             machines: 2,
             time: Duration::from_micros(50),
-            ..Setup::paper(1, batched)
+            ..KvParameters::paper(1, batched)
         };
         let batched = run(cib, &short(true)).expect("runs");
         let alone = run(cib, &short(false)).expect("runs");
@@ -371,11 +372,11 @@ mod tests {
     #[test]
     fn the_authors_loops_serve_the_same_values() {
         let cib = builtin("cib").expect("built in");
-        let setup = Setup {
+        let setup = KvParameters {
             clients: 16,
             machines: 2,
             time: Duration::from_micros(50),
-            ..Setup::atc16(2, true)
+            ..KvParameters::atc16(2, true)
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
@@ -388,13 +389,13 @@ mod tests {
     #[test]
     fn the_store_that_is_read_runs_on_simulated_cores() {
         let cib = builtin("cib").expect("built in");
-        let setup = Setup {
+        let setup = KvParameters {
             design: Design::Reads,
             clients: 64,
             window: 32,
             machines: 8,
             time: Duration::from_micros(50),
-            ..Setup::paper(1, true)
+            ..KvParameters::paper(1, true)
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
@@ -414,8 +415,8 @@ mod tests {
     fn the_store_of_records_runs_on_simulated_nics() {
         let rate = |nic, puts, locks, record_align| {
             let profile = builtin(nic).expect("built in");
-            let paper = Setup::drtm(puts);
-            let setup = Setup {
+            let paper = KvParameters::drtm(puts);
+            let setup = KvParameters {
                 clients: 64,
                 time: paper.time / 5,
                 locks,

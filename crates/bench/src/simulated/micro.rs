@@ -11,20 +11,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use nicmodel::profile::Place;
-use nicmodel::{Profile, Receive};
-use simnic::Counters;
+use nicmodel::profile::CorePlace;
+use nicmodel::{PayloadDestination, Profile};
+use simnic::NicCounters;
 
 use super::SimulatedCluster;
-use crate::link::{Gate, Link, root_cause};
-use crate::micro::{self, Direction, Outcome, Target, Task};
-use crate::nic::Nic;
+use crate::link::{CancellableBarrier, WorkerLink, root_cause};
+use crate::micro::{self, MeasuredRole, MeasurementTask, ResponderMemory, TaskResult};
+use crate::nic::OpenNic;
 
 /// Runs a task once, in virtual time.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
-pub fn run(profile: &Profile, task: &Task) -> Result<Outcome> {
+pub fn run(profile: &Profile, task: &MeasurementTask) -> Result<TaskResult> {
     Ok(run_counted(profile, task)?.0)
 }
 
@@ -33,16 +33,20 @@ pub fn run(profile: &Profile, task: &Task) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)> {
-    run_receiving(profile, task, Receive::Regular)
+pub fn run_counted(profile: &Profile, task: &MeasurementTask) -> Result<(TaskResult, NicCounters)> {
+    run_receiving(profile, task, PayloadDestination::Regular)
 }
 
 /// Runs a task once, with the other side on the host or on the DPU of its machines.
 ///
 /// # Errors
 /// As [`run`], and when the NIC has no DPU.
-pub fn run_towards(profile: &Profile, task: &Task, other_side: Place) -> Result<Outcome> {
-    Ok(run_on(profile, task, Receive::Regular, other_side)?.0)
+pub fn run_towards(
+    profile: &Profile,
+    task: &MeasurementTask,
+    other_side: CorePlace,
+) -> Result<TaskResult> {
+    Ok(run_on(profile, task, PayloadDestination::Regular, other_side)?.0)
 }
 
 /// Runs a task once, with RECVs that deliver payload in the given way.
@@ -51,23 +55,23 @@ pub fn run_towards(profile: &Profile, task: &Task, other_side: Place) -> Result<
 /// As [`run`].
 pub fn run_receiving(
     profile: &Profile,
-    task: &Task,
-    receive: Receive,
-) -> Result<(Outcome, Counters)> {
-    run_on(profile, task, receive, Place::Host)
+    task: &MeasurementTask,
+    receive: PayloadDestination,
+) -> Result<(TaskResult, NicCounters)> {
+    run_on(profile, task, receive, CorePlace::Host)
 }
 
 fn run_on(
     profile: &Profile,
-    task: &Task,
-    receive: Receive,
-    other_side: Place,
-) -> Result<(Outcome, Counters)> {
+    task: &MeasurementTask,
+    receive: PayloadDestination,
+    other_side: CorePlace,
+) -> Result<(TaskResult, NicCounters)> {
     let (threads, processes) = match task {
-        Task::Stream(stream) => (stream.threads, stream.processes),
-        Task::PingPong(_) => (1, 1),
+        MeasurementTask::Stream(stream) => (stream.threads, stream.processes),
+        MeasurementTask::PingPong(_) => (1, 1),
     };
-    if let Task::Stream(stream) = task
+    if let MeasurementTask::Stream(stream) = task
         && let Some(pages) = stream.pages
     {
         bail!(
@@ -77,14 +81,18 @@ fn run_on(
     }
     check_atomics(profile, task)?;
     let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
-    if receive == Receive::Inline {
+    if receive == PayloadDestination::Inline {
         cluster.simulation.receive_inline();
     }
     let machine = |index| {
-        let place = if index == 0 { Place::Host } else { other_side };
+        let place = if index == 0 {
+            CorePlace::Host
+        } else {
+            other_side
+        };
         let (context, cores) = cluster.at(index, place)?;
-        let nic = Nic::on(context)?;
-        let target = Target::new(&nic, task)?;
+        let nic = OpenNic::open_on(context)?;
+        let target = ResponderMemory::new(&nic, task)?;
         Ok((cores, Rc::new((nic, target))))
     };
     let (cores, machines): (Vec<_>, Vec<_>) = (0..=processes)
@@ -92,12 +100,12 @@ fn run_on(
         .collect::<Result<Vec<_>>>()?
         .into_iter()
         .unzip();
-    let gate = Arc::new(Gate::new(threads));
+    let gate = Arc::new(CancellableBarrier::new(threads));
     let ended = Rc::new(Cell::new(0));
     let outcomes = Rc::new(RefCell::new(Vec::new()));
     let failures = Rc::new(RefCell::new(Vec::new()));
     for lane in 0..threads {
-        let (mut left, mut right) = Link::simulated_pair();
+        let (mut left, mut right) = WorkerLink::simulated_pair();
         left.set_gate(&gate);
         let (there, task) = (1 + lane % processes, *task);
         let (own, told, gate) = (
@@ -125,16 +133,16 @@ fn run_on(
         });
     }
     let counted = match task {
-        Task::Stream(stream) if is_counted(stream) => {
+        MeasurementTask::Stream(stream) if is_counted(stream) => {
             counted_mops(&cluster, stream, || ended.get() == threads)
         }
         _ => None,
     };
     let finished = cluster.finish();
     let mut errors = failures.take();
-    let outcome = match micro::together(outcomes.take()) {
-        Ok(Outcome::Rate(rate)) => Some(Outcome::Rate(match counted {
-            Some(mops) => rate.at(mops),
+    let outcome = match micro::combine(outcomes.take()) {
+        Ok(TaskResult::Rate(rate)) => Some(TaskResult::Rate(match counted {
+            Some(mops) => rate.with_rate(mops),
             None => rate,
         })),
         Ok(latency) => Some(latency),
@@ -148,14 +156,14 @@ fn run_on(
     }
     finished?;
     for machine in &machines {
-        micro::check(machine.1.wrong()?)?;
+        micro::check(machine.1.find_wrong_sum()?)?;
     }
     let counters = cluster.simulation.counters(cluster.simulation.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
 }
 
 /// Fails for atomics if the profile has no times for them.
-fn check_atomics(profile: &Profile, task: &Task) -> Result<()> {
+fn check_atomics(profile: &Profile, task: &MeasurementTask) -> Result<()> {
     let known = profile.processing.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some();
     if task.verb() == micro::Verb::Atomics && !known {
         bail!(
@@ -170,7 +178,7 @@ fn check_atomics(profile: &Profile, task: &Task) -> Result<()> {
 /// Returns true if the NIC's counters give the rate. Bursts are measured from one burst to the
 /// next. READs and atomics are done when their responses are back, which the requesters see
 /// themselves.
-fn is_counted(stream: &micro::Stream) -> bool {
+fn is_counted(stream: &micro::VerbStream) -> bool {
     !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
 }
 
@@ -178,13 +186,13 @@ fn is_counted(stream: &micro::Stream) -> bool {
 /// beginning and the end of a stream. `None` if all threads end before that.
 fn counted_mops(
     cluster: &SimulatedCluster,
-    stream: &micro::Stream,
+    stream: &micro::VerbStream,
     ended: impl Fn() -> bool,
 ) -> Option<f64> {
     let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
     let count = || match stream.direction {
-        Direction::Outbound => counters().sent,
-        Direction::Inbound => counters().received,
+        MeasuredRole::Outbound => counters().sent,
+        MeasuredRole::Inbound => counters().received,
     };
     cluster.run_until(|| count() > 0 || ended()).ok()?;
     let time = Duration::from_millis(stream.duration_ms);
@@ -202,27 +210,27 @@ mod tests {
     use nicmodel::profile::builtin;
 
     use super::*;
-    use crate::micro::{Parameters, PingPong, Stream, Verb};
+    use crate::micro::{MicroParameters, PingPong, Verb, VerbStream};
 
     fn cib() -> &'static Profile {
         builtin("cib").expect("built in")
     }
 
-    fn stream(verb: Verb, parameters: &Parameters) -> micro::Rate {
-        let stream = Stream::new(verb, parameters, 1).expect("parameters that fit");
-        match run(cib(), &Task::Stream(stream)).expect("it runs") {
-            Outcome::Rate(rate) => rate,
-            Outcome::Latency(_) => panic!("a stream has a rate"),
+    fn stream(verb: Verb, parameters: &MicroParameters) -> micro::StreamRate {
+        let stream = VerbStream::new(verb, parameters, 1).expect("parameters that fit");
+        match run(cib(), &MeasurementTask::Stream(stream)).expect("it runs") {
+            TaskResult::Rate(rate) => rate,
+            TaskResult::Latency(_) => panic!("a stream has a rate"),
         }
     }
 
     #[test]
     fn every_verb_streams_and_gives_the_same_twice() {
         for verb in Verb::ALL {
-            let rate = stream(verb, &Parameters::default());
+            let rate = stream(verb, &MicroParameters::default());
             assert!(rate.rate_mops > 1.0, "{verb:?}: {rate:?}");
             assert_eq!(rate.lost_ops, 0, "{verb:?}");
-            assert_eq!(rate, stream(verb, &Parameters::default()), "{verb:?}");
+            assert_eq!(rate, stream(verb, &MicroParameters::default()), "{verb:?}");
         }
     }
 
@@ -231,9 +239,10 @@ mod tests {
     #[test]
     fn times_are_those_of_the_profile() {
         for verb in Verb::ALL {
-            let ping = PingPong::new(verb, &Parameters::default(), 1).expect("parameters that fit");
-            let outcome = run(cib(), &Task::PingPong(ping)).expect("it runs");
-            let Outcome::Latency(latency) = outcome else {
+            let ping =
+                PingPong::new(verb, &MicroParameters::default(), 1).expect("parameters that fit");
+            let outcome = run(cib(), &MeasurementTask::PingPong(ping)).expect("it runs");
+            let TaskResult::Latency(latency) = outcome else {
                 panic!("a ping-pong has a latency");
             };
             let whole = if ping.is_one_way() { 2.0 } else { 1.0 };
@@ -243,7 +252,7 @@ mod tests {
                 "{verb:?}: {latency:?}"
             );
         }
-        let atomics = stream(Verb::Atomics, &Parameters::default());
+        let atomics = stream(Verb::Atomics, &MicroParameters::default());
         assert!((atomics.rate_mops / 2.24 - 1.0).abs() < 0.03, "{atomics:?}");
     }
 
@@ -252,7 +261,7 @@ mod tests {
     #[test]
     fn a_closed_loop_is_as_fast_as_the_model_allows() {
         use nicmodel::bounds::round_trip_ns;
-        use nicmodel::{Method, Operation, Transport, Verb as Of};
+        use nicmodel::{Operation, PostMethod, Transport, Verb as Of};
         let cases = [
             (Verb::RcWrite, Of::RdmaWrite, 8, true),
             (Verb::RcWrite, Of::RdmaWrite, 4096, false),
@@ -261,13 +270,13 @@ mod tests {
             (Verb::Atomics, Of::AtomicFetchAndAdd, 8, false),
         ];
         for (verb, of, payload_bytes, inline) in cases {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 batch: Some(1),
                 window: Some(1),
                 signal_every: Some(1),
                 payload_bytes: (verb != Verb::Atomics).then_some(payload_bytes),
                 inline: (verb == Verb::RcWrite).then_some(inline),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             let rate = stream(verb, &parameters).rate_mops;
             #[expect(clippy::cast_possible_truncation, reason = "a few KiB")]
@@ -275,7 +284,7 @@ mod tests {
                 inline,
                 ..Operation::new(of, Transport::Rc, payload_bytes as u32)
             };
-            let least_ns = round_trip_ns(cib(), &operation, Method::WqeByMmio).expect("known");
+            let least_ns = round_trip_ns(cib(), &operation, PostMethod::WqeByMmio).expect("known");
             let bound = 1e3 / least_ns;
             assert!(
                 rate < 1.005 * bound && rate > 0.96 * bound,
@@ -290,19 +299,19 @@ mod tests {
     fn one_queue_pair_fills_one_port() {
         let port = cib().port.gbps.value / 8.0;
         for (verb, direction) in [
-            (Verb::RcWrite, Direction::Outbound),
-            (Verb::RcWrite, Direction::Inbound),
-            (Verb::UcWrite, Direction::Outbound),
-            (Verb::UcWrite, Direction::Inbound),
+            (Verb::RcWrite, MeasuredRole::Outbound),
+            (Verb::RcWrite, MeasuredRole::Inbound),
+            (Verb::UcWrite, MeasuredRole::Outbound),
+            (Verb::UcWrite, MeasuredRole::Inbound),
         ] {
             for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (4, 2.0)] {
-                let parameters = Parameters {
+                let parameters = MicroParameters {
                     direction,
                     queue_pairs: Some(queue_pairs),
                     payload_bytes: Some(65536),
                     window: Some(16),
                     signal_every: Some(1),
-                    ..Parameters::default()
+                    ..MicroParameters::default()
                 };
                 let gbytes = stream(verb, &parameters).rate_mops * 65.536;
                 let all = ports * port;
@@ -318,15 +327,15 @@ mod tests {
     #[test]
     fn no_rate_is_above_what_binds_it() {
         for payload_bytes in [8, 256] {
-            let parameters = Parameters {
-                direction: Direction::Inbound,
+            let parameters = MicroParameters {
+                direction: MeasuredRole::Inbound,
                 threads: Some(14),
                 queue_pairs: Some(4),
                 payload_bytes: Some(payload_bytes),
-                ..Parameters::default()
+                ..MicroParameters::default()
             };
             let rate = stream(Verb::UcWrite, &parameters).rate_mops;
-            let task = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
+            let task = VerbStream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
             let bounds = task.bounds(cib()).expect("a Connect-IB does that");
             let bound = bounds.predicted_mops.expect("a bound");
             assert!(
@@ -338,10 +347,12 @@ mod tests {
 
     #[test]
     fn a_profile_without_the_numbers_is_refused() {
-        let task =
-            Task::Stream(Stream::new(Verb::UdSend, &Parameters::default(), 1).expect("fits"));
-        let atomics =
-            Task::Stream(Stream::new(Verb::Atomics, &Parameters::default(), 1).expect("fits"));
+        let task = MeasurementTask::Stream(
+            VerbStream::new(Verb::UdSend, &MicroParameters::default(), 1).expect("fits"),
+        );
+        let atomics = MeasurementTask::Stream(
+            VerbStream::new(Verb::Atomics, &MicroParameters::default(), 1).expect("fits"),
+        );
         let error = run(builtin("cx").expect("built in"), &atomics).expect_err("refused");
         assert!(error.to_string().contains("has no atomics"), "{error}");
         let mut lacking = cib().clone();

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use nicmodel::Profile;
-use nicmodel::profile::Place;
-use simnic::{Cluster, Machine};
+use nicmodel::profile::CorePlace;
+use simnic::{Cluster, ClusterMachine};
 use verbs::{Context, Provider, Waiter};
 
 /// Error: the profile lacks costs that a design needs.
@@ -62,7 +62,7 @@ impl SimulatedCluster {
 
     /// Fails for a profile that lacks the costs of a server's cores.
     fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCosts> {
-        let missing = self.simulation.unknown_of_cores();
+        let missing = self.simulation.unknown_core_costs();
         if missing.is_empty() {
             return Ok(());
         }
@@ -76,10 +76,10 @@ impl SimulatedCluster {
     ///
     /// # Errors
     /// When the NIC has no DPU.
-    fn at(&self, machine: usize, place: Place) -> Result<(&Context, Machine)> {
+    fn at(&self, machine: usize, place: CorePlace) -> Result<(&Context, ClusterMachine)> {
         let contexts = match place {
-            Place::Host => &self.contexts,
-            Place::Dpu => &self.dpus,
+            CorePlace::Host => &self.contexts,
+            CorePlace::Dpu => &self.dpus,
         };
         let place = self.simulation.at(machine, place);
         contexts
@@ -97,7 +97,7 @@ impl SimulatedCluster {
     /// Runs the simulation until `ready` returns true.
     fn run_until(&self, ready: impl Fn() -> bool) -> Result<()> {
         let step = Duration::from_micros(10);
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             if ready() {
                 return Ok(());
             }
@@ -105,7 +105,7 @@ impl SimulatedCluster {
         }
         bail!(
             "nothing was ready within {:?} of virtual time",
-            step * MOST_STEPS
+            step * MAX_STEPS
         )
     }
 
@@ -121,19 +121,19 @@ impl SimulatedCluster {
 }
 
 /// Maximum steps of 10 µs in [`SimulatedCluster::run_until`].
-const MOST_STEPS: u32 = 100_000;
+const MAX_STEPS: u32 = 100_000;
 
 /// A barrier for simulated threads: each thread arrives and waits until `open` is set.
 #[derive(Clone, Debug, Default)]
-struct Gate {
-    came: Rc<Cell<usize>>,
+struct SimulatedBarrier {
+    arrived: Rc<Cell<usize>>,
     open: Rc<Cell<bool>>,
 }
 
-impl Gate {
+impl SimulatedBarrier {
     /// Notes the arrival of a simulated thread, and waits until the gate is open.
     fn wait(&self) {
-        self.came.set(self.came.get() + 1);
+        self.arrived.set(self.arrived.get() + 1);
         let mut waiter = Waiter::new();
         while !self.open.get() {
             waiter.idle();

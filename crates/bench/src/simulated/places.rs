@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nicmodel::profile::{Place, Profile, builtin};
+use nicmodel::profile::{CorePlace, Profile, builtin};
 use verbs::{Access, QueuePair, RemoteMemory, Waiter, WcBuffer};
 
 use super::SimulatedCluster;
 
-type End = (usize, Place);
+type End = (usize, CorePlace);
 
 const WORD: u64 = 0x1234_5678_9abc_def0;
 
@@ -80,8 +80,8 @@ fn read_once(
 #[test]
 fn memory_of_a_dpu_is_nearer_than_the_hosts_and_no_network_is_between_them() {
     let cluster = SimulatedCluster::new(bf2(), 2, 1).expect("it can be simulated");
-    let (host, dpu) = ((0, Place::Host), (0, Place::Dpu));
-    let (far_host, far_dpu) = ((1, Place::Host), (1, Place::Dpu));
+    let (host, dpu) = ((0, CorePlace::Host), (0, CorePlace::Dpu));
+    let (far_host, far_dpu) = ((1, CorePlace::Host), (1, CorePlace::Dpu));
     let took = |from, to| {
         let (took, word) = read(&cluster, from, to, to).expect("it can be read");
         assert_eq!(word, WORD);
@@ -99,10 +99,11 @@ fn memory_of_a_dpu_is_nearer_than_the_hosts_and_no_network_is_between_them() {
 
 #[test]
 fn memory_belongs_to_the_place_where_it_was_registered() {
-    let (host, dpu) = ((1, Place::Host), (1, Place::Dpu));
+    let (host, dpu) = ((1, CorePlace::Host), (1, CorePlace::Dpu));
     for (through, to) in [(host, dpu), (dpu, host)] {
         let cluster = SimulatedCluster::new(bf2(), 2, 1).expect("it can be simulated");
-        let refused = read(&cluster, (0, Place::Host), through, to).expect_err("another place's");
+        let refused =
+            read(&cluster, (0, CorePlace::Host), through, to).expect_err("another place's");
         assert!(refused.contains("remote access error"), "{refused}");
     }
 }
@@ -111,8 +112,11 @@ fn memory_belongs_to_the_place_where_it_was_registered() {
 fn a_nic_without_a_dpu_has_no_such_place() {
     let cib = builtin("cib").expect("built in");
     let cluster = SimulatedCluster::new(cib, 2, 1).expect("it can be simulated");
-    assert!(cluster.simulation.at(1, Place::Dpu).is_none());
-    let error = cluster.at(1, Place::Dpu).expect_err("no DPU").to_string();
+    assert!(cluster.simulation.at(1, CorePlace::Dpu).is_none());
+    let error = cluster
+        .at(1, CorePlace::Dpu)
+        .expect_err("no DPU")
+        .to_string();
     assert!(error.contains("has no DPU"), "{error}");
     assert_eq!(cluster.contexts.len(), 2);
 }
@@ -134,6 +138,6 @@ fn devices_are_named_by_machine_and_place() {
             .cores(cluster.simulation.at(0, place).expect("there"))
     };
     let dpu = bf2().dpu.as_ref().expect("it has one").cores.value;
-    assert_eq!(cores(Place::Host), bf2().host.cores.value);
-    assert_eq!(cores(Place::Dpu), dpu);
+    assert_eq!(cores(CorePlace::Host), bf2().host.cores.value);
+    assert_eq!(cores(CorePlace::Dpu), dpu);
 }

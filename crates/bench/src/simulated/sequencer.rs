@@ -7,23 +7,23 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use kv::load::Random;
 use nicmodel::Profile;
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 use sequencer::{
-    Checker, Client, ClientConfig, ClientReport, Design, LocalServer, Scan, ServerConfig,
-    ServerRuntime, Until, Verdict, WindowPolicy,
+    Client, ClientConfig, ClientReport, Design, LocalServer, NumberChecker, NumberVerdict,
+    RegionScan, RunEnd, ServerConfig, ServerRuntime, WindowPolicy,
 };
 use serde::Serialize;
 
-use super::{Gate, SimulatedCluster};
+use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Setup {
+pub struct SequencerParameters {
     /// Design of the sequencer.
     pub design: Design,
     /// Place of the server and its memory; `None` means the host.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<Place>,
+    pub place: Option<CorePlace>,
     /// Cores of the server, with one worker each.
     pub cores: usize,
     /// Number of clients.
@@ -46,15 +46,15 @@ pub struct Setup {
     /// Number of UD queue pairs of a worker; `None` means as in the paper.
     pub queues: Option<usize>,
     /// Loops of clients and workers.
-    #[serde(skip_serializing_if = "Loops::is_default")]
-    pub loops: Loops,
+    #[serde(skip_serializing_if = "LoopPolicies::is_default")]
+    pub loops: LoopPolicies,
     /// Seed of random numbers, which determine when each client begins, and the keys of the NICs.
     pub seed: u64,
     /// Virtual time that is measured. A warm-up of a fifth of it precedes it.
     pub time: Duration,
 }
 
-impl Setup {
+impl SequencerParameters {
     /// The paper's setup: 70 clients, batches of 16. The paper does not state the number of
     /// outstanding requests. The benchmark published by its authors (`rdma_bench`) has 32, which go
     /// to all workers. For datagrams, which all arrive at one CQ, the distribution over workers
@@ -76,7 +76,7 @@ impl Setup {
             batch: 16,
             answers: None,
             queues: None,
-            loops: Loops::default(),
+            loops: LoopPolicies::default(),
             seed: 1,
             time: Duration::from_millis(1),
         }
@@ -88,7 +88,7 @@ impl Setup {
     #[must_use]
     pub fn atc16(design: Design, cores: usize) -> Self {
         let paper = Self {
-            loops: Loops::atc16(design),
+            loops: LoopPolicies::atc16(design),
             ..Self::paper(design, cores)
         };
         match design {
@@ -110,14 +110,14 @@ impl Setup {
 
 /// Loops of clients and workers; the default is this project's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Loops {
+pub struct LoopPolicies {
     /// Policy by which a client sends its next requests.
     pub policy: WindowPolicy,
     /// If true, a client sends to all workers in turn, over one queue pair and with one window. If
     /// false, it has a session with each worker, and a part of the window for each.
     pub spread: bool,
     /// Number of requests that a worker's pass takes from each client.
-    pub scan: Scan,
+    pub scan: RegionScan,
     /// If true, the answers of a batch are sent on one queue pair per port, with a doorbell each.
     pub doorbell_per_port: bool,
     /// If true, with datagrams a worker receives requests on one queue pair and rotates its answers
@@ -133,7 +133,7 @@ pub struct Loops {
 /// outstanding.
 pub(super) const ATC16_SEND_DEPTH: u32 = 128;
 
-impl Loops {
+impl LoopPolicies {
     /// Returns the loops of the benchmark published by the paper's authors (`rdma_bench`), which
     /// produced the rates in the paper.
     #[must_use]
@@ -143,7 +143,7 @@ impl Loops {
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
                 policy: WindowPolicy::StopAndGo,
                 spread: true,
-                scan: Scan::OneEach,
+                scan: RegionScan::OneEach,
                 doorbell_per_port: true,
                 rotate: false,
                 send_depth: Some(ATC16_SEND_DEPTH),
@@ -179,7 +179,7 @@ pub(super) fn begin_within_ns(clients: usize, window: usize, cores: usize) -> u6
 
 /// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
 /// three per port with multi-queue.
-fn paper_queues(setup: &Setup, profile: &Profile) -> usize {
+fn paper_queues(setup: &SequencerParameters, profile: &Profile) -> usize {
     let ports = profile.port.count.value as usize;
     match setup.design {
         // All requests of a worker, and their answers, use one port.
@@ -191,13 +191,13 @@ fn paper_queues(setup: &Setup, profile: &Profile) -> usize {
 
 /// Returns the number of UD queue pairs of a worker.
 #[must_use]
-pub fn queues(profile: &Profile, setup: &Setup) -> usize {
+pub fn queues(profile: &Profile, setup: &SequencerParameters) -> usize {
     setup.queues.unwrap_or(paper_queues(setup, profile))
 }
 
 /// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct SequencerResult {
     /// Numbers assigned in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Median of the clients' medians of a postlist's latency, in ns.
@@ -211,7 +211,7 @@ pub struct Outcome {
     /// Numbers that clients received over the whole run.
     pub requests: u64,
     /// Messages that were sent, received and dropped by all NICs.
-    pub messages: Messages,
+    pub messages: MessageCounts,
     /// True if the checker accepts the numbers as those of a sequencer.
     pub verified: bool,
     /// Verdict of the checker, in words.
@@ -222,7 +222,7 @@ pub struct Outcome {
 
 /// Messages of all machines, over the whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Messages {
+pub struct MessageCounts {
     /// Messages sent.
     pub sent: u64,
     /// Messages that arrived and were accepted.
@@ -235,7 +235,7 @@ pub struct Messages {
 ///
 /// # Errors
 /// When the profile lacks what a simulation or the design needs, or the setup cannot work.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerResult> {
     let place = setup.place.unwrap_or_default();
     check_cores(profile, place, setup.cores)?;
     let client_cores = profile.host.cores.value as usize;
@@ -256,7 +256,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             .simulation
             .spawn(machine, name, move || worker.run());
     }
-    let gate = Gate::default();
+    let gate = SimulatedBarrier::default();
     let reports: Rc<RefCell<Vec<ClientReport>>> = Rc::default();
     let failure: Rc<RefCell<Option<String>>> = Rc::default();
     let sessions = setup.clients * setup.sessions;
@@ -281,19 +281,19 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             ..ClientConfig::default()
         };
         let connector = connector.clone();
-        let until = Until::DurationMs(ran_ms(warm_up + setup.time));
+        let until = RunEnd::DurationMs(ran_ms(warm_up + setup.time));
         // Clients of a network do not start synchronously.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(within);
         cluster.spawn(machine, format!("client {i}"), move || {
             match Client::connect_through(connector.clone(), &context, config) {
                 Ok(mut client) => {
                     gate.wait();
-                    verbs::time::work(Duration::from_nanos(later));
+                    verbs::time::charge_time(Duration::from_nanos(later));
                     let report = client.run(until);
                     reports.borrow_mut().push(report);
                 }
                 Err(e) => {
-                    gate.came.set(gate.came.get() + 1);
+                    gate.arrived.set(gate.arrived.get() + 1);
                     *failure.borrow_mut() = Some(e.to_string());
                 }
             }
@@ -303,7 +303,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
         });
     }
-    cluster.run_until(|| gate.came.get() == sessions)?;
+    cluster.run_until(|| gate.arrived.get() == sessions)?;
     gate.open.set(true);
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
@@ -317,7 +317,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         bail!("the server failed: {failure}");
     }
     let reports = reports.take();
-    let mut checker = Checker::new(server.stats().start);
+    let mut checker = NumberChecker::new(server.stats().start);
     for (i, report) in reports.iter().enumerate() {
         checker.add(&format!("client {i}"), report);
     }
@@ -327,7 +327,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 }
 
 /// Fails for a place that the NIC does not have, and for more cores than that place has.
-pub(super) fn check_cores(profile: &Profile, place: Place, cores: usize) -> Result<()> {
+pub(super) fn check_cores(profile: &Profile, place: CorePlace, cores: usize) -> Result<()> {
     let Some(there) = profile.at(place) else {
         bail!(
             "{} has no DPU: place the server on the host, or take a NIC whose profile has a section [dpu], such as bf2",
@@ -337,15 +337,15 @@ pub(super) fn check_cores(profile: &Profile, place: Place, cores: usize) -> Resu
     let all = there.host.cores.value as usize;
     if cores > all {
         let whose = match place {
-            Place::Host => profile.name.clone(),
-            Place::Dpu => format!("the DPU of {}", profile.name),
+            CorePlace::Host => profile.name.clone(),
+            CorePlace::Dpu => format!("the DPU of {}", profile.name),
         };
         bail!("{cores} cores are more than the {all} of {whose}; lower --cores");
     }
     Ok(())
 }
 
-fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
+fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig {
     let queues = queues(profile, setup);
     // Clients are spread evenly over workers, and over the queue pairs of each worker.
     let sessions = setup.clients * setup.sessions;
@@ -390,11 +390,11 @@ fn outcome(
     cluster: &SimulatedCluster,
     server: &LocalServer,
     reports: &[ClientReport],
-    verdict: &Verdict,
+    verdict: &NumberVerdict,
     (numbers, time): (u64, Duration),
-) -> Outcome {
+) -> SequencerResult {
     let stats = server.stats();
-    let mut messages = Messages::default();
+    let mut messages = MessageCounts::default();
     for machine in 0..cluster.contexts.len() {
         let counters = cluster
             .simulation
@@ -405,7 +405,7 @@ fn outcome(
     }
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
-    Outcome {
+    SequencerResult {
         rate_mops: numbers as f64 / time.as_secs_f64() * 1e-6,
         latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0),
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
@@ -433,10 +433,10 @@ mod tests {
     fn the_authors_loops_give_the_same_numbers() {
         let cib = builtin("cib").expect("built in");
         for design in Design::ALL {
-            let setup = Setup {
+            let setup = SequencerParameters {
                 clients: 12,
                 time: Duration::from_micros(50),
-                ..Setup::atc16(design, 3)
+                ..SequencerParameters::atc16(design, 3)
             };
             let outcome = run(cib, &setup).expect("runs");
             let right = outcome.verified && outcome.lost == 0 && outcome.requests > 100;

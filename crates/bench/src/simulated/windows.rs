@@ -17,11 +17,11 @@ use super::SimulatedCluster;
 const BYTES: usize = 8;
 
 /// Maximum time per READ or WRITE with many outstanding, all cores together.
-const AT_MOST: Duration = Duration::from_nanos(20);
+const MAX_WINDOW: Duration = Duration::from_nanos(20);
 
 /// Parameters of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Setup {
+pub struct WindowParameters {
     /// READs or WRITEs, both over RC.
     pub verb: Verb,
     /// Number of operations that a core posts before it waits for them.
@@ -33,7 +33,7 @@ pub struct Setup {
 
 /// Result of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct WindowResult {
     /// READs or WRITEs of all cores, in 10^6 per second.
     pub rate_mops: f64,
     /// WQEs that the NIC had to fetch again, in 10^6 per second.
@@ -41,15 +41,15 @@ pub struct Outcome {
 }
 
 /// A core of the measured machine.
-struct Core {
+struct MeasuredCore {
     qp: QueuePair<verbs::Rc>,
     list: Postlist<verbs::Rc>,
     into: MrSlice,
     remote: RemoteMemory,
-    setup: Setup,
+    setup: WindowParameters,
 }
 
-impl Core {
+impl MeasuredCore {
     fn run(mut self, over: &Cell<bool>) -> Result<()> {
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = Waiter::never_sleeping();
@@ -84,7 +84,7 @@ impl Core {
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
-pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> {
     let cores = profile.host.cores.value as usize;
     let cluster = SimulatedCluster::new(profile, 1 + cores, 1)?;
     let over = Rc::new(Cell::new(false));
@@ -106,7 +106,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let results = pd.alloc(BYTES, Access::LOCAL_WRITE)?;
         let qp = qp.connect(&to)?;
         others.push(peer.connect(&from)?);
-        let core = Core {
+        let core = MeasuredCore {
             list: qp.postlist(1),
             qp,
             into: results.slice(0..BYTES)?,
@@ -124,7 +124,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     // A window leaves in a burst and completes in a burst. The measured time must cover many
     // windows, and the sent messages are counted.
     let windows = u32::try_from(8 * cores * setup.window)?;
-    let time = setup.time.max(AT_MOST * windows);
+    let time = setup.time.max(MAX_WINDOW * windows);
     let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
     cluster.advance(time);
     let before = counters();
@@ -137,7 +137,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     }
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let rate = |count: u64| count as f64 / time.as_secs_f64() * 1e-6;
-    Ok(Outcome {
+    Ok(WindowResult {
         rate_mops: rate(after.sent - before.sent),
         wqe_cache_misses_mops: rate(after.wqe_cache_misses - before.wqe_cache_misses),
     })
@@ -156,7 +156,7 @@ mod tests {
         let cib = builtin("cib").expect("built in");
         let of = |verb, window| {
             let time = Duration::from_micros(200);
-            run(cib, &Setup { verb, window, time }).expect("it runs")
+            run(cib, &WindowParameters { verb, window, time }).expect("it runs")
         };
         assert_eq!(of(Verb::RdmaRead, 64).wqe_cache_misses_mops, 0.0);
         assert!(of(Verb::RdmaRead, 1024).wqe_cache_misses_mops > 1.0);
@@ -174,7 +174,7 @@ mod tests {
             let of = |window| {
                 let time = Duration::from_micros(200);
                 let verb = Verb::RdmaRead;
-                run(profile, &Setup { verb, window, time }).expect("it runs")
+                run(profile, &WindowParameters { verb, window, time }).expect("it runs")
             };
             let windows = [best / 4, best / 2, best, 2 * best, 4 * best];
             let [least, less, most, more, many] = windows.map(of);

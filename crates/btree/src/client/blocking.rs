@@ -1,13 +1,13 @@
-//! Blocking calls over a [`Pipeline`].
+//! Blocking calls over a [`PipelinedClient`].
 
 use verbs::Context;
 
 use super::error::ClientError;
-use super::pipeline::Pipeline;
+use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats};
 use crate::config::ClientConfig;
 use crate::rendezvous::Rendezvous;
-use crate::tree::When;
+use crate::tree::PutCondition;
 use crate::wire::Op;
 
 /// A blocking client of a [`Server`](crate::Server) for one thread, with one request at a time. Dropping the client
@@ -27,12 +27,12 @@ use crate::wire::Op;
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    pipeline: Pipeline,
+    pipeline: PipelinedClient,
     entries: Vec<(u64, u64)>,
 }
 
 /// An answer without borrowed data.
-enum Outcome {
+enum OwnedAnswer {
     Value(Option<u64>),
     Found(bool),
     Entries,
@@ -44,7 +44,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect(config).map(Self::from_pipeline)
+        PipelinedClient::connect(config).map(Self::from_pipeline)
     }
 
     /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
@@ -52,7 +52,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect_on(context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_on(context, config).map(Self::from_pipeline)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -60,14 +60,14 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: service::Connector<Rendezvous>,
+        connector: service::LocalConnector<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Pipeline::connect_through(connector, context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_through(connector, context, config).map(Self::from_pipeline)
     }
 
-    fn from_pipeline(pipeline: Pipeline) -> Self {
+    fn from_pipeline(pipeline: PipelinedClient) -> Self {
         Self {
             pipeline,
             entries: Vec::new(),
@@ -79,7 +79,7 @@ impl Client {
         self.pipeline.stats()
     }
 
-    fn request(&mut self, tree: u8, op: &Op) -> Result<Outcome, ClientError> {
+    fn request(&mut self, tree: u8, op: &Op) -> Result<OwnedAnswer, ClientError> {
         self.pipeline.refresh();
         while !self.pipeline.submit(tree, op, 0)? {
             self.pipeline.poll(|_| {})?;
@@ -89,12 +89,12 @@ impl Client {
         while outcome.is_none() {
             self.pipeline.poll(|done| {
                 outcome = Some(match done.answer {
-                    Answer::Value(value) => Ok(Outcome::Value(value)),
-                    Answer::Changed { found } => Ok(Outcome::Found(found)),
+                    Answer::Value(value) => Ok(OwnedAnswer::Value(value)),
+                    Answer::Changed { found } => Ok(OwnedAnswer::Found(found)),
                     Answer::Entries { entries: all, .. } => {
                         entries.clear();
                         entries.extend_from_slice(all);
-                        Ok(Outcome::Entries)
+                        Ok(OwnedAnswer::Entries)
                     }
                     Answer::Moved(moved) => Err(ClientError::Moved(moved)),
                     Answer::Ceded { .. } | Answer::Refused => Err(ClientError::Lost),
@@ -112,7 +112,7 @@ impl Client {
     /// [`ClientError`].
     pub fn get(&mut self, tree: u8, key: u64) -> Result<Option<u64>, ClientError> {
         match self.request(tree, &Op::Get { key })? {
-            Outcome::Value(value) => Ok(value),
+            OwnedAnswer::Value(value) => Ok(value),
             _ => Err(ClientError::Lost),
         }
     }
@@ -122,7 +122,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn put(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, When::Always))
+        self.change(tree, &put(key, value, PutCondition::Always))
     }
 
     /// Sets the value of a key if it is absent. Returns true if the key was present; its value is then unchanged.
@@ -130,7 +130,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn insert(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, When::Absent))
+        self.change(tree, &put(key, value, PutCondition::Absent))
     }
 
     /// Sets the value of a key if it is present. Returns true if the key was present.
@@ -138,7 +138,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn update(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, When::Present))
+        self.change(tree, &put(key, value, PutCondition::Present))
     }
 
     /// Removes a key. Returns true if the key was present.
@@ -151,7 +151,7 @@ impl Client {
 
     fn change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
         match self.request(tree, op)? {
-            Outcome::Found(found) => Ok(found),
+            OwnedAnswer::Found(found) => Ok(found),
             _ => Err(ClientError::Lost),
         }
     }
@@ -172,6 +172,6 @@ impl Client {
     }
 }
 
-fn put(key: u64, value: u64, when: When) -> Op {
+fn put(key: u64, value: u64, when: PutCondition) -> Op {
     Op::Put { key, value, when }
 }

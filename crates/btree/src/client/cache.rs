@@ -1,11 +1,11 @@
 //! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
 //! node.
 
-use crate::node::{META, Node, Words};
+use crate::node::{META, Node, NodeWords};
 
 /// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct NodeCache {
     node_words: usize,
     /// The number of the node in each entry; 0 for an empty one.
     numbers: Box<[u64]>,
@@ -14,7 +14,7 @@ pub(super) struct Cache {
     roots: Vec<Option<(u64, u16)>>,
 }
 
-impl Cache {
+impl NodeCache {
     /// Creates a cache of `nodes` nodes, which may be 0.
     pub(super) fn new(nodes: usize, node_words: usize, trees: usize) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Cache {
     }
 
     #[inline]
-    fn place(&self, number: u64) -> Option<usize> {
+    fn slot_of(&self, number: u64) -> Option<usize> {
         let nodes = self.numbers.len();
         #[expect(clippy::cast_possible_truncation, reason = "below the length")]
         let place = number.checked_rem(nodes as u64)? as usize;
@@ -47,14 +47,16 @@ impl Cache {
     /// Returns a node if the cache has it.
     #[inline]
     pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64]>> {
-        let place = self.place(number).filter(|p| self.numbers[*p] == number)?;
+        let place = self
+            .slot_of(number)
+            .filter(|p| self.numbers[*p] == number)?;
         let start = place * self.node_words;
         Some(Node(&self.words[start..start + self.node_words]))
     }
 
     /// Puts an inner node into the cache.
-    pub(super) fn insert<W: Words + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
-        let Some(place) = self.place(number).filter(|_| number != 0) else {
+    pub(super) fn insert<W: NodeWords + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
+        let Some(place) = self.slot_of(number).filter(|_| number != 0) else {
             return;
         };
         self.numbers[place] = number;
@@ -68,7 +70,7 @@ impl Cache {
 
     /// Removes a node that is outdated.
     pub(super) fn remove(&mut self, number: u64) {
-        if let Some(place) = self.place(number).filter(|p| self.numbers[*p] == number) {
+        if let Some(place) = self.slot_of(number).filter(|p| self.numbers[*p] == number) {
             self.numbers[place] = 0;
         }
     }

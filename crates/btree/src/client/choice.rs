@@ -2,24 +2,24 @@
 //!
 //! As in Cell (Mitchell et al., USENIX ATC 2016), each client decides by measured latency: an RPC queues behind those
 //! of all clients, so its latency shows the server's load. A request takes the way with the lower moving average. One
-//! in [`EXPLORE`] requests takes the other way, so that both averages stay up to date.
+//! in [`EXPLORATION_INTERVAL`] requests takes the other way, so that both averages stay up to date.
 
 use std::time::Duration;
 
 use service::random::Random;
 
-use crate::config::Access;
+use crate::config::AccessDesign;
 use crate::wire::Op;
 
 /// One in so many requests takes the way that seems slower.
-const EXPLORE: u64 = 64;
+const EXPLORATION_INTERVAL: u64 = 64;
 /// The weight of a new latency in the moving average.
-const WEIGHT: f64 = 1.0 / 16.0;
+const AVERAGE_WEIGHT: f64 = 1.0 / 16.0;
 
 /// The measured latencies of both ways.
 #[derive(Debug)]
-pub(super) struct Choice {
-    access: Access,
+pub(super) struct AccessChooser {
+    access: AccessDesign,
     random: Random,
     /// Average latencies in nanoseconds, for lookups and for SCANs: by RPC, and by READs. `None` before the first
     /// measurement.
@@ -30,8 +30,8 @@ fn kind(op: &Op) -> usize {
     usize::from(matches!(op, Op::Scan { .. }))
 }
 
-impl Choice {
-    pub(super) fn new(access: Access, seed: u64) -> Self {
+impl AccessChooser {
+    pub(super) fn new(access: AccessDesign, seed: u64) -> Self {
         Self {
             access,
             random: Random::new(seed),
@@ -39,26 +39,28 @@ impl Choice {
         }
     }
 
-    /// Returns true if a request goes by READs. Changes do so only with [`Access::Read`], and only if `changes` is
+    /// Returns true if a request goes by READs. Changes do so only with [`AccessDesign::Read`], and only if `changes` is
     /// true.
     #[inline]
     pub(super) fn uses_reads(&mut self, op: &Op, changes: bool) -> bool {
         match op {
             Op::Get { .. } | Op::Scan { .. } => {}
-            Op::Put { .. } | Op::Delete { .. } => return changes && self.access == Access::Read,
+            Op::Put { .. } | Op::Delete { .. } => {
+                return changes && self.access == AccessDesign::Read;
+            }
             Op::Handover { .. } | Op::Load => return false,
         }
         match self.access {
-            Access::Rpc => false,
-            Access::Read => true,
-            Access::Auto => {
+            AccessDesign::Rpc => false,
+            AccessDesign::Read => true,
+            AccessDesign::Auto => {
                 let [rpc, read] = self.latencies[kind(op)];
                 let read_is_better = match (rpc, read) {
                     (Some(rpc), Some(read)) => read < rpc,
                     // A way that was not measured yet is tried.
                     (rpc, _) => rpc.is_some(),
                 };
-                read_is_better != (self.random.below(EXPLORE) == 0)
+                read_is_better != (self.random.below(EXPLORATION_INTERVAL) == 0)
             }
         }
     }
@@ -66,13 +68,13 @@ impl Choice {
     /// Adds the latency of a request to its average.
     #[inline]
     pub(super) fn record_latency(&mut self, op: &Op, by_reads: bool, latency: Duration) {
-        if self.access != Access::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
+        if self.access != AccessDesign::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
             return;
         }
         let average = &mut self.latencies[kind(op)][usize::from(by_reads)];
         #[expect(clippy::cast_precision_loss, reason = "a latency")]
         let new = latency.as_nanos() as f64;
-        *average = Some(average.map_or(new, |old| old + WEIGHT * (new - old)));
+        *average = Some(average.map_or(new, |old| old + AVERAGE_WEIGHT * (new - old)));
     }
 }
 
@@ -80,7 +82,7 @@ impl Choice {
 mod tests {
     use super::*;
 
-    fn share_of_reads(choice: &mut Choice) -> f64 {
+    fn share_of_reads(choice: &mut AccessChooser) -> f64 {
         let get = Op::Get { key: 1 };
         let reads = (0..6400).filter(|_| choice.uses_reads(&get, false)).count();
         f64::from(u32::try_from(reads).expect("small")) / 6400.0
@@ -89,7 +91,7 @@ mod tests {
     #[test]
     fn the_faster_way_is_taken_and_the_other_one_tried_now_and_then() {
         let get = Op::Get { key: 1 };
-        let mut choice = Choice::new(Access::Auto, 1);
+        let mut choice = AccessChooser::new(AccessDesign::Auto, 1);
         for _ in 0..100 {
             choice.record_latency(&get, false, Duration::from_micros(3));
             choice.record_latency(&get, true, Duration::from_micros(5));
@@ -105,11 +107,11 @@ mod tests {
 
     #[test]
     fn who_wants_one_way_gets_it() {
-        assert!(share_of_reads(&mut Choice::new(Access::Rpc, 1)) == 0.0);
-        assert!(share_of_reads(&mut Choice::new(Access::Read, 1)) == 1.0);
+        assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Rpc, 1)) == 0.0);
+        assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Read, 1)) == 1.0);
         let delete = Op::Delete { key: 1 };
-        assert!(!Choice::new(Access::Read, 1).uses_reads(&delete, false));
-        assert!(Choice::new(Access::Read, 1).uses_reads(&delete, true));
-        assert!(!Choice::new(Access::Auto, 1).uses_reads(&delete, true));
+        assert!(!AccessChooser::new(AccessDesign::Read, 1).uses_reads(&delete, false));
+        assert!(AccessChooser::new(AccessDesign::Read, 1).uses_reads(&delete, true));
+        assert!(!AccessChooser::new(AccessDesign::Auto, 1).uses_reads(&delete, true));
     }
 }

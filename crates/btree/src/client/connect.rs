@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use rpc::{UdPortConfig, herd, one_sided};
-use service::sessions::span;
-use service::{ConnectError, Connection, Protocol, Target};
+use service::sessions::change_span;
+use service::{ConnectError, Connection, Protocol, ServerLocation};
 use verbs::{Context, PortGid, ProtectionDomain};
 
 use super::error::ClientError;
 use super::lane::Lane;
-use super::walker::Walker;
-use crate::config::{Access, ClientConfig};
+use super::walker::WalkingClient;
+use crate::config::{AccessDesign, ClientConfig};
 use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
 
 /// Bytes of the longest answer that a client receives: a SCAN of a hundred entries fits into one message.
@@ -18,20 +18,20 @@ const ANSWER_BYTES: usize = 1664;
 
 /// Opens successive sessions at one server.
 #[derive(Debug)]
-pub(super) struct Opener {
+pub(super) struct SessionOpener {
     pub(super) config: ClientConfig,
     port: PortGid,
     context: Context,
     pd: ProtectionDomain,
-    target: Target<Rendezvous>,
+    target: ServerLocation<Rendezvous>,
     /// The name of the session.
     session: u64,
 }
 
 /// An open session.
-pub(super) struct Opened {
+pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
-    pub(super) walker: Option<Walker>,
+    pub(super) walker: Option<WalkingClient>,
     pub(super) connection: Connection,
     pub(super) server: u64,
     pub(super) trees: usize,
@@ -48,9 +48,9 @@ struct Prepared {
     trees: usize,
 }
 
-impl Opener {
+impl SessionOpener {
     pub(super) fn new(
-        target: Target<Rendezvous>,
+        target: ServerLocation<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -62,23 +62,23 @@ impl Opener {
             pd: context.alloc_pd()?,
             context: context.clone(),
             target,
-            session: service::random::unpredictable(),
+            session: service::random::from_system(),
             config,
         })
     }
 
     /// Chooses a new session name, so that the server treats later changes as those of another client.
     pub(super) fn rename_session(&mut self) {
-        self.session = service::random::unpredictable();
+        self.session = service::random::from_system();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
-    pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
+    pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
         let target = &self.target;
         target.retry_until(until, || self.open(), ClientError::is_hopeless)
     }
 
-    fn open(&self) -> Result<Opened, ClientError> {
+    fn open(&self) -> Result<OpenSession, ClientError> {
         let patience = self.config.deadline().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
@@ -93,10 +93,15 @@ impl Opener {
                 let memory =
                     memory.ok_or_else(|| ClientError::refused("its answer lacks its memory"))?;
                 let cache = (self.config.cache_nodes, trees);
-                Some(Walker::new(reads, &memory, prepared.node_bytes, cache)?)
+                Some(WalkingClient::new(
+                    reads,
+                    &memory,
+                    prepared.node_bytes,
+                    cache,
+                )?)
             }
         };
-        Ok(Opened {
+        Ok(OpenSession {
             walker,
             lanes: self.connect_lanes(prepared, &accepted)?,
             connection,
@@ -111,13 +116,13 @@ impl Opener {
             let reason = format!("it has {} workers", welcome.workers);
             return Err(ClientError::refused(reason));
         }
-        if self.config.access != Access::Rpc && !welcome.reads {
+        if self.config.access != AccessDesign::Rpc && !welcome.reads {
             return Err(ClientError::refused(format!(
                 "its device lets nobody READ, which --access {} needs",
                 self.config.access
             )));
         }
-        Access::Rpc
+        AccessDesign::Rpc
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
         let port = self.answer_port(welcome.max_answer);
@@ -128,7 +133,7 @@ impl Opener {
         let (window, batch) = (self.config.window, self.config.batch);
         // A change posts two WRITEs and an atomic.
         let work_requests = if welcome.writes { 3 } else { 1 };
-        let reads = (self.config.access != Access::Rpc)
+        let reads = (self.config.access != AccessDesign::Rpc)
             .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, work_requests))
             .transpose()?;
         let ends = lanes.iter().map(|c| LaneHello {
@@ -178,7 +183,7 @@ impl Opener {
         if accepted.lanes.len() != prepared.lanes.len() {
             return Err(ClientError::refused("its answer lacks workers"));
         }
-        let span = span(self.config.window);
+        let span = change_span(self.config.window);
         let of = (prepared.recvs, prepared.answer);
         let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {

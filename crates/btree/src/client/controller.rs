@@ -1,27 +1,27 @@
 //! Keeps several servers equally loaded: reads their loads, and starts the moves that the control law demands.
 
 use super::error::ClientError;
-use super::pipeline::Pipeline;
+use super::pipeline::PipelinedClient;
 use super::request::Answer;
-use crate::balance::{Balancer, Law, Move, ServerLoad};
-use crate::wire::{Op, Step};
+use crate::balance::{Balancer, ControlLaw, RangeMove, ServerLoad};
+use crate::wire::{HandoverStep, Op};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
 /// client.
 #[derive(Debug)]
-pub struct Controller {
-    servers: Vec<Pipeline>,
+pub struct LoadBalancer {
+    servers: Vec<PipelinedClient>,
     tree: u8,
     balancer: Balancer,
 }
 
-impl Controller {
+impl LoadBalancer {
     /// Creates a controller for a tree. `splits` are the first keys of all ranges but the first; `law` and `capacities`
     /// are those of [`Balancer::new`].
     pub fn new(
-        servers: Vec<Pipeline>,
+        servers: Vec<PipelinedClient>,
         tree: u8,
-        (law, splits): (Law, Vec<u64>),
+        (law, splits): (ControlLaw, Vec<u64>),
         capacities: &[f64],
     ) -> Self {
         Self {
@@ -41,11 +41,11 @@ impl Controller {
     ///
     /// # Errors
     /// If a server cannot be reached.
-    pub fn rebalance_once(&mut self) -> Result<Option<Move>, ClientError> {
+    pub fn rebalance_once(&mut self) -> Result<Option<RangeMove>, ClientError> {
         let tree = self.tree;
         let mut loads = Vec::new();
         for server in &mut self.servers {
-            let load = ask(server, tree, &Op::Load, |answer| match answer {
+            let load = call(server, tree, &Op::Load, |answer| match answer {
                 Answer::Entries { entries, .. } => ServerLoad::of(entries),
                 _ => None,
             })?;
@@ -55,12 +55,12 @@ impl Controller {
             return Ok(None);
         };
         let take = Op::Handover {
-            step: Step::Take { giver: plan.giver },
+            step: HandoverStep::Take { giver: plan.giver },
             from: plan.from,
             end: plan.end,
         };
         if let Some(taker) = self.servers.get_mut(usize::from(plan.taker)) {
-            ask(taker, tree, &take, |_| ())?;
+            call(taker, tree, &take, |_| ())?;
         }
         Ok(Some(plan))
     }
@@ -70,8 +70,8 @@ impl Controller {
 ///
 /// # Errors
 /// If the server cannot be reached.
-pub(crate) fn ask<R>(
-    server: &mut Pipeline,
+pub(crate) fn call<R>(
+    server: &mut PipelinedClient,
     tree: u8,
     op: &Op,
     answered: impl Fn(Answer<'_>) -> R,

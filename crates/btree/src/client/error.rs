@@ -1,6 +1,6 @@
 //! The errors of a client.
 
-use service::{ConnectError, Refused};
+use service::{ConnectError, RefusedClient};
 
 use crate::rendezvous::Rendezvous;
 use crate::tree::MovedRange;
@@ -37,10 +37,12 @@ pub enum ClientError {
     Lost,
 }
 
+verbs::from_verb_errors!(ClientError);
+
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
     pub(super) fn refused(reason: impl Into<String>) -> Self {
-        ConnectError::refused::<Rendezvous>(Refused::permanent(reason.into())).into()
+        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason.into())).into()
     }
 
     /// Returns true if another attempt to connect cannot help.

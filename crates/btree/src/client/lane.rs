@@ -10,7 +10,7 @@ use super::request::{ClientStats, Pending};
 use crate::wire::{self, MAX_MESSAGES, Op, SCAN_HEADER};
 
 /// Marks a slot without a request.
-const NONE: u32 = u32::MAX;
+const NO_REQUEST: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -19,7 +19,7 @@ pub(super) struct Lane {
     batch: usize,
     /// For each slot of the window: the request's number, its index in `pending`, and the RECVs reserved for its
     /// answer.
-    by_slot: Box<[(u32, u32, u32)]>,
+    slot_requests: Box<[(u32, u32, u32)]>,
     /// The oldest unanswered request number.
     oldest: u32,
     /// Number of requests that are prepared but not sent.
@@ -35,7 +35,7 @@ pub(super) struct Lane {
     /// Largest distance between the numbers of outstanding changes.
     span: u32,
     pub(super) doorbells: u64,
-    pub(super) broken: Option<RpcError>,
+    pub(super) error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
@@ -60,7 +60,7 @@ impl Lane {
             oldest: client.next_number(),
             client,
             batch,
-            by_slot: vec![(0, NONE, 0); window as usize].into(),
+            slot_requests: vec![(0, NO_REQUEST, 0); window as usize].into(),
             ready: 0,
             recvs,
             answer_bytes,
@@ -68,7 +68,7 @@ impl Lane {
             changes: VecDeque::new(),
             span,
             doorbells: 0,
-            broken: None,
+            error: None,
             last_activity: time::now(),
             message: vec![0; answer_bytes],
         }
@@ -106,7 +106,7 @@ impl Lane {
     #[inline]
     fn slot_is_free(&self) -> bool {
         let under_way = self.client.next_number().wrapping_sub(self.oldest);
-        (under_way as usize) < self.by_slot.len()
+        (under_way as usize) < self.slot_requests.len()
     }
 
     /// Returns the number of a new change and marks it outstanding. Number 0 is never used.
@@ -138,15 +138,15 @@ impl Lane {
     pub(super) fn enqueue(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
         let messages = self.messages(&pending.op, pending.entries_before);
         let mut op = pending.op;
-        let mut number = pending.seq;
+        let mut number = pending.change_seq;
         if let Op::Scan { limit, .. } = &mut op {
             *limit = limit.saturating_sub(u32::try_from(pending.entries_before).unwrap_or(0));
             number = messages;
         }
         let (bytes, length) = op.encode(pending.tree, number);
         let number = self.client.push(&bytes[..length])?;
-        let place = number as usize & (self.by_slot.len() - 1);
-        self.by_slot[place] = (number, slot, messages);
+        let place = number as usize & (self.slot_requests.len() - 1);
+        self.slot_requests[place] = (number, slot, messages);
         self.recvs -= messages;
         self.ready += 1;
         if self.ready >= self.batch {
@@ -171,7 +171,7 @@ impl Lane {
         stats: &mut ClientStats,
         mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
-        if let Some(e) = self.broken.take() {
+        if let Some(e) = self.error.take() {
             return Err(e);
         }
         if self.ready > 0 {
@@ -179,7 +179,7 @@ impl Lane {
         }
         let Self {
             client,
-            by_slot,
+            slot_requests: by_slot,
             changes,
             message,
             recvs,
@@ -203,10 +203,10 @@ impl Lane {
             {
                 return;
             }
-            by_slot[place].1 = NONE;
+            by_slot[place].1 = NO_REQUEST;
             *recvs += reserved;
-            if pending.seq != 0
-                && let Some(at) = changes.iter().position(|&seq| seq == pending.seq)
+            if pending.change_seq != 0
+                && let Some(at) = changes.iter().position(|&seq| seq == pending.change_seq)
             {
                 changes.remove(at);
             }
@@ -214,8 +214,10 @@ impl Lane {
         })?;
         if received > 0 {
             let next = self.client.next_number();
-            let mask = self.by_slot.len() - 1;
-            while self.oldest != next && self.by_slot[self.oldest as usize & mask].1 == NONE {
+            let mask = self.slot_requests.len() - 1;
+            while self.oldest != next
+                && self.slot_requests[self.oldest as usize & mask].1 == NO_REQUEST
+            {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }

@@ -14,47 +14,49 @@ use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
 use super::request::{Answer, ClientStats, Pending};
-use super::walker::{Done, Step, Walker};
-use crate::node::{CHECKSUM, HEADER, Next, Node, VERSION, capacity, meta};
-use crate::node::{META, Words};
-use crate::tree::{When, redo};
+use super::walker::{AwaitedCompletion, StepOutcome, WalkingClient};
+use crate::node::{CHECKSUM, HEADER, NextStep, Node, VERSION, capacity, meta};
+use crate::node::{META, NodeWords};
+use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
 /// Nanoseconds that a slot waits after it found a lock taken.
 const RETRY_DELAY_NS: u64 = 5_000;
 
 /// The effect of a change on a leaf.
-enum Plan {
+enum ChangePlan {
     /// The change's condition does not hold.
-    Nothing { found: bool },
+    NoChange { found: bool },
     /// The leaf alone changes.
-    Change { found: bool },
+    ChangeLeaf { found: bool },
     /// More than one node changes, or the leaf is frozen or moved: the server must execute the change.
     AskServer,
 }
 
 /// Returns the effect of a change on this leaf, which may be locked by any client.
-fn plan<W: Words + ?Sized>(leaf: Node<'_, W>, op: &Op) -> Plan {
+fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
     if !leaf.may_change() {
-        return Plan::AskServer;
+        return ChangePlan::AskServer;
     }
     let found = leaf.find(op.key()).is_ok();
     match *op {
         Op::Put { when, .. } => match (when, found) {
-            (When::Absent, true) | (When::Present, false) => Plan::Nothing { found },
-            (_, false) if leaf.count() >= leaf.capacity() => Plan::AskServer,
-            _ => Plan::Change { found },
+            (PutCondition::Absent, true) | (PutCondition::Present, false) => {
+                ChangePlan::NoChange { found }
+            }
+            (_, false) if leaf.entry_count() >= leaf.capacity() => ChangePlan::AskServer,
+            _ => ChangePlan::ChangeLeaf { found },
         },
-        Op::Delete { .. } if !found => Plan::Nothing { found },
-        Op::Delete { .. } if leaf.count() <= leaf.capacity() / 4 => Plan::AskServer,
-        _ => Plan::Change { found },
+        Op::Delete { .. } if !found => ChangePlan::NoChange { found },
+        Op::Delete { .. } if leaf.entry_count() <= leaf.capacity() / 4 => ChangePlan::AskServer,
+        _ => ChangePlan::ChangeLeaf { found },
     }
 }
 
 /// Applies a change to the words of a leaf that has room for it.
 fn apply(words: &mut [u64], op: &Op) {
     let room = capacity(words.len());
-    let (count, place) = (Node(&*words).count(), Node(&*words).find(op.key()));
+    let (count, place) = (Node(&*words).entry_count(), Node(&*words).find(op.key()));
     let header = words[META] & !0xffff;
     let (keys, values) = (HEADER, HEADER + room);
     let shift = |words: &mut [u64], by: isize, from: usize| {
@@ -82,10 +84,10 @@ fn apply(words: &mut [u64], op: &Op) {
     };
     words[META] = header | meta(0, 0, count);
     words[VERSION] = words[VERSION].wrapping_add(1);
-    words[CHECKSUM] = Node(&*words).sum();
+    words[CHECKSUM] = Node(&*words).checksum_of_words();
 }
 
-impl Walker {
+impl WalkingClient {
     /// Returns the offset of an atomic's result in a slot's buffer; the redo entry follows.
     fn result_at(&self) -> usize {
         self.node_bytes
@@ -107,12 +109,14 @@ impl Walker {
         &mut self,
         pending: &Pending,
         slot: u32,
-    ) -> Result<Option<Done>, RpcError> {
+    ) -> Result<Option<StepOutcome>, RpcError> {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         match plan(Node(words), &pending.op) {
-            Plan::Nothing { found } => return Ok(Some(Done::Answer(Answer::Changed { found }))),
-            Plan::AskServer => return Ok(Some(Done::AskServer)),
-            Plan::Change { .. } => {}
+            ChangePlan::NoChange { found } => {
+                return Ok(Some(StepOutcome::Answer(Answer::Changed { found })));
+            }
+            ChangePlan::AskServer => return Ok(Some(StepOutcome::AskServer)),
+            ChangePlan::ChangeLeaf { .. } => {}
         }
         self.lock(slot)?;
         Ok(None)
@@ -126,7 +130,7 @@ impl Walker {
         self.acquisition = self.acquisition.wrapping_add(1);
         let word = lock_word(writes.owner, writes.lease_ms, self.acquisition);
         let walk = &mut self.walks[slot as usize];
-        (walk.step, walk.word) = (Step::Lock, word);
+        (walk.step, walk.word) = (AwaitedCompletion::Lock, word);
         self.queue.make_room(2);
         let (result, lock) = ((slot, self.result_at()), self.node_at(slot, 0));
         self.queue
@@ -137,7 +141,7 @@ impl Walker {
     }
 
     /// Prepares the unlock of the leaf. Its completion also covers the work requests prepared before.
-    fn unlock(&mut self, slot: u32, then: Step) -> Result<(), RpcError> {
+    fn unlock(&mut self, slot: u32, then: AwaitedCompletion) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
         walk.step = then;
         let word = walk.word;
@@ -152,23 +156,23 @@ impl Walker {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-        step: Step,
-    ) -> Result<Option<Done>, RpcError> {
+        step: AwaitedCompletion,
+    ) -> Result<Option<StepOutcome>, RpcError> {
         match step {
-            Step::Lock => self.complete_lock(pending, slot, stats),
-            Step::Write { found } | Step::Leave { found } => {
-                self.walks[slot as usize].step = Step::Read;
-                Ok(Some(Done::Answer(Answer::Changed { found })))
+            AwaitedCompletion::Lock => self.complete_lock(pending, slot, stats),
+            AwaitedCompletion::Write { found } | AwaitedCompletion::UnlockAndComplete { found } => {
+                self.walks[slot as usize].step = AwaitedCompletion::Read;
+                Ok(Some(StepOutcome::Answer(Answer::Changed { found })))
             }
-            Step::GiveUp => {
-                self.walks[slot as usize].step = Step::Read;
-                Ok(Some(Done::AskServer))
+            AwaitedCompletion::UnlockAndAskServer => {
+                self.walks[slot as usize].step = AwaitedCompletion::Read;
+                Ok(Some(StepOutcome::AskServer))
             }
-            Step::Unlock => {
+            AwaitedCompletion::Unlock => {
                 self.start(slot, pending.tree)?;
                 Ok(None)
             }
-            Step::Read => Ok(None),
+            AwaitedCompletion::Read => Ok(None),
         }
     }
 
@@ -178,38 +182,38 @@ impl Walker {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Result<Option<Done>, RpcError> {
-        if self.queue.word(slot, self.result_at())? != 0 {
+    ) -> Result<Option<StepOutcome>, RpcError> {
+        if self.queue.buffer_word(slot, self.result_at())? != 0 {
             stats.contended += 1;
             let lease = self.writes.map_or(0, |writes| u64::from(writes.lease_ms));
-            let waited = time::now().duration_since(pending.sent);
+            let waited = time::now().duration_since(pending.submitted_at);
             if waited.as_millis() > u128::from(lease / 2) {
-                return Ok(Some(Done::AskServer));
+                return Ok(Some(StepOutcome::AskServer));
             }
-            self.walks[slot as usize].step = Step::Read;
+            self.walks[slot as usize].step = AwaitedCompletion::Read;
             self.waiting.push((slot, time::now_ns() + RETRY_DELAY_NS));
             return Ok(None);
         }
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if !leaf.has_valid_checksum()
-            || leaf.next(pending.op.key(), pending.tree.into(), 0) != Next::Here
+            || leaf.next(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
         {
             // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;
-            self.unlock(slot, Step::Unlock)?;
+            self.unlock(slot, AwaitedCompletion::Unlock)?;
             return Ok(None);
         }
         let found = match plan(leaf, &pending.op) {
-            Plan::Nothing { found } => {
-                self.unlock(slot, Step::Leave { found })?;
+            ChangePlan::NoChange { found } => {
+                self.unlock(slot, AwaitedCompletion::UnlockAndComplete { found })?;
                 return Ok(None);
             }
-            Plan::AskServer => {
-                self.unlock(slot, Step::GiveUp)?;
+            ChangePlan::AskServer => {
+                self.unlock(slot, AwaitedCompletion::UnlockAndAskServer)?;
                 return Ok(None);
             }
-            Plan::Change { found } => found,
+            ChangePlan::ChangeLeaf { found } => found,
         };
         self.write(slot, &pending.op, found)?;
         Ok(None)
@@ -234,14 +238,14 @@ impl Walker {
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.entry_at();
         self.queue.make_room(3);
-        self.queue.fill(slot, at, &bytes)?;
+        self.queue.write_buffer(slot, at, &bytes)?;
         let place = u64::from(slot) * bytes.len() as u64;
         let redo_entry = self.writes.and_then(|writes| writes.redo.at(place));
         self.queue.write((slot, at), bytes.len(), redo_entry)?;
         let body = (slot, at + 8 * redo::BODY);
         let to = self.node_at(slot, VERSION);
         self.queue.write(body, self.node_bytes - 8, to)?;
-        self.unlock(slot, Step::Write { found })
+        self.unlock(slot, AwaitedCompletion::Write { found })
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
@@ -256,7 +260,7 @@ impl Walker {
             self.waiting.swap_remove(i);
             if let Some(pending) = pending.get(slot as usize) {
                 let begun = self.start(slot, pending.tree);
-                self.queue.note(begun);
+                self.queue.record_error(begun);
             }
         }
     }
@@ -270,7 +274,7 @@ mod tests {
     use verbs::WcBuffer;
 
     use super::*;
-    use crate::{Access, Client, ClientConfig, Pipeline, Server, ServerConfig};
+    use crate::{AccessDesign, Client, ClientConfig, PipelinedClient, Server, ServerConfig};
 
     fn server() -> Server {
         let config = ServerConfig {
@@ -281,7 +285,7 @@ mod tests {
         Server::start(config).expect("starts")
     }
 
-    fn config(server: &Server, access: Access) -> ClientConfig {
+    fn config(server: &Server, access: AccessDesign) -> ClientConfig {
         ClientConfig {
             server: server.address().to_string(),
             access,
@@ -291,11 +295,12 @@ mod tests {
 
     /// A client that locked the only leaf for a PUT of 5, and posts the first `posted` of three: redo entry, leaf,
     /// unlock.
-    fn stopped_at(server: &Server, posted: usize) -> Pipeline {
-        let mut pipeline = Pipeline::connect(config(server, Access::Read)).expect("connects");
+    fn stopped_at(server: &Server, posted: usize) -> PipelinedClient {
+        let mut pipeline =
+            PipelinedClient::connect(config(server, AccessDesign::Read)).expect("connects");
         let (root, _) = server.service().store().index().root(0);
         let walker = pipeline.walker();
-        let wait = |walker: &Walker| {
+        let wait = |walker: &WalkingClient| {
             let mut wcs = WcBuffer::<1>::new();
             while walker
                 .queue
@@ -310,11 +315,17 @@ mod tests {
         walker.lock(0).expect("prepared");
         walker.queue.flush().expect("posted");
         wait(walker);
-        assert_eq!(walker.queue.word(0, walker.result_at()).expect("inside"), 0);
+        assert_eq!(
+            walker
+                .queue
+                .buffer_word(0, walker.result_at())
+                .expect("inside"),
+            0
+        );
         let put = Op::Put {
             key: 5,
             value: 51,
-            when: When::Always,
+            when: PutCondition::Always,
         };
         walker.write(0, &put, true).expect("prepared");
         walker.queue.post_first(posted).expect("posted");
@@ -335,7 +346,7 @@ mod tests {
     fn a_client_that_dies_at_any_step_leaves_a_whole_leaf_and_no_lock() {
         for posted in 0..=3 {
             let server = server();
-            let mut other = Client::connect(config(&server, Access::Rpc)).expect("connects");
+            let mut other = Client::connect(config(&server, AccessDesign::Rpc)).expect("connects");
             other.put(0, 5, 50).expect("answered");
             drop(stopped_at(&server, posted));
             // Without a redo entry nothing was changed.
@@ -355,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_client_that_stops_with_a_lock_loses_it_after_its_lease() {
-        for access in [Access::Rpc, Access::Read] {
+        for access in [AccessDesign::Rpc, AccessDesign::Read] {
             let server = server();
             let mut other = Client::connect(config(&server, access)).expect("connects");
             other.put(0, 5, 50).expect("answered");
@@ -381,18 +392,18 @@ mod tests {
         ) {
             let mut words = vec![0u64; 64];
             words[META] = crate::node::LAST;
-            words[CHECKSUM] = Node(&words[..]).sum();
+            words[CHECKSUM] = Node(&words[..]).checksum_of_words();
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
                 let op = if put {
-                    Op::Put { key, value, when: When::Always }
+                    Op::Put { key, value, when: PutCondition::Always }
                 } else {
                     Op::Delete { key }
                 };
                 let found = match plan(Node(&words[..]), &op) {
-                    Plan::AskServer => continue,
-                    Plan::Nothing { found } => found,
-                    Plan::Change { found } => {
+                    ChangePlan::AskServer => continue,
+                    ChangePlan::NoChange { found } => found,
+                    ChangePlan::ChangeLeaf { found } => {
                         apply(&mut words, &op);
                         found
                     }
@@ -400,7 +411,7 @@ mod tests {
                 let before = if put { model.insert(key, value) } else { model.remove(&key) };
                 prop_assert_eq!(found, before.is_some());
                 let leaf = Node(&words[..]);
-                let there: Vec<_> = (0..leaf.count()).map(|i| (leaf.key(i), leaf.value(i))).collect();
+                let there: Vec<_> = (0..leaf.entry_count()).map(|i| (leaf.key(i), leaf.value(i))).collect();
                 let expected: Vec<_> = model.iter().map(|(k, v)| (*k, *v)).collect();
                 prop_assert_eq!(there, expected);
                 prop_assert!(leaf.has_valid_checksum() && leaf.is_last() && leaf.level() == 0);

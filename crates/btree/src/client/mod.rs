@@ -1,7 +1,7 @@
-//! The client library: a [`Pipeline`] of requests, and blocking calls over it.
+//! The client library: a [`PipelinedClient`] of requests, and blocking calls over it.
 //!
-//! [`Client`] has blocking calls over a [`Pipeline`], which keeps a window of requests outstanding. A [`Router`] is a
-//! client of several servers, and a [`Controller`] keeps them equally loaded.
+//! [`Client`] has blocking calls over a [`PipelinedClient`], which keeps a window of requests outstanding. A [`Router`] is a
+//! client of several servers, and a [`LoadBalancer`] keeps them equally loaded.
 //!
 //! Below the pipeline, `lane` sends RPCs to one worker. `walker` READs nodes, `cache` keeps inner nodes, and
 //! `leaf_change` changes leaves. `choice` selects RPC or READs for each request. `connect` opens sessions.
@@ -21,10 +21,10 @@ mod router;
 mod walker;
 
 pub use blocking::Client;
-pub use controller::Controller;
-pub(crate) use controller::ask;
+pub use controller::LoadBalancer;
+pub(crate) use controller::call;
 pub use error::ClientError;
-pub use pipeline::Pipeline;
+pub use pipeline::PipelinedClient;
 pub use request::{Answer, ClientStats, Completion};
-pub use requests::Requests;
+pub use requests::ExecuteRequests;
 pub use router::Router;

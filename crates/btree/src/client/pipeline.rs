@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rpc::RpcError;
-use rpc::one_sided::Steps;
-use service::{ConnectError, Connection, Target};
+use rpc::one_sided::RequestSteps;
+use service::{ConnectError, Connection, ServerLocation};
 use verbs::{Context, Waiter, time};
 
-use super::choice::Choice;
-use super::connect::{Opened, Opener};
+use super::choice::AccessChooser;
+use super::connect::{OpenSession, SessionOpener};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
-use super::walker::{Done, Walker};
+use super::walker::{StepOutcome, WalkingClient};
 use crate::config::ClientConfig;
 use crate::rendezvous::Rendezvous;
 use crate::wire::{self, Op, Status};
@@ -22,13 +22,13 @@ use crate::wire::{self, Op, Status};
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
 ///
 /// ```
-/// use btree::{Answer, ClientConfig, Op, Pipeline, Server, ServerConfig, When};
+/// use btree::{Answer, ClientConfig, Op, PipelinedClient, Server, ServerConfig, PutCondition};
 ///
 /// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
 /// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
-/// let mut pipeline = Pipeline::connect(config)?;
+/// let mut pipeline = PipelinedClient::connect(config)?;
 /// for key in [3, 1, 2] {
-///     pipeline.submit(0, &Op::Put { key, value: 10 * key, when: When::Always }, key)?;
+///     pipeline.submit(0, &Op::Put { key, value: 10 * key, when: PutCondition::Always }, key)?;
 /// }
 /// while pipeline.outstanding() > 0 {
 ///     pipeline.poll(|done| assert_eq!(done.answer, Answer::Changed { found: false }))?;
@@ -42,15 +42,15 @@ use crate::wire::{self, Op, Status};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Pipeline {
-    opener: Opener,
+pub struct PipelinedClient {
+    opener: SessionOpener,
     /// The identity of the server.
-    server: u64,
+    server_incarnation: u64,
     trees: usize,
     lanes: Vec<Lane>,
     /// The client's READ path, if it has one.
-    walker: Option<Walker>,
-    choice: Choice,
+    walker: Option<WalkingClient>,
+    choice: AccessChooser,
     connection: Option<Connection>,
     pending: Vec<Pending>,
     free: Vec<u32>,
@@ -65,7 +65,7 @@ pub struct Pipeline {
     stats: ClientStats,
 }
 
-impl Pipeline {
+impl PipelinedClient {
     /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
@@ -81,8 +81,8 @@ impl Pipeline {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        let target = Target::Tcp(config.server.clone());
-        Self::from_opener(Opener::new(target, context, config)?)
+        let target = ServerLocation::Tcp(config.server.clone());
+        Self::from_opener(SessionOpener::new(target, context, config)?)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -90,22 +90,26 @@ impl Pipeline {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: service::Connector<Rendezvous>,
+        connector: service::LocalConnector<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::from_opener(Opener::new(Target::Local(connector), context, config)?)
+        Self::from_opener(SessionOpener::new(
+            ServerLocation::Local(connector),
+            context,
+            config,
+        )?)
     }
 
-    fn from_opener(opener: Opener) -> Result<Self, ClientError> {
+    fn from_opener(opener: SessionOpener) -> Result<Self, ClientError> {
         let now = time::now();
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
-            server: 0,
+            server_incarnation: 0,
             trees: 0,
             lanes: Vec::new(),
             walker: None,
-            choice: Choice::new(opener.config.access, u64::from(window)),
+            choice: AccessChooser::new(opener.config.access, u64::from(window)),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
             free: (0..window).rev().collect(),
@@ -113,7 +117,7 @@ impl Pipeline {
             order: 0,
             now,
             polls: 0,
-            waiter: Waiter::never_sleeping().with_patience(128, u32::MAX - 128),
+            waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
             opener,
         };
@@ -122,7 +126,7 @@ impl Pipeline {
     }
 
     #[cfg(test)]
-    pub(super) fn walker(&mut self) -> &mut Walker {
+    pub(super) fn walker(&mut self) -> &mut WalkingClient {
         self.walker.as_mut().expect("it READs")
     }
 
@@ -144,13 +148,13 @@ impl Pipeline {
 
     /// Returns the server's identity, a random number that changes when the server restarts.
     pub fn server(&self) -> u64 {
-        self.server
+        self.server_incarnation
     }
 
     /// Returns the number of doorbells for requests.
     pub fn doorbells(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|lane| lane.doorbells).sum();
-        lanes + self.walker.as_ref().map_or(0, Walker::doorbells)
+        lanes + self.walker.as_ref().map_or(0, WalkingClient::doorbells)
     }
 
     /// Submits a request. Returns false if the window has no room; the caller should then poll. The request is sent
@@ -172,7 +176,7 @@ impl Pipeline {
             1 => 0,
             lanes => slot as usize % lanes,
         };
-        let changes = self.walker.as_ref().map(Walker::changes);
+        let changes = self.walker.as_ref().map(WalkingClient::changes);
         let by_reads = changes.is_some_and(|changes| self.choice.uses_reads(op, changes));
         let lane = &mut self.lanes[number];
         if !by_reads && !lane.has_room(op, 0) {
@@ -181,24 +185,24 @@ impl Pipeline {
         self.free.pop();
         let pending = &mut self.pending[slot as usize];
         pending.token = token;
-        pending.used = true;
+        pending.is_outstanding = true;
         pending.op = *op;
         pending.tree = tree;
         pending.lane = number;
-        pending.seq = match op.is_change() && !by_reads {
+        pending.change_seq = match op.is_change() && !by_reads {
             true => lane.next_seq(),
             false => 0,
         };
         pending.order = self.order;
-        pending.by_reads = by_reads;
+        pending.uses_reads = by_reads;
         pending.entries.clear();
         pending.received = 0;
         pending.entries_before = 0;
-        pending.sent = self.now;
+        pending.submitted_at = self.now;
         self.order += 1;
         if by_reads && let Some(walker) = &mut self.walker {
             self.stats.by_reads += 1;
-            walker.begin(slot, tree, op);
+            walker.begin_request(slot, tree, op);
             return Ok(true);
         }
         if lane.is_idle() {
@@ -206,7 +210,7 @@ impl Pipeline {
             lane.last_activity = self.now;
         }
         if let Err(e) = lane.enqueue(slot, pending) {
-            lane.broken.get_or_insert(e);
+            lane.error.get_or_insert(e);
         }
         Ok(true)
     }
@@ -276,20 +280,20 @@ impl Pipeline {
                 if *done == before {
                     *now = time::now();
                 }
-                let late = now.duration_since(pending.sent) >= deadline;
+                let late = now.duration_since(pending.submitted_at) >= deadline;
                 let effect = match interpret_answer(pending, &complete) {
                     AnswerEffect::Resend if late => AnswerEffect::Complete(Answer::Lost),
                     AnswerEffect::Resend => {
                         // The change was not made, and gets a new number: its old number might be too old by the time
                         // it is sent.
-                        pending.seq = 0;
+                        pending.change_seq = 0;
                         busy += u64::from(complete.answer.status == Status::Busy);
                         return resend_queue.push_back(slot);
                     }
                     effect => effect,
                 };
                 *done += 1;
-                pending.used = false;
+                pending.is_outstanding = false;
                 free.push(slot);
                 let answer = match effect {
                     AnswerEffect::Complete(answer) => answer,
@@ -299,7 +303,7 @@ impl Pipeline {
                     },
                     AnswerEffect::Resend => Answer::Lost,
                 };
-                choice.record_latency(&pending.op, false, now.duration_since(pending.sent));
+                choice.record_latency(&pending.op, false, now.duration_since(pending.submitted_at));
                 each(pending.completion(answer, *now));
             });
             self.stats.busy += busy;
@@ -338,32 +342,32 @@ impl Pipeline {
                     *now = time::now();
                 }
                 let answer = match what {
-                    Done::Answer(answer) => answer,
-                    Done::Entries(entries, next) => {
+                    StepOutcome::Answer(answer) => answer,
+                    StepOutcome::Entries(entries, next) => {
                         pending.entries = entries;
                         Answer::Entries {
                             entries: &pending.entries,
                             next,
                         }
                     }
-                    Done::AskServer => {
+                    StepOutcome::AskServer => {
                         asked += 1;
-                        pending.by_reads = false;
+                        pending.uses_reads = false;
                         return resend_queue.push_back(slot);
                     }
                 };
                 *done += 1;
                 free.push(slot);
-                let sent = pending.sent;
+                let sent = pending.submitted_at;
                 choice.record_latency(&pending.op, true, now.duration_since(sent));
                 let (token, seen) = (pending.token, *now);
                 each(Completion {
                     token,
                     answer,
-                    sent,
-                    seen,
+                    submitted_at: sent,
+                    completed_at: seen,
                 });
-                pending.used = false;
+                pending.is_outstanding = false;
             });
         self.stats.asked += asked;
         received
@@ -379,16 +383,16 @@ impl Pipeline {
                 break;
             }
             self.resend_queue.pop_front();
-            match pending.op.is_change() && pending.seq == 0 {
+            match pending.op.is_change() && pending.change_seq == 0 {
                 // The change has no number on this lane yet.
-                true => pending.seq = lane.next_seq(),
-                false => lane.resume(pending.seq),
+                true => pending.change_seq = lane.next_seq(),
+                false => lane.resume(pending.change_seq),
             }
             if lane.is_idle() {
                 lane.last_activity = self.now;
             }
             if let Err(e) = lane.enqueue(slot, pending) {
-                lane.broken.get_or_insert(e);
+                lane.error.get_or_insert(e);
             }
         }
     }
@@ -407,7 +411,12 @@ impl Pipeline {
     ) -> Result<usize, ClientError> {
         tracing::info!("connecting again, {} under way: {why}", self.outstanding());
         let deadline = self.opener.config.deadline();
-        let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
+        let oldest = self
+            .pending
+            .iter()
+            .filter(|p| p.is_outstanding)
+            .map(|p| p.submitted_at)
+            .min();
         let until = oldest.unwrap_or(self.now) + deadline;
         // A change that this client may have made itself is not repeated.
         let may_have_changed = |slot| {
@@ -417,28 +426,28 @@ impl Pipeline {
         };
         let uncertain: Vec<bool> = (0..)
             .zip(&self.pending)
-            .map(|(slot, p)| p.used && p.by_reads && may_have_changed(slot))
+            .map(|(slot, p)| p.is_outstanding && p.uses_reads && may_have_changed(slot))
             .collect();
         let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
         self.now = time::now();
         self.stats.reconnects += 1;
         let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
-        order.retain(|&slot| self.pending[slot as usize].used);
+        order.retain(|&slot| self.pending[slot as usize].is_outstanding);
         order.sort_by_key(|&slot| self.pending[slot as usize].order);
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
-            let late = self.now.duration_since(pending.sent) >= deadline;
+            let late = self.now.duration_since(pending.submitted_at) >= deadline;
             if !late && !uncertain[slot as usize] && connected.is_ok() {
                 // Entries of the incomplete answer are requested again.
                 pending.entries.truncate(pending.entries_before);
                 pending.received = 0;
-                pending.by_reads = false;
+                pending.uses_reads = false;
                 self.stats.retries += 1;
                 self.resend_queue.push_back(slot);
                 continue;
             }
-            pending.used = false;
+            pending.is_outstanding = false;
             self.free.push(slot);
             lost += 1;
             each(pending.completion(Answer::Lost, self.now));
@@ -463,7 +472,7 @@ impl Pipeline {
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         self.disconnect();
-        let Opened {
+        let OpenSession {
             lanes,
             walker,
             connection,
@@ -478,7 +487,7 @@ impl Pipeline {
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
         self.trees = trees;
         // A restarted server knows no earlier changes, so the numbers can continue there too.
-        self.server = server;
+        self.server_incarnation = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {
             lane.set_last_seq(seq);
         }

@@ -26,7 +26,7 @@ pub enum Answer<'a> {
     Moved(MovedRange),
     /// A step of a handover was executed.
     Ceded {
-        /// The version of the handover for [`Step::Cede`](crate::Step::Cede); otherwise 0.
+        /// The version of the handover for [`HandoverStep::Cede`](crate::HandoverStep::Cede); otherwise 0.
         version: u64,
     },
     /// A step of a handover was refused: the range is not, or no longer, in the state that the step requires.
@@ -45,9 +45,9 @@ pub struct Completion<'a> {
     /// The answer.
     pub answer: Answer<'a>,
     /// The approximate time of submission: the pipeline's last clock reading before it.
-    pub sent: Instant,
+    pub submitted_at: Instant,
     /// The time at which the answer was seen.
-    pub seen: Instant,
+    pub completed_at: Instant,
 }
 
 /// Statistics of a client.
@@ -99,22 +99,22 @@ impl ClientStats {
 pub(super) struct Pending {
     pub(super) token: u64,
     /// True if the request is outstanding.
-    pub(super) used: bool,
+    pub(super) is_outstanding: bool,
     pub(super) op: Op,
     pub(super) tree: u8,
     pub(super) lane: usize,
     /// The number of the change in its lane; 0 for other requests.
-    pub(super) seq: u32,
+    pub(super) change_seq: u32,
     /// The position in the order of submission.
     pub(super) order: u64,
     /// True if the client READs nodes for the request.
-    pub(super) by_reads: bool,
+    pub(super) uses_reads: bool,
     /// Entries of a SCAN from earlier answers.
     pub(super) entries_before: usize,
     /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(u64, u64)>,
     pub(super) received: usize,
-    pub(super) sent: Instant,
+    pub(super) submitted_at: Instant,
 }
 
 impl Pending {
@@ -124,8 +124,8 @@ impl Pending {
         Completion {
             token: self.token,
             answer,
-            sent: self.sent,
-            seen,
+            submitted_at: self.submitted_at,
+            completed_at: seen,
         }
     }
 
@@ -133,17 +133,17 @@ impl Pending {
     pub(super) fn unused(now: Instant) -> Self {
         Self {
             token: 0,
-            used: false,
+            is_outstanding: false,
             op: Op::Get { key: 0 },
             tree: 0,
             lane: 0,
-            seq: 0,
+            change_seq: 0,
             order: 0,
-            by_reads: false,
+            uses_reads: false,
             entries_before: 0,
             entries: Vec::new(),
             received: 0,
-            sent: now,
+            submitted_at: now,
         }
     }
 }

@@ -1,18 +1,18 @@
 //! The interface between load generators and clients of one or of several servers.
 
 use super::error::ClientError;
-use super::pipeline::Pipeline;
+use super::pipeline::PipelinedClient;
 use super::request::{ClientStats, Completion};
 use crate::wire::Op;
 
-/// A client that executes requests: a [`Pipeline`] to one server, or a [`Router`](crate::Router) to several.
-pub trait Requests {
-    /// Submits a request, as [`Pipeline::submit`].
+/// A client that executes requests: a [`PipelinedClient`] to one server, or a [`Router`](crate::Router) to several.
+pub trait ExecuteRequests {
+    /// Submits a request, as [`PipelinedClient::submit`].
     ///
     /// # Errors
     /// [`ClientError`].
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError>;
-    /// Takes answers, as [`Pipeline::poll`].
+    /// Takes answers, as [`PipelinedClient::poll`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -29,7 +29,7 @@ pub trait Requests {
     fn doorbells(&self) -> u64;
 }
 
-impl Requests for Pipeline {
+impl ExecuteRequests for PipelinedClient {
     #[inline]
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
         self.submit(tree, op, token)

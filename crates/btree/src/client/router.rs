@@ -6,32 +6,32 @@ use std::time::Instant;
 use verbs::time;
 
 use super::error::ClientError;
-use super::pipeline::Pipeline;
+use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats, Completion};
-use super::requests::Requests;
-use crate::tree::{MovedRange, Owner};
+use super::requests::ExecuteRequests;
+use crate::tree::{MovedRange, RangeOwner};
 use crate::wire::Op;
 
 /// The owners of key ranges as known to a client. Servers correct outdated entries.
 #[derive(Debug, Clone)]
-pub(crate) struct Table {
+pub(crate) struct OwnerTable {
     /// The first key of each range, with the owner of the keys up to the next one.
-    ranges: BTreeMap<u64, Owner>,
+    ranges: BTreeMap<u64, RangeOwner>,
 }
 
-impl Table {
+impl OwnerTable {
     /// Creates a table in which the first server owns all keys, until a server says otherwise.
     fn new() -> Self {
         Self {
-            ranges: BTreeMap::from([(0, Owner::default())]),
+            ranges: BTreeMap::from([(0, RangeOwner::default())]),
         }
     }
 
     /// Returns the owner of a key.
     #[inline]
-    fn owner(&self, key: u64) -> Owner {
+    fn owner(&self, key: u64) -> RangeOwner {
         let range = self.ranges.range(..=key).next_back();
-        range.map_or(Owner::default(), |(_, owner)| *owner)
+        range.map_or(RangeOwner::default(), |(_, owner)| *owner)
     }
 
     /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
@@ -44,7 +44,7 @@ impl Table {
         }
         .map(|(from, _)| *from)
         .collect();
-        let newer = |known: Owner| moved.owner.version >= known.version;
+        let newer = |known: RangeOwner| moved.owner.version >= known.version;
         if newer(before) {
             self.ranges.insert(moved.from, moved.owner);
         } else {
@@ -71,7 +71,7 @@ impl Table {
 
 /// A request that was sent to one of the servers.
 #[derive(Debug)]
-struct Routed {
+struct RoutedRequest {
     token: u64,
     tree: u8,
     op: Op,
@@ -83,21 +83,21 @@ struct Routed {
 /// A client of several [`Server`](crate::Server)s with numbers from 0 on, each of which owns a range of the keys.
 #[derive(Debug)]
 pub struct Router {
-    servers: Vec<Pipeline>,
-    table: Table,
+    servers: Vec<PipelinedClient>,
+    owners: OwnerTable,
     window: usize,
-    routed: Vec<Option<Routed>>,
+    requests: Vec<Option<RoutedRequest>>,
     free: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
     resend_queue: VecDeque<u32>,
-    scratch: Vec<(u32, Intermediate)>,
+    scratch: Vec<(u32, DeferredAnswer)>,
     /// Number of requests that reached a server which did not own their key.
     redirected: u64,
 }
 
 /// An intermediate answer, copied because the callback borrows the servers.
 #[derive(Debug)]
-enum Intermediate {
+enum DeferredAnswer {
     Moved(MovedRange),
     Entries(Vec<(u64, u64)>, Option<u64>, Instant),
 }
@@ -108,15 +108,15 @@ impl Router {
     ///
     /// # Panics
     /// If `servers` is empty.
-    pub fn new(servers: Vec<Pipeline>) -> Self {
+    pub fn new(servers: Vec<PipelinedClient>) -> Self {
         let window = servers.iter().map(|p| p.config().window).min();
         let window = window.expect("a router has a server");
         let slots = u32::try_from(window).unwrap_or(u32::MAX);
         Self {
             servers,
-            table: Table::new(),
+            owners: OwnerTable::new(),
             window,
-            routed: (0..window).map(|_| None).collect(),
+            requests: (0..window).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             resend_queue: VecDeque::new(),
             scratch: Vec::new(),
@@ -125,7 +125,7 @@ impl Router {
     }
 
     /// Returns the pipelines, for requests to one particular server.
-    pub fn servers(&mut self) -> &mut [Pipeline] {
+    pub fn servers(&mut self) -> &mut [PipelinedClient] {
         &mut self.servers
     }
 
@@ -136,15 +136,15 @@ impl Router {
 
     /// Returns the number of the server that owns a key, as far as known.
     pub fn server_of(&self, key: u64) -> usize {
-        usize::from(self.table.owner(key).server).min(self.servers.len() - 1)
+        usize::from(self.owners.owner(key).server).min(self.servers.len() - 1)
     }
 
     /// Submits a request to the server that owns its key. Returns false if that pipeline has no room.
     fn route(&mut self, slot: u32) -> Result<bool, ClientError> {
-        let Some(routed) = &self.routed[slot as usize] else {
+        let Some(routed) = &self.requests[slot as usize] else {
             return Ok(true);
         };
-        let owner = self.table.owner(routed.op.key());
+        let owner = self.owners.owner(routed.op.key());
         let server = usize::from(owner.server).min(self.servers.len() - 1);
         let (tree, op) = (routed.tree, routed.op);
         self.servers[server].submit(tree, &op, slot.into())
@@ -156,7 +156,7 @@ impl Router {
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) -> Result<(), ClientError> {
-        let (routed, free, scratch) = (&mut self.routed, &mut self.free, &mut self.scratch);
+        let (routed, free, scratch) = (&mut self.requests, &mut self.free, &mut self.scratch);
         let mut broken = Ok(());
         for server in &mut self.servers {
             if server.outstanding() == 0 {
@@ -170,7 +170,7 @@ impl Router {
                 };
                 match completion.answer {
                     Answer::Moved(moved) => {
-                        return scratch.push((slot, Intermediate::Moved(moved)));
+                        return scratch.push((slot, DeferredAnswer::Moved(moved)));
                     }
                     Answer::Entries { entries, next } => {
                         let continues = match request.op {
@@ -180,8 +180,11 @@ impl Router {
                             _ => false,
                         };
                         if continues || !request.entries.is_empty() {
-                            let seen =
-                                Intermediate::Entries(entries.to_vec(), next, completion.seen);
+                            let seen = DeferredAnswer::Entries(
+                                entries.to_vec(),
+                                next,
+                                completion.completed_at,
+                            );
                             return scratch.push((slot, seen));
                         }
                     }
@@ -190,7 +193,7 @@ impl Router {
                 *done += 1;
                 each(Completion {
                     token: request.token,
-                    sent: request.sent,
+                    submitted_at: request.sent,
                     ..completion
                 });
                 routed[slot as usize] = None;
@@ -205,19 +208,19 @@ impl Router {
     /// Continues the requests that got an intermediate answer.
     fn process_intermediate(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
         for (slot, seen) in std::mem::take(&mut self.scratch) {
-            let Some(request) = &mut self.routed[slot as usize] else {
+            let Some(request) = &mut self.requests[slot as usize] else {
                 continue;
             };
             let outcome = match seen {
-                Intermediate::Moved(moved) => {
+                DeferredAnswer::Moved(moved) => {
                     self.redirected += 1;
-                    self.table.record_owner(&moved);
+                    self.owners.record_owner(&moved);
                     let now = time::now();
                     let late =
                         now.duration_since(request.sent) >= self.servers[0].config().deadline();
                     late.then_some((Answer::Lost, now))
                 }
-                Intermediate::Entries(entries, next, seen) => {
+                DeferredAnswer::Entries(entries, next, seen) => {
                     let (limit, end) = match request.op {
                         Op::Scan { limit, end, .. } => (limit, end),
                         _ => (0, None),
@@ -245,10 +248,10 @@ impl Router {
                     each(Completion {
                         token: request.token,
                         answer,
-                        sent: request.sent,
-                        seen,
+                        submitted_at: request.sent,
+                        completed_at: seen,
                     });
-                    self.routed[slot as usize] = None;
+                    self.requests[slot as usize] = None;
                     self.free.push(slot);
                 }
             }
@@ -256,7 +259,7 @@ impl Router {
     }
 }
 
-impl Requests for Router {
+impl ExecuteRequests for Router {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
         if !self.resend_queue.is_empty() {
             return Ok(false);
@@ -264,7 +267,7 @@ impl Requests for Router {
         let Some(slot) = self.free.pop() else {
             return Ok(false);
         };
-        self.routed[slot as usize] = Some(Routed {
+        self.requests[slot as usize] = Some(RoutedRequest {
             token,
             tree,
             op: *op,
@@ -273,7 +276,7 @@ impl Requests for Router {
         });
         let taken = self.route(slot)?;
         if !taken {
-            self.routed[slot as usize] = None;
+            self.requests[slot as usize] = None;
             self.free.push(slot);
         }
         Ok(taken)
@@ -301,7 +304,7 @@ impl Requests for Router {
     }
 
     fn refresh(&mut self) {
-        self.servers.iter_mut().for_each(Pipeline::refresh);
+        self.servers.iter_mut().for_each(PipelinedClient::refresh);
     }
 
     fn stats(&self) -> ClientStats {
@@ -313,7 +316,7 @@ impl Requests for Router {
     }
 
     fn doorbells(&self) -> u64 {
-        self.servers.iter().map(Pipeline::doorbells).sum()
+        self.servers.iter().map(PipelinedClient::doorbells).sum()
     }
 }
 
@@ -322,14 +325,14 @@ mod tests {
     use super::*;
 
     fn moved(from: u64, end: Option<u64>, server: u16, version: u64) -> MovedRange {
-        let owner = Owner { server, version };
+        let owner = RangeOwner { server, version };
         MovedRange { from, end, owner }
     }
 
     #[test]
     fn what_is_said_of_a_later_handover_stays() {
-        let mut table = Table::new();
-        let servers = |table: &Table, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
+        let mut table = OwnerTable::new();
+        let servers = |table: &OwnerTable, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
         table.record_owner(&moved(100, None, 1, 0));
         assert_eq!(servers(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
         table.record_owner(&moved(100, Some(200), 0, 3));

@@ -6,15 +6,15 @@
 //! that is dead or reused; the walk then restarts at the root. If a walk needs too many READs, the server is asked.
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Prepared, Steps};
+use rpc::one_sided::{OneSided, Prepared, RequestSteps};
 use verbs::RemoteMemory;
 
-use super::cache::Cache;
+use super::cache::NodeCache;
 use super::request::{Answer, ClientStats, Pending};
-use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, Next, Node, SIBLING, Words};
-use crate::rendezvous::{RemoteNodes, Writes};
-use crate::touch;
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeWords, SIBLING};
+use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
 use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
+use crate::walk_cost;
 use crate::wire::Op;
 
 /// Largest number of READs for a lookup, or for a leaf of a SCAN, before the server is asked.
@@ -24,7 +24,7 @@ const MAX_READS: u8 = 40;
 const MAX_RIGHT_STEPS: u32 = 16;
 
 /// The result of a walk.
-pub(super) enum Done {
+pub(super) enum StepOutcome {
     /// The request is complete.
     Answer(Answer<'static>),
     /// Entries of a SCAN, and the key at which to continue.
@@ -35,7 +35,7 @@ pub(super) enum Done {
 
 /// The completion that a slot's walk waits for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum AwaitedCompletion {
     /// A node is being READ.
     #[default]
     Read,
@@ -47,14 +47,14 @@ pub(super) enum Step {
     /// A leaf is being unlocked without a change; the walk then restarts.
     Unlock,
     /// A leaf is being unlocked without a change; the request is then complete, since its condition does not hold.
-    Leave { found: bool },
+    UnlockAndComplete { found: bool },
     /// A leaf is being unlocked without a change; the server is then asked.
-    GiveUp,
+    UnlockAndAskServer,
 }
 
 /// The state of a slot's walk.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Walk {
+pub(super) struct WalkState {
     /// The number of the node that is being READ, 0 for the header.
     pub(super) node: u64,
     level: u16,
@@ -63,7 +63,7 @@ pub(super) struct Walk {
     /// The key of the walk; in a SCAN, the first key that was not yet read.
     pub(super) key: u64,
     reads: u8,
-    pub(super) step: Step,
+    pub(super) step: AwaitedCompletion,
     /// The lock word with which this walk locked a leaf.
     pub(super) word: u64,
     entries: Vec<(u64, u64)>,
@@ -71,23 +71,23 @@ pub(super) struct Walk {
 
 /// The queue pair, buffers and state of a walking client.
 #[derive(Debug)]
-pub(super) struct Walker {
+pub(super) struct WalkingClient {
     pub(super) queue: OneSided,
     pub(super) nodes: RemoteMemory,
     pub(super) node_bytes: usize,
     /// The parameters for changing leaves, if the client may change them.
-    pub(super) writes: Option<Writes>,
+    pub(super) writes: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
     pub(super) acquisition: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
     pub(super) waiting: Vec<(u32, u64)>,
-    cache: Cache,
+    cache: NodeCache,
     /// True if inner nodes are cached.
     caches_nodes: bool,
-    pub(super) walks: Box<[Walk]>,
+    pub(super) walks: Box<[WalkState]>,
 }
 
-impl Walker {
+impl WalkingClient {
     /// Connects to the server's nodes of `node_bytes` bytes, with a cache of `cache_nodes` nodes.
     pub(super) fn new(
         prepared: Prepared,
@@ -115,14 +115,14 @@ impl Walker {
             Some(_) => node_bytes + 8 + entry,
         };
         Ok(Self {
-            walks: vec![Walk::default(); window].into(),
+            walks: vec![WalkState::default(); window].into(),
             queue: prepared.connect(&memory.endpoint, room.next_multiple_of(64))?,
             nodes: memory.nodes,
             node_bytes,
             writes: memory.writes,
             acquisition: 0,
             waiting: Vec::new(),
-            cache: Cache::new(cache_nodes, node_bytes / 8, trees),
+            cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
             caches_nodes: cache_nodes > 0,
         })
     }
@@ -139,19 +139,22 @@ impl Walker {
 
     /// Returns true if the slot's request may have changed a leaf by now.
     pub(super) fn may_have_changed(&self, slot: u32) -> bool {
-        matches!(self.walks[slot as usize].step, Step::Write { .. })
+        matches!(
+            self.walks[slot as usize].step,
+            AwaitedCompletion::Write { .. }
+        )
     }
 
     /// Begins a request in a slot of the window.
     #[inline]
-    pub(super) fn begin(&mut self, slot: u32, tree: u8, op: &Op) {
+    pub(super) fn begin_request(&mut self, slot: u32, tree: u8, op: &Op) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
         walk.reads = 0;
-        walk.step = Step::Read;
+        walk.step = AwaitedCompletion::Read;
         walk.entries.clear();
         let begun = self.start(slot, tree);
-        self.queue.note(begun);
+        self.queue.record_error(begun);
     }
 
     /// Starts a walk at the root.
@@ -187,17 +190,17 @@ impl Walker {
                 break;
             };
             match cached.next(key, tree.into(), level) {
-                Next::Child(child) => {
+                NextStep::Child(child) => {
                     parent = node;
                     (node, level) = (child, level - 1);
                 }
-                Next::Sibling(right) => {
+                NextStep::Sibling(right) => {
                     // The node that led here is outdated.
                     self.drop_outdated(tree, parent);
                     node = right;
                     right_steps += 1;
                 }
-                Next::Here | Next::Lost => {
+                NextStep::Leaf | NextStep::Restart => {
                     self.cache.remove(node);
                     self.drop_outdated(tree, parent);
                     break;
@@ -221,7 +224,7 @@ impl Walker {
     #[inline]
     pub(super) fn read(&mut self, slot: u32) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
-        walk.step = Step::Read;
+        walk.step = AwaitedCompletion::Read;
         walk.reads = walk.reads.saturating_add(1);
         let bytes = match walk.node {
             0 => 8 * (ROOTS + MAX_TREES),
@@ -234,9 +237,9 @@ impl Walker {
     }
 
     /// Restarts a walk at a root that is READ again.
-    fn restart(&mut self, slot: u32, tree: u8) -> Result<Option<Done>, RpcError> {
+    fn restart(&mut self, slot: u32, tree: u8) -> Result<Option<StepOutcome>, RpcError> {
         if self.walks[slot as usize].reads >= MAX_READS {
-            return Ok(Some(Done::AskServer));
+            return Ok(Some(StepOutcome::AskServer));
         }
         self.cache.set_root(tree, None);
         self.start(slot, tree)?;
@@ -245,45 +248,51 @@ impl Walker {
 
     /// Processes a leaf that arrived with a right checksum.
     #[inline]
-    fn process_leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
+    fn process_leaf(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+    ) -> Result<Option<StepOutcome>, RpcError> {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if leaf.is_moved() {
             // The server's answer tells who owns the keys.
-            return Ok(Some(Done::AskServer));
+            return Ok(Some(StepOutcome::AskServer));
         }
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
             Op::Scan { end, limit, .. } => (end, limit as usize),
             Op::Get { key } => {
                 let value = leaf.find(key).ok().map(|place| leaf.value(place));
-                return Ok(Some(Done::Answer(Answer::Value(value))));
+                return Ok(Some(StepOutcome::Answer(Answer::Value(value))));
             }
             Op::Put { .. } | Op::Delete { .. } => return self.leaf_to_change(pending, slot),
-            Op::Handover { .. } | Op::Load => return Ok(Some(Done::AskServer)),
+            Op::Handover { .. } | Op::Load => return Ok(Some(StepOutcome::AskServer)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
-        for i in first..leaf.count() {
+        for i in first..leaf.entry_count() {
             let key = leaf.key(i);
             if end.is_some_and(|end| key >= end) {
                 let entries = std::mem::take(&mut walk.entries);
-                return Ok(Some(Done::Entries(entries, None)));
+                return Ok(Some(StepOutcome::Entries(entries, None)));
             }
             if walk.entries.len() == limit {
                 let entries = std::mem::take(&mut walk.entries);
-                return Ok(Some(Done::Entries(entries, Some(key))));
+                return Ok(Some(StepOutcome::Entries(entries, Some(key))));
             }
             walk.entries.push((key, leaf.value(i)));
         }
-        let next = leaf.end().filter(|next| end.is_none_or(|end| *next < end));
+        let next = leaf
+            .key_upper_bound()
+            .filter(|next| end.is_none_or(|end| *next < end));
         let sibling = words.word(SIBLING);
         let Some(next) = next else {
             let entries = std::mem::take(&mut walk.entries);
-            return Ok(Some(Done::Entries(entries, None)));
+            return Ok(Some(StepOutcome::Entries(entries, None)));
         };
         if walk.entries.len() == limit {
             let entries = std::mem::take(&mut walk.entries);
-            return Ok(Some(Done::Entries(entries, Some(next))));
+            return Ok(Some(StepOutcome::Entries(entries, Some(next))));
         }
         walk.key = next;
         walk.reads = 0;
@@ -294,10 +303,10 @@ impl Walker {
     }
 }
 
-impl Steps for Walker {
+impl RequestSteps for WalkingClient {
     type Pending = Pending;
     type Stats = ClientStats;
-    type Done<'b> = Done;
+    type Done<'b> = StepOutcome;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
@@ -305,15 +314,15 @@ impl Steps for Walker {
     }
 
     #[inline]
-    fn arrived(
+    fn handle_completion(
         &mut self,
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
         _bytes: &mut [u8],
-    ) -> Result<Option<Done>, RpcError> {
+    ) -> Result<Option<StepOutcome>, RpcError> {
         let step = self.walks[slot as usize].step;
-        if step != Step::Read {
+        if step != AwaitedCompletion::Read {
             return self.complete_step(pending, slot, stats, step);
         }
         stats.reads += 1;
@@ -323,19 +332,21 @@ impl Steps for Walker {
             (walk.node, walk.level, walk.parent, walk.key, walk.reads)
         };
         if node == 0 {
-            let word = self.queue.word(slot, 8 * (ROOTS + usize::from(tree)))?;
+            let word = self
+                .queue
+                .buffer_word(slot, 8 * (ROOTS + usize::from(tree)))?;
             let root = root_of(word);
             if root.0 == 0 {
-                return Ok(Some(Done::AskServer));
+                return Ok(Some(StepOutcome::AskServer));
             }
             self.cache.set_root(tree, Some(root));
             self.descend(slot, tree, root, 0)?;
             return Ok(None);
         }
         if reads >= MAX_READS {
-            return Ok(Some(Done::AskServer));
+            return Ok(Some(StepOutcome::AskServer));
         }
-        touch::charge_read_node(self.node_bytes);
+        walk_cost::charge_read_node(self.node_bytes);
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let arrived = Node(words);
         if !arrived.has_valid_checksum() {
@@ -344,21 +355,21 @@ impl Steps for Walker {
             return Ok(None);
         }
         match arrived.next(key, tree.into(), level) {
-            Next::Here => self.process_leaf(pending, slot),
-            Next::Child(child) => {
+            NextStep::Leaf => self.process_leaf(pending, slot),
+            NextStep::Child(child) => {
                 if self.caches_nodes {
                     self.cache.insert(node, arrived);
                 }
                 self.descend(slot, tree, (child, level - 1), node)?;
                 Ok(None)
             }
-            Next::Sibling(right) => {
+            NextStep::Sibling(right) => {
                 stats.stale += 1;
                 self.drop_outdated(tree, parent);
                 self.descend(slot, tree, (right, level), 0)?;
                 Ok(None)
             }
-            Next::Lost => {
+            NextStep::Restart => {
                 stats.stale += 1;
                 self.drop_outdated(tree, parent);
                 self.restart(slot, tree)

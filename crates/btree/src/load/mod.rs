@@ -1,7 +1,7 @@
 //! The load generator: sends requests to a tree, and checks every answer.
 //!
 //! A workload has *stable* keys, which are in the tree all the time, and *own* keys, which only one client inserts and
-//! deletes. Stable key number `i` is `i * 256`. The own keys of clients lie between, so inserts and deletes spread over
+//! deletes. Stable key number `i` is `i * 256`. The own keys of clients lie between the stable keys, so inserts and deletes spread over
 //! all leaves. A value is computed from its key and a stamp ([`value_of`]), so the value of a wrong key is detected.
 //! The checks are:
 //!
@@ -14,9 +14,9 @@ mod run;
 use serde::{Deserialize, Serialize};
 use service::random::mix;
 
-use crate::{ClientStats, Latency};
+use crate::{ClientStats, LatencySummary};
 
-pub use run::{Until, fill, run};
+pub use run::{LoadEnd, put_stable_keys, run};
 pub use service::workload::Popularity;
 
 /// The distance between stable keys.
@@ -193,7 +193,7 @@ pub struct LoadReport {
     /// Requests without an answer.
     pub lost: u64,
     /// Latency from the submission of a request until its answer was seen.
-    pub latency: Latency,
+    pub latency: LatencySummary,
     /// Doorbells for requests.
     pub doorbells: u64,
     /// The client's own statistics, such as retries.

@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use service::random::Random;
-use service::workload::Chooser;
+use service::workload::KeyGenerator;
 use verbs::time;
 
 use super::{LoadReport, MAX_CLIENTS, Workload, belongs_to_key, key_of, value_of};
-use crate::{Answer, ClientError, Latency, Op, Requests, When};
+use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutCondition};
 
 /// The end of a load.
 #[derive(Debug, Clone, Copy)]
-pub enum Until {
+pub enum LoadEnd {
     /// After this number of operations.
     Count(u64),
     /// At this time of [`verbs::time`].
@@ -77,7 +77,7 @@ impl RequestKind {
 
 /// Cumulative upper bounds of a random 32-bit number, by which an operation is chosen.
 #[derive(Debug)]
-struct Bounds {
+struct OperationBounds {
     updates: u64,
     inserts: u64,
     own: u64,
@@ -85,7 +85,7 @@ struct Bounds {
     read_updates: u64,
 }
 
-impl Bounds {
+impl OperationBounds {
     fn of(w: &Workload) -> Self {
         let mut sum = 0.0;
         let mut next = |share: f64| {
@@ -108,20 +108,20 @@ impl Bounds {
     }
 }
 
-struct Run<'w> {
+struct LoadRun<'w> {
     workload: &'w Workload,
-    chooser: Chooser,
-    bounds: Bounds,
+    chooser: KeyGenerator,
+    bounds: OperationBounds,
     /// Offset of this client's own keys from the stable keys.
     offset: u64,
     /// The state of each own key.
-    own: Vec<u8>,
+    own_key_states: Vec<u8>,
     /// The number of the own key that was inserted or deleted last.
-    newest: u64,
+    last_own_key: u64,
     stamp: u32,
-    lengths: Random,
+    length_random: Random,
     /// Numbers of the keys that were read by a read-modify-write and are not yet updated.
-    found: Vec<u64>,
+    pending_updates: Vec<u64>,
     latency: Histogram<u64>,
     report: LoadReport,
 }
@@ -130,12 +130,12 @@ struct Run<'w> {
 ///
 /// # Errors
 /// If the server cannot be reached any more.
-pub fn fill(
-    requests: &mut impl Requests,
+pub fn put_stable_keys(
+    requests: &mut impl ExecuteRequests,
     workload: &Workload,
     (from, step): (u64, u64),
 ) -> Result<LoadReport, ClientError> {
-    let mut run = Run::new(workload, 0);
+    let mut run = LoadRun::new(workload, 0);
     let started = time::now();
     requests.refresh();
     let mut next = from;
@@ -153,22 +153,22 @@ pub fn fill(
 /// # Errors
 /// If the server cannot be reached any more.
 pub fn run(
-    requests: &mut impl Requests,
+    requests: &mut impl ExecuteRequests,
     workload: &Workload,
-    until: Until,
+    until: LoadEnd,
     seed: u64,
 ) -> Result<LoadReport, ClientError> {
-    let mut run = Run::new(workload, seed);
+    let mut run = LoadRun::new(workload, seed);
     let started = time::now();
     requests.refresh();
     let (most, end) = match until {
-        Until::Count(n) => (n, None),
-        Until::At(end) => (u64::MAX, Some(end)),
+        LoadEnd::Count(n) => (n, None),
+        LoadEnd::At(end) => (u64::MAX, Some(end)),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
     loop {
-        while !stopping && begun < most && run.begin(requests)? {
+        while !stopping && begun < most && run.start_operation(requests)? {
             begun += 1;
         }
         let seen = run.take_answers(requests)?;
@@ -179,27 +179,30 @@ pub fn run(
             seen => seen,
         };
         stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
-        if (stopping || begun >= most) && requests.outstanding() == 0 && run.found.is_empty() {
+        if (stopping || begun >= most)
+            && requests.outstanding() == 0
+            && run.pending_updates.is_empty()
+        {
             run.clean_up(requests)?;
             return Ok(run.finish(requests, started));
         }
     }
 }
 
-impl<'w> Run<'w> {
+impl<'w> LoadRun<'w> {
     fn new(workload: &'w Workload, seed: u64) -> Self {
         let has_own = workload.inserts > 0.0;
         let own = if has_own { workload.keys } else { 0 };
         Self {
             workload,
-            chooser: Chooser::new(workload.keys, workload.popularity, seed),
-            bounds: Bounds::of(workload),
+            chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
+            bounds: OperationBounds::of(workload),
             offset: 1 + seed % MAX_CLIENTS,
-            own: vec![ABSENT; usize::try_from(own).unwrap_or(0)],
-            newest: 0,
+            own_key_states: vec![ABSENT; usize::try_from(own).unwrap_or(0)],
+            last_own_key: 0,
             stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
-            lengths: Random::new(seed ^ 0x5ca1ab1e),
-            found: Vec::new(),
+            length_random: Random::new(seed ^ 0x5ca1ab1e),
+            pending_updates: Vec::new(),
             latency: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
         }
@@ -207,12 +210,15 @@ impl<'w> Run<'w> {
 
     /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
-    fn begin(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
-        if requests.outstanding() + self.found.len() >= requests.window() {
+    fn start_operation(
+        &mut self,
+        requests: &mut impl ExecuteRequests,
+    ) -> Result<bool, ClientError> {
+        if requests.outstanding() + self.pending_updates.len() >= requests.window() {
             return Ok(false);
         }
         let dice = self.chooser.random_u64();
-        let i = self.chooser.next(self.newest);
+        let i = self.chooser.next(self.last_own_key);
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: key_of(i) }, RequestKind::Lookup);
         if dice < self.bounds.updates {
@@ -222,7 +228,10 @@ impl<'w> Run<'w> {
             return self.insert(requests);
         }
         let (op, kind) = if dice < self.bounds.own {
-            match self.own.get(usize::try_from(i).unwrap_or(usize::MAX)) {
+            match self
+                .own_key_states
+                .get(usize::try_from(i).unwrap_or(usize::MAX))
+            {
                 Some(&state) if state != UNKNOWN => {
                     let key = key_of(i) + self.offset;
                     let present = state == PRESENT;
@@ -233,7 +242,7 @@ impl<'w> Run<'w> {
         } else if dice < self.bounds.scans {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
             let limit = if self.workload.scans_vary {
-                1 + self.lengths.below(most.into())
+                1 + self.length_random.below(most.into())
             } else {
                 most.into()
             };
@@ -252,42 +261,42 @@ impl<'w> Run<'w> {
         requests.submit(tree, &op, kind.token(i))
     }
 
-    fn update(&mut self, requests: &mut impl Requests, i: u64) -> Result<bool, ClientError> {
+    fn update(&mut self, requests: &mut impl ExecuteRequests, i: u64) -> Result<bool, ClientError> {
         let key = key_of(i);
         self.stamp = self.stamp.wrapping_add(1);
         let op = Op::Put {
             key,
             value: value_of(key, self.stamp),
-            when: When::Always,
+            when: PutCondition::Always,
         };
         requests.submit(self.workload.tree, &op, RequestKind::Update.token(i))
     }
 
     /// Inserts the next own key, or deletes it if it is there.
-    fn insert(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
-        let i = (self.newest + 1) % self.workload.keys;
+    fn insert(&mut self, requests: &mut impl ExecuteRequests) -> Result<bool, ClientError> {
+        let i = (self.last_own_key + 1) % self.workload.keys;
         let begun = self.insert_or_delete(requests, i)?;
         if begun {
-            self.newest = i;
+            self.last_own_key = i;
         }
         Ok(begun)
     }
 
     fn insert_or_delete(
         &mut self,
-        requests: &mut impl Requests,
+        requests: &mut impl ExecuteRequests,
         i: u64,
     ) -> Result<bool, ClientError> {
         let key = key_of(i) + self.offset;
         let place = usize::try_from(i).unwrap_or(usize::MAX);
-        let Some(state) = self.own.get_mut(place) else {
+        let Some(state) = self.own_key_states.get_mut(place) else {
             return Ok(true);
         };
         let (op, kind) = match *state {
             ABSENT => {
                 self.stamp = self.stamp.wrapping_add(1);
                 let value = value_of(key, self.stamp);
-                let when = When::Absent;
+                let when = PutCondition::Absent;
                 (Op::Put { key, value, when }, RequestKind::Insert)
             }
             PRESENT => (Op::Delete { key }, RequestKind::Delete),
@@ -302,12 +311,13 @@ impl<'w> Run<'w> {
     }
 
     /// Deletes the own keys that are present, so that the next load finds the same tree.
-    fn clean_up(&mut self, requests: &mut impl Requests) -> Result<(), ClientError> {
+    fn clean_up(&mut self, requests: &mut impl ExecuteRequests) -> Result<(), ClientError> {
         let operations = self.report.operations;
         let mut i = 0;
-        while i < self.own.len() || requests.outstanding() > 0 {
-            while i < self.own.len()
-                && (self.own[i] != PRESENT || self.insert_or_delete(requests, i as u64)?)
+        while i < self.own_key_states.len() || requests.outstanding() > 0 {
+            while i < self.own_key_states.len()
+                && (self.own_key_states[i] != PRESENT
+                    || self.insert_or_delete(requests, i as u64)?)
             {
                 i += 1;
             }
@@ -321,39 +331,46 @@ impl<'w> Run<'w> {
     #[inline]
     fn take_answers(
         &mut self,
-        requests: &mut impl Requests,
+        requests: &mut impl ExecuteRequests,
     ) -> Result<Option<Instant>, ClientError> {
         let mut seen = None;
-        let (report, own, found) = (&mut self.report, &mut self.own, &mut self.found);
+        let (report, own, found) = (
+            &mut self.report,
+            &mut self.own_key_states,
+            &mut self.pending_updates,
+        );
         let (latency, offset) = (&mut self.latency, self.offset);
         requests.poll(|done| {
-            seen = Some(done.seen);
+            seen = Some(done.completed_at);
             report.operations += 1;
             let (kind, i) = RequestKind::of(done.token);
             check_answer(report, own, offset, kind, i, done.answer);
             if kind == RequestKind::ReadUpdate {
                 found.push(i);
             }
-            let nanos = done.seen.duration_since(done.sent).as_nanos();
+            let nanos = done
+                .completed_at
+                .duration_since(done.submitted_at)
+                .as_nanos();
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
             // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
         })?;
-        while let Some(i) = self.found.pop() {
+        while let Some(i) = self.pending_updates.pop() {
             if !self.update(requests, i)? {
-                self.found.push(i);
+                self.pending_updates.push(i);
                 break;
             }
         }
         Ok(seen)
     }
 
-    fn finish(mut self, requests: &impl Requests, started: Instant) -> LoadReport {
+    fn finish(mut self, requests: &impl ExecuteRequests, started: Instant) -> LoadReport {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = Latency::of(&self.latency);
+        self.report.latency = LatencySummary::of(&self.latency);
         self.report.doorbells = requests.doorbells();
         self.report.client = requests.stats();
         self.report

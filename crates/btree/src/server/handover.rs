@@ -7,15 +7,15 @@ use std::time::Duration;
 use service::worker::lock;
 use verbs::time;
 
-use crate::tree::{Owner, Refusal, Store};
-use crate::wire::{self, Status, Step};
+use crate::tree::{RangeOwner, Refusal, Store};
+use crate::wire::{self, HandoverStep, Status};
 
 /// Time that a taker has for a range that it froze. A range is a few leaves, so only a stopped taker needs longer.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// A range that is frozen for a taker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Frozen {
+struct FrozenRange {
     client: usize,
     tree: usize,
     range: (u64, Option<u64>),
@@ -24,7 +24,7 @@ struct Frozen {
 
 /// A range that a server was asked to take from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Take {
+pub(crate) struct TakeRequest {
     /// The number of the server that has the range.
     pub(crate) giver: u16,
     /// The tree.
@@ -38,12 +38,12 @@ pub(crate) struct Take {
 /// The handovers of a server, shared by its workers.
 #[derive(Debug, Default)]
 pub(crate) struct Handovers {
-    frozen: Mutex<Vec<Frozen>>,
+    frozen: Mutex<Vec<FrozenRange>>,
     /// The length of `frozen`, readable without the lock.
     frozen_count: AtomicUsize,
     /// The greatest version of the handovers in which this server gave or took a range.
     version: AtomicU64,
-    takes: Mutex<Vec<Take>>,
+    takes: Mutex<Vec<TakeRequest>>,
     /// Ranges that wait to be taken or are being taken.
     taking: AtomicUsize,
     /// Number of entries taken.
@@ -61,14 +61,15 @@ impl Handovers {
         &self,
         store: &Store,
         (client, tree): (usize, usize),
-        step: Step,
+        step: HandoverStep,
         range: (u64, Option<u64>),
     ) -> Result<u64, Refusal> {
         let done = Ok(wire::version_word(Status::Ok, 0));
         let refused = Ok(wire::version_word(Status::Bad, 0));
-        let matches_request = |f: &Frozen| (f.client, f.tree, f.range) == (client, tree, range);
+        let matches_request =
+            |f: &FrozenRange| (f.client, f.tree, f.range) == (client, tree, range);
         match step {
-            Step::Freeze => {
+            HandoverStep::Freeze => {
                 let mut frozen = lock(&self.frozen);
                 if frozen
                     .iter()
@@ -78,7 +79,7 @@ impl Handovers {
                 }
                 store.freeze(tree, range)?;
                 let until_ns = time::now_ns() + u64::try_from(LEASE.as_nanos()).unwrap_or(0);
-                frozen.push(Frozen {
+                frozen.push(FrozenRange {
                     client,
                     tree,
                     range,
@@ -87,18 +88,18 @@ impl Handovers {
                 self.frozen_count.store(frozen.len(), Ordering::Release);
                 done
             }
-            Step::Thaw => {
+            HandoverStep::Thaw => {
                 self.thaw(store, matches_request);
                 done
             }
-            Step::Cede { to } => {
+            HandoverStep::Cede { to } => {
                 let mut frozen = lock(&self.frozen);
                 // The range was thawed meanwhile: the taker's copy may be outdated.
                 let Some(at) = frozen.iter().position(matches_request) else {
                     return refused;
                 };
                 let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
-                let owner = Owner {
+                let owner = RangeOwner {
                     server: to,
                     version,
                 };
@@ -107,11 +108,11 @@ impl Handovers {
                 self.frozen_count.store(frozen.len(), Ordering::Release);
                 Ok(wire::version_word(Status::Ok, version))
             }
-            Step::Take { giver } => {
+            HandoverStep::Take { giver } => {
                 let (from, end) = range;
                 let tree = u8::try_from(tree).unwrap_or(u8::MAX);
                 self.taking.fetch_add(1, Ordering::AcqRel);
-                lock(&self.takes).push(Take {
+                lock(&self.takes).push(TakeRequest {
                     giver,
                     tree,
                     from,
@@ -123,7 +124,7 @@ impl Handovers {
     }
 
     /// Thaws the selected frozen ranges, so that clients can change them again.
-    fn thaw(&self, store: &Store, which: impl Fn(&Frozen) -> bool) {
+    fn thaw(&self, store: &Store, which: impl Fn(&FrozenRange) -> bool) {
         let mut frozen = lock(&self.frozen);
         frozen.retain(|f| {
             // A client may hold a lock at the moment; a later call thaws the range then.
@@ -146,7 +147,7 @@ impl Handovers {
     }
 
     /// Removes and returns the next range that this server should take.
-    pub(crate) fn next_take(&self) -> Option<Take> {
+    pub(crate) fn next_take(&self) -> Option<TakeRequest> {
         let mut takes = lock(&self.takes);
         (!takes.is_empty()).then(|| takes.remove(0))
     }
@@ -188,8 +189,8 @@ pub(crate) struct LoadMeter {
     requests: u64,
     busy_ns: u64,
     /// Time at which the worker began the present batch.
-    began_ns: u64,
-    skipped: u32,
+    batch_start_ns: u64,
+    skipped_keys: u32,
     sample: Vec<u64>,
     next: usize,
 }
@@ -199,8 +200,8 @@ impl LoadMeter {
         Self {
             requests: 0,
             busy_ns: 0,
-            began_ns: 0,
-            skipped: 0,
+            batch_start_ns: 0,
+            skipped_keys: 0,
             sample: Vec::with_capacity(SAMPLE_KEYS),
             next: 0,
         }
@@ -209,7 +210,7 @@ impl LoadMeter {
     /// Records that a batch begins.
     #[inline]
     pub(crate) fn begin_batch(&mut self) {
-        self.began_ns = time::now_ns();
+        self.batch_start_ns = time::now_ns();
     }
 
     /// Counts the requests of a completed poll and their time. The time to find them does not count: empty polls
@@ -218,16 +219,16 @@ impl LoadMeter {
     pub(crate) fn end_batch(&mut self, requests: usize) {
         if requests > 0 {
             self.requests += requests as u64;
-            self.busy_ns += time::now_ns().saturating_sub(self.began_ns);
+            self.busy_ns += time::now_ns().saturating_sub(self.batch_start_ns);
         }
     }
 
     /// Counts a request for a key, and samples the key.
     #[inline]
     pub(crate) fn record_key(&mut self, key: u64) {
-        self.skipped += 1;
-        if self.skipped == SAMPLE_INTERVAL {
-            self.skipped = 0;
+        self.skipped_keys += 1;
+        if self.skipped_keys == SAMPLE_INTERVAL {
+            self.skipped_keys = 0;
             if self.sample.len() < SAMPLE_KEYS {
                 self.sample.push(key);
             } else {

@@ -8,26 +8,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rpc::herd::{self, Doorbells, Layout};
+use rpc::herd::{self, DoorbellPolicy, RequestRegionLayout};
 use rpc::{RpcError, UdPortConfig};
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use service::qp::responder;
 use service::worker::Mailbox;
-use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
+use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
 use verbs::{
     Access as Rights, CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, QueuePair,
     Rc,
 };
 
-use crate::client::{ClientError, Pipeline};
-use crate::config::{Access, ClientConfig, ServerConfig};
-use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
+use crate::client::{ClientError, PipelinedClient};
+use crate::config::{AccessDesign, ClientConfig, ServerConfig};
+use crate::rendezvous::{
+    Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, Rendezvous, Welcome,
+};
 use crate::report::ServerStats;
-use crate::touch::{Shape, WalkCost};
-use crate::tree::{Owner, Refusal, Store, redo};
+use crate::tree::{RangeOwner, Refusal, Store, redo};
+use crate::walk_cost::{TreeSize, WalkCost};
 use crate::wire;
 use handover::Handovers;
-pub use mover::Mover;
+pub use mover::RangeMover;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
 /// The B-tree service that a [`Server`](crate::Server) runs.
@@ -45,12 +47,12 @@ pub struct Btree {
     stopping: AtomicBool,
     /// A random number that differs in every run.
     identity: u64,
-    layout: Layout,
+    layout: RequestRegionLayout,
     max_answer: usize,
     /// True if the device supports clients' READs.
     reads: bool,
     workers: Vec<Arc<WorkerShared>>,
-    slots: Slots,
+    slots: FreeSlots,
 }
 
 /// The server's dependence on its surroundings: randomness, threads and simulated cost.
@@ -61,13 +63,13 @@ pub struct ServerRuntime {
     /// True if the server may start threads of its own.
     threads: bool,
     /// The tree whose walks are charged to simulated cores, if any.
-    charged_walks: Option<Shape>,
+    charged_walks: Option<TreeSize>,
 }
 
 impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
-            identity: service::random::unpredictable(),
+            identity: service::random::from_system(),
             threads: true,
             charged_walks: None,
         }
@@ -88,7 +90,7 @@ impl ServerRuntime {
     /// Charges workers for requests, and for each request a walk through a tree of this shape, independent of the real
     /// tree.
     #[must_use]
-    pub fn charging_walks(self, shape: Shape) -> Self {
+    pub fn charging_walks(self, shape: TreeSize) -> Self {
         Self {
             charged_walks: Some(shape),
             ..self
@@ -100,7 +102,7 @@ impl ServerRuntime {
 #[derive(Debug)]
 pub struct Session {
     btree: Arc<Btree>,
-    slot: Arc<Slot>,
+    slot: Arc<ClientSlot>,
     /// The queue pair that answers the client's READs, if the client may not WRITE.
     _reads: Option<QueuePair<Rc>>,
 }
@@ -151,15 +153,15 @@ impl Service for Btree {
         let lease = Duration::from_millis(config.lease_ms.into());
         let tables = vec![Arc::clone(&store)];
         let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.threads));
-        let layout = Layout {
+        let layout = RequestRegionLayout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::REQUEST).unwrap_or(24),
         };
         let ud = answer_port(port, mtu);
-        let doorbells = Doorbells {
+        let doorbells = DoorbellPolicy {
             batch: config.batch,
             queues: config.queues,
-            ..Doorbells::default()
+            ..DoorbellPolicy::default()
         };
         let handovers = Arc::new(Handovers::default());
         assign_others(&store, &config)?;
@@ -179,8 +181,8 @@ impl Service for Btree {
                 store: Arc::clone(&store),
                 lock_recovery: Arc::clone(&lock_recovery),
                 handovers: Arc::clone(&handovers),
-                slow_by: Duration::from_nanos(config.slow_by_ns.into()),
-                shares: !config.splits.is_empty(),
+                extra_delay: Duration::from_nanos(config.slow_by_ns.into()),
+                shares_keys: !config.splits.is_empty(),
                 walk_cost: walk_cost.clone(),
             });
         }
@@ -195,9 +197,9 @@ impl Service for Btree {
             identity: runtime.identity,
             layout,
             max_answer: mtu,
-            reads: Access::Read.check(context.capabilities()?).is_ok(),
+            reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
-            slots: Slots::new(config.max_clients),
+            slots: FreeSlots::new(config.max_clients),
             config,
         });
         Ok((btree, workers))
@@ -223,9 +225,9 @@ impl Service for Btree {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
-            return Err(Refused::permanent(format!(
+            return Err(RefusedClient::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -233,9 +235,9 @@ impl Service for Btree {
                 self.max_answer
             )));
         }
-        let slot = self.slots.take().ok_or_else(|| {
+        let slot = self.slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
-            Refused::temporary(format!("this server has its {max} clients already"))
+            RefusedClient::temporary(format!("this server has its {max} clients already"))
         })?;
         let mut session = Session {
             btree: Arc::clone(self),
@@ -285,7 +287,7 @@ impl Service for Btree {
             stats.scanned += counts.scanned;
             stats.changes += counts.changes;
             stats.repeated += counts.repeated;
-            stats.bad_requests += counts.bad;
+            stats.bad_requests += counts.bad_requests;
             stats.busy += counts.busy;
             stats.answers += counts.rpc.requests;
             stats.doorbells += counts.rpc.doorbells;
@@ -296,7 +298,7 @@ impl Service for Btree {
     /// Takes keys from other servers, if their addresses are known.
     fn background(
         self: &Arc<Self>,
-        _failure: &service::Failure,
+        _failure: &service::FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
         if self.config.servers.is_empty() {
             return None;
@@ -314,7 +316,7 @@ impl Service for Btree {
                     deadline_ms: 2_000,
                     ..ClientConfig::default()
                 };
-                Pipeline::connect_on(&context, client)
+                PipelinedClient::connect_on(&context, client)
             });
             while !btree.stopping.load(Ordering::Acquire) {
                 if !mover.take_chunk() {
@@ -339,16 +341,16 @@ impl Btree {
         &self.store
     }
 
-    /// Returns the mover that takes keys from other servers on request. The caller must call [`Mover::take_chunk`]
+    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::take_chunk`]
     /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
     /// to a server by its number.
     pub fn mover(
         &self,
-        connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
-    ) -> Mover {
+        connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,
+    ) -> RangeMover {
         let of = (Arc::clone(&self.store), Arc::clone(&self.handovers));
         let how = (self.config.server_number, self.config.handover_bytes_per_s);
-        Mover::new(of, how, connect)
+        RangeMover::new(of, how, connect)
     }
 
     /// Fills a tree before clients connect. `entry` gives `count` entries in ascending order, of which only those in
@@ -377,7 +379,7 @@ impl Btree {
             .collect();
         let server = self.config.server_number;
         self.store
-            .assign_to_other(tree, range, Owner { server, version: 0 })?;
+            .assign_to_other(tree, range, RangeOwner { server, version: 0 })?;
         let mut reserved = self.store.reserve_nodes(own.len())?;
         let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut reserved);
         self.store.release_nodes(reserved);
@@ -392,16 +394,19 @@ impl Btree {
         hello: &Hello,
         index: u32,
         peer: &QpEndpoint,
-    ) -> Result<RemoteNodes, Refused> {
+    ) -> Result<RemoteNodes, RefusedClient> {
         let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, Rights::ALL, peer)?;
         let own = self.store.register_again(Rights::ALL);
-        let own = own.map_err(Refused::temporary)?;
+        let own = own.map_err(RefusedClient::temporary)?;
         let nodes = own.remote();
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
         let bytes = hello.window * redo::bytes(self.config.node_bytes / 8);
-        let redo = self.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
+        let redo = self
+            .pd
+            .alloc(bytes, rights)
+            .map_err(RefusedClient::temporary)?;
         let owner = self.lock_recovery.next_owner();
-        let writes = Some(Writes {
+        let writes = Some(LeafWriteParameters {
             owner,
             lease_ms: self.config.lease_ms,
             redo: redo.remote(),
@@ -419,9 +424,13 @@ impl Btree {
         })
     }
 
-    fn connect_lanes(&self, hello: &Hello, slot: &Arc<Slot>) -> Result<Vec<LaneAccepted>, Refused> {
+    fn connect_lanes(
+        &self,
+        hello: &Hello,
+        slot: &Arc<ClientSlot>,
+    ) -> Result<Vec<LaneAccepted>, RefusedClient> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
-        let layout = Layout {
+        let layout = RequestRegionLayout {
             window,
             ..self.layout
         };
@@ -429,9 +438,11 @@ impl Btree {
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
-            let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
+            let herd::ConnectedClient { endpoint, qp, to } =
+                connected.map_err(RefusedClient::temporary)?;
             let slots = herd::region_of(&worker.region, &self.layout, slot.index());
-            let slots = slots.ok_or_else(|| Refused::temporary("the worker has no such slots"))?;
+            let slots =
+                slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.call(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
@@ -443,7 +454,7 @@ impl Btree {
                     done,
                 }))
             });
-            added.map_err(Refused::temporary)?;
+            added.map_err(RefusedClient::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,
@@ -460,7 +471,7 @@ fn assign_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError
         for number in
             (0..=config.splits.len()).filter(|number| *number != usize::from(config.server_number))
         {
-            let owner = Owner {
+            let owner = RangeOwner {
                 server: u16::try_from(number).unwrap_or(u16::MAX),
                 version: 0,
             };

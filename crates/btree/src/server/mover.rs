@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use verbs::{Waiter, time};
 
-use super::handover::{Handovers, Take};
-use crate::client::{Answer, ClientError, Pipeline, ask};
+use super::handover::{Handovers, TakeRequest};
+use crate::client::{Answer, ClientError, PipelinedClient, call};
 use crate::tree::{Refusal, Store};
-use crate::wire::{Op, Step};
+use crate::wire::{HandoverStep, Op};
 
 /// Entries of a chunk.
 const CHUNK_ENTRIES: u32 = 2_000;
@@ -32,31 +32,31 @@ enum StepResult {
 }
 
 /// A function that connects to a server by its number.
-type Connect = Box<dyn FnMut(u16) -> Result<Pipeline, ClientError> + Send>;
+type Connect = Box<dyn FnMut(u16) -> Result<PipelinedClient, ClientError> + Send>;
 
 /// Executes the takes that its server was asked for.
-pub struct Mover {
+pub struct RangeMover {
     store: Arc<Store>,
     handovers: Arc<Handovers>,
     /// The number of the mover's own server.
     server_number: u16,
     connect: Connect,
-    givers: HashMap<u16, Pipeline>,
+    giver_clients: HashMap<u16, PipelinedClient>,
     /// The part of the current range that is not yet taken.
-    current: Option<Take>,
+    current_take: Option<TakeRequest>,
     /// The limit of the transfer rate in bytes per second.
     rate: u32,
     /// The earliest time of the next chunk.
-    not_before: Instant,
+    next_chunk_at: Instant,
 }
 
-impl Mover {
+impl RangeMover {
     /// Creates the mover of the server with number `server_number`, which takes at most `rate` bytes per second.
     /// `connect` connects to a server by its number.
     pub(super) fn new(
         (store, handovers): (Arc<Store>, Arc<Handovers>),
         (server_number, rate): (u16, u32),
-        connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
+        connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,
     ) -> Self {
         Self {
             store,
@@ -64,22 +64,22 @@ impl Mover {
             server_number,
             rate: rate.max(1),
             connect: Box::new(connect),
-            givers: HashMap::new(),
-            current: None,
-            not_before: time::now(),
+            giver_clients: HashMap::new(),
+            current_take: None,
+            next_chunk_at: time::now(),
         }
     }
 
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
     pub fn take_chunk(&mut self) -> bool {
-        if self.current.is_none() {
-            self.current = self.handovers.next_take();
+        if self.current_take.is_none() {
+            self.current_take = self.handovers.next_take();
         }
-        let Some(take) = self.current else {
+        let Some(take) = self.current_take else {
             return false;
         };
         let now = time::now();
-        if now < self.not_before {
+        if now < self.next_chunk_at {
             return false;
         }
         let left = match self.transfer_chunk(take) {
@@ -89,16 +89,16 @@ impl Mover {
                 None
             }
         };
-        self.current = left.map(|from| Take { from, ..take });
-        if self.current.is_none() {
+        self.current_take = left.map(|from| TakeRequest { from, ..take });
+        if self.current_take.is_none() {
             self.handovers.finish_take();
         }
         true
     }
 
     /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
-    fn transfer_chunk(&mut self, take: Take) -> Result<Option<u64>, ClientError> {
-        let giver = match self.givers.entry(take.giver) {
+    fn transfer_chunk(&mut self, take: TakeRequest) -> Result<Option<u64>, ClientError> {
+        let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
         };
@@ -111,7 +111,7 @@ impl Mover {
         let range = (take.from, end);
         let incarnation = giver.server();
         if !matches!(
-            request_step(giver, tree, Step::Freeze, range)?,
+            request_step(giver, tree, HandoverStep::Freeze, range)?,
             StepResult::Done(_)
         ) {
             return Ok(None);
@@ -127,11 +127,11 @@ impl Mover {
         }
         let Ok(mut reserved) = self.store.reserve_nodes(entries.len()) else {
             tracing::warn!("no memory for keys from {} on", take.from);
-            request_step(giver, tree, Step::Thaw, range)?;
+            request_step(giver, tree, HandoverStep::Thaw, range)?;
             return Ok(None);
         };
         let to = self.server_number;
-        let mut ceded = request_step(giver, tree, Step::Cede { to }, range)?;
+        let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
         while matches!(ceded, StepResult::Unknown) {
             ceded = resolve_cession(giver, (tree, take.from), to, incarnation);
         }
@@ -154,23 +154,23 @@ impl Mover {
         let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
         self.handovers.add_taken_entries(entries.len() as u64);
         let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.rate));
-        self.not_before = time::now() + pause;
+        self.next_chunk_at = time::now() + pause;
         Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))
     }
 }
 
 /// The result of a SCAN: entries, and the key at which to continue.
-type Found = (Vec<(u64, u64)>, Option<u64>);
+type ScanResult = (Vec<(u64, u64)>, Option<u64>);
 
 /// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
 /// range.
 fn scan(
-    giver: &mut Pipeline,
+    giver: &mut PipelinedClient,
     tree: u8,
     (from, end): (u64, Option<u64>),
-) -> Result<Option<Found>, ClientError> {
+) -> Result<Option<ScanResult>, ClientError> {
     let limit = CHUNK_ENTRIES;
-    ask(
+    call(
         giver,
         tree,
         &Op::Scan { from, end, limit },
@@ -184,12 +184,12 @@ fn scan(
 
 /// Asks the giver to execute a step.
 fn request_step(
-    giver: &mut Pipeline,
+    giver: &mut PipelinedClient,
     tree: u8,
-    step: Step,
+    step: HandoverStep,
     (from, end): (u64, Option<u64>),
 ) -> Result<StepResult, ClientError> {
-    let asked = ask(
+    let asked = call(
         giver,
         tree,
         &Op::Handover { step, from, end },
@@ -200,19 +200,19 @@ fn request_step(
         },
     );
     match asked {
-        Err(_) if matches!(step, Step::Cede { .. }) => Ok(StepResult::Unknown),
+        Err(_) if matches!(step, HandoverStep::Cede { .. }) => Ok(StepResult::Unknown),
         asked => asked,
     }
 }
 
 /// Asks for the first key of a range to find out whether the giver has ceded it.
 fn resolve_cession(
-    giver: &mut Pipeline,
+    giver: &mut PipelinedClient,
     (tree, key): (u8, u64),
     to: u16,
     incarnation: u64,
 ) -> StepResult {
-    let asked = ask(giver, tree, &Op::Get { key }, |answer| match answer {
+    let asked = call(giver, tree, &Op::Get { key }, |answer| match answer {
         Answer::Moved(moved) if moved.owner.server == to => StepResult::Done(moved.owner.version),
         Answer::Lost => StepResult::Unknown,
         _ => StepResult::Refused,

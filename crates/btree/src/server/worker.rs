@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
-use service::Slot;
+use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
+use service::ClientSlot;
 use service::lock_recovery::LockRecovery;
-use service::sessions::{ChangeState, Sessions};
-use service::worker::{self, Done, Mailbox, Wake, Work};
+use service::sessions::{ChangeState, WorkerSessions};
+use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
-use crate::touch::WalkCost;
-use crate::tree::{Refusal, Store, Walk};
+use crate::tree::{Refusal, Store, WalkPosition};
+use crate::walk_cost::WalkCost;
 use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
 
 /// A client that is connecting.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) slot: Arc<ClientSlot>,
     pub(crate) session: u64,
     pub(crate) window: u32,
     pub(crate) answer: usize,
@@ -30,7 +30,7 @@ pub(crate) struct PendingConnection {
 #[derive(Debug)]
 pub(crate) enum Command {
     Add(Box<PendingConnection>),
-    Remove(Arc<Slot>),
+    Remove(Arc<ClientSlot>),
     Stop,
 }
 
@@ -44,14 +44,14 @@ pub(crate) struct WorkerShared {
 /// Counters of a worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkerCounts {
-    pub(crate) rpc: Counts,
+    pub(crate) rpc: RpcWorkerCounts,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
     pub(crate) scans: u64,
     pub(crate) scanned: u64,
     pub(crate) changes: u64,
     pub(crate) repeated: u64,
-    pub(crate) bad: u64,
+    pub(crate) bad_requests: u64,
     pub(crate) busy: u64,
 }
 
@@ -64,9 +64,9 @@ pub struct Worker {
     pub(crate) lock_recovery: Arc<LockRecovery<Store>>,
     pub(crate) handovers: Arc<Handovers>,
     /// Extra time per request, which simulates a slower processor.
-    pub(crate) slow_by: Duration,
+    pub(crate) extra_delay: Duration,
     /// True if the server shares the keys with other servers.
-    pub(crate) shares: bool,
+    pub(crate) shares_keys: bool,
     /// The cost of walks on a simulated core.
     pub(crate) walk_cost: Option<Arc<WalkCost>>,
 }
@@ -80,34 +80,34 @@ impl Worker {
             store,
             lock_recovery,
             handovers,
-            slow_by,
-            shares,
+            extra_delay: slow_by,
+            shares_keys: shares,
             walk_cost,
         } = self;
-        let serve = Serve {
+        let serve = RequestHandler {
             store: &store,
             lock_recovery,
             handovers,
-            slow_by,
-            shares,
+            extra_delay: slow_by,
+            shares_keys: shares,
             meter: LoadMeter::new(),
             walk_cost,
-            sessions: Sessions::new(0),
+            sessions: WorkerSessions::new(0),
             max_answer_bytes: Vec::new(),
             entries: Vec::new(),
             message: Vec::new(),
             counts: WorkerCounts::default(),
         };
-        worker::run(&mut Running { engine, serve }, &shared.mailbox)
+        worker::run(&mut RunningWorker { engine, serve }, &shared.mailbox)
     }
 }
 
-struct Running<'s> {
+struct RunningWorker<'s> {
     engine: herd::Server,
-    serve: Serve<'s>,
+    serve: RequestHandler<'s>,
 }
 
-impl Work for Running<'_> {
+impl WorkerLoop for RunningWorker<'_> {
     type Error = RpcError;
     type Command = Command;
     type Counts = WorkerCounts;
@@ -146,7 +146,7 @@ impl Work for Running<'_> {
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
         let came = self.engine.poll(&mut self.serve)?;
-        if self.serve.shares {
+        if self.serve.shares_keys {
             self.serve.meter.end_batch(came);
         }
         Ok(came)
@@ -161,29 +161,29 @@ impl Work for Running<'_> {
 
     #[inline]
     fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_on(self.engine.memory());
+        waiter.idle_reading(self.engine.memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+    fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
-        waiter.slept();
+        waiter.record_sleep();
         Ok(())
     }
 }
 
 /// Answers requests from the trees.
-struct Serve<'s> {
+struct RequestHandler<'s> {
     store: &'s Store,
     lock_recovery: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
-    slow_by: Duration,
+    extra_delay: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
-    shares: bool,
+    shares_keys: bool,
     meter: LoadMeter,
     walk_cost: Option<Arc<WalkCost>>,
-    sessions: Sessions,
+    sessions: WorkerSessions,
     /// The length of the longest message that each client can receive, in bytes.
     max_answer_bytes: Vec<usize>,
     /// The entries of the SCAN in progress.
@@ -197,29 +197,30 @@ struct Serve<'s> {
 pub(super) const PREFETCH_ROUNDS: usize = 5;
 
 /// The walks of a batch.
-struct Walks([Walk; rpc::MAX_BATCH]);
+struct BatchWalks([WalkPosition; rpc::MAX_BATCH]);
 
-impl Handler for Serve<'_> {
-    type Batch = Walks;
+impl RpcHandler for RequestHandler<'_> {
+    type Batch = BatchWalks;
 
     const PREFETCH_ROUNDS: usize = PREFETCH_ROUNDS;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
-        if self.shares {
+        if self.shares_keys {
             self.meter.begin_batch();
         }
-        if !self.slow_by.is_zero() {
-            let until = verbs::time::now() + self.slow_by * u32::try_from(requests).unwrap_or(1);
+        if !self.extra_delay.is_zero() {
+            let until =
+                verbs::time::now() + self.extra_delay * u32::try_from(requests).unwrap_or(1);
             while verbs::time::now() < until {
                 std::hint::spin_loop();
             }
         }
         if let Some(walk_cost) = &self.walk_cost {
-            verbs::time::serve(requests);
+            verbs::time::charge_requests(requests);
             walk_cost.charge_walks(requests);
         }
-        Walks([Walk::default(); rpc::MAX_BATCH])
+        BatchWalks([WalkPosition::default(); rpc::MAX_BATCH])
     }
 
     #[inline]
@@ -239,7 +240,7 @@ impl Handler for Serve<'_> {
     }
 
     #[inline]
-    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReply<'_>) {
         let decoded = Op::decode(request.payload);
         let Some((op, tree, number)) =
             decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.trees())
@@ -253,7 +254,7 @@ impl Handler for Serve<'_> {
         }
         match op {
             Op::Handover { .. } | Op::Load => {}
-            _ if self.shares => self.meter.record_key(op.key()),
+            _ if self.shares_keys => self.meter.record_key(op.key()),
             _ => {}
         }
         match op {
@@ -269,7 +270,7 @@ impl Handler for Serve<'_> {
     }
 }
 
-impl Serve<'_> {
+impl RequestHandler<'_> {
     /// Registers a client with its session, its window and its longest message.
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
@@ -281,7 +282,7 @@ impl Serve<'_> {
     }
 
     #[inline]
-    fn get(&mut self, tree: usize, key: u64, walk: &mut Walk, reply: Reply<'_>) {
+    fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReply<'_>) {
         self.counts.gets += 1;
         match self.store.index().finish(tree, key, walk) {
             Ok(Some(value)) => {
@@ -297,7 +298,7 @@ impl Serve<'_> {
     }
 
     #[cold]
-    fn refuse(&mut self, refusal: Refusal, reply: Reply<'_>) {
+    fn refuse(&mut self, refusal: Refusal, reply: RequestReply<'_>) {
         if let Refusal::Moved(moved) = &refusal {
             return reply.bytes(&wire::encode_moved(moved));
         }
@@ -311,7 +312,7 @@ impl Serve<'_> {
             Refusal::Moved(_) => wire::word(Status::Moved, false),
             Refusal::Busy(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
-                self.lock_recovery.release(0, node);
+                self.lock_recovery.handle_complaint(0, node);
                 self.handovers.thaw_expired(self.store);
                 self.counts.busy += 1;
                 wire::word(Status::Busy, false)
@@ -325,10 +326,10 @@ impl Serve<'_> {
         (op, tree): (Op, usize),
         client: usize,
         seq: u32,
-        walk: &mut Walk,
-        reply: Reply<'_>,
+        walk: &mut WalkPosition,
+        reply: RequestReply<'_>,
     ) {
-        let Some(session) = self.sessions.of(client) else {
+        let Some(session) = self.sessions.session(client) else {
             return;
         };
         let word = match session.state_of(seq) {
@@ -378,7 +379,7 @@ impl Serve<'_> {
         range: (u64, Option<u64>),
         (limit, messages): (u32, u32),
         client: usize,
-        reply: Reply<'_>,
+        reply: RequestReply<'_>,
     ) {
         let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
@@ -402,7 +403,7 @@ impl Serve<'_> {
 
     /// Answers with this worker's load counters and sampled keys.
     #[cold]
-    fn load(&mut self, client: usize, reply: Reply<'_>) {
+    fn load(&mut self, client: usize, reply: RequestReply<'_>) {
         let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
         self.entries.clear();
@@ -416,7 +417,7 @@ impl Serve<'_> {
     }
 
     /// Sends entries, `each` of them per message.
-    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: Reply<'_>) {
+    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: RequestReply<'_>) {
         let count = self.entries.len();
         let mut first = 0;
         loop {
@@ -442,8 +443,8 @@ impl Serve<'_> {
     }
 
     #[cold]
-    fn reply_bad(&mut self, reply: Reply<'_>) {
-        self.counts.bad += 1;
+    fn reply_bad(&mut self, reply: RequestReply<'_>) {
+        self.counts.bad_requests += 1;
         reply.bytes(&wire::word(Status::Bad, false).to_le_bytes());
     }
 }

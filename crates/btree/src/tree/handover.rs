@@ -13,9 +13,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{Locked, Number};
+use super::memory::{LockedNode, Number};
 use super::store::Store;
-use super::walk::{Owner, Refusal};
+use super::walk::{RangeOwner, Refusal};
 use crate::node::{FROZEN, LOW, MOVED, SIBLING};
 
 /// Nodes that are reserved for entries to be adopted.
@@ -51,18 +51,18 @@ impl Store {
     }
 
     /// Locks each leaf of a range in turn and calls `change`. The range must begin and end at leaf boundaries.
-    fn each_leaf(
+    fn for_each_leaf(
         &self,
         tree: usize,
         (from, end): Range,
-        mut change: impl FnMut(Number, &mut Locked<'_>) -> Result<(), Refusal>,
+        mut change: impl FnMut(Number, &mut LockedNode<'_>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let mut key = from;
         let mut node = self.index.descend(tree, key, 0)?;
         loop {
             let (number, mut leaf) = self.lock_for(tree, key, 0, node)?;
             change(number, &mut leaf)?;
-            let next = leaf.node().end();
+            let next = leaf.node().key_upper_bound();
             match next.filter(|next| end.is_none_or(|end| *next < end)) {
                 None => return Ok(()),
                 Some(next) => {
@@ -84,7 +84,7 @@ impl Store {
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
-        let frozen = self.each_leaf(tree, range, |_, leaf| {
+        let frozen = self.for_each_leaf(tree, range, |_, leaf| {
             if leaf.node().is_moved() {
                 return Err(Refusal::Moved(super::MovedRange::of(leaf.node())));
             }
@@ -102,7 +102,7 @@ impl Store {
     /// # Errors
     /// [`Refusal::Busy`].
     pub fn thaw(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
-        self.each_leaf(tree, range, |_, leaf| {
+        self.for_each_leaf(tree, range, |_, leaf| {
             leaf.set_flags(0, FROZEN);
             Ok(())
         })
@@ -116,9 +116,9 @@ impl Store {
         &self,
         tree: usize,
         range: (u64, Option<u64>),
-        owner: Owner,
+        owner: RangeOwner,
     ) -> Result<(), Refusal> {
-        self.each_leaf(tree, range, |_, leaf| {
+        self.for_each_leaf(tree, range, |_, leaf| {
             if leaf.node().may_change() {
                 return Err(Refusal::Busy(0));
             }
@@ -135,13 +135,13 @@ impl Store {
         &self,
         tree: usize,
         range: (u64, Option<u64>),
-        owner: Owner,
+        owner: RangeOwner,
     ) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
         let mut first = None;
-        self.each_leaf(tree, range, |number, leaf| {
+        self.for_each_leaf(tree, range, |number, leaf| {
             let low = leaf.node().0[LOW].load(Ordering::Relaxed);
-            leaf.fill(&[(low, owner.word())]);
+            leaf.replace_entries(&[(low, owner.word())]);
             leaf.set_flags(MOVED, FROZEN);
             first.get_or_insert((low, number));
             Ok(())
@@ -153,7 +153,7 @@ impl Store {
             at = self.index.memory.read(number, |leaf| {
                 let sibling = leaf.0[SIBLING].load(Ordering::Relaxed);
                 let next = leaf
-                    .end()
+                    .key_upper_bound()
                     .filter(|next| range.1.is_none_or(|end| *next < end));
                 next.map(|next| (next, sibling))
             })?;
@@ -208,7 +208,7 @@ impl Store {
     ) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
         let mut made = Vec::new();
-        let adopted = self.each_leaf(tree, range, |_, leaf| {
+        let adopted = self.for_each_leaf(tree, range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
             if leaf.node().is_moved() {
                 self.replace_moved_leaf(tree, leaf, entries, (reserved, &mut made))?;
@@ -227,12 +227,12 @@ impl Store {
     fn replace_moved_leaf(
         &self,
         tree: usize,
-        leaf: &mut Locked<'_>,
+        leaf: &mut LockedNode<'_>,
         entries: &[(u64, u64)],
         (reserved, made): (&mut ReservedNodes, &mut Vec<(u64, Number)>),
     ) -> Result<(), Refusal> {
         let node = leaf.node();
-        let (low, end) = (node.0[LOW].load(Ordering::Relaxed), node.end());
+        let (low, end) = (node.0[LOW].load(Ordering::Relaxed), node.key_upper_bound());
         let from = entries.partition_point(|entry| entry.0 < low);
         let to = end.map_or(entries.len(), |end| {
             entries.partition_point(|entry| entry.0 < end)
@@ -256,7 +256,7 @@ impl Store {
             made.push((chunk[0].0, number));
             (sibling, after) = (number, Some(chunk[0].0));
         }
-        leaf.fill(chunks.first().copied().unwrap_or_default());
+        leaf.replace_entries(chunks.first().copied().unwrap_or_default());
         leaf.set_flags(0, MOVED | FROZEN);
         leaf.set_end(after, sibling);
         Ok(())

@@ -45,7 +45,7 @@ impl Store {
         entry: impl Fn(u64) -> (u64, u64) + Sync,
     ) -> Result<(), LoadError> {
         let (old, level) = self.index.root(tree);
-        let is_empty = level == 0 && self.index.memory.read(old, |n| n.count()) == Ok(0);
+        let is_empty = level == 0 && self.index.memory.read(old, |n| n.entry_count()) == Ok(0);
         if !is_empty {
             return Err(LoadError::NotEmpty);
         }
@@ -78,7 +78,7 @@ impl Store {
             } else {
                 per_node.max(2)
             };
-            let of = Level {
+            let of = LoadingLevel {
                 tree,
                 level,
                 first,
@@ -108,7 +108,7 @@ impl Store {
     /// Builds one level and returns the low fences of its nodes.
     fn build(
         &self,
-        of: &Level,
+        of: &LoadingLevel,
         count: u64,
         threads: usize,
         entry: impl Fn(u64) -> (u64, u64) + Sync,
@@ -135,7 +135,7 @@ impl Store {
 
     fn build_part(
         &self,
-        of: &Level,
+        of: &LoadingLevel,
         nodes: std::ops::Range<u64>,
         count: u64,
         entry: &(impl Fn(u64) -> (u64, u64) + Sync),
@@ -190,7 +190,7 @@ fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
 }
 
 /// A level that is being built.
-struct Level {
+struct LoadingLevel {
     tree: usize,
     level: u16,
     first: Number,

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
-use rpc::{Loopback, RpcError};
+use rpc::{LoopbackQp, RpcError};
 use service::lock_recovery::SERVER_OWNER;
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
 
 use crate::node::{
     CHECKSUM, DEAD, HEADER, HIGH, LAST, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE,
-    VERSION, capacity, meta, term,
+    VERSION, capacity, checksum_term, meta,
 };
 
 /// The magic number in word 0 of the memory.
@@ -20,7 +20,7 @@ pub(crate) const ROOTS: usize = 2;
 /// Largest number of trees of a store.
 pub const MAX_TREES: usize = 16;
 /// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
-const RESERVE: u64 = 32;
+const SPLIT_RESERVE_NODES: u64 = 32;
 /// The lock word that the server uses.
 const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 
@@ -29,34 +29,34 @@ pub(crate) type Number = u64;
 
 /// The error for a node whose lock is not released in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Busy(pub(crate) Number);
+pub(crate) struct LockTimeout(pub(crate) Number);
 
 /// The memory of a store.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct StoreMemory {
     region: Arc<MemoryRegion>,
     /// The loopback queue pair by which the server takes locks, if clients can lock nodes too.
-    atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
+    atomics: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
     node_words: usize,
     nodes: u64,
-    free: Mutex<Free>,
+    free: Mutex<FreeNodes>,
 }
 
 #[derive(Debug)]
-struct Free {
+struct FreeNodes {
     /// The first node that was never used.
     next: Number,
     /// Nodes that were used and are free again.
     reused: Vec<Number>,
 }
 
-impl Free {
+impl FreeNodes {
     fn count(&self, nodes: u64) -> u64 {
         nodes - self.next + self.reused.len() as u64
     }
 }
 
-impl Memory {
+impl StoreMemory {
     /// Allocates memory for `nodes` nodes of `node_bytes` bytes.
     pub(crate) fn new(
         pd: &ProtectionDomain,
@@ -72,12 +72,12 @@ impl Memory {
             atomics: None,
             node_words: node_bytes / 8,
             nodes,
-            free: Mutex::new(Free {
+            free: Mutex::new(FreeNodes {
                 next: 1,
                 reused: Vec::new(),
             }),
         };
-        let header = memory.words(0);
+        let header = memory.words_of_node(0);
         header[0].store(MAGIC, Ordering::Relaxed);
         header[1].store(node_bytes as u64, Ordering::Relaxed);
         Ok(memory)
@@ -92,26 +92,26 @@ impl Memory {
         port: PortGid,
     ) -> Result<(), RpcError> {
         let own = self.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
-        self.atomics = Some(Mutex::new((Loopback::new(pd, port)?, own)));
+        self.atomics = Some(Mutex::new((LoopbackQp::new(pd, port)?, own)));
         Ok(())
     }
 
     /// Registers the same memory again; this registration can be revoked separately.
     pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
-        self.region.register_again(access)
+        Ok(self.region.register_again(access)?)
     }
 
     /// Returns the lock word of a node, or `None` if the node does not exist.
     pub(crate) fn lock_of(&self, number: Number) -> Option<&AtomicU64> {
         (1..self.nodes)
             .contains(&number)
-            .then(|| &self.words(number)[LOCK])
+            .then(|| &self.words_of_node(number)[LOCK])
     }
 
     /// Finishes the change of a client that is gone: stores words 1 and following of a node that the client still has
     /// locked.
     pub(crate) fn finish(&self, number: Number, words: impl Iterator<Item = u64>) {
-        for (word, new) in self.words(number)[VERSION..].iter().zip(words) {
+        for (word, new) in self.words_of_node(number)[VERSION..].iter().zip(words) {
             word.store(new, Ordering::Relaxed);
         }
     }
@@ -133,7 +133,7 @@ impl Memory {
 
     /// Returns the words of a node; of the header if the node does not exist.
     #[inline]
-    pub(crate) fn words(&self, number: Number) -> &[AtomicU64] {
+    pub(crate) fn words_of_node(&self, number: Number) -> &[AtomicU64] {
         let number = if number < self.nodes { number } else { 0 };
         #[expect(clippy::cast_possible_truncation, reason = "in memory")]
         let start = number as usize * self.node_words * 8;
@@ -144,13 +144,13 @@ impl Memory {
     /// Returns the word that holds the root of a tree.
     #[inline]
     pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
-        &self.words(0)[ROOTS + tree]
+        &self.words_of_node(0)[ROOTS + tree]
     }
 
     /// Prefetches the header and the keys of a node.
     #[inline]
     pub(crate) fn prefetch(&self, number: Number) {
-        let words = self.words(number);
+        let words = self.words_of_node(number);
         let keys = HEADER + capacity(self.node_words);
         for line in (0..keys).step_by(8) {
             if let Some(word) = words.get(line) {
@@ -163,7 +163,7 @@ impl Memory {
     #[inline]
     pub(crate) fn prefetch_value(&self, number: Number, place: usize) {
         if let Some(word) = self
-            .words(number)
+            .words_of_node(number)
             .get(HEADER + capacity(self.node_words) + place)
         {
             prefetch(word);
@@ -175,13 +175,13 @@ impl Memory {
     /// WRITE is in progress.
     ///
     /// # Errors
-    /// [`Busy`] if the node stays a mixture for so long that its writer must be dead or stopped.
+    /// [`LockTimeout`] if the node stays a mixture for so long that its writer must be dead or stopped.
     #[inline]
     pub(crate) fn read<R>(
         &self,
         number: Number,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
-    ) -> Result<R, Busy> {
+    ) -> Result<R, LockTimeout> {
         match self.read_unlocked(number, &mut visit) {
             Some(found) => Ok(found),
             None => self.read_with_retry(number, visit),
@@ -194,7 +194,7 @@ impl Memory {
         number: Number,
         visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Option<R> {
-        let words = self.words(number);
+        let words = self.words_of_node(number);
         let version = words[VERSION].load(Ordering::Acquire);
         if words[LOCK].load(Ordering::Acquire) != 0 {
             return None;
@@ -214,8 +214,8 @@ impl Memory {
         &self,
         number: Number,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
-    ) -> Result<R, Busy> {
-        let words = self.words(number);
+    ) -> Result<R, LockTimeout> {
+        let words = self.words_of_node(number);
         let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
         let copy = &copy[..self.node_words];
         let mut attempt = 0;
@@ -232,14 +232,14 @@ impl Memory {
             pause(attempt);
             attempt = attempt.saturating_add(1);
         }
-        Err(Busy(number))
+        Err(LockTimeout(number))
     }
 
     /// Locks a node.
     ///
     /// # Errors
-    /// [`Busy`] if the lock stays taken for too long.
-    pub(crate) fn lock(&self, number: Number) -> Result<Locked<'_>, Busy> {
+    /// [`LockTimeout`] if the lock stays taken for too long.
+    pub(crate) fn lock(&self, number: Number) -> Result<LockedNode<'_>, LockTimeout> {
         let mut attempt = 0;
         while self.may_wait(number, attempt) {
             if let Some(locked) = self.try_lock(number) {
@@ -248,7 +248,7 @@ impl Memory {
             pause(attempt);
             attempt = attempt.saturating_add(1);
         }
-        Err(Busy(number))
+        Err(LockTimeout(number))
     }
 
     /// Returns true if the caller should try the node again. The server's own threads always release their locks, even
@@ -256,14 +256,14 @@ impl Memory {
     fn may_wait(&self, number: Number, attempt: u32) -> bool {
         attempt < MAX_ATTEMPTS
             || matches!(
-                self.words(number)[LOCK].load(Ordering::Relaxed),
+                self.words_of_node(number)[LOCK].load(Ordering::Relaxed),
                 0 | SERVER_LOCK
             )
     }
 
     /// Locks a node if its lock is free.
-    pub(crate) fn try_lock(&self, number: Number) -> Option<Locked<'_>> {
-        let words = self.words(number);
+    pub(crate) fn try_lock(&self, number: Number) -> Option<LockedNode<'_>> {
+        let words = self.words_of_node(number);
         match &self.atomics {
             None => {
                 let (free, locked) = (0, SERVER_LOCK);
@@ -284,7 +284,7 @@ impl Memory {
         }
         // Pairs with the fence in `read`: a reader that sees a word written under the lock also sees the lock.
         fence(Ordering::Release);
-        Some(Locked {
+        Some(LockedNode {
             words,
             changed: false,
         })
@@ -292,10 +292,10 @@ impl Memory {
 
     /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
     /// `None` if the memory is full.
-    pub(crate) fn allocate(&self, inner: bool) -> Option<(Number, Locked<'_>)> {
+    pub(crate) fn allocate(&self, inner: bool) -> Option<(Number, LockedNode<'_>)> {
         let number = {
             let mut free = lock(&self.free);
-            let reserve = if inner { 0 } else { RESERVE };
+            let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
             if free.count(self.nodes) <= reserve {
                 return None;
             }
@@ -307,7 +307,7 @@ impl Memory {
         // A client may still hold the lock of a node that was merged away: such a node stays unused.
         match self.lock(number) {
             Ok(locked) => Some((number, locked)),
-            Err(Busy(_)) => None,
+            Err(LockTimeout(_)) => None,
         }
     }
 
@@ -315,7 +315,7 @@ impl Memory {
     pub(crate) fn allocate_run(&self, count: u64) -> Option<Number> {
         let mut free = lock(&self.free);
         let first = free.next;
-        if self.nodes - first < count + RESERVE {
+        if self.nodes - first < count + SPLIT_RESERVE_NODES {
             return None;
         }
         free.next += count;
@@ -342,12 +342,12 @@ fn pause(attempt: u32) {
 
 /// A node that this thread has locked. Dropping the value publishes the changes: version and checksum first, then the
 /// unlock.
-pub(crate) struct Locked<'m> {
+pub(crate) struct LockedNode<'m> {
     words: &'m [AtomicU64],
     changed: bool,
 }
 
-impl<'m> Locked<'m> {
+impl<'m> LockedNode<'m> {
     pub(crate) fn node(&self) -> Node<'m, [AtomicU64]> {
         Node(self.words)
     }
@@ -361,11 +361,11 @@ impl<'m> Locked<'m> {
     pub(crate) fn init(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
         self.set(TREE, tree);
         self.set(META, meta(level, flags, 0));
-        self.fill(entries);
+        self.replace_entries(entries);
     }
 
     /// Replaces all entries.
-    pub(crate) fn fill(&mut self, entries: &[(u64, u64)]) {
+    pub(crate) fn replace_entries(&mut self, entries: &[(u64, u64)]) {
         let room = self.node().capacity();
         for (i, (key, value)) in entries.iter().enumerate().take(room) {
             self.set(HEADER + i, *key);
@@ -391,7 +391,7 @@ impl<'m> Locked<'m> {
         let node = self.node();
         let last = if end.is_none() { LAST } else { 0 };
         let flags = node.flags() & !LAST | last;
-        let meta = meta(node.level(), flags, node.count());
+        let meta = meta(node.level(), flags, node.entry_count());
         self.set(META, meta);
         self.set(HIGH, end.unwrap_or(u64::MAX));
         self.set(SIBLING, sibling);
@@ -400,7 +400,11 @@ impl<'m> Locked<'m> {
     /// Sets and clears flags of the node.
     pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
         let node = self.node();
-        let meta = meta(node.level(), node.flags() & !clear | set, node.count());
+        let meta = meta(
+            node.level(),
+            node.flags() & !clear | set,
+            node.entry_count(),
+        );
         self.set(META, meta);
     }
 
@@ -413,7 +417,7 @@ impl<'m> Locked<'m> {
     /// Inserts an entry at an index; the caller has checked that the node has room.
     pub(crate) fn insert(&mut self, place: usize, key: u64, value: u64) {
         let (node, room) = (self.node(), self.node().capacity());
-        let count = node.count();
+        let count = node.entry_count();
         for i in (place..count).rev() {
             self.set(HEADER + i + 1, node.key(i));
             self.set(HEADER + room + i + 1, node.value(i));
@@ -426,7 +430,7 @@ impl<'m> Locked<'m> {
     /// Removes the entry at an index.
     pub(crate) fn remove(&mut self, place: usize) {
         let (node, room) = (self.node(), self.node().capacity());
-        let count = node.count();
+        let count = node.entry_count();
         for i in place + 1..count {
             self.set(HEADER + i - 1, node.key(i));
             self.set(HEADER + room + i - 1, node.value(i));
@@ -442,10 +446,10 @@ impl<'m> Locked<'m> {
         let sum = words[CHECKSUM].load(Ordering::Relaxed);
         let old = words[index].load(Ordering::Relaxed);
         let sum = sum
-            .wrapping_sub(term(index, old))
-            .wrapping_add(term(index, value))
-            .wrapping_sub(term(VERSION, version))
-            .wrapping_add(term(VERSION, version.wrapping_add(1)));
+            .wrapping_sub(checksum_term(index, old))
+            .wrapping_add(checksum_term(index, value))
+            .wrapping_sub(checksum_term(VERSION, version))
+            .wrapping_add(checksum_term(VERSION, version.wrapping_add(1)));
         words[index].store(value, Ordering::Relaxed);
         words[VERSION].store(version.wrapping_add(1), Ordering::Relaxed);
         words[CHECKSUM].store(sum, Ordering::Relaxed);
@@ -454,7 +458,7 @@ impl<'m> Locked<'m> {
     /// Returns all entries in order, with `more` inserted.
     pub(crate) fn entries_with(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
         let node = self.node();
-        let mut all: Vec<_> = (0..node.count())
+        let mut all: Vec<_> = (0..node.entry_count())
             .map(|i| (node.key(i), node.value(i)))
             .collect();
         if let Some(more) = more {
@@ -464,12 +468,12 @@ impl<'m> Locked<'m> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedNode<'_> {
     fn drop(&mut self) {
         if self.changed {
             let version = self.words[VERSION].load(Ordering::Relaxed).wrapping_add(1);
             self.words[VERSION].store(version, Ordering::Relaxed);
-            let sum = self.node().sum();
+            let sum = self.node().checksum_of_words();
             self.words[CHECKSUM].store(sum, Ordering::Relaxed);
         }
         self.words[LOCK].store(0, Ordering::Release);

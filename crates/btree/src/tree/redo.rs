@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use service::lock_recovery::{LockTable, owner_of};
 
 use super::store::Store;
-use crate::node::{Node, term};
+use crate::node::{Node, checksum_term};
 
 /// Returns the bytes of a redo entry for nodes of `node_words` words.
 pub(crate) const fn bytes(node_words: usize) -> usize {
@@ -20,7 +20,10 @@ pub(crate) const fn bytes(node_words: usize) -> usize {
 pub(crate) const BODY: usize = 2;
 
 fn checksum(words: &[u64]) -> u64 {
-    let terms = words.iter().enumerate().map(|(i, word)| term(i, *word));
+    let terms = words
+        .iter()
+        .enumerate()
+        .map(|(i, word)| checksum_term(i, *word));
     terms.fold(1, u64::wrapping_add)
 }
 

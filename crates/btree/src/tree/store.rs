@@ -7,17 +7,17 @@ use rpc::RpcError;
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
 
-use super::memory::{Busy, Locked, MAX_TREES, Memory, Number};
-use super::walk::{Index, MovedRange, Refusal, Walk, root_word};
+use super::memory::{LockTimeout, LockedNode, MAX_TREES, Number, StoreMemory};
+use super::walk::{MovedRange, Refusal, TreeIndex, WalkPosition, root_word};
 
-use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
+use crate::node::{LOW, NextStep, Node, SIBLING, TREE, capacity};
 
 /// Keys with their values, or with the numbers of child nodes.
 type Entries<'e> = &'e [(u64, u64)];
 
 /// The condition for setting a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
+pub enum PutCondition {
     /// Sets the value whether or not the key is present.
     Always,
     /// Sets the value only if the key is absent.
@@ -62,7 +62,7 @@ pub struct TreeStats {
 /// Trees in one registered memory. Keys and values are 64-bit numbers.
 #[derive(Debug)]
 pub struct Store {
-    pub(super) index: Index,
+    pub(super) index: TreeIndex,
     /// Held while a tree gets a new root.
     root_change: Mutex<()>,
     splits: AtomicU64,
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Returns the read-only view by which workers find keys.
-    pub(crate) fn index(&self) -> &Index {
+    pub(crate) fn index(&self) -> &TreeIndex {
         &self.index
     }
 
@@ -134,7 +134,7 @@ impl Store {
     ) -> Result<Self, VerbError> {
         let trees = trees.clamp(1, MAX_TREES);
         let nodes = nodes + 64;
-        let memory = Memory::new(pd, node_bytes, nodes, access)?;
+        let memory = StoreMemory::new(pd, node_bytes, nodes, access)?;
         for tree in 0..trees {
             let (root, mut locked) = memory.allocate(true).expect("the first nodes of many");
             locked.init(tree as u64, 0, 0, &[]);
@@ -144,7 +144,7 @@ impl Store {
             word.store(root_word(root, 0), Ordering::Release);
         }
         Ok(Self {
-            index: Index { memory, trees },
+            index: TreeIndex { memory, trees },
             root_change: Mutex::default(),
             splits: AtomicU64::new(0),
             merges: AtomicU64::new(0),
@@ -184,20 +184,20 @@ impl Store {
         key: u64,
         level: u16,
         from: Number,
-    ) -> Result<(Number, Locked<'_>), Busy> {
+    ) -> Result<(Number, LockedNode<'_>), LockTimeout> {
         let mut node = from;
         for _ in 0..MAX_HOPS {
             let locked = self.index.memory.lock(node)?;
             match locked.node().next(key, tree as u64, level) {
-                Next::Here | Next::Child(_) => return Ok((node, locked)),
-                Next::Sibling(right) => node = right,
-                Next::Lost => {
+                NextStep::Leaf | NextStep::Child(_) => return Ok((node, locked)),
+                NextStep::Sibling(right) => node = right,
+                NextStep::Restart => {
                     drop(locked);
                     node = self.index.descend(tree, key, level)?;
                 }
             }
         }
-        Err(Busy(node))
+        Err(LockTimeout(node))
     }
 
     /// Sets the value of a key if `when` holds, and returns the previous value.
@@ -209,7 +209,7 @@ impl Store {
         tree: usize,
         key: u64,
         value: u64,
-        when: When,
+        when: PutCondition,
     ) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
         self.put_at(tree, (key, value), when, &mut walk)
@@ -220,8 +220,8 @@ impl Store {
         &self,
         tree: usize,
         (key, value): (u64, u64),
-        when: When,
-        walk: &mut Walk,
+        when: PutCondition,
+        walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
         self.index.walk_down(tree, key, walk)?;
         let (_, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
@@ -230,13 +230,13 @@ impl Store {
         match node.find(key) {
             Ok(place) => {
                 let before = node.value(place);
-                if when != When::Absent {
+                if when != PutCondition::Absent {
                     leaf.update(place, value);
                 }
                 Ok(Some(before))
             }
-            Err(_) if when == When::Present => Ok(None),
-            Err(place) if node.count() < node.capacity() => {
+            Err(_) if when == PutCondition::Present => Ok(None),
+            Err(place) if node.entry_count() < node.capacity() => {
                 leaf.insert(place, key, value);
                 Ok(None)
             }
@@ -253,14 +253,14 @@ impl Store {
     /// Splits a locked full node and inserts an entry. Returns the first key and the number of the new right node.
     fn split(
         &self,
-        left: Locked<'_>,
+        left: LockedNode<'_>,
         entry: (u64, u64),
         tree: usize,
         level: u16,
     ) -> Result<(u64, Number), Refusal> {
         let entries = left.entries_with(Some(entry));
         // Inserts in ascending order leave full nodes behind.
-        let ascends = left.node().end().is_none() && entries.last() == Some(&entry);
+        let ascends = left.node().key_upper_bound().is_none() && entries.last() == Some(&entry);
         let middle = if ascends {
             entries.len() - 1
         } else {
@@ -274,7 +274,7 @@ impl Store {
     /// Divides a locked node at a key into two nodes with these entries. Returns the number of the new right node.
     pub(super) fn divide_node(
         &self,
-        mut left: Locked<'_>,
+        mut left: LockedNode<'_>,
         (low, high): (Entries<'_>, Entries<'_>),
         (tree, level): (usize, u16),
         at: u64,
@@ -282,12 +282,12 @@ impl Store {
         let is_inner = level > 0;
         let (number, mut right) = self.index.memory.allocate(is_inner).ok_or(Refusal::Full)?;
         let node = left.node();
-        let end = node.end();
+        let end = node.key_upper_bound();
         right.init(tree as u64, level, node.flags(), high);
         right.set_fences(at, end, node.0[SIBLING].load(Ordering::Relaxed));
         // The new node is complete and unlocked before any link points to it.
         drop(right);
-        left.fill(low);
+        left.replace_entries(low);
         left.set_end(Some(at), number);
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(number)
@@ -309,7 +309,7 @@ impl Store {
         match node.find(at) {
             // A merge and a split happened at the same key.
             Ok(place) => parent.update(place, right),
-            Err(place) if node.count() < node.capacity() => parent.insert(place, at, right),
+            Err(place) if node.entry_count() < node.capacity() => parent.insert(place, at, right),
             Err(_) => {
                 let (at, right) = self.split(parent, (at, right), tree, level)?;
                 self.insert_into_parent(tree, level + 1, (at, right))?;
@@ -355,7 +355,7 @@ impl Store {
         &self,
         tree: usize,
         key: u64,
-        walk: &mut Walk,
+        walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
         self.index.walk_down(tree, key, walk)?;
         let (number, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
@@ -366,7 +366,7 @@ impl Store {
         };
         let before = node.value(place);
         leaf.remove(place);
-        let sparse = node.count() < node.capacity() / 4;
+        let sparse = node.entry_count() < node.capacity() / 4;
         drop(leaf);
         if sparse {
             self.merge(tree, key, 0, number);
@@ -392,7 +392,7 @@ impl Store {
             .ok()
             .filter(|&place| place > 0)?;
         let children = (above.node().value(place - 1), above.node().value(place));
-        let fits = a.count() + b.count() <= a.capacity() * 3 / 4;
+        let fits = a.entry_count() + b.entry_count() <= a.capacity() * 3 / 4;
         // Leaves of another server are merged only if they have the same owner word.
         let alike = match (a.is_moved(), b.is_moved()) {
             (true, true) => a.value(0) == b.value(0),
@@ -408,14 +408,14 @@ impl Store {
         // This order lets every walk find every key at any time. First the parent leads to the left node, whose link
         // still leads right. Then the left node gets all entries.
         above.remove(place);
-        let sparse = above.node().count() < above.node().capacity() / 4;
+        let sparse = above.node().entry_count() < above.node().capacity() / 4;
         drop(above);
         let mut all = locked.entries_with(None);
         if !a.is_moved() {
             all.extend(other.entries_with(None));
         }
-        locked.fill(&all);
-        locked.set_end(b.end(), b.0[SIBLING].load(Ordering::Relaxed));
+        locked.replace_entries(&all);
+        locked.set_end(b.key_upper_bound(), b.0[SIBLING].load(Ordering::Relaxed));
         drop(locked);
         other.mark_dead();
         drop(other);

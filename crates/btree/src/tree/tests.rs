@@ -9,7 +9,7 @@ use crate::node::{HEADER, LOW, Node, SIBLING};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);
-    let context = device.and_then(|d| d.open()).expect("opens");
+    let context = device.expect("a device").open().expect("opens");
     context.alloc_pd().expect("a PD")
 }
 
@@ -25,18 +25,18 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
         let (mut node, mut low) = (first, 0);
         let mut below = None;
         while node != 0 {
-            let words = store.index.memory.words(node);
+            let words = store.index.memory.words_of_node(node);
             let n = Node(words);
             assert!(n.has_valid_checksum() && !n.is_dead(), "node {node}");
             assert_eq!(
                 (n.level(), words[LOW].load(Ordering::Relaxed)),
                 (level, low)
             );
-            let keys: Vec<u64> = (0..n.count()).map(|i| n.key(i)).collect();
+            let keys: Vec<u64> = (0..n.entry_count()).map(|i| n.key(i)).collect();
             assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
             assert!(
                 keys.iter()
-                    .all(|k| *k >= low && n.end().is_none_or(|end| *k < end))
+                    .all(|k| *k >= low && n.key_upper_bound().is_none_or(|end| *k < end))
             );
             if level > 0 {
                 assert_eq!(
@@ -46,11 +46,11 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
                 );
                 below.get_or_insert(n.value(0));
             } else {
-                entries.extend((0..n.count()).map(|i| (n.key(i), n.value(i))));
+                entries.extend((0..n.entry_count()).map(|i| (n.key(i), n.value(i))));
             }
             node = words[SIBLING].load(Ordering::Relaxed);
-            assert_eq!(n.end().is_none(), node == 0);
-            low = n.end().unwrap_or(0);
+            assert_eq!(n.key_upper_bound().is_none(), node == 0);
+            low = n.key_upper_bound().unwrap_or(0);
         }
         first = below.unwrap_or(0);
     }
@@ -91,17 +91,17 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(k, v) => {
-                    prop_assert_eq!(store.put(1, k, v, When::Always), Ok(model.insert(k, v)));
+                    prop_assert_eq!(store.put(1, k, v, PutCondition::Always), Ok(model.insert(k, v)));
                 }
                 Step::Insert(k, v) => {
                     let before = model.get(&k).copied();
                     model.entry(k).or_insert(v);
-                    prop_assert_eq!(store.put(1, k, v, When::Absent), Ok(before));
+                    prop_assert_eq!(store.put(1, k, v, PutCondition::Absent), Ok(before));
                 }
                 Step::Update(k, v) => {
                     let before = model.get(&k).copied();
                     model.entry(k).and_modify(|there| *there = v);
-                    prop_assert_eq!(store.put(1, k, v, When::Present), Ok(before));
+                    prop_assert_eq!(store.put(1, k, v, PutCondition::Present), Ok(before));
                 }
                 Step::Remove(k) => prop_assert_eq!(store.remove(1, k), Ok(model.remove(&k))),
                 Step::Get(k) => prop_assert_eq!(store.get(1, k), Ok(model.get(&k).copied())),
@@ -146,7 +146,7 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     let store = store(256, 20);
     let mut there = 0;
     let full = (0..100_000u64).find(|k| {
-        let put = store.put(0, *k, *k, When::Always);
+        let put = store.put(0, *k, *k, PutCondition::Always);
         there += u64::from(put.is_ok());
         put == Err(Refusal::Full)
     });
@@ -156,7 +156,7 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     for k in 0..there {
         assert_eq!(store.remove(0, k), Ok(Some(k)));
     }
-    assert!(store.put(0, 5, 5, When::Always).is_ok());
+    assert!(store.put(0, 5, 5, PutCondition::Always).is_ok());
 }
 
 /// Runs writers of disjoint keys and readers on small nodes that split and merge all the time. Keys that are never
@@ -165,7 +165,9 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
 fn threads_see_one_tree() {
     let store = store(256, 4000);
     for key in (0..6000).step_by(3) {
-        store.put(0, key, key + 1, When::Always).expect("room");
+        store
+            .put(0, key, key + 1, PutCondition::Always)
+            .expect("room");
     }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -174,7 +176,7 @@ fn threads_see_one_tree() {
             scope.spawn(move || {
                 for round in 0..20u64 {
                     for key in (writer..6000).step_by(3) {
-                        assert_eq!(store.put(0, key, round, When::Absent), Ok(None));
+                        assert_eq!(store.put(0, key, round, PutCondition::Absent), Ok(None));
                     }
                     for key in (writer..6000).step_by(3) {
                         assert_eq!(store.remove(0, key), Ok(Some(round)));
@@ -207,13 +209,16 @@ fn threads_see_one_tree() {
             let mut whole = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 for number in 1..400 {
-                    for (to, from) in words.iter_mut().zip(store.index.memory.words(number)) {
+                    for (to, from) in words
+                        .iter_mut()
+                        .zip(store.index.memory.words_of_node(number))
+                    {
                         *to = from.load(Ordering::Relaxed);
                     }
                     let node = Node(&words[..]);
                     if node.has_valid_checksum() {
                         whole += 1;
-                        let keys = &words[HEADER..HEADER + node.count()];
+                        let keys = &words[HEADER..HEADER + node.entry_count()];
                         assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
                     }
                 }
@@ -232,14 +237,17 @@ fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u
     let mut entries = Vec::new();
     assert_eq!(giver.scan(0, range, usize::MAX, &mut entries), Ok(None));
     let inside = range.0;
-    assert_eq!(giver.put(0, inside, 1, When::Always), Err(Refusal::Busy(0)));
+    assert_eq!(
+        giver.put(0, inside, 1, PutCondition::Always),
+        Err(Refusal::Busy(0))
+    );
     let mut reserved = taker.reserve_nodes(entries.len()).expect("room");
-    let owner = Owner { server: 1, version };
+    let owner = RangeOwner { server: 1, version };
     giver.cede(0, range, owner).expect("it is frozen");
     let is_refused_as_moved = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
     assert!(is_refused_as_moved(giver.get(0, inside).map(|_| ())));
     assert!(is_refused_as_moved(
-        giver.put(0, inside, 1, When::Always).map(|_| ())
+        giver.put(0, inside, 1, PutCondition::Always).map(|_| ())
     ));
     assert!(taker.get(0, inside).is_err(), "nobody has it for a moment");
     taker
@@ -260,7 +268,7 @@ proptest! {
     ) {
         let stores = [store(256, 600), store(256, 600)];
         stores[0].load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
-        stores[1].assign_to_other(0, (0, None), Owner::default()).expect("room");
+        stores[1].assign_to_other(0, (0, None), RangeOwner::default()).expect("room");
         let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
         // The owner of each key that is looked up. The last entry stands for all greater keys.
         let mut owners = [0usize; 401];
@@ -280,7 +288,7 @@ proptest! {
             for (key, value, put) in puts.by_ref().take(5) {
                 let owner = &stores[owners[usize::try_from(key).expect("small")]];
                 let before = if put { model.insert(key, value) } else { model.remove(&key) };
-                let made = if put { owner.put(0, key, value, When::Always) } else { owner.remove(0, key) };
+                let made = if put { owner.put(0, key, value, PutCondition::Always) } else { owner.remove(0, key) };
                 prop_assert_eq!(made, Ok(before));
             }
             for key in 0..400u64 {

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{Busy, Memory, Number};
-use crate::node::{LOW, Next, Node, SIBLING, Words};
+use super::memory::{LockTimeout, Number, StoreMemory};
+use crate::node::{LOW, NextStep, Node, NodeWords, SIBLING};
 
 /// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -25,14 +25,14 @@ pub enum Refusal {
 
 /// The server that owns a range of keys, and the handover by which it became the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-pub struct Owner {
+pub struct RangeOwner {
     /// The number of the server.
     pub server: u16,
     /// Counts the handovers of the range, below 2^48. The greater of two versions is newer.
     pub version: u64,
 }
 
-impl Owner {
+impl RangeOwner {
     pub(crate) fn word(self) -> u64 {
         u64::from(self.server) << 48 | self.version & ((1 << 48) - 1)
     }
@@ -53,22 +53,22 @@ pub struct MovedRange {
     /// The first key that is not among them, if there is one.
     pub end: Option<u64>,
     /// The owner of the keys.
-    pub owner: Owner,
+    pub owner: RangeOwner,
 }
 
 impl MovedRange {
     /// Reads the range and the owner from a leaf with the flag `MOVED`.
-    pub(crate) fn of<W: Words + ?Sized>(leaf: Node<'_, W>) -> Self {
+    pub(crate) fn of<W: NodeWords + ?Sized>(leaf: Node<'_, W>) -> Self {
         Self {
             from: leaf.0.word(LOW),
-            end: leaf.end(),
-            owner: Owner::of(leaf.value(0)),
+            end: leaf.key_upper_bound(),
+            owner: RangeOwner::of(leaf.value(0)),
         }
     }
 }
 
-impl From<Busy> for Refusal {
-    fn from(Busy(node): Busy) -> Self {
+impl From<LockTimeout> for Refusal {
+    fn from(LockTimeout(node): LockTimeout) -> Self {
         Self::Busy(node)
     }
 }
@@ -90,31 +90,31 @@ const MAX_STEPS: u32 = 100_000;
 
 /// Counts a step and fails after [`MAX_STEPS`].
 #[inline]
-fn count_step(steps: &mut u32, node: Number) -> Result<(), Busy> {
+fn count_step(steps: &mut u32, node: Number) -> Result<(), LockTimeout> {
     *steps += 1;
     if *steps > MAX_STEPS {
-        return Err(Busy(node));
+        return Err(LockTimeout(node));
     }
     Ok(())
 }
 
 /// The trees of a memory, as lookups and scans use them.
 #[derive(Debug)]
-pub(crate) struct Index {
-    pub(super) memory: Memory,
+pub(crate) struct TreeIndex {
+    pub(super) memory: StoreMemory,
     pub(super) trees: usize,
 }
 
 /// The position of a walk.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Walk {
+pub(crate) struct WalkPosition {
     node: Number,
     level: u16,
     /// The index of the key in the leaf, once it was searched.
     place: Option<u16>,
 }
 
-impl Walk {
+impl WalkPosition {
     /// Returns true if the walk has begun: it has reached at least the root.
     pub(crate) fn is_begun(&self) -> bool {
         self.node != 0
@@ -129,15 +129,15 @@ impl Walk {
     }
 }
 
-impl Walk {
+impl WalkPosition {
     /// Returns the node that the walk has reached.
     pub(crate) fn node(&self) -> Number {
         self.node
     }
 }
 
-impl Index {
-    pub(crate) fn memory(&self) -> &Memory {
+impl TreeIndex {
+    pub(crate) fn memory(&self) -> &StoreMemory {
         &self.memory
     }
 
@@ -148,14 +148,14 @@ impl Index {
 
     /// Begins a walk at the root of a tree.
     #[inline]
-    pub(crate) fn begin(&self, tree: usize) -> Walk {
+    pub(crate) fn begin(&self, tree: usize) -> WalkPosition {
         let (node, level) = self.root(tree);
-        Walk::at(node, level)
+        WalkPosition::at(node, level)
     }
 
     /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
     #[inline]
-    pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut Walk) {
+    pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
             if walk.place.is_none() {
@@ -171,18 +171,23 @@ impl Index {
             .memory
             .read(walk.node, |n| n.next(key, tree as u64, level))
         {
-            Ok(Next::Child(child)) => {
-                *walk = Walk::at(child, level - 1);
+            Ok(NextStep::Child(child)) => {
+                *walk = WalkPosition::at(child, level - 1);
                 self.memory.prefetch(child);
             }
-            Ok(Next::Sibling(right)) => walk.node = right,
+            Ok(NextStep::Sibling(right)) => walk.node = right,
             // After an error or a lost walk, [`finish`](Self::finish) continues from the root.
             _ => *walk = self.begin(tree),
         }
     }
 
     /// Continues a walk until it is at a leaf.
-    pub(crate) fn walk_down(&self, tree: usize, key: u64, walk: &mut Walk) -> Result<(), Busy> {
+    pub(crate) fn walk_down(
+        &self,
+        tree: usize,
+        key: u64,
+        walk: &mut WalkPosition,
+    ) -> Result<(), LockTimeout> {
         let mut steps = 0;
         while walk.level > 0 {
             count_step(&mut steps, walk.node)?;
@@ -191,11 +196,11 @@ impl Index {
                 .memory
                 .read(walk.node, |n| n.next(key, tree as u64, level))?
             {
-                Next::Child(child) => {
-                    *walk = Walk::at(child, level - 1);
+                NextStep::Child(child) => {
+                    *walk = WalkPosition::at(child, level - 1);
                 }
-                Next::Sibling(right) => walk.node = right,
-                Next::Here | Next::Lost => *walk = self.begin(tree),
+                NextStep::Sibling(right) => walk.node = right,
+                NextStep::Leaf | NextStep::Restart => *walk = self.begin(tree),
             }
         }
         Ok(())
@@ -207,7 +212,7 @@ impl Index {
         &self,
         tree: usize,
         key: u64,
-        walk: &mut Walk,
+        walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
         let mut steps = 0;
         loop {
@@ -217,13 +222,13 @@ impl Index {
             }
             let found = self.memory.read(walk.node, |n| {
                 let next = n.next(key, tree as u64, 0);
-                if n.is_moved() && next == Next::Here {
+                if n.is_moved() && next == NextStep::Leaf {
                     return Err(MovedRange::of(n));
                 }
                 let value = match next {
-                    Next::Here => match walk.place.map(usize::from) {
+                    NextStep::Leaf => match walk.place.map(usize::from) {
                         // The index found before is still right, unless entries were moved since.
-                        Some(place) if place < n.count() && n.key(place) == key => {
+                        Some(place) if place < n.entry_count() && n.key(place) == key => {
                             Some(n.value(place))
                         }
                         _ => n.find(key).ok().map(|place| n.value(place)),
@@ -233,15 +238,15 @@ impl Index {
                 Ok((next, value))
             })?;
             match found.map_err(Refusal::Moved)? {
-                (Next::Here, value) => return Ok(value),
-                (Next::Sibling(right), _) => walk.node = right,
+                (NextStep::Leaf, value) => return Ok(value),
+                (NextStep::Sibling(right), _) => walk.node = right,
                 _ => *walk = self.begin(tree),
             }
         }
     }
 
     /// Returns the node of level `to` that covers a key at one moment.
-    pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, Busy> {
+    pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, LockTimeout> {
         let mut steps = 0;
         'restart: loop {
             let (mut node, mut level) = self.root(tree);
@@ -251,11 +256,11 @@ impl Index {
                     .memory
                     .read(node, |n| n.next(key, tree as u64, level))?;
                 match next {
-                    Next::Lost => continue 'restart,
-                    Next::Sibling(right) => node = right,
+                    NextStep::Restart => continue 'restart,
+                    NextStep::Sibling(right) => node = right,
                     _ if level == to => return Ok(node),
-                    Next::Here => continue 'restart,
-                    Next::Child(child) => (node, level) = (child, level - 1),
+                    NextStep::Leaf => continue 'restart,
+                    NextStep::Child(child) => (node, level) = (child, level - 1),
                 }
             }
         }
@@ -290,8 +295,8 @@ impl Index {
                 into.truncate(kept);
                 moved = None;
                 match n.next(from, tree as u64, 0) {
-                    Next::Here => {}
-                    Next::Sibling(right) => return Some((Some(from), right, false)),
+                    NextStep::Leaf => {}
+                    NextStep::Sibling(right) => return Some((Some(from), right, false)),
                     _ => return None,
                 }
                 if n.is_moved() {
@@ -303,7 +308,7 @@ impl Index {
                     Some(place) if n.key(place) == from => place,
                     _ => first,
                 };
-                for i in first..n.count() {
+                for i in first..n.entry_count() {
                     if end.is_some_and(|end| n.key(i) >= end) {
                         return Some((None, 0, true));
                     }
@@ -312,7 +317,11 @@ impl Index {
                     }
                     into.push((n.key(i), n.value(i)));
                 }
-                Some((n.end(), n.0[SIBLING].load(Ordering::Relaxed), false))
+                Some((
+                    n.key_upper_bound(),
+                    n.0[SIBLING].load(Ordering::Relaxed),
+                    false,
+                ))
             })?;
             if let Some(moved) = moved.filter(|_| into.is_empty()) {
                 return Err(Refusal::Moved(moved));

@@ -16,7 +16,7 @@ pub(crate) struct Lane {
 }
 
 /// The error of a failed completion.
-pub(super) fn failed(wc: FailedCompletion<'_>) -> Error {
+pub(super) fn completion_error(wc: FailedCompletion<'_>) -> Error {
     Error::Completion {
         qpn: wc.qp_num().0,
         status: wc.status(),
@@ -24,12 +24,12 @@ pub(super) fn failed(wc: FailedCompletion<'_>) -> Error {
 }
 
 /// A part of a buffer as numbers that fit into a work request.
-pub(super) fn length(range: &Range<usize>, buffer: &MemoryRegion) -> Result<u32, Error> {
+pub(super) fn slice_len(range: &Range<usize>, buffer: &MemoryRegion) -> Result<u32, Error> {
     let inside = range.start <= range.end && range.end <= buffer.len();
     let len = u32::try_from(range.len()).ok().filter(|_| inside);
     len.ok_or_else(|| {
         let bytes = buffer.len();
-        Error::Memory(format!(
+        Error::InvalidRange(format!(
             "bytes {range:?} are not a part, below 4 GiB, of a region of {bytes} bytes"
         ))
     })
@@ -49,7 +49,7 @@ pub(super) fn drain(
         let completions = cq.poll(&mut buffer)?;
         let count = completions.len();
         for wc in completions {
-            take(&wc.map_err(failed)?)?;
+            take(&wc.map_err(completion_error)?)?;
         }
         taken += count;
         if count < 16 {

@@ -9,12 +9,14 @@ use verbs::{
 };
 
 use super::lane::{self, Lane};
-use crate::config::{CLEAR_SIGNALED, Config, RECV_BATCH};
+use crate::config::{CTS_SIGNAL_INTERVAL, Config, RECV_BATCH};
 use crate::error::Error;
-use crate::pool::Request;
-use crate::receiving::{Arrival, Receiving, Sizes};
-use crate::watch::Watched;
-use crate::wire::{ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, slot_of};
+use crate::memory_layout::{
+    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, slot_index,
+};
+use crate::peer_watch::PeerMonitor;
+use crate::receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
+use crate::request_pool::Request;
 
 /// Receives into buffers that it posts.
 ///
@@ -24,34 +26,34 @@ pub struct Receiver {
     lanes: Vec<Lane>,
     cq: CompletionQueue,
     /// The sender WRITEs the sizes of groups here.
-    records: MemoryRegion,
+    completion_records: MemoryRegion,
     /// Clear-to-send entries that are too long to go inline.
     staging: MemoryRegion,
     fifo: RemoteMemory,
-    state: Receiving,
+    state: ReceiveQueue,
     /// Lanes by the number of their queue pair.
     qpns: Vec<u32>,
     recvs: RecvList,
     /// RECVs of each lane that are used up and not posted again.
-    used: Vec<usize>,
+    consumed_recvs: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
     unsignaled: Vec<usize>,
-    flush: Option<Flush>,
-    make_flush: (ProtectionDomain, Config),
-    watched: Watched,
+    flush: Option<FlushQueue>,
+    flush_resources: (ProtectionDomain, Config),
+    peer_monitor: PeerMonitor,
     failed: Option<Error>,
 }
 
 /// A queue pair that leads back to itself: a READ by it is behind every WRITE that came before.
 #[derive(Debug)]
-struct Flush {
+struct FlushQueue {
     qp: QueuePair<Rc>,
     into: MemoryRegion,
     pending: VecDeque<Request>,
 }
 
 /// The `wr_id` of a flush; that of a clear-to-send WRITE is 0.
-const FLUSH: u64 = 1;
+const FLUSH_WR_ID: u64 = 1;
 /// Flushes under way, at most.
 const MAX_FLUSHES: usize = 64;
 
@@ -62,23 +64,23 @@ impl Receiver {
         (records, staging): (MemoryRegion, MemoryRegion),
         fifo: RemoteMemory,
         recvs: RecvList,
-        make_flush: (ProtectionDomain, Config),
-        watched: Watched,
+        flush_resources: (ProtectionDomain, Config),
+        peer_monitor: PeerMonitor,
     ) -> Self {
         Self {
-            state: Receiving::new(lanes.len()),
+            state: ReceiveQueue::new(lanes.len()),
             qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
-            used: vec![0; lanes.len()],
+            consumed_recvs: vec![0; lanes.len()],
             unsignaled: vec![0; lanes.len()],
             lanes,
             cq,
-            records,
+            completion_records: records,
             staging,
             fifo,
             recvs,
             flush: None,
-            make_flush,
-            watched,
+            flush_resources,
+            peer_monitor,
             failed: None,
         }
     }
@@ -87,23 +89,23 @@ impl Receiver {
     /// are under way; try again. Groups are filled in their order; tags choose within a group.
     ///
     /// # Errors
-    /// Those of the connection, which is then broken; [`Error::Memory`], [`Error::Parts`] for this group alone.
+    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::InvalidPartCount`] for this group alone.
     pub fn irecv(
         &mut self,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
     ) -> Result<Option<Request>, Error> {
-        self.check()?;
+        self.check_error()?;
         if !(1..=MAX_PARTS).contains(&parts.len()) {
-            return Err(Error::Parts(parts.len()));
+            return Err(Error::InvalidPartCount(parts.len()));
         }
         let mut room = [0; MAX_PARTS];
         for (room, (buffer, range, _)) in room.iter_mut().zip(parts) {
-            *room = lane::length(range, buffer)?;
+            *room = lane::slice_len(range, buffer)?;
         }
         if self.lanes.iter().any(|lane| lane.room == 0) {
             self.poll()?;
             if self.lanes.iter().any(|lane| lane.room == 0) {
-                self.missed()?;
+                self.check_peer()?;
                 return Ok(None);
             }
         }
@@ -111,8 +113,8 @@ impl Receiver {
             self.poll()?;
             return Ok(None);
         };
-        let cleared = self.clear(group, parts, &room);
-        self.keep(cleared)?;
+        let cleared = self.write_clear_to_send(group, parts, &room);
+        self.keep_error(cleared)?;
         Ok(Some(request))
     }
 
@@ -120,13 +122,13 @@ impl Receiver {
     ///
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<Sizes>, Error> {
-        self.check()?;
+    pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
+        self.check_error()?;
         if let Some(sizes) = self.state.test(request)? {
             return Ok(Some(sizes));
         }
         if self.poll()? == 0 {
-            self.missed()?;
+            self.check_peer()?;
         }
         self.state.test(request)
     }
@@ -141,18 +143,18 @@ impl Receiver {
         buffer: &MemoryRegion,
         offset: usize,
     ) -> Result<Option<Request>, Error> {
-        self.check()?;
+        self.check_error()?;
         let remote = buffer.remote().at(offset as u64).filter(|r| r.len > 0);
         let remote = remote.ok_or_else(|| {
-            Error::Memory(format!(
+            Error::InvalidRange(format!(
                 "offset {offset} is not in a region of {} bytes",
                 buffer.len()
             ))
         })?;
         if self.flush.is_none() {
-            let (pd, config) = &self.make_flush;
-            let made = Flush::new(pd, config, &self.cq);
-            self.flush = Some(self.keep(made)?);
+            let (pd, config) = &self.flush_resources;
+            let made = FlushQueue::new(pd, config, &self.cq);
+            self.flush = Some(self.keep_error(made)?);
         }
         let Some(flush) = self.flush.as_mut() else {
             return Ok(None);
@@ -161,7 +163,7 @@ impl Receiver {
             self.poll()?;
             return Ok(None);
         }
-        let Some(request) = self.state.take() else {
+        let Some(request) = self.state.start_flush() else {
             return Ok(None);
         };
         flush.pending.push_back(request);
@@ -169,9 +171,9 @@ impl Receiver {
         let posted = flush.qp.post_one(|list| {
             list.rdma_read(into, RemoteMemory { len: 1, ..remote })
                 .signaled()
-                .wr_id(FLUSH);
+                .wr_id(FLUSH_WR_ID);
         });
-        self.keep(posted.map_err(Error::from))?;
+        self.keep_error(posted.map_err(Error::from))?;
         Ok(Some(request))
     }
 
@@ -191,7 +193,7 @@ impl Receiver {
     }
 
     /// WRITEs the entries of a group into the sender's FIFO.
-    fn clear(
+    fn write_clear_to_send(
         &mut self,
         group: u64,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
@@ -212,9 +214,9 @@ impl Receiver {
             entries[count - 1 - part] = entry.encode(group);
         }
         let bytes = &bytes[..count * ENTRY_BYTES];
-        let at = entry_offset(slot_of(group), count - 1);
+        let at = entry_offset(slot_index(group), count - 1);
         let remote = self.fifo.at(at as u64);
-        let remote = remote.ok_or_else(|| Error::Memory("no such slot".to_owned()))?;
+        let remote = remote.ok_or_else(|| Error::InvalidRange("no such slot".to_owned()))?;
         #[expect(clippy::cast_possible_truncation, reason = "below the number of lanes")]
         let index = (group % self.lanes.len() as u64) as usize;
         let lane = &mut self.lanes[index];
@@ -227,7 +229,7 @@ impl Receiver {
             lane.list.rdma_write(staged, remote)
         };
         self.unsignaled[index] += 1;
-        if self.unsignaled[index] == CLEAR_SIGNALED {
+        if self.unsignaled[index] == CTS_SIGNAL_INTERVAL {
             self.unsignaled[index] = 0;
             wr = wr.signaled();
         }
@@ -244,38 +246,40 @@ impl Receiver {
             state,
             lanes,
             qpns,
-            used,
-            records,
+            consumed_recvs: used,
+            completion_records: records,
             flush,
             ..
         } = self;
         let taken = lane::drain(cq, |wc| {
-            if wc.wr_id() == FLUSH {
+            if wc.wr_id() == FLUSH_WR_ID {
                 let request = flush.as_mut().and_then(|f| f.pending.pop_front());
-                return request.map_or(Ok(()), |request| state.done(request));
+                return request.map_or(Ok(()), |request| state.complete_flush(request));
             }
             let Some(lane) = qpns.iter().position(|qpn| *qpn == wc.qp_num().0) else {
                 return Ok(());
             };
             let Some(imm) = wc.imm().filter(|_| wc.is_recv()) else {
-                lanes[lane].room += CLEAR_SIGNALED;
+                lanes[lane].room += CTS_SIGNAL_INTERVAL;
                 return Ok(());
             };
             used[lane] += 1;
-            if let Arrival::Record { group, parts } = state.arrived(lane, imm)? {
+            if let ImmediateResult::CompleteWithSizes { group, parts } =
+                state.handle_immediate(lane, imm)?
+            {
                 state.complete(group, read_record(records, group, parts)?)?;
             }
             Ok(())
         });
-        let taken = self.keep(taken)?;
+        let taken = self.keep_error(taken)?;
         let posted = self.post_recvs();
-        self.keep(posted)?;
+        self.keep_error(posted)?;
         Ok(taken)
     }
 
     /// Posts RECVs again, a batch at a time.
     fn post_recvs(&mut self) -> Result<(), Error> {
-        for (lane, used) in self.lanes.iter().zip(&mut self.used) {
+        for (lane, used) in self.lanes.iter().zip(&mut self.consumed_recvs) {
             while *used >= RECV_BATCH {
                 lane.qp.post_recv(&mut self.recvs)?;
                 *used -= RECV_BATCH;
@@ -285,39 +289,39 @@ impl Receiver {
     }
 
     /// A call found nothing: an error if that is because the peer is gone.
-    fn missed(&mut self) -> Result<(), Error> {
-        if self.watched.missed() && self.poll()? == 0 {
-            return self.keep(Err(Error::PeerGone("receives")));
+    fn check_peer(&mut self) -> Result<(), Error> {
+        if self.peer_monitor.check_after_empty_call() && self.poll()? == 0 {
+            return self.keep_error(Err(Error::PeerGone("receives")));
         }
         Ok(())
     }
 
     /// Remembers an error of the connection.
-    fn keep<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.failed.get_or_insert_with(|| error.clone());
         }
         result
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_error(&self) -> Result<(), Error> {
         self.failed.clone().map_or(Ok(()), Err)
     }
 }
 
 /// The sizes that the sender has written for a group.
-fn read_record(records: &MemoryRegion, group: u64, parts: usize) -> Result<Sizes, Error> {
+fn read_record(records: &MemoryRegion, group: u64, parts: usize) -> Result<ReceivedSizes, Error> {
     let mut bytes = [0; RECORD_BYTES];
-    records.read_at(slot_of(group) * RECORD_BYTES, &mut bytes)?;
+    records.read_at(slot_index(group) * RECORD_BYTES, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
     let mut sizes = [0; MAX_PARTS];
     for (size, word) in sizes.iter_mut().zip(words) {
         *size = u32::from_le_bytes(*word);
     }
-    Ok(Sizes::new(&sizes[..parts]))
+    Ok(ReceivedSizes::new(&sizes[..parts]))
 }
 
-impl Flush {
+impl FlushQueue {
     fn new(pd: &ProtectionDomain, config: &Config, cq: &CompletionQueue) -> Result<Self, Error> {
         let mut qp = pd
             .qp::<Rc>(cq, cq)

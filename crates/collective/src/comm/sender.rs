@@ -10,13 +10,13 @@ use verbs::{
 
 use super::lane::{self, Lane};
 use crate::error::Error;
-use crate::pool::Request;
-use crate::sending::{Claim, Group, Part, Sending};
-use crate::watch::Watched;
-use crate::wire::{
-    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, index_of, index_offset,
-    slot_of, stripe,
+use crate::memory_layout::{
+    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, marker_offset, slot_index,
+    slot_marker, stripe_range,
 };
+use crate::peer_watch::PeerMonitor;
+use crate::request_pool::Request;
+use crate::sending::{MatchedGroup, MatchedSend, SendMatch, SendQueue};
 
 /// Sends into buffers that the receiver has posted.
 ///
@@ -29,11 +29,11 @@ pub struct Sender {
     fifo: MemoryRegion,
     /// Sizes of groups, to be written to the receiver's completion records.
     sizes: MemoryRegion,
-    records: RemoteMemory,
-    state: Sending<Option<MrSlice>>,
+    completion_records: RemoteMemory,
+    state: SendQueue<Option<MrSlice>>,
     /// WRs of each group under way, for each lane: one completion stands for them.
     wrs: Vec<VecDeque<u8>>,
-    watched: Watched,
+    peer_monitor: PeerMonitor,
     failed: Option<Error>,
 }
 
@@ -43,17 +43,17 @@ impl Sender {
         cq: CompletionQueue,
         (fifo, sizes): (MemoryRegion, MemoryRegion),
         records: RemoteMemory,
-        watched: Watched,
+        peer_monitor: PeerMonitor,
     ) -> Self {
         Self {
-            state: Sending::new(lanes.len()),
+            state: SendQueue::new(lanes.len()),
             wrs: lanes.iter().map(|_| VecDeque::new()).collect(),
             lanes,
             cq,
             fifo,
             sizes,
-            records,
-            watched,
+            completion_records: records,
+            peer_monitor,
             failed: None,
         }
     }
@@ -62,36 +62,36 @@ impl Sender {
     /// requests are under way; try again. The bytes belong to the NIC until the request is done.
     ///
     /// # Errors
-    /// Those of the connection, which is then broken; [`Error::Memory`], [`Error::TooLong`] for this send alone.
+    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::TooLong`] for this send alone.
     pub fn isend(
         &mut self,
         buffer: &MemoryRegion,
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        self.check()?;
-        let len = lane::length(&range, buffer)?;
+        self.check_error()?;
+        let len = lane::slice_len(&range, buffer)?;
         let payload = if len == 0 {
             None
         } else {
             Some(buffer.slice(range)?)
         };
-        if !self.cleared()? {
-            self.missed("sends that wait for a receive")?;
+        if !self.poll_clear_to_send()? {
+            self.check_peer("sends that wait for a receive")?;
             return Ok(None);
         }
         if !self.has_room()? {
             return Ok(None);
         }
-        match self.state.claim(tag, len, payload)? {
-            Claim::Nothing => {
-                self.missed("sends that wait for a receive")?;
+        match self.state.match_send(tag, len, payload)? {
+            SendMatch::NoMatch => {
+                self.check_peer("sends that wait for a receive")?;
                 Ok(None)
             }
-            Claim::Waits(request) => Ok(Some(request)),
-            Claim::Ready(request, group) => {
+            SendMatch::Incomplete(request) => Ok(Some(request)),
+            SendMatch::Ready(request, group) => {
                 let posted = self.write(&group);
-                self.keep(posted)?;
+                self.keep_error(posted)?;
                 Ok(Some(request))
             }
         }
@@ -102,19 +102,19 @@ impl Sender {
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
-        self.check()?;
+        self.check_error()?;
         if let Some(len) = self.state.test(request)? {
             return Ok(Some(len));
         }
         if self.poll()? == 0 {
-            self.missed("sends")?;
+            self.check_peer("sends")?;
         }
         self.state.test(request)
     }
 
     /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
     pub fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_on(&self.fifo);
+        waiter.idle_reading(&self.fifo);
     }
 
     /// Whether nothing is under way, and all requests were tested to their end.
@@ -128,13 +128,13 @@ impl Sender {
     }
 
     /// Whether the receiver has posted the next group.
-    fn cleared(&mut self) -> Result<bool, Error> {
-        let Some(group) = self.state.wants() else {
+    fn poll_clear_to_send(&mut self) -> Result<bool, Error> {
+        let Some(group) = self.state.next_group() else {
             return Ok(true);
         };
-        let slot = slot_of(group);
-        let index = self.fifo.atomic_u64(index_offset(slot))?;
-        if index.load(Ordering::Acquire) != index_of(group) {
+        let slot = slot_index(group);
+        let index = self.fifo.atomic_u64(marker_offset(slot))?;
+        if index.load(Ordering::Acquire) != slot_marker(group) {
             return Ok(false);
         }
         let entry = |part: usize| {
@@ -147,8 +147,8 @@ impl Sender {
         for part in 1..(first.parts as usize).min(MAX_PARTS) {
             entries.push(entry(part)?);
         }
-        let offered = self.state.offer(&entries);
-        self.keep(offered)?;
+        let offered = self.state.add_entries(&entries);
+        self.keep_error(offered)?;
         Ok(true)
     }
 
@@ -159,16 +159,16 @@ impl Sender {
             self.poll()?;
         }
         if full(&self.lanes) {
-            self.missed("sends")?;
+            self.check_peer("sends")?;
             return Ok(false);
         }
         Ok(true)
     }
 
     /// Posts the WRITEs of a group: one doorbell a lane.
-    fn write(&mut self, group: &Group<Option<MrSlice>>) -> Result<(), Error> {
+    fn write(&mut self, group: &MatchedGroup<Option<MrSlice>>) -> Result<(), Error> {
         let lanes = self.lanes.len();
-        let record = self.record(group)?;
+        let record = self.stage_record(group)?;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             let list = &mut lane.list;
             list.clear();
@@ -208,8 +208,11 @@ impl Sender {
     }
 
     /// Puts the sizes of a group where they can be written from: that, and the record of the receiver.
-    fn record(&self, group: &Group<Option<MrSlice>>) -> Result<(MrSlice, RemoteMemory), Error> {
-        let at = slot_of(group.number) * RECORD_BYTES;
+    fn stage_record(
+        &self,
+        group: &MatchedGroup<Option<MrSlice>>,
+    ) -> Result<(MrSlice, RemoteMemory), Error> {
+        let at = slot_index(group.number) * RECORD_BYTES;
         let len = 4 * group.parts.len();
         if group.parts.len() > 1 {
             let sizes: Vec<u8> = group
@@ -219,8 +222,8 @@ impl Sender {
                 .collect();
             self.sizes.write_at(at, &sizes)?;
         }
-        let remote = self.records.at(at as u64);
-        let remote = remote.ok_or_else(|| Error::Memory("no such record".to_owned()))?;
+        let remote = self.completion_records.at(at as u64);
+        let remote = remote.ok_or_else(|| Error::InvalidRange("no such record".to_owned()))?;
         Ok((self.sizes.slice(at..at + len)?, remote))
     }
 
@@ -234,28 +237,28 @@ impl Sender {
             if let (Some(lane), Some(posted)) = (lanes.get_mut(lane), wrs[lane].pop_front()) {
                 lane.room += usize::from(posted);
             }
-            state.lane_done(group)
+            state.complete_lane(group)
         });
-        self.keep(taken)
+        self.keep_error(taken)
     }
 
     /// A call found nothing: an error if that is because the peer is gone.
-    fn missed(&mut self, what: &'static str) -> Result<(), Error> {
-        if self.watched.missed() && self.poll()? == 0 {
-            return self.keep(Err(Error::PeerGone(what)));
+    fn check_peer(&mut self, what: &'static str) -> Result<(), Error> {
+        if self.peer_monitor.check_after_empty_call() && self.poll()? == 0 {
+            return self.keep_error(Err(Error::PeerGone(what)));
         }
         Ok(())
     }
 
     /// Remembers an error of the connection.
-    fn keep<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.failed.get_or_insert_with(|| error.clone());
         }
         result
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_error(&self) -> Result<(), Error> {
         self.failed.clone().map_or(Ok(()), Err)
     }
 }
@@ -274,11 +277,11 @@ fn lane_and_group(wr_id: u64) -> (usize, u64) {
 
 /// The piece of a send that a lane carries, and its destination.
 fn piece(
-    part: &Part<Option<MrSlice>>,
+    part: &MatchedSend<Option<MrSlice>>,
     lanes: usize,
     lane: usize,
 ) -> Result<(Option<MrSlice>, RemoteMemory), Error> {
-    let range = stripe(part.len, lanes, lane);
+    let range = stripe_range(part.len, lanes, lane);
     let remote = RemoteMemory {
         addr: part.to.addr,
         len: part.to.len.into(),

@@ -6,12 +6,12 @@ use std::time::Duration;
 use verbs::{ProtectionDomain, poll_until};
 
 use super::messages::Messages;
-use super::transfer::Link;
+use super::transfer::RankLink;
 use super::{Group, RING_SLICE_BYTES};
 use crate::comm::{Receiver, Sender};
 use crate::config::Config;
 use crate::error::Error;
-use crate::rendezvous::{Connecting, Handle, Listener};
+use crate::rendezvous::{ListenHandle, Listener, PendingConnect};
 use crate::ring::Ring;
 
 /// Ranks of a group, at most: each has two connections with every other one.
@@ -23,18 +23,18 @@ pub struct PreparedGroup {
     pd: ProtectionDomain,
     config: Config,
     rank: usize,
-    /// One for each connection that comes: see [`Slots`].
+    /// One for each connection that comes: see [`ListenerIndex`].
     listeners: Vec<Listener>,
 }
 
 /// Which listener is for which sender: first the collectives' connections by the sender's rank, with the ring's in the place of
 /// the rank's own, then those of messages.
 #[derive(Clone, Copy)]
-struct Slots {
+struct ListenerIndex {
     ranks: usize,
 }
 
-impl Slots {
+impl ListenerIndex {
     fn collectives(self, from: usize) -> usize {
         from
     }
@@ -69,7 +69,7 @@ impl PreparedGroup {
             pd: pd.clone(),
             config: *config,
             rank,
-            listeners: (0..Slots { ranks }.count())
+            listeners: (0..ListenerIndex { ranks }.count())
                 .map(listen)
                 .collect::<Result<_, _>>()?,
         })
@@ -92,7 +92,7 @@ impl PreparedGroup {
         timeout: Duration,
     ) -> Result<(Group, Messages), Error> {
         let (rank, ranks) = (self.rank, addresses.len());
-        let slots = Slots { ranks };
+        let slots = ListenerIndex { ranks };
         if slots.count() != self.listeners.len() {
             return Err(Error::Protocol(format!(
                 "{ranks} addresses for a group of {} ranks",
@@ -108,12 +108,16 @@ impl PreparedGroup {
             } else {
                 (to, slots.collectives(rank))
             };
-            connecting.push(self.begin(&addresses[peer], slot, slots)?);
+            connecting.push(self.start_connecting(&addresses[peer], slot, slots)?);
         }
         for to in (0..ranks).filter(|to| *to != rank) {
-            connecting.push(self.begin(&addresses[to], slots.messages(rank, to), slots)?);
+            connecting.push(self.start_connecting(
+                &addresses[to],
+                slots.messages(rank, to),
+                slots,
+            )?);
         }
-        let (senders, receivers) = self.meet(connecting, timeout)?;
+        let (senders, receivers) = self.connect_both_ends(connecting, timeout)?;
         let mut ends = senders.into_iter().zip(receivers);
         let mut links = Vec::new();
         let mut ring = None;
@@ -125,37 +129,42 @@ impl PreparedGroup {
                 ring = Some((sender, receiver));
                 links.push(None);
             } else {
-                links.push(Some(Link::new(&self.pd, sender, receiver)?));
+                links.push(Some(RankLink::new(&self.pd, sender, receiver)?));
             }
         }
         let Some(ring) = ring else {
             return Err(Error::Protocol("this rank has no address".to_owned()));
         };
         let ring = Ring::new(&self.pd, (rank, ranks), ring, RING_SLICE_BYTES)?;
-        let messages = ends.map(|(sender, receiver)| Link::new(&self.pd, sender, receiver));
+        let messages = ends.map(|(sender, receiver)| RankLink::new(&self.pd, sender, receiver));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let group = Group::new(&self.pd, ring.with_timeout(timeout), links, timeout)?;
         Ok((group, Messages::new(rank, messages)))
     }
 
-    fn begin(&self, address: &[u8], slot: usize, slots: Slots) -> Result<Connecting, Error> {
-        let (handles, rest) = address.as_chunks::<{ Handle::BYTES }>();
+    fn start_connecting(
+        &self,
+        address: &[u8],
+        slot: usize,
+        slots: ListenerIndex,
+    ) -> Result<PendingConnect, Error> {
+        let (handles, rest) = address.as_chunks::<{ ListenHandle::BYTES }>();
         let whole = rest.is_empty() && handles.len() == slots.count();
         let handle = handles.get(slot).filter(|_| whole);
-        let handle = handle.and_then(Handle::from_bytes).ok_or_else(|| {
+        let handle = handle.and_then(ListenHandle::from_bytes).ok_or_else(|| {
             Error::Protocol(format!(
                 "{} bytes are not the address of a rank of {}",
                 address.len(),
                 slots.ranks
             ))
         })?;
-        Connecting::new(&self.pd, &self.config, &handle)
+        PendingConnect::new(&self.pd, &self.config, &handle)
     }
 
     /// Both ends of each connection.
-    fn meet(
+    fn connect_both_ends(
         &mut self,
-        mut connecting: Vec<Connecting>,
+        mut connecting: Vec<PendingConnect>,
         timeout: Duration,
     ) -> Result<(Vec<Sender>, Vec<Receiver>), Error> {
         let mut senders: Vec<Option<Sender>> = connecting.iter().map(|_| None).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::transfer::{Incoming, Link, Outgoing};
+use super::transfer::{RankLink, ReceiveProgress, SendProgress};
 use crate::error::Error;
 
 /// Memory of a message, owned until the message has gone or come.
@@ -24,21 +24,21 @@ impl Payload for Vec<u8> {
 }
 
 /// Called with the message's memory and its outcome.
-type Done = Box<dyn FnOnce(Box<dyn Payload>, Result<(), Error>) + Send>;
+type OnDone = Box<dyn FnOnce(Box<dyn Payload>, Result<(), Error>) + Send>;
 
 /// A message and how far it is.
-struct Message<P> {
+struct QueuedMessage<P> {
     payload: Box<dyn Payload>,
     tag: u32,
     progress: P,
-    done: Done,
+    done: OnDone,
 }
 
 /// A peer with the messages that are to go there and to come from there.
-struct Lane {
-    link: Link,
-    out: VecDeque<Message<Outgoing>>,
-    into: VecDeque<Message<Incoming>>,
+struct PeerQueues {
+    link: RankLink,
+    outgoing: VecDeque<QueuedMessage<SendProgress>>,
+    into: VecDeque<QueuedMessage<ReceiveProgress>>,
 }
 
 /// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal tags and
@@ -47,7 +47,7 @@ struct Lane {
 /// No call blocks. A message that never finds its match stays under way until this is dropped.
 pub struct Messages {
     rank: usize,
-    lanes: Vec<Lane>,
+    peers: Vec<PeerQueues>,
 }
 
 impl std::fmt::Debug for Messages {
@@ -60,55 +60,55 @@ impl std::fmt::Debug for Messages {
 
 impl Messages {
     /// `links` are those of the other ranks, in order.
-    pub(super) fn new(rank: usize, links: Vec<Link>) -> Self {
-        let lanes = links.into_iter().map(|link| Lane {
+    pub(super) fn new(rank: usize, links: Vec<RankLink>) -> Self {
+        let lanes = links.into_iter().map(|link| PeerQueues {
             link,
-            out: VecDeque::new(),
+            outgoing: VecDeque::new(),
             into: VecDeque::new(),
         });
         Self {
             rank,
-            lanes: lanes.collect(),
+            peers: lanes.collect(),
         }
     }
 
-    fn lane(&mut self, peer: usize) -> Option<&mut Lane> {
+    fn peer_queues(&mut self, peer: usize) -> Option<&mut PeerQueues> {
         let index = peer
             .checked_sub(usize::from(peer > self.rank))
             .filter(|_| peer != self.rank)?;
-        self.lanes.get_mut(index)
+        self.peers.get_mut(index)
     }
 
     /// Sends to another rank. `done` is called by [`progress`](Self::progress), or at once if there is no such rank.
-    pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: Done) {
-        match self.lane(peer) {
-            Some(lane) => lane.out.push_back(Message {
+    pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
+        match self.peer_queues(peer) {
+            Some(lane) => lane.outgoing.push_back(QueuedMessage {
                 payload,
                 tag,
-                progress: Outgoing::default(),
+                progress: SendProgress::default(),
                 done,
             }),
-            None => done(payload, Err(no_peer(peer))),
+            None => done(payload, Err(no_such_peer(peer))),
         }
     }
 
     /// Receives from another rank, as [`send`](Self::send) sends.
-    pub fn recv(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: Done) {
-        match self.lane(peer) {
-            Some(lane) => lane.into.push_back(Message {
+    pub fn recv(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
+        match self.peer_queues(peer) {
+            Some(lane) => lane.into.push_back(QueuedMessage {
                 payload,
                 tag,
-                progress: Incoming::default(),
+                progress: ReceiveProgress::default(),
                 done,
             }),
-            None => done(payload, Err(no_peer(peer))),
+            None => done(payload, Err(no_such_peer(peer))),
         }
     }
 
     /// Goes on with all messages without waiting; whether something moved.
     pub fn progress(&mut self) -> bool {
         let mut moved = false;
-        for lane in &mut self.lanes {
+        for lane in &mut self.peers {
             moved |= lane.progress();
         }
         moved
@@ -116,26 +116,26 @@ impl Messages {
 
     /// Whether no message is under way.
     pub fn is_idle(&self) -> bool {
-        let mut lanes = self.lanes.iter();
-        lanes.all(|lane| lane.out.is_empty() && lane.into.is_empty())
+        let mut lanes = self.peers.iter();
+        lanes.all(|lane| lane.outgoing.is_empty() && lane.into.is_empty())
     }
 }
 
-fn no_peer(peer: usize) -> Error {
+fn no_such_peer(peer: usize) -> Error {
     Error::Protocol(format!(
         "rank {peer} is not another rank of this group: messages go to and come from other ranks"
     ))
 }
 
-impl Lane {
+impl PeerQueues {
     fn progress(&mut self) -> bool {
         let mut moved = false;
-        if let Some(first) = self.out.front_mut() {
+        if let Some(first) = self.outgoing.front_mut() {
             let bytes = first.payload.bytes();
             let stepped = first.progress.step(&mut self.link, bytes, first.tag);
             let done = stepped.is_err() || first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done && let Some(Message { payload, done, .. }) = self.out.pop_front() {
+            if done && let Some(QueuedMessage { payload, done, .. }) = self.outgoing.pop_front() {
                 done(payload, stepped.map(drop));
             }
         }
@@ -144,7 +144,7 @@ impl Lane {
             let stepped = first.progress.step(&mut self.link, bytes, first.tag);
             let done = stepped.is_err() || first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done && let Some(Message { payload, done, .. }) = self.into.pop_front() {
+            if done && let Some(QueuedMessage { payload, done, .. }) = self.into.pop_front() {
                 done(payload, stepped.map(drop));
             }
         }

@@ -3,7 +3,7 @@
 //! Bytes go through registered memory of the group, a part at a time, which stays in the processor's cache. So the caller's memory
 //! is never registered: no peer can write into it, even if a collective fails and the memory is freed.
 //!
-//! An all-reduce of at most [`SHORT`] bytes doubles the distance between partners in each step (recursive doubling): it takes
+//! An all-reduce of at most [`SHORT_ALL_REDUCE_BYTES`] bytes doubles the distance between partners in each step (recursive doubling): it takes
 //! `log2(ranks)` messages one after the other. A longer one goes around the ring, where each rank sends the fewest bytes.
 
 mod connect;
@@ -16,15 +16,15 @@ use std::time::Duration;
 use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::error::Error;
-use crate::progress::{Step, drive};
+use crate::progress::{StepResult, run_to_completion};
 use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
 pub use messages::{Messages, Payload};
 use pipeline::AllReduce;
-use transfer::{Incoming, Link, Outgoing, link};
+use transfer::{RankLink, ReceiveProgress, SendProgress, link};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
-const SHORT: usize = 32 << 10;
+const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
 /// Bytes of registered memory that a collective over the ring goes through at a time.
 const STAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slice of the ring, at most.
@@ -60,8 +60,8 @@ const TAG: u32 = 0;
 pub struct Group {
     ring: Ring,
     /// The other ranks; nothing in the place of this one.
-    links: Vec<Option<Link>>,
-    stage: MemoryRegion,
+    links: Vec<Option<RankLink>>,
+    staging: MemoryRegion,
     timeout: Duration,
 }
 
@@ -69,13 +69,13 @@ impl Group {
     fn new(
         pd: &ProtectionDomain,
         ring: Ring,
-        links: Vec<Option<Link>>,
+        links: Vec<Option<RankLink>>,
         timeout: Duration,
     ) -> Result<Self, Error> {
         Ok(Self {
             ring,
             links,
-            stage: pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            staging: pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             timeout,
         })
     }
@@ -100,10 +100,10 @@ impl Group {
         data: DataType,
         op: Reduction,
     ) -> Result<(), Error> {
-        whole(bytes.len(), data)?;
+        check_whole_elements(bytes.len(), data)?;
         let place = (self.rank(), self.ranks());
-        if bytes.len() <= SHORT || place.1 == 1 {
-            return self.doubling(bytes, data, op);
+        if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
+            return self.recursive_doubling(bytes, data, op);
         }
         AllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
@@ -115,11 +115,11 @@ impl Group {
     pub fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), Error> {
         for part in bytes.chunks_mut(STAGE_BYTES) {
             if root == self.rank() {
-                self.stage.write_at(0, part)?;
+                self.staging.write_at(0, part)?;
             }
-            self.ring.broadcast(&self.stage, part.len(), root)?;
+            self.ring.broadcast(&self.staging, part.len(), root)?;
             if root != self.rank() {
-                self.stage.read_at(0, part)?;
+                self.staging.read_at(0, part)?;
             }
         }
         Ok(())
@@ -130,19 +130,19 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce); an output has another size than the input.
     pub fn all_gather(&mut self, input: &[u8], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
-        self.one_each(outputs.len())?;
-        equal(outputs.iter().map(|o| o.len()), input.len())?;
+        self.check_buffer_count(outputs.len())?;
+        check_equal_sizes(outputs.iter().map(|o| o.len()), input.len())?;
         let rank = self.rank();
         outputs[rank].copy_from_slice(input);
         let most = self.block_bytes();
         for start in (0..input.len()).step_by(most) {
             let part = start..(start + most).min(input.len());
-            self.stage
+            self.staging
                 .write_at(rank * part.len(), &input[part.clone()])?;
             let bytes = outputs.len() * part.len();
-            self.ring.all_gather(&self.stage, bytes, DataType::U8)?;
+            self.ring.all_gather(&self.staging, bytes, DataType::U8)?;
             for (from, output) in outputs.iter_mut().enumerate() {
-                self.stage
+                self.staging
                     .read_at(from * part.len(), &mut output[part.clone()])?;
             }
         }
@@ -160,18 +160,19 @@ impl Group {
         data: DataType,
         op: Reduction,
     ) -> Result<(), Error> {
-        whole(output.len(), data)?;
-        self.one_each(inputs.len())?;
-        equal(inputs.iter().map(|i| i.len()), output.len())?;
+        check_whole_elements(output.len(), data)?;
+        self.check_buffer_count(inputs.len())?;
+        check_equal_sizes(inputs.iter().map(|i| i.len()), output.len())?;
         let (rank, most, len) = (self.rank(), self.block_bytes(), output.len());
         for start in (0..len).step_by(most) {
             let part = start..(start + most).min(len);
             for (to, input) in inputs.iter().enumerate() {
-                self.stage.write_at(to * part.len(), &input[part.clone()])?;
+                self.staging
+                    .write_at(to * part.len(), &input[part.clone()])?;
             }
             let count = inputs.len() * part.len() / data.bytes();
-            self.ring.reduce_scatter(&self.stage, count, data, op)?;
-            self.stage
+            self.ring.reduce_scatter(&self.staging, count, data, op)?;
+            self.staging
                 .read_at(rank * part.len(), &mut output[part.clone()])?;
         }
         Ok(())
@@ -183,9 +184,9 @@ impl Group {
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn all_to_all(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
         let (rank, ranks) = (self.rank(), self.ranks());
-        self.one_each(inputs.len())?;
-        self.one_each(outputs.len())?;
-        equal(std::iter::once(inputs[rank].len()), outputs[rank].len())?;
+        self.check_buffer_count(inputs.len())?;
+        self.check_buffer_count(outputs.len())?;
+        check_equal_sizes(std::iter::once(inputs[rank].len()), outputs[rank].len())?;
         outputs[rank].copy_from_slice(inputs[rank]);
         for step in 1..ranks {
             let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
@@ -199,7 +200,7 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.doubling(&mut [0], DataType::U8, Reduction::Max)
+        self.recursive_doubling(&mut [0], DataType::U8, Reduction::Max)
     }
 
     /// Bytes of a rank's block in the staging memory: whole elements of any type.
@@ -208,11 +209,11 @@ impl Group {
     }
 
     /// Refuses buffers that are not one for each rank.
-    fn one_each(&self, buffers: usize) -> Result<(), Error> {
+    fn check_buffer_count(&self, buffers: usize) -> Result<(), Error> {
         if buffers == self.ranks() {
             return Ok(());
         }
-        Err(Error::Memory(format!(
+        Err(Error::InvalidRange(format!(
             "{buffers} buffers for {} ranks: each rank needs one",
             self.ranks()
         )))
@@ -220,7 +221,12 @@ impl Group {
 
     /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and get the
     /// result from it. Partners reduce the same two operands, so all ranks have the same bytes.
-    fn doubling(&mut self, bytes: &mut [u8], data: DataType, op: Reduction) -> Result<(), Error> {
+    fn recursive_doubling(
+        &mut self,
+        bytes: &mut [u8],
+        data: DataType,
+        op: Reduction,
+    ) -> Result<(), Error> {
         let (rank, ranks) = (self.rank(), self.ranks());
         let below = 1 << ranks.ilog2();
         if rank >= below {
@@ -252,8 +258,8 @@ impl Group {
         send: Option<(usize, &[u8])>,
         mut recv: Option<(usize, &mut [u8])>,
     ) -> Result<(), Error> {
-        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
-        drive(self.timeout, || {
+        let (mut outgoing, mut incoming) = (SendProgress::default(), ReceiveProgress::default());
+        run_to_completion(self.timeout, || {
             let (mut moved, mut done) = (false, true);
             if let Some((from, bytes)) = &mut recv
                 && !incoming.is_done(bytes.len())
@@ -268,29 +274,29 @@ impl Group {
                 done &= outgoing.is_done(bytes.len());
             }
             Ok(match (done, moved) {
-                (true, _) => Step::Done,
-                (false, true) => Step::Moved,
-                (false, false) => Step::Stuck,
+                (true, _) => StepResult::Done,
+                (false, true) => StepResult::Progress,
+                (false, false) => StepResult::Blocked,
             })
         })
     }
 }
 
 /// Refuses bytes that are not whole elements.
-fn whole(bytes: usize, data: DataType) -> Result<(), Error> {
+fn check_whole_elements(bytes: usize, data: DataType) -> Result<(), Error> {
     if bytes.is_multiple_of(data.bytes()) {
         return Ok(());
     }
-    Err(Error::Memory(format!(
+    Err(Error::InvalidRange(format!(
         "{bytes} bytes are not whole elements of {} bytes",
         data.bytes()
     )))
 }
 
 /// Refuses buffers that have not all the expected size.
-fn equal(mut sizes: impl Iterator<Item = usize>, expected: usize) -> Result<(), Error> {
+fn check_equal_sizes(mut sizes: impl Iterator<Item = usize>, expected: usize) -> Result<(), Error> {
     match sizes.find(|size| *size != expected) {
-        Some(size) => Err(Error::Memory(format!(
+        Some(size) => Err(Error::InvalidRange(format!(
             "a buffer of {size} bytes where {expected} bytes are needed"
         ))),
         None => Ok(()),

@@ -11,30 +11,30 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::transfer::{Link, SLOT_BYTES, SLOTS, link, wrong_size};
+use super::transfer::{RankLink, SLOT_BYTES, SLOTS, link, wrong_size_error};
 use crate::error::Error;
-use crate::pool::Request;
-use crate::progress::{Step, drive};
+use crate::progress::{StepResult, run_to_completion};
+use crate::request_pool::Request;
 use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes};
 
 /// Parts between two steps of a part.
 const LAG: usize = 2;
 /// Bytes that are reduced at a time: in a copy, since peers may write to registered memory.
-const BLOCK: usize = 8 << 10;
+const REDUCE_BLOCK_BYTES: usize = 8 << 10;
 
 /// A step of a part. Turns are in the order in which all ranks take them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
+struct ScheduleStep {
     /// The part, and [`LAG`] for each step.
     time: usize,
     step: usize,
 }
 
-impl Turn {
+impl ScheduleStep {
     const FIRST: Self = Self { time: 0, step: 0 };
 
     /// The turn in which the piece came that this one sends; none if it is the rank's own.
-    fn source(self) -> Option<Self> {
+    fn source_step(self) -> Option<Self> {
         let step = self.step.checked_sub(1)?;
         let time = self.time - LAG;
         Some(Self { time, step })
@@ -42,26 +42,26 @@ impl Turn {
 }
 
 /// How bytes are cut.
-struct Plan {
+struct PiecePartition {
     rank: usize,
     ranks: usize,
-    count: usize,
+    elements: usize,
     parts: usize,
     data: DataType,
 }
 
 /// Where block `index` of `blocks` equal ones begins.
-fn start(count: usize, blocks: usize, index: usize) -> usize {
+fn block_start(count: usize, blocks: usize, index: usize) -> usize {
     count / blocks * index + (count % blocks).min(index)
 }
 
-impl Plan {
+impl PiecePartition {
     fn new(rank: usize, ranks: usize, bytes: usize, data: DataType) -> Self {
         let (count, piece) = (bytes / data.bytes(), slice_bytes(bytes / ranks, SLOT_BYTES));
         Self {
             rank,
             ranks,
-            count,
+            elements: count,
             parts: count.div_ceil(piece / data.bytes() * ranks),
             data,
         }
@@ -72,11 +72,11 @@ impl Plan {
     }
 
     /// The turn after this one; none after the last.
-    fn after(&self, turn: Turn) -> Option<Turn> {
+    fn next_step(&self, turn: ScheduleStep) -> Option<ScheduleStep> {
         let steps = 2 * self.reducing_steps();
         let last = self.parts - 1 + LAG * (steps - 1);
-        let at = |time: usize| move |step: usize| Turn { time, step };
-        let exists = |turn: &Turn| {
+        let at = |time: usize| move |step: usize| ScheduleStep { time, step };
+        let exists = |turn: &ScheduleStep| {
             let part = turn.time.checked_sub(LAG * turn.step);
             part.is_some_and(|part| part < self.parts)
         };
@@ -86,58 +86,60 @@ impl Plan {
     }
 
     /// The bytes of a piece of the turn's part.
-    fn piece(&self, turn: Turn, index: usize) -> Range<usize> {
+    fn piece(&self, turn: ScheduleStep, index: usize) -> Range<usize> {
         let part = turn.time - LAG * turn.step;
-        let begin = start(self.count, self.parts, part);
-        let count = start(self.count, self.parts, part + 1) - begin;
-        let at = |index| (begin + start(count, self.ranks, index)) * self.data.bytes();
+        let begin = block_start(self.elements, self.parts, part);
+        let count = block_start(self.elements, self.parts, part + 1) - begin;
+        let at = |index| (begin + block_start(count, self.ranks, index)) * self.data.bytes();
         let index = index % self.ranks;
         at(index)..at(index + 1)
     }
 
-    fn outgoing(&self, turn: Turn) -> Range<usize> {
+    fn outgoing(&self, turn: ScheduleStep) -> Range<usize> {
         self.piece(turn, self.rank + 2 * self.ranks - turn.step - 1)
     }
 
-    fn incoming(&self, turn: Turn) -> Range<usize> {
+    fn incoming(&self, turn: ScheduleStep) -> Range<usize> {
         self.piece(turn, self.rank + 2 * self.ranks - turn.step - 2)
     }
 }
 
 /// Pieces of a direction.
-struct Lane {
+struct PieceQueue {
     /// The next one to be posted or sent; none when all are.
-    next: Option<Turn>,
-    begun: usize,
-    ended: usize,
+    next: Option<ScheduleStep>,
+    started: usize,
+    completed: usize,
     requests: VecDeque<Request>,
 }
 
-impl Lane {
+impl PieceQueue {
     fn new() -> Self {
         Self {
-            next: Some(Turn::FIRST),
-            begun: 0,
-            ended: 0,
+            next: Some(ScheduleStep::FIRST),
+            started: 0,
+            completed: 0,
             requests: VecDeque::with_capacity(SLOTS),
         }
     }
 
     /// The slot and the turn of the next piece, if it can be begun.
-    fn open(&self) -> Option<(usize, Turn)> {
-        let turn = self.next.filter(|_| self.begun - self.ended < SLOTS)?;
-        Some((self.begun % SLOTS * SLOT_BYTES, turn))
+    fn next_slot(&self) -> Option<(usize, ScheduleStep)> {
+        let turn = self
+            .next
+            .filter(|_| self.started - self.completed < SLOTS)?;
+        Some((self.started % SLOTS * SLOT_BYTES, turn))
     }
 
-    fn begin(&mut self, plan: &Plan, turn: Turn, request: Request) {
+    fn start_piece(&mut self, plan: &PiecePartition, turn: ScheduleStep, request: Request) {
         self.requests.push_back(request);
-        self.begun += 1;
-        self.next = plan.after(turn);
+        self.started += 1;
+        self.next = plan.next_step(turn);
     }
 
-    fn end(&mut self) {
+    fn complete_piece(&mut self) {
         self.requests.pop_front();
-        self.ended += 1;
+        self.completed += 1;
     }
 
     fn is_done(&self) -> bool {
@@ -147,14 +149,14 @@ impl Lane {
 
 /// An all-reduce under way.
 pub(super) struct AllReduce<'a> {
-    plan: Plan,
+    plan: PiecePartition,
     op: Reduction,
     bytes: &'a mut [u8],
-    links: &'a mut [Option<Link>],
-    out: Lane,
-    into: Lane,
+    links: &'a mut [Option<RankLink>],
+    sends: PieceQueue,
+    receives: PieceQueue,
     /// The turn whose piece is to come next; none when all came.
-    coming: Option<Turn>,
+    next_incoming: Option<ScheduleStep>,
     /// Whether the next piece to be sent is in its slot.
     is_filled: bool,
 }
@@ -165,27 +167,31 @@ impl<'a> AllReduce<'a> {
         (rank, ranks): (usize, usize),
         bytes: &'a mut [u8],
         (data, op): (DataType, Reduction),
-        links: &'a mut [Option<Link>],
+        links: &'a mut [Option<RankLink>],
     ) -> Self {
         Self {
-            plan: Plan::new(rank, ranks, bytes.len(), data),
+            plan: PiecePartition::new(rank, ranks, bytes.len(), data),
             op,
             bytes,
             links,
-            out: Lane::new(),
-            into: Lane::new(),
-            coming: Some(Turn::FIRST),
+            sends: PieceQueue::new(),
+            receives: PieceQueue::new(),
+            next_incoming: Some(ScheduleStep::FIRST),
             is_filled: false,
         }
     }
 
     pub(super) fn run(mut self, timeout: Duration) -> Result<(), Error> {
-        drive(timeout, || {
-            let moved = self.post()? | self.take()? | self.send()?;
-            if self.out.is_done() && self.into.is_done() {
-                return Ok(Step::Done);
+        run_to_completion(timeout, || {
+            let moved = self.post()? | self.take_received()? | self.send()?;
+            if self.sends.is_done() && self.receives.is_done() {
+                return Ok(StepResult::Done);
             }
-            Ok(if moved { Step::Moved } else { Step::Stuck })
+            Ok(if moved {
+                StepResult::Progress
+            } else {
+                StepResult::Blocked
+            })
         })
     }
 
@@ -193,20 +199,21 @@ impl<'a> AllReduce<'a> {
     fn post(&mut self) -> Result<bool, Error> {
         let ranks = self.plan.ranks;
         let before = link(self.links, (self.plan.rank + ranks - 1) % ranks)?;
-        let begun = self.into.begun;
-        while let Some((slot, turn)) = self.into.open() {
+        let begun = self.receives.started;
+        while let Some((slot, turn)) = self.receives.next_slot() {
             let range = slot..slot + self.plan.incoming(turn).len();
             let posted = before.receiver.irecv(&[(&before.into, range, 0)])?;
             let Some(request) = posted else { break };
-            self.into.begin(&self.plan, turn, request);
+            self.receives.start_piece(&self.plan, turn, request);
         }
-        Ok(self.into.begun > begun)
+        Ok(self.receives.started > begun)
     }
 
     /// Takes a piece that has come; whether one has.
-    fn take(&mut self) -> Result<bool, Error> {
+    fn take_received(&mut self) -> Result<bool, Error> {
         let (ranks, rank) = (self.plan.ranks, self.plan.rank);
-        let (Some(request), Some(turn)) = (self.into.requests.front(), self.coming) else {
+        let (Some(request), Some(turn)) = (self.receives.requests.front(), self.next_incoming)
+        else {
             return Ok(false);
         };
         let before = link(self.links, (rank + ranks - 1) % ranks)?;
@@ -216,33 +223,35 @@ impl<'a> AllReduce<'a> {
         let range = self.plan.incoming(turn);
         let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
         if came != range.len() {
-            return Err(wrong_size(came, range.len()));
+            return Err(wrong_size_error(came, range.len()));
         }
-        let slot = self.into.ended % SLOTS * SLOT_BYTES;
+        let slot = self.receives.completed % SLOTS * SLOT_BYTES;
         let ours = &mut self.bytes[range];
         if turn.step < self.plan.reducing_steps() {
-            let mut block = [0; BLOCK];
-            for (index, ours) in ours.chunks_mut(BLOCK).enumerate() {
+            let mut block = [0; REDUCE_BLOCK_BYTES];
+            for (index, ours) in ours.chunks_mut(REDUCE_BLOCK_BYTES).enumerate() {
                 let theirs = &mut block[..ours.len()];
-                before.into.read_at(slot + index * BLOCK, theirs)?;
+                before
+                    .into
+                    .read_at(slot + index * REDUCE_BLOCK_BYTES, theirs)?;
                 reduce_bytes(ours, theirs, self.plan.data, self.op);
             }
         } else {
             before.into.read_at(slot, ours)?;
         }
-        self.into.end();
-        self.coming = self.plan.after(turn);
+        self.receives.complete_piece();
+        self.next_incoming = self.plan.next_step(turn);
         Ok(true)
     }
 
     /// Sends a piece that is ready, and takes completions of earlier ones; whether there was either.
     fn send(&mut self) -> Result<bool, Error> {
         let next = link(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
-        let (begun, ended) = (self.out.begun, self.out.ended);
-        if let Some((slot, turn)) = self.out.open()
+        let (begun, ended) = (self.sends.started, self.sends.completed);
+        if let Some((slot, turn)) = self.sends.next_slot()
             && turn
-                .source()
-                .is_none_or(|source| self.coming.is_none_or(|next| source < next))
+                .source_step()
+                .is_none_or(|source| self.next_incoming.is_none_or(|next| source < next))
         {
             let range = self.plan.outgoing(turn);
             let at = slot..slot + range.len();
@@ -251,17 +260,17 @@ impl<'a> AllReduce<'a> {
                 self.is_filled = true;
             }
             if let Some(request) = next.sender.isend(&next.out, at, 0)? {
-                self.out.begin(&self.plan, turn, request);
+                self.sends.start_piece(&self.plan, turn, request);
                 self.is_filled = false;
             }
         }
-        while let Some(request) = self.out.requests.front() {
+        while let Some(request) = self.sends.requests.front() {
             if next.sender.test(*request)?.is_none() {
                 break;
             }
-            self.out.end();
+            self.sends.complete_piece();
         }
-        Ok((begun, ended) != (self.out.begun, self.out.ended))
+        Ok((begun, ended) != (self.sends.started, self.sends.completed))
     }
 }
 
@@ -271,12 +280,12 @@ mod tests {
 
     use super::*;
 
-    fn plan(rank: usize, ranks: usize, bytes: usize) -> Plan {
-        Plan::new(rank, ranks, bytes, DataType::U8)
+    fn plan(rank: usize, ranks: usize, bytes: usize) -> PiecePartition {
+        PiecePartition::new(rank, ranks, bytes, DataType::U8)
     }
 
-    fn turns(plan: &Plan) -> Vec<Turn> {
-        std::iter::successors(Some(Turn::FIRST), |turn| plan.after(*turn)).collect()
+    fn turns(plan: &PiecePartition) -> Vec<ScheduleStep> {
+        std::iter::successors(Some(ScheduleStep::FIRST), |turn| plan.next_step(*turn)).collect()
     }
 
     proptest! {
@@ -291,7 +300,7 @@ mod tests {
                     let range = plan.outgoing(*turn);
                     prop_assert!(!range.is_empty() && range.len() <= SLOT_BYTES);
                     prop_assert_eq!(&range, &next.incoming(*turn));
-                    if let Some(source) = turn.source() {
+                    if let Some(source) = turn.source_step() {
                         prop_assert!(source < *turn && turns.binary_search(&source).is_ok());
                         prop_assert_eq!(&range, &plan.incoming(source));
                     }

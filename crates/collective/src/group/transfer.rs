@@ -6,7 +6,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
-use crate::pool::Request;
+use crate::request_pool::Request;
 
 /// Bytes of a piece, at most.
 pub(super) const SLOT_BYTES: usize = 64 << 10;
@@ -15,14 +15,14 @@ pub(super) const SLOTS: usize = 8;
 
 /// The connections of two ranks, one in each direction, with registered memory for pieces.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct RankLink {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
     pub(super) out: MemoryRegion,
     pub(super) into: MemoryRegion,
 }
 
-impl Link {
+impl RankLink {
     pub(super) fn new(
         pd: &ProtectionDomain,
         sender: Sender,
@@ -39,25 +39,25 @@ impl Link {
 }
 
 /// The connections with another rank.
-pub(super) fn link(links: &mut [Option<Link>], peer: usize) -> Result<&mut Link, Error> {
+pub(super) fn link(links: &mut [Option<RankLink>], peer: usize) -> Result<&mut RankLink, Error> {
     let link = links.get_mut(peer).and_then(Option::as_mut);
     link.ok_or_else(|| Error::Protocol(format!("there is no other rank {peer}")))
 }
 
 /// The error of a message that has another size than was expected.
-pub(super) fn wrong_size(came: usize, expected: usize) -> Error {
+pub(super) fn wrong_size_error(came: usize, expected: usize) -> Error {
     Error::Protocol(format!(
         "{came} bytes came where {expected} were expected: both ranks must pass equal sizes"
     ))
 }
 
 /// The pieces of so many bytes. No bytes are a piece, too: a receive of nothing still waits for its send.
-fn pieces(len: usize) -> usize {
+fn piece_count(len: usize) -> usize {
     len.div_ceil(SLOT_BYTES).max(1)
 }
 
 /// The bytes of a piece, and where its slot begins.
-fn piece(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
+fn piece_and_slot(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
     let start = index * SLOT_BYTES;
     (
         start..(start + SLOT_BYTES).min(len),
@@ -67,7 +67,7 @@ fn piece(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
 
 /// How far a send is.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing {
+pub(super) struct SendProgress {
     /// Pieces that are in their slots.
     filled: usize,
     started: usize,
@@ -75,13 +75,18 @@ pub(super) struct Outgoing {
     requests: VecDeque<Request>,
 }
 
-impl Outgoing {
+impl SendProgress {
     /// Goes on without waiting; whether something moved.
-    pub(super) fn step(&mut self, link: &mut Link, bytes: &[u8], tag: u32) -> Result<bool, Error> {
+    pub(super) fn step(
+        &mut self,
+        link: &mut RankLink,
+        bytes: &[u8],
+        tag: u32,
+    ) -> Result<bool, Error> {
         let before = (self.started, self.sent);
-        let total = pieces(bytes.len());
+        let total = piece_count(bytes.len());
         while self.started < total && self.started - self.sent < SLOTS {
-            let (range, slot) = piece(self.started, bytes.len());
+            let (range, slot) = piece_and_slot(self.started, bytes.len());
             if self.filled == self.started {
                 link.out.write_at(slot, &bytes[range.clone()])?;
                 self.filled += 1;
@@ -105,30 +110,30 @@ impl Outgoing {
 
     /// Whether so many bytes are at the peer.
     pub(super) fn is_done(&self, len: usize) -> bool {
-        self.sent == pieces(len)
+        self.sent == piece_count(len)
     }
 }
 
 /// How far a receive is.
 #[derive(Debug, Default)]
-pub(super) struct Incoming {
+pub(super) struct ReceiveProgress {
     posted: usize,
-    came: usize,
+    received: usize,
     requests: VecDeque<Request>,
 }
 
-impl Incoming {
+impl ReceiveProgress {
     /// Goes on without waiting; whether something moved.
     pub(super) fn step(
         &mut self,
-        link: &mut Link,
+        link: &mut RankLink,
         bytes: &mut [u8],
         tag: u32,
     ) -> Result<bool, Error> {
-        let before = (self.posted, self.came);
-        let total = pieces(bytes.len());
-        while self.posted < total && self.posted - self.came < SLOTS {
-            let (range, slot) = piece(self.posted, bytes.len());
+        let before = (self.posted, self.received);
+        let total = piece_count(bytes.len());
+        while self.posted < total && self.posted - self.received < SLOTS {
+            let (range, slot) = piece_and_slot(self.posted, bytes.len());
             let part = (&link.into, slot..slot + range.len(), tag);
             let Some(request) = link.receiver.irecv(&[part])? else {
                 break;
@@ -141,19 +146,19 @@ impl Incoming {
                 break;
             };
             self.requests.pop_front();
-            let (range, slot) = piece(self.came, bytes.len());
+            let (range, slot) = piece_and_slot(self.received, bytes.len());
             let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
             if came != range.len() {
-                return Err(wrong_size(came, range.len()));
+                return Err(wrong_size_error(came, range.len()));
             }
             link.into.read_at(slot, &mut bytes[range])?;
-            self.came += 1;
+            self.received += 1;
         }
-        Ok(before != (self.posted, self.came))
+        Ok(before != (self.posted, self.received))
     }
 
     /// Whether so many bytes came.
     pub(super) fn is_done(&self, len: usize) -> bool {
-        self.came == pieces(len)
+        self.received == piece_count(len)
     }
 }

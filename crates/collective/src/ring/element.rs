@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use verbs::MemoryRegion;
 
-use super::half_precision::{self, Half};
+use super::half_precision::{self, HalfPrecision};
 use crate::error::Error;
 
 /// The type of a buffer's elements, in the machine's byte order.
@@ -72,7 +72,7 @@ impl Reduction {
 }
 
 /// Bytes that are reduced at a time: in copies on the stack, since peers may write to registered memory.
-const BLOCK: usize = 4096;
+const REDUCE_BLOCK_BYTES: usize = 4096;
 
 /// Reduces bytes of one region into another: `into[at..] = into[at..] op from[from_at..]`.
 ///
@@ -85,10 +85,10 @@ pub(super) fn reduce(
     data: DataType,
     op: Reduction,
 ) -> Result<(), Error> {
-    let (mut ours, mut theirs) = ([0; BLOCK], [0; BLOCK]);
+    let (mut ours, mut theirs) = ([0; REDUCE_BLOCK_BYTES], [0; REDUCE_BLOCK_BYTES]);
     let mut done = 0;
     while done < bytes {
-        let len = BLOCK.min(bytes - done);
+        let len = REDUCE_BLOCK_BYTES.min(bytes - done);
         into.read_at(at + done, &mut ours[..len])?;
         from.read_at(from_at + done, &mut theirs[..len])?;
         reduce_bytes(&mut ours[..len], &theirs[..len], data, op);
@@ -144,14 +144,14 @@ elements! {
 
 fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
     match op {
-        Reduction::Sum => each::<T, N>(ours, theirs, T::sum),
-        Reduction::Prod => each::<T, N>(ours, theirs, T::prod),
-        Reduction::Min => each::<T, N>(ours, theirs, T::least),
-        Reduction::Max => each::<T, N>(ours, theirs, T::greatest),
+        Reduction::Sum => for_each_element::<T, N>(ours, theirs, T::sum),
+        Reduction::Prod => for_each_element::<T, N>(ours, theirs, T::prod),
+        Reduction::Min => for_each_element::<T, N>(ours, theirs, T::least),
+        Reduction::Max => for_each_element::<T, N>(ours, theirs, T::greatest),
     }
 }
 
-fn fold_half<H: Half>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
+fn fold_half<H: HalfPrecision>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
     match op {
         Reduction::Sum => half_precision::fold::<H>(ours, theirs, f32::sum),
         Reduction::Prod => half_precision::fold::<H>(ours, theirs, f32::prod),
@@ -161,7 +161,7 @@ fn fold_half<H: Half>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
 }
 
 #[inline]
-fn each<T: Element<N>, const N: usize>(
+fn for_each_element<T: Element<N>, const N: usize>(
     ours: &mut [u8],
     theirs: &[u8],
     op: impl Fn(T, T) -> T + Copy,

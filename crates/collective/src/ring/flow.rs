@@ -9,15 +9,15 @@ use verbs::MemoryRegion;
 use super::element::{DataType, Reduction, reduce};
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
-use crate::pool::Request;
-use crate::progress::{Step, drive};
+use crate::progress::{StepResult, run_to_completion};
+use crate::request_pool::Request;
 
 /// Slices that may be under way: NCCL's `NCCL_STEPS`.
 pub(super) const DEPTH: usize = 8;
 
 /// A rank's connections to its neighbours, and room for slices that are reduced.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct RingNeighbours {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
     pub(super) scratch: MemoryRegion,
@@ -27,15 +27,15 @@ pub(super) struct Ends {
 }
 
 /// Where a slice goes.
-pub(super) enum Incoming {
+pub(super) enum SliceDestination {
     /// Into the buffer, once so many slices have been sent: the bytes there may still be on their way.
-    Into(Range<usize>, usize),
+    Buffer(Range<usize>, usize),
     /// It is reduced into the buffer.
     Reduce(Range<usize>),
 }
 
 /// The steps of a rank in a collective.
-pub(super) struct Flow<'f> {
+pub(super) struct StepPlan<'f> {
     /// Slices that are sent are here.
     pub(super) from: &'f MemoryRegion,
     /// Slices that come go here; often the same buffer.
@@ -45,46 +45,52 @@ pub(super) struct Flow<'f> {
     /// How many slices come, and how many go.
     pub(super) recvs: usize,
     pub(super) sends: usize,
-    pub(super) incoming: &'f dyn Fn(usize) -> Incoming,
+    pub(super) incoming: &'f dyn Fn(usize) -> SliceDestination,
     /// The bytes of a slice to be sent, and how many slices must have come before.
     pub(super) outgoing: &'f dyn Fn(usize) -> (Range<usize>, usize),
 }
 
 /// How far it is.
 #[derive(Default)]
-struct Progress {
+struct StageProgress {
     posted: usize,
-    came: usize,
+    received: usize,
     started: usize,
     sent: usize,
     receives: VecDeque<Request>,
     sending: VecDeque<Request>,
 }
 
-impl Ends {
+impl RingNeighbours {
     /// Runs it to its end.
-    pub(super) fn run(&mut self, flow: &Flow<'_>) -> Result<(), Error> {
-        let mut at = Progress::default();
-        drive(self.timeout, || {
-            if at.came == flow.recvs && at.sent == flow.sends {
-                return Ok(Step::Done);
+    pub(super) fn run(&mut self, flow: &StepPlan<'_>) -> Result<(), Error> {
+        let mut at = StageProgress::default();
+        run_to_completion(self.timeout, || {
+            if at.received == flow.recvs && at.sent == flow.sends {
+                return Ok(StepResult::Done);
             }
-            let before = (at.posted, at.came, at.started, at.sent);
+            let before = (at.posted, at.received, at.started, at.sent);
             self.post(flow, &mut at)?;
-            self.take(flow, &mut at)?;
-            self.send_on(flow, &mut at)?;
-            let moved = before != (at.posted, at.came, at.started, at.sent);
-            Ok(if moved { Step::Moved } else { Step::Stuck })
+            self.take_received(flow, &mut at)?;
+            self.send_ready(flow, &mut at)?;
+            let moved = before != (at.posted, at.received, at.started, at.sent);
+            Ok(if moved {
+                StepResult::Progress
+            } else {
+                StepResult::Blocked
+            })
         })
     }
 
     /// Posts receives for slices that there is room for.
-    fn post(&mut self, flow: &Flow<'_>, at: &mut Progress) -> Result<(), Error> {
-        while at.posted < flow.recvs && at.posted - at.came < DEPTH {
+    fn post(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
+        while at.posted < flow.recvs && at.posted - at.received < DEPTH {
             let request = match (flow.incoming)(at.posted) {
-                Incoming::Into(_, sent) if at.sent < sent => return Ok(()),
-                Incoming::Into(range, _) => self.receiver.irecv(&[(flow.into, range, 0)])?,
-                Incoming::Reduce(range) => {
+                SliceDestination::Buffer(_, sent) if at.sent < sent => return Ok(()),
+                SliceDestination::Buffer(range, _) => {
+                    self.receiver.irecv(&[(flow.into, range, 0)])?
+                }
+                SliceDestination::Reduce(range) => {
                     let slot = at.posted % DEPTH * self.slice_bytes;
                     let range = slot..slot + range.len();
                     self.receiver.irecv(&[(&self.scratch, range, 0)])?
@@ -100,13 +106,14 @@ impl Ends {
     }
 
     /// Takes slices that have come.
-    fn take(&mut self, flow: &Flow<'_>, at: &mut Progress) -> Result<(), Error> {
+    fn take_received(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
         while let Some(request) = at.receives.front() {
             let Some(sizes) = self.receiver.test(*request)? else {
                 return Ok(());
             };
             at.receives.pop_front();
-            let (Incoming::Into(range, _) | Incoming::Reduce(range)) = (flow.incoming)(at.came);
+            let (SliceDestination::Buffer(range, _) | SliceDestination::Reduce(range)) =
+                (flow.incoming)(at.received);
             let came = sizes.as_slice().iter().map(|s| *s as usize).sum::<usize>();
             if came != range.len() {
                 return Err(Error::Protocol(format!(
@@ -114,21 +121,21 @@ impl Ends {
                     range.len()
                 )));
             }
-            if let Incoming::Reduce(range) = (flow.incoming)(at.came) {
-                let slot = at.came % DEPTH * self.slice_bytes;
+            if let SliceDestination::Reduce(range) = (flow.incoming)(at.received) {
+                let slot = at.received % DEPTH * self.slice_bytes;
                 let into = (flow.into, range.start);
                 reduce((&self.scratch, slot), into, came, flow.data, flow.op)?;
             }
-            at.came += 1;
+            at.received += 1;
         }
         Ok(())
     }
 
     /// Sends slices that are ready, and takes completions of earlier ones.
-    fn send_on(&mut self, flow: &Flow<'_>, at: &mut Progress) -> Result<(), Error> {
+    fn send_ready(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
         while at.started < flow.sends && at.sending.len() < 2 * DEPTH {
             let (range, needs) = (flow.outgoing)(at.started);
-            if at.came < needs {
+            if at.received < needs {
                 break;
             }
             let Some(request) = self.sender.isend(flow.from, range, 0)? else {

@@ -4,18 +4,18 @@ use half::prelude::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 
 /// Elements that are widened at a time: processors convert several at once.
-const AT_ONCE: usize = 256;
+const CHUNK_ELEMENTS: usize = 256;
 
 /// Numbers of 16 bits that are computed with in single precision. That has more than twice their significant bits, so to round
 /// a sum or product twice is to round it once (Figueroa, 1995).
-pub(super) trait Half {
+pub(super) trait HalfPrecision {
     /// The numbers with these bits.
     fn widen(bits: &[u16], into: &mut [f32]);
     /// The nearest numbers, ties to even.
     fn narrow(from: &[f32], bits: &mut [u16]);
 }
 
-impl Half for f16 {
+impl HalfPrecision for f16 {
     fn widen(bits: &[u16], into: &mut [f32]) {
         bits.reinterpret_cast::<Self>().convert_to_f32_slice(into);
     }
@@ -26,7 +26,7 @@ impl Half for f16 {
     }
 }
 
-impl Half for bf16 {
+impl HalfPrecision for bf16 {
     fn widen(bits: &[u16], into: &mut [f32]) {
         bits.reinterpret_cast::<Self>().convert_to_f32_slice(into);
     }
@@ -38,11 +38,11 @@ impl Half for bf16 {
 }
 
 /// Reduces elements into others: `ours = ours op theirs`.
-pub(super) fn fold<H: Half>(ours: &mut [u8], theirs: &[u8], op: impl Fn(f32, f32) -> f32) {
+pub(super) fn fold<H: HalfPrecision>(ours: &mut [u8], theirs: &[u8], op: impl Fn(f32, f32) -> f32) {
     let (ours, _) = ours.as_chunks_mut::<2>();
     let (theirs, _) = theirs.as_chunks::<2>();
-    let mut bits = [0; AT_ONCE];
-    let (mut a, mut b) = ([0.0; AT_ONCE], [0.0; AT_ONCE]);
+    let mut bits = [0; CHUNK_ELEMENTS];
+    let (mut a, mut b) = ([0.0; CHUNK_ELEMENTS], [0.0; CHUNK_ELEMENTS]);
     let mut load = |from: &[[u8; 2]], into: &mut [f32]| {
         let bits = &mut bits[..from.len()];
         for (bits, bytes) in bits.iter_mut().zip(from) {
@@ -50,8 +50,11 @@ pub(super) fn fold<H: Half>(ours: &mut [u8], theirs: &[u8], op: impl Fn(f32, f32
         }
         H::widen(bits, into);
     };
-    let mut result = [0; AT_ONCE];
-    for (ours, theirs) in ours.chunks_mut(AT_ONCE).zip(theirs.chunks(AT_ONCE)) {
+    let mut result = [0; CHUNK_ELEMENTS];
+    for (ours, theirs) in ours
+        .chunks_mut(CHUNK_ELEMENTS)
+        .zip(theirs.chunks(CHUNK_ELEMENTS))
+    {
         let len = ours.len().min(theirs.len());
         let (ours, a, b) = (&mut ours[..len], &mut a[..len], &mut b[..len]);
         load(ours, a);
@@ -103,7 +106,7 @@ mod tests {
                 _ => bf16::from_f32(value).to_ne_bytes(),
             };
             // More than are converted at once, and no multiple.
-            for count in [1, 7, AT_ONCE + 3] {
+            for count in [1, 7, CHUNK_ELEMENTS + 3] {
                 let mut all = bytes(ours).repeat(count);
                 reduce_bytes(&mut all, &bytes(theirs).repeat(count), data, op);
                 assert_eq!(

@@ -15,22 +15,22 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::comm::{Receiver, Sender};
 use crate::config::Config;
-use crate::end::pair;
+use crate::end::connected_pair;
 use crate::error::Error;
 pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
-use flow::{DEPTH, Ends, Flow, Incoming};
+use flow::{DEPTH, RingNeighbours, SliceDestination, StepPlan};
 
-/// Blocks are cut into so many slices at least, unless these would be shorter than [`SHORT_SLICE`]: one is under way while the
+/// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under way while the
 /// next is made ready.
-const SLICES: usize = 4;
+const MIN_SLICES: usize = 4;
 /// Bytes of a slice below which another message costs more than waiting.
-const SHORT_SLICE: usize = 8 << 10;
+const MIN_SLICE_BYTES: usize = 8 << 10;
 
 /// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All ranks cut
 /// alike.
 pub fn slice_bytes(block_bytes: usize, most: usize) -> usize {
-    let short = block_bytes.div_ceil(SLICES).max(SHORT_SLICE);
+    let short = block_bytes.div_ceil(MIN_SLICES).max(MIN_SLICE_BYTES);
     short.next_multiple_of(8).min(most.max(8))
 }
 
@@ -60,7 +60,7 @@ pub fn slice_bytes(block_bytes: usize, most: usize) -> usize {
 pub struct Ring {
     rank: usize,
     ranks: usize,
-    ends: Ends,
+    neighbors: RingNeighbours,
 }
 
 impl Ring {
@@ -83,7 +83,7 @@ impl Ring {
         Ok(Self {
             rank,
             ranks,
-            ends: Ends {
+            neighbors: RingNeighbours {
                 sender,
                 receiver,
                 scratch,
@@ -96,7 +96,7 @@ impl Ring {
     /// The same with another time after which a collective gives up; 30 s unless set.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.ends.timeout = timeout;
+        self.neighbors.timeout = timeout;
         self
     }
 
@@ -128,7 +128,7 @@ impl Ring {
         op: Reduction,
     ) -> Result<(), Error> {
         let last = 2 * (self.ranks - 1);
-        self.steps(buffer, count, (data, op), 0..last)
+        self.run_steps(buffer, count, (data, op), 0..last)
     }
 
     /// Rank `r` gets the reduction of block `r` of all ranks, in its place. Other blocks hold nothing of use afterwards.
@@ -143,7 +143,7 @@ impl Ring {
         op: Reduction,
     ) -> Result<(), Error> {
         let last = self.ranks - 1;
-        self.steps(buffer, count, (data, op), 0..last)
+        self.run_steps(buffer, count, (data, op), 0..last)
     }
 
     /// Every rank gets block `r` of rank `r`, in its place.
@@ -157,7 +157,7 @@ impl Ring {
         data: DataType,
     ) -> Result<(), Error> {
         let steps = self.ranks - 1..2 * (self.ranks - 1);
-        self.steps(buffer, count, (data, Reduction::Sum), steps)
+        self.run_steps(buffer, count, (data, Reduction::Sum), steps)
     }
 
     /// Every rank gets the first `bytes` bytes of rank `root`.
@@ -171,10 +171,10 @@ impl Ring {
         root: usize,
     ) -> Result<(), Error> {
         let from_root = (self.rank + self.ranks - root % self.ranks) % self.ranks;
-        let slice_bytes = slice_bytes(bytes, self.ends.slice_bytes);
+        let slice_bytes = slice_bytes(bytes, self.neighbors.slice_bytes);
         let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
-        self.ends.run(&Flow {
+        self.neighbors.run(&StepPlan {
             from: buffer,
             into: buffer,
             data: DataType::I64,
@@ -185,7 +185,7 @@ impl Ring {
             } else {
                 0
             },
-            incoming: &|i| Incoming::Into(cut(i), 0),
+            incoming: &|i| SliceDestination::Buffer(cut(i), 0),
             outgoing: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
         })
     }
@@ -200,27 +200,27 @@ impl Ring {
         (from, send): (&MemoryRegion, usize),
         (into, recv): (&MemoryRegion, usize),
     ) -> Result<(), Error> {
-        let most = self.ends.slice_bytes;
+        let most = self.neighbors.slice_bytes;
         let cut = move |i: usize, bytes: usize| {
             let slice = slice_bytes(bytes, most);
             i * slice..((i + 1) * slice).min(bytes)
         };
         let slices = |bytes: usize| bytes.div_ceil(slice_bytes(bytes, most));
         let (sends, recvs) = (slices(send), slices(recv));
-        self.ends.run(&Flow {
+        self.neighbors.run(&StepPlan {
             from,
             into,
             data: DataType::I64,
             op: Reduction::Sum,
             recvs,
             sends,
-            incoming: &|i| Incoming::Into(cut(i, recv), 0),
+            incoming: &|i| SliceDestination::Buffer(cut(i, recv), 0),
             outgoing: &|i| (cut(i, send), 0),
         })
     }
 
     /// Runs steps of the ring over blocks: the first `ranks - 1` reduce, the others gather.
-    fn steps(
+    fn run_steps(
         &mut self,
         buffer: &MemoryRegion,
         count: usize,
@@ -232,13 +232,13 @@ impl Ring {
             .checked_mul(element)
             .is_none_or(|bytes| bytes > buffer.len())
         {
-            return Err(Error::Memory(format!(
+            return Err(Error::InvalidRange(format!(
                 "{count} elements of {element} bytes are more than the buffer's {} bytes",
                 buffer.len()
             )));
         }
         let longest = self.block(count, 0).len();
-        let per_slice = slice_bytes(longest * element, self.ends.slice_bytes) / element;
+        let per_slice = slice_bytes(longest * element, self.neighbors.slice_bytes) / element;
         let slices = longest.div_ceil(per_slice);
         let blocks: Vec<Range<usize>> = (0..n).map(|block| self.block(count, block)).collect();
         let bytes = |block: usize, slice: usize| {
@@ -248,7 +248,7 @@ impl Ring {
         };
         let total = steps.len() * slices;
         let at = |i: usize| (steps.start + i / slices, i % slices);
-        self.ends.run(&Flow {
+        self.neighbors.run(&StepPlan {
             from: buffer,
             into: buffer,
             data,
@@ -259,11 +259,11 @@ impl Ring {
                 let (step, slice) = at(i);
                 let range = bytes(rank + 2 * n - step - 2, slice);
                 if step < n - 1 {
-                    return Incoming::Reduce(range);
+                    return SliceDestination::Reduce(range);
                 }
                 // The block was sent in this earlier step.
                 let sent = (step + 1 - n).checked_sub(steps.start);
-                Incoming::Into(range, sent.map_or(0, |step| step * slices + slice + 1))
+                SliceDestination::Buffer(range, sent.map_or(0, |step| step * slices + slice + 1))
             },
             outgoing: &|i| {
                 let (step, slice) = at(i);
@@ -287,7 +287,7 @@ pub fn ring_of(
     let ranks = domains.len();
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     for (rank, from) in domains.iter().enumerate() {
-        let (sender, receiver) = pair(from, &domains[(rank + 1) % ranks], config)?;
+        let (sender, receiver) = connected_pair(from, &domains[(rank + 1) % ranks], config)?;
         senders.push(sender);
         receivers.push(receiver);
     }

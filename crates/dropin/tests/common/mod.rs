@@ -10,12 +10,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Returns a folder with the libraries, built with the profile of this test, under the names that programs
-/// load.
+/// Returns a folder with the libraries under test, built with the profile of this test. The libraries have
+/// the names that programs load.
 ///
-/// Cargo does not build a `cdylib` for the tests of its package, so this function builds it, unless
-/// `VERBATIM_BUILT` says that it exists. `cargo xtask test` builds the whole workspace at once. A separate
-/// build of the library would use other features and compile it again.
+/// Cargo does not build a `cdylib` for the tests of its package. This function therefore builds the
+/// library, unless `VERBATIM_BUILT` says that it exists. `cargo xtask test` builds the whole workspace at
+/// once. A separate build of the library would use other features and compile the library again.
 pub(crate) fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -33,7 +33,7 @@ pub(crate) fn library_folder() -> &'static Path {
             ("libverbatim_dropin.so", "libibverbs.so.1"),
             ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
         ] {
-            // Tests run at the same time, so each renames its own link into place.
+            // Tests run at the same time, so each test renames its own link into place.
             let link = folder.join(format!("link.{}", std::process::id()));
             let _ = std::fs::remove_file(&link);
             std::os::unix::fs::symlink(profile.join(built), &link)
@@ -72,7 +72,7 @@ impl Fabric {
         Self(folder.expect("/dev/shm is writable"))
     }
 
-    /// Returns the folder that the fabric makes.
+    /// Returns the folder that the programs of the fabric make.
     pub(crate) fn folder(&self) -> PathBuf {
         self.0.path().join("fabric")
     }
@@ -82,15 +82,15 @@ impl Fabric {
         let mut command = Command::new(program);
         command
             .env("LD_LIBRARY_PATH", library_folder())
-            // Not the temporary folder itself: the fabric makes its own folder, which no other user can
-            // enter.
+            // Use a folder below the temporary folder: the fabric makes this folder, which no other user
+            // can enter.
             .env("VERBATIM_FABRIC_DIR", self.folder())
             .env("VERBATIM_LINK_LAYER", link_layer)
             .stdin(Stdio::null());
         command
     }
 
-    /// Runs a server and its client, and returns the output of both, which must succeed.
+    /// Runs a server and its client, and returns the output of both. Both must exit successfully.
     ///
     /// The client is the same program with the server's address as last argument.
     pub(crate) fn pair(&self, link_layer: &str, program: &str, args: &[&str]) -> [String; 2] {
@@ -124,8 +124,8 @@ fn free_port() -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
-/// Returns true if a process listens on the port. Checked without connecting, because these servers accept
-/// only one connection.
+/// Returns true if a process listens on the port. The function does not connect, because these servers
+/// accept only one connection.
 fn listens(port: &str) -> bool {
     let port: u16 = port.parse().expect("a port");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -133,7 +133,7 @@ fn listens(port: &str) -> bool {
         table.lines().any(|line| {
             let mut words = line.split_whitespace().skip(1);
             let local = words.next().unwrap_or_default();
-            // 0A: LISTEN (proc_net_tcp(5)).
+            // 0A is the state LISTEN (proc_net_tcp(5)).
             local.ends_with(&format!(":{port:04X}")) && words.nth(1) == Some("0A")
         })
     })
@@ -184,7 +184,7 @@ impl Watched {
         (status.success() && !late, text)
     }
 
-    /// Waits for the process's exit, which must be a success, and returns its output.
+    /// Waits until the process exits, which must be a success, and returns its output.
     pub(crate) fn finish(mut self) -> String {
         let (good, text) = self.end();
         assert!(good, "{}:\n{text}", self.what);
@@ -199,7 +199,7 @@ impl Drop for Watched {
     }
 }
 
-/// Runs a command to its end, which must be a success.
+/// Runs a command until it exits, which must be a success.
 pub(crate) fn run(command: &mut Command) -> Output {
     let what = format!("{command:?}");
     let output = command.output().unwrap_or_else(|e| panic!("{what}: {e}"));

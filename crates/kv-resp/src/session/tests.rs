@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Session, Shared};
+use super::{Session, SharedState};
 use crate::reply::tests::{Reply, read};
-use kv::store::{Mode, Store, StoreConfig};
+use kv::store::{FullPolicy, Store, StoreConfig};
 
 /// Returns the test's own time: each test runs in its own thread.
 fn clock() -> u64 {
@@ -18,12 +18,12 @@ fn pass(ms: u64) {
     NOW.with(|now| now.fetch_add(ms, Ordering::Relaxed));
 }
 
-struct Talk {
-    shared: Shared,
+struct TestSession {
+    shared: SharedState,
     session: Session,
 }
 
-impl Talk {
+impl TestSession {
     fn new() -> Self {
         Self::with(StoreConfig::for_items(2, 1000, 16, 32))
     }
@@ -32,7 +32,7 @@ impl Talk {
         let config = StoreConfig { clock, ..config };
         let store = Arc::new(Store::new(&config).expect("memory"));
         Self {
-            shared: Shared::new(store),
+            shared: SharedState::new(store),
             session: Session::new(7),
         }
     }
@@ -51,14 +51,14 @@ impl Talk {
     }
 
     /// Returns the reply to one inline command as text.
-    fn say(&mut self, line: &str) -> String {
+    fn reply_to(&mut self, line: &str) -> String {
         let replies = self.all(&format!("{line}\r\n"));
         replies.iter().map(shown).collect::<Vec<_>>().join(" ")
     }
 
     fn check(&mut self, lines: &[(&str, &str)]) {
         for (line, expected) in lines {
-            assert_eq!(self.say(line), *expected, "{line}");
+            assert_eq!(self.reply_to(line), *expected, "{line}");
         }
     }
 }
@@ -79,7 +79,7 @@ fn shown(reply: &Reply) -> String {
 
 #[test]
 fn values_are_set_under_conditions() {
-    Talk::new().check(&[
+    TestSession::new().check(&[
         ("get k", "nil"),
         ("set k v xx", "nil"),
         ("SET k v NX", "OK"),
@@ -103,7 +103,7 @@ fn values_are_set_under_conditions() {
 
 #[test]
 fn numbers_are_counted() {
-    Talk::new().check(&[
+    TestSession::new().check(&[
         ("INCR n", ":1"),
         ("INCRBY n 9", ":10"),
         ("DECR n", ":9"),
@@ -127,7 +127,7 @@ fn numbers_are_counted() {
 
 #[test]
 fn keys_expire() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     talk.check(&[
         ("TTL k", ":-2"),
         ("SET k v", "OK"),
@@ -184,7 +184,7 @@ fn keys_expire() {
 
 #[test]
 fn what_cannot_be_done_is_said() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     talk.check(&[
         ("PING", "PONG"),
         ("PING 'a b'", "\"a b\""),
@@ -205,7 +205,7 @@ fn what_cannot_be_done_is_said() {
     ]);
     let long = format!("SET k {}", "v".repeat(70_000));
     // The value is too long for an inline command.
-    let words = talk.say(&long);
+    let words = talk.reply_to(&long);
     assert_eq!(words, "-ERR Protocol error: too big inline request");
     assert!(talk.session.must_close());
     assert_eq!(talk.shared.protocol_errors.load(Ordering::Relaxed), 1);
@@ -214,8 +214,8 @@ fn what_cannot_be_done_is_said() {
 
 #[test]
 fn a_long_value_and_a_full_store_are_refused() {
-    let mut talk = Talk::with(StoreConfig {
-        mode: Mode::Store,
+    let mut talk = TestSession::with(StoreConfig {
+        mode: FullPolicy::Store,
         log_bytes: 1 << 16,
         ..StoreConfig::for_items(1, 10_000, 16, 32)
     });
@@ -223,20 +223,23 @@ fn a_long_value_and_a_full_store_are_refused() {
         "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$70000\r\n{}",
         "v".repeat(70_000)
     );
-    assert!(talk.say(&long).starts_with("-ERR the item is too long"));
+    assert!(
+        talk.reply_to(&long)
+            .starts_with("-ERR the item is too long")
+    );
     let value = "v".repeat(1000);
     let mut last = String::new();
     for i in 0..100 {
-        last = talk.say(&format!("SET k{i} {value}"));
+        last = talk.reply_to(&format!("SET k{i} {value}"));
     }
     assert!(last.starts_with("-OOM the store is full"), "{last}");
-    assert_eq!(talk.say("GET k0"), format!("{value:?}"));
-    assert_eq!(talk.say("GET k99"), "nil");
+    assert_eq!(talk.reply_to("GET k0"), format!("{value:?}"));
+    assert_eq!(talk.reply_to("GET k99"), "nil");
 }
 
 #[test]
 fn the_protocol_is_chosen() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     talk.check(&[
         ("HELLO 4", "-NOPROTO unsupported protocol version"),
         (
@@ -245,25 +248,28 @@ fn the_protocol_is_chosen() {
         ),
         ("CONFIG GET appendonly", "[\"appendonly\" \"no\"]"),
     ]);
-    let hello = talk.say("HELLO 3");
+    let hello = talk.reply_to("HELLO 3");
     assert!(
         hello.starts_with('{') && hello.contains("\"proto\" :3 \"id\" :7"),
         "{hello}"
     );
     talk.check(&[("CONFIG GET appendonly", "{\"appendonly\" \"no\"}")]);
     assert_eq!(talk.all("GET none\r\n"), [Reply::Null]);
-    assert!(talk.say("HELLO 2").starts_with('['));
+    assert!(talk.reply_to("HELLO 2").starts_with('['));
     talk.check(&[("SET k v", "OK")]);
-    let info = talk.say("INFO keyspace");
+    let info = talk.reply_to("INFO keyspace");
     assert_eq!(info, "\"# Keyspace\\r\\ndb0:keys=1\\r\\n\"");
-    assert!(talk.say("INFO").contains("total_error_replies:2\\r\\n"));
+    assert!(
+        talk.reply_to("INFO")
+            .contains("total_error_replies:2\\r\\n")
+    );
     talk.check(&[("QUIT\r\nPING", "OK")]);
     assert!(talk.session.must_close());
 }
 
 #[test]
 fn commands_describe_themselves() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     talk.check(&[(
         "COMMAND INFO mset nosuch",
         "[[\"mset\" :-3 [write denyoom] :1 :-1 :2] nil]",
@@ -271,16 +277,16 @@ fn commands_describe_themselves() {
     let Reply::Array(all) = &talk.all("COMMAND\r\n")[0] else {
         panic!("COMMAND gives an array");
     };
-    assert_eq!(talk.say("COMMAND COUNT"), format!(":{}", all.len()));
+    assert_eq!(talk.reply_to("COMMAND COUNT"), format!(":{}", all.len()));
     assert!(
-        talk.say("COMMAND DOCS get")
+        talk.reply_to("COMMAND DOCS get")
             .starts_with("[\"get\" [\"summary\" ")
     );
     for command in super::COMMANDS {
         // A command with the right number of arguments is executed, whatever they are.
         let arguments = usize::try_from(command.arity.abs() - 1).expect("a number");
         let line = format!("{}{}", command.name, " 1".repeat(arguments));
-        let words = Talk::new().say(&line);
+        let words = TestSession::new().reply_to(&line);
         assert!(!words.contains("unknown command"), "{line}: {words}");
         let arity = words.contains("wrong number");
         assert!(!arity || command.name == "config", "{line}: {words}");
@@ -289,11 +295,11 @@ fn commands_describe_themselves() {
 
 #[test]
 fn a_web_page_is_sent_away() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     let request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\nFLUSHALL\r\n";
     talk.check(&[("SET k v", "OK")]);
     assert_eq!(
-        talk.say(request),
+        talk.reply_to(request),
         "-ERR wrong number of arguments for 'get' command"
     );
     assert!(talk.session.must_close());
@@ -302,7 +308,7 @@ fn a_web_page_is_sent_away() {
 
 #[test]
 fn a_client_that_does_not_read_is_held() {
-    let mut talk = Talk::new();
+    let mut talk = TestSession::new();
     talk.check(&[("SET k vvvvvvvvvv", "OK")]);
     talk.session.feed("GET k\r\n".repeat(100).as_bytes());
     let mut out = Vec::new();

@@ -1,15 +1,15 @@
-//! Blocking calls, and calls whose result is fetched later, over a [`Pipeline`].
+//! Blocking calls, and calls whose result is fetched later, over a [`PipelinedClient`].
 
 use std::collections::HashMap;
 
 use verbs::Context;
 
 use super::error::ClientError;
-use super::pipeline::Pipeline;
+use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats};
-use crate::store::Condition;
+use crate::store::SetCondition;
 use crate::wire::Op;
-use crate::{ClientConfig, Connector};
+use crate::{ClientConfig, LocalConnector};
 
 /// A value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Value {
 
 /// The result of a completed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestResult {
     /// A GET found a value.
     Value(Value),
     /// A PUT set the value, or a DELETE removed one. The field is its version.
@@ -31,7 +31,7 @@ pub enum Outcome {
     NotFound,
 }
 
-impl Outcome {
+impl RequestResult {
     /// Returns the version of a change; 0 if nothing was changed.
     pub(super) fn version(self) -> u64 {
         match self {
@@ -44,12 +44,12 @@ impl Outcome {
 /// A started request. [`Client::take`] and [`Client::wait`] return its outcome.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the outcome is kept until it is taken"]
-pub struct Ticket(u64);
+pub struct RequestTicket(u64);
 
 /// A client of a [`Server`](crate::Server), for one thread. Dropping the client disconnects it.
 ///
 /// ```
-/// use kv::{Client, ClientConfig, Outcome, Server, ServerConfig};
+/// use kv::{Client, ClientConfig, RequestResult, Server, ServerConfig};
 ///
 /// let server = Server::start(ServerConfig { items: 1000, ..Default::default() })?;
 /// let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
@@ -60,17 +60,17 @@ pub struct Ticket(u64);
 ///
 /// // Several at a time.
 /// let (one, two) = (client.start_get(b"key")?, client.start_get(b"no key")?);
-/// assert_eq!(client.wait(two)?, Outcome::NotFound);
-/// assert!(matches!(client.wait(one)?, Outcome::Value(v) if v.bytes == b"another"));
+/// assert_eq!(client.wait(two)?, RequestResult::NotFound);
+/// assert!(matches!(client.wait(one)?, RequestResult::Value(v) if v.bytes == b"another"));
 /// assert_eq!(client.multi_get(&[b"key", b"no key"])?.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    pipeline: Pipeline,
+    pipeline: PipelinedClient,
     next: u64,
     /// The outcomes of tickets that were not taken yet; `None` while the request is outstanding.
-    outcomes: HashMap<u64, Option<Result<Outcome, ClientError>>>,
+    outcomes: HashMap<u64, Option<Result<RequestResult, ClientError>>>,
 }
 
 impl Client {
@@ -79,7 +79,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect(config).map(Self::from_pipeline)
+        PipelinedClient::connect(config).map(Self::from_pipeline)
     }
 
     /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
@@ -87,7 +87,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect_on(context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_on(context, config).map(Self::from_pipeline)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -95,14 +95,14 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: Connector,
+        connector: LocalConnector,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Pipeline::connect_through(connector, context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_through(connector, context, config).map(Self::from_pipeline)
     }
 
-    fn from_pipeline(pipeline: Pipeline) -> Self {
+    fn from_pipeline(pipeline: PipelinedClient) -> Self {
         Self {
             pipeline,
             next: 0,
@@ -119,7 +119,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::TooLong`], or an error if the server cannot be reached any more.
-    pub fn start(&mut self, op: &Op<'_>) -> Result<Ticket, ClientError> {
+    pub fn start(&mut self, op: &Op<'_>) -> Result<RequestTicket, ClientError> {
         self.pipeline.refresh();
         while !self.pipeline.submit(op, self.next)? {
             self.progress()?;
@@ -127,14 +127,14 @@ impl Client {
         let token = self.next;
         self.next += 1;
         self.outcomes.insert(token, None);
-        Ok(Ticket(token))
+        Ok(RequestTicket(token))
     }
 
     /// Starts a GET.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_get(&mut self, key: &[u8]) -> Result<Ticket, ClientError> {
+    pub fn start_get(&mut self, key: &[u8]) -> Result<RequestTicket, ClientError> {
         self.start(&Op::Get { key })
     }
 
@@ -142,7 +142,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_put(&mut self, key: &[u8], value: &[u8]) -> Result<Ticket, ClientError> {
+    pub fn start_put(&mut self, key: &[u8], value: &[u8]) -> Result<RequestTicket, ClientError> {
         self.start(&put(key, value))
     }
 
@@ -164,7 +164,10 @@ impl Client {
     ///
     /// # Errors
     /// The ticket, if the request is still outstanding.
-    pub fn take(&mut self, ticket: Ticket) -> Result<Result<Outcome, ClientError>, Ticket> {
+    pub fn take(
+        &mut self,
+        ticket: RequestTicket,
+    ) -> Result<Result<RequestResult, ClientError>, RequestTicket> {
         match self.outcomes.get_mut(&ticket.0).and_then(Option::take) {
             Some(outcome) => {
                 self.outcomes.remove(&ticket.0);
@@ -175,7 +178,7 @@ impl Client {
     }
 
     /// Discards the outcome of a request. The request may still take effect.
-    pub fn forget(&mut self, ticket: Ticket) {
+    pub fn forget(&mut self, ticket: RequestTicket) {
         self.outcomes.remove(&ticket.0);
     }
 
@@ -183,7 +186,7 @@ impl Client {
     ///
     /// # Errors
     /// The error of the request.
-    pub fn wait(&mut self, mut ticket: Ticket) -> Result<Outcome, ClientError> {
+    pub fn wait(&mut self, mut ticket: RequestTicket) -> Result<RequestResult, ClientError> {
         loop {
             match self.take(ticket) {
                 Ok(outcome) => return outcome,
@@ -240,7 +243,7 @@ impl Client {
         &mut self,
         key: &[u8],
         value: &[u8],
-        condition: Condition,
+        condition: SetCondition,
         ttl_ms: u64,
     ) -> Result<u64, ClientError> {
         self.change(&Op::Put {
@@ -261,7 +264,7 @@ impl Client {
         version: u64,
         value: &[u8],
     ) -> Result<u64, ClientError> {
-        self.put_if(key, value, Condition::Version(version), 0)
+        self.put_if(key, value, SetCondition::Version(version), 0)
     }
 
     /// Removes a key. Returns true if the key was present.
@@ -283,7 +286,7 @@ impl Client {
 
     fn change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {
         let ticket = self.start(op)?;
-        self.wait(ticket).map(Outcome::version)
+        self.wait(ticket).map(RequestResult::version)
     }
 }
 
@@ -291,26 +294,26 @@ pub(super) fn put<'a>(key: &'a [u8], value: &'a [u8]) -> Op<'a> {
     Op::Put {
         key,
         value,
-        condition: Condition::Always,
+        condition: SetCondition::Always,
         ttl_ms: 0,
     }
 }
 
-pub(super) fn value(outcome: Outcome) -> Option<Value> {
+pub(super) fn value(outcome: RequestResult) -> Option<Value> {
     match outcome {
-        Outcome::Value(value) => Some(value),
-        Outcome::Done(_) | Outcome::NotFound => None,
+        RequestResult::Value(value) => Some(value),
+        RequestResult::Done(_) | RequestResult::NotFound => None,
     }
 }
 
-fn outcome(answer: Answer<'_>) -> Result<Outcome, ClientError> {
+fn outcome(answer: Answer<'_>) -> Result<RequestResult, ClientError> {
     match answer {
-        Answer::Value { value, version } => Ok(Outcome::Value(Value {
+        Answer::Value { value, version } => Ok(RequestResult::Value(Value {
             bytes: value.to_vec(),
             version,
         })),
-        Answer::Done { version } => Ok(Outcome::Done(version)),
-        Answer::NotFound => Ok(Outcome::NotFound),
+        Answer::Done { version } => Ok(RequestResult::Done(version)),
+        Answer::NotFound => Ok(RequestResult::NotFound),
         Answer::Condition { version } => Err(ClientError::Condition { version }),
         Answer::Full => Err(ClientError::Full),
         Answer::TooLong => Err(ClientError::TooLong),

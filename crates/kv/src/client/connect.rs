@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use rpc::{UdPortConfig, herd, one_sided};
-use service::random::unpredictable;
-use service::sessions::span;
-use service::{ConnectError, Connection, Protocol, Target};
+use service::random::from_system;
+use service::sessions::change_span;
+use service::{ConnectError, Connection, Protocol, ServerLocation};
 use verbs::{Context, PortGid, ProtectionDomain};
 
 use super::design::{ClientDesign, Herd};
@@ -20,23 +20,23 @@ use crate::{ClientConfig, Design, wire};
 
 /// Opens successive sessions at one server.
 #[derive(Debug)]
-pub(super) struct Opener {
+pub(super) struct SessionOpener {
     pub(super) config: ClientConfig,
     port: PortGid,
     context: Context,
     pd: ProtectionDomain,
-    target: Target<Rendezvous>,
+    target: ServerLocation<Rendezvous>,
     /// The name of the session.
     session: u64,
 }
 
 /// An open session.
-pub(super) struct Opened {
+pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) design: Box<dyn ClientDesign>,
     pub(super) connection: Connection,
     pub(super) seed: u64,
-    pub(super) served: Design,
+    pub(super) server_design: Design,
 }
 
 /// The client's queue pairs before the server has answered.
@@ -44,16 +44,16 @@ struct Prepared {
     lanes: Vec<herd::PreparedClient>,
     one_sided: Option<one_sided::Prepared>,
     seed: u64,
-    served: Design,
+    server_design: Design,
 }
 
-fn lacks(what: &str) -> ClientError {
+fn missing_in_answer(what: &str) -> ClientError {
     ClientError::refused(format!("its answer lacks {what}"))
 }
 
-impl Opener {
+impl SessionOpener {
     pub(super) fn new(
-        target: Target<Rendezvous>,
+        target: ServerLocation<Rendezvous>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -63,23 +63,23 @@ impl Opener {
             pd: context.alloc_pd()?,
             context: context.clone(),
             target,
-            session: unpredictable(),
+            session: from_system(),
             config,
         })
     }
 
     /// Chooses a new session name, so that the server treats later changes as those of another client.
     pub(super) fn rename_session(&mut self) {
-        self.session = unpredictable();
+        self.session = from_system();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
-    pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
+    pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
         let target = &self.target;
         target.retry_until(until, || self.open(), ClientError::is_hopeless)
     }
 
-    fn open(&self) -> Result<Opened, ClientError> {
+    fn open(&self) -> Result<OpenSession, ClientError> {
         let patience = self.config.deadline().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
@@ -90,23 +90,23 @@ impl Opener {
             lanes,
             one_sided,
             seed,
-            served,
+            server_design: served,
         } = prepared;
         let lanes = self.connect_lanes(lanes, &accepted)?;
         let design: Box<dyn ClientDesign> = match one_sided {
             None => Box::new(Herd),
             Some(prepared) => {
                 let memory = accepted.memory.as_ref();
-                let memory = memory.ok_or_else(|| lacks("its memory"))?;
+                let memory = memory.ok_or_else(|| missing_in_answer("its memory"))?;
                 self.connect_design(prepared, memory, (seed, lanes.len()))?
             }
         };
-        Ok(Opened {
+        Ok(OpenSession {
             lanes,
             design,
             connection,
             seed,
-            served,
+            server_design: served,
         })
     }
 
@@ -151,7 +151,7 @@ impl Opener {
             lanes,
             one_sided,
             seed: welcome.seed,
-            served: welcome.design,
+            server_design: welcome.design,
         };
         Ok((prepared, hello))
     }
@@ -179,9 +179,9 @@ impl Opener {
         accepted: &Accepted,
     ) -> Result<Vec<Lane>, ClientError> {
         if accepted.lanes.len() != lanes.len() {
-            return Err(lacks("partitions"));
+            return Err(missing_in_answer("partitions"));
         }
-        let span = span(self.config.window);
+        let span = change_span(self.config.window);
         let lanes = lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
             let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
@@ -220,7 +220,7 @@ impl Opener {
             }
         };
         if there != partitions {
-            return Err(lacks("memory of partitions"));
+            return Err(missing_in_answer("memory of partitions"));
         }
         Ok(design)
     }

@@ -27,7 +27,7 @@ impl OneSidedOps {
 }
 
 /// The result of a request that a client executes itself.
-pub(super) enum Done<'a> {
+pub(super) enum StepOutcome<'a> {
     /// The request is complete.
     Answer(Answer<'a>),
     /// The server must be asked: see [`ClientDesign::encode_server_request`].
@@ -68,7 +68,7 @@ pub(super) trait ClientDesign: Any + Debug + Send {
         &mut self,
         _all: &mut [Pending],
         _stats: &mut ClientStats,
-        _done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
+        _done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         Ok(0)
     }

@@ -1,6 +1,6 @@
 //! The errors of a client.
 
-use service::{ConnectError, Refused};
+use service::{ConnectError, RefusedClient};
 
 use crate::Design;
 use crate::rendezvous::Rendezvous;
@@ -26,12 +26,12 @@ pub enum ClientError {
     )]
     TooLong,
     /// The server's design does not support the operation.
-    #[error("design {design} {lacks}")]
-    NotPromised {
+    #[error("design {design} {missing}")]
+    Unsupported {
         /// The design of the server.
         design: Design,
         /// The missing feature, and designs that have it.
-        lacks: &'static str,
+        missing: &'static str,
     },
     /// The store is full.
     #[error("the store is full: delete something, or give the server more --memory")]
@@ -47,10 +47,12 @@ pub enum ClientError {
     Lost,
 }
 
+verbs::from_verb_errors!(ClientError);
+
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
     pub(crate) fn refused(reason: impl Into<String>) -> Self {
-        ConnectError::refused::<Rendezvous>(Refused::permanent(reason.into())).into()
+        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason.into())).into()
     }
 
     /// Returns true if another attempt to connect cannot help.

@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::blocking::{Client, Outcome, Ticket, Value, put, value};
+use super::blocking::{Client, RequestResult, RequestTicket, Value, put, value};
 use super::error::ClientError;
-use crate::store::Condition;
+use crate::store::SetCondition;
 use crate::wire::Op;
 
 /// A [`Client`] whose requests are futures. Clones share the same client.
@@ -52,7 +52,7 @@ impl AsyncClient {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn request(&self, op: &Op<'_>) -> Result<Outcome, ClientError> {
+    pub async fn request(&self, op: &Op<'_>) -> Result<RequestResult, ClientError> {
         let ticket = self.client.borrow_mut().start(op)?;
         RequestFuture {
             client: &self.client,
@@ -75,7 +75,9 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<u64, ClientError> {
-        self.request(&put(key, value)).await.map(Outcome::version)
+        self.request(&put(key, value))
+            .await
+            .map(RequestResult::version)
     }
 
     /// Sets the value of a key if it has this version, and returns its new version.
@@ -91,10 +93,10 @@ impl AsyncClient {
         let op = Op::Put {
             key,
             value,
-            condition: Condition::Version(version),
+            condition: SetCondition::Version(version),
             ttl_ms: 0,
         };
-        self.request(&op).await.map(Outcome::version)
+        self.request(&op).await.map(RequestResult::version)
     }
 
     /// Removes a key. Returns true if the key was present.
@@ -111,12 +113,12 @@ impl AsyncClient {
 struct RequestFuture<'a> {
     client: &'a RefCell<Client>,
     /// `None` once the request is completed.
-    ticket: Option<Ticket>,
+    ticket: Option<RequestTicket>,
     polled: bool,
 }
 
 impl Future for RequestFuture<'_> {
-    type Output = Result<Outcome, ClientError>;
+    type Output = Result<RequestResult, ClientError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let shared = self.client;

@@ -10,7 +10,7 @@ use super::request::{ClientStats, Pending};
 use crate::wire::{self, PART_HEADER, Status};
 
 /// Marks a slot without a request.
-const NONE: u32 = u32::MAX;
+const NO_REQUEST: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -18,13 +18,13 @@ pub(super) struct Lane {
     /// Number of requests per doorbell.
     batch: usize,
     /// For each slot of the window: the request's number and its index in `pending`.
-    by_slot: Box<[(u32, u32)]>,
+    slot_requests: Box<[(u32, u32)]>,
     /// The oldest unanswered request number.
     oldest: u32,
     /// Number of requests that are prepared but not sent.
     ready: usize,
     /// Requests that are longer than a slot, with the number of bytes sent.
-    long: VecDeque<(u32, usize)>,
+    long_requests: VecDeque<(u32, usize)>,
     /// The number of the last change.
     seq: u32,
     /// The numbers of outstanding changes, in order.
@@ -32,7 +32,7 @@ pub(super) struct Lane {
     /// Largest distance between the numbers of outstanding changes.
     span: u32,
     pub(super) doorbells: u64,
-    pub(super) broken: Option<RpcError>,
+    pub(super) error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
@@ -53,14 +53,14 @@ impl Lane {
             oldest: client.next_number(),
             client,
             batch,
-            by_slot: vec![(0, NONE); window as usize].into(),
+            slot_requests: vec![(0, NO_REQUEST); window as usize].into(),
             ready: 0,
-            long: VecDeque::new(),
+            long_requests: VecDeque::new(),
             seq: 0,
             changes: VecDeque::new(),
             span,
             doorbells: 0,
-            broken: None,
+            error: None,
             last_activity: time::now(),
             answer: vec![0; 4096],
         }
@@ -71,20 +71,20 @@ impl Lane {
     pub(super) fn has_room(&self, is_change: bool) -> bool {
         let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
         self.slot_is_free()
-            && self.long.is_empty()
+            && self.long_requests.is_empty()
             && (!is_change || self.changes.front().is_none_or(apart))
     }
 
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest == self.client.next_number() && self.long.is_empty()
+        self.oldest == self.client.next_number() && self.long_requests.is_empty()
     }
 
     #[inline]
     fn slot_is_free(&self) -> bool {
         let under_way = self.client.next_number().wrapping_sub(self.oldest);
-        (under_way as usize) < self.by_slot.len()
+        (under_way as usize) < self.slot_requests.len()
     }
 
     /// Returns the number of a new change and marks it outstanding.
@@ -121,7 +121,7 @@ impl Lane {
     #[inline]
     pub(super) fn enqueue(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         if bytes.len() > self.client.layout().payload as usize || !self.slot_is_free() {
-            self.long.push_back((slot, 0));
+            self.long_requests.push_back((slot, 0));
             return Ok(());
         }
         self.push(slot, bytes)
@@ -130,8 +130,8 @@ impl Lane {
     #[inline]
     fn push(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         let number = self.client.push(bytes)?;
-        let place = number as usize & (self.by_slot.len() - 1);
-        self.by_slot[place] = (number, slot);
+        let place = number as usize & (self.slot_requests.len() - 1);
+        self.slot_requests[place] = (number, slot);
         self.ready += 1;
         if self.ready >= self.batch {
             return self.flush();
@@ -150,12 +150,12 @@ impl Lane {
     #[cold]
     fn send_parts(&mut self, pending: &[Pending]) -> Result<(), RpcError> {
         let most = self.client.layout().payload as usize;
-        while let Some(&(slot, from)) = self.long.front()
+        while let Some(&(slot, from)) = self.long_requests.front()
             && self.slot_is_free()
         {
             let bytes = &pending[slot as usize].bytes;
             if bytes.len() <= most {
-                self.long.pop_front();
+                self.long_requests.pop_front();
                 self.push(slot, bytes)?;
                 continue;
             }
@@ -163,8 +163,8 @@ impl Lane {
             let mut part = wire::part_header(from, bytes.len(), to - from).to_vec();
             part.extend_from_slice(&bytes[from..to]);
             if to == bytes.len() {
-                self.long.pop_front();
-            } else if let Some(front) = self.long.front_mut() {
+                self.long_requests.pop_front();
+            } else if let Some(front) = self.long_requests.front_mut() {
                 front.1 = to;
             }
             self.push(slot, &part)?;
@@ -182,10 +182,10 @@ impl Lane {
         buffer: &mut Vec<u8>,
         mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
-        if let Some(e) = self.broken.take() {
+        if let Some(e) = self.error.take() {
             return Err(e);
         }
-        if !self.long.is_empty() {
+        if !self.long_requests.is_empty() {
             self.send_parts(pending)?;
         }
         if self.ready > 0 {
@@ -193,7 +193,7 @@ impl Lane {
         }
         let Self {
             client,
-            by_slot,
+            slot_requests: by_slot,
             changes,
             answer,
             ..
@@ -222,7 +222,7 @@ impl Lane {
                 std::mem::swap(buffer, &mut pending.chunks);
                 complete.value = buffer;
             }
-            by_slot[place].1 = NONE;
+            by_slot[place].1 = NO_REQUEST;
             // All parts but the last are only acknowledged.
             if reply.status == Status::Part {
                 return;
@@ -236,8 +236,10 @@ impl Lane {
         })?;
         if received > 0 {
             let next = self.client.next_number();
-            let mask = self.by_slot.len() - 1;
-            while self.oldest != next && self.by_slot[self.oldest as usize & mask].1 == NONE {
+            let mask = self.slot_requests.len() - 1;
+            while self.oldest != next
+                && self.slot_requests[self.oldest as usize & mask].1 == NO_REQUEST
+            {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }

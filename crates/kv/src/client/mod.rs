@@ -1,7 +1,7 @@
-//! The client library: a [`Pipeline`] of requests, and blocking calls and futures over it.
+//! The client library: a [`PipelinedClient`] of requests, and blocking calls and futures over it.
 //!
 //! `lane` sends RPCs to one partition. Each implementation of `design` executes requests in its way, the one-sided ones
-//! over [`rpc::one_sided`]. `connect` opens sessions. [`Pipeline`] keeps a window of requests outstanding.
+//! over [`rpc::one_sided`]. `connect` opens sessions. [`PipelinedClient`] keeps a window of requests outstanding.
 
 mod blocking;
 mod connect;
@@ -14,8 +14,8 @@ mod remote_index;
 mod remote_records;
 mod request;
 
-pub use blocking::{Client, Outcome, Ticket, Value};
+pub use blocking::{Client, RequestResult, RequestTicket, Value};
 pub use error::ClientError;
 pub use future::AsyncClient;
-pub use pipeline::Pipeline;
+pub use pipeline::PipelinedClient;
 pub use request::{Answer, ClientStats, Completion};

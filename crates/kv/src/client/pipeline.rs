@@ -6,24 +6,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc::RpcError;
-use service::{ConnectError, Connection, Target};
+use service::{ConnectError, Connection, ServerLocation};
 use verbs::{Context, Waiter, time};
 
-use super::connect::{Opened, Opener};
-use super::design::{AnswerEffect, ClientDesign, Done, Herd, OneSidedOps};
+use super::connect::{OpenSession, SessionOpener};
+use super::design::{AnswerEffect, ClientDesign, Herd, OneSidedOps, StepOutcome};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
 use crate::record_cache::RecordCache;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
-use crate::{ClientConfig, Connector, Design};
+use crate::{ClientConfig, Design, LocalConnector};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
 ///
 /// ```no_run
-/// use kv::{Answer, ClientConfig, Op, Pipeline};
-/// let mut pipeline = Pipeline::connect(ClientConfig { server: "127.0.0.1:7472".into(), ..Default::default() })?;
+/// use kv::{Answer, ClientConfig, Op, PipelinedClient};
+/// let mut pipeline = PipelinedClient::connect(ClientConfig { server: "127.0.0.1:7472".into(), ..Default::default() })?;
 /// for (token, key) in [b"one", b"two"].iter().enumerate() {
 ///     assert!(pipeline.submit(&Op::Get { key: *key }, token as u64)?, "the window has room for two");
 /// }
@@ -33,15 +33,15 @@ use crate::{ClientConfig, Connector, Design};
 /// # Ok::<(), kv::ClientError>(())
 /// ```
 #[derive(Debug)]
-pub struct Pipeline {
-    opener: Opener,
+pub struct PipelinedClient {
+    opener: SessionOpener,
     seed: u64,
     lanes: Vec<Lane>,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
     one_sided_ops: OneSidedOps,
     /// The server's design.
-    served: Design,
+    server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
     server_queue: VecDeque<u32>,
     connection: Option<Connection>,
@@ -56,7 +56,7 @@ pub struct Pipeline {
     buffer: Vec<u8>,
 }
 
-impl Pipeline {
+impl PipelinedClient {
     /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
@@ -72,8 +72,8 @@ impl Pipeline {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        let target = Target::Tcp(config.server.clone());
-        Self::from_opener(Opener::new(target, context, config)?)
+        let target = ServerLocation::Tcp(config.server.clone());
+        Self::from_opener(SessionOpener::new(target, context, config)?)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -81,14 +81,18 @@ impl Pipeline {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: Connector,
+        connector: LocalConnector,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::from_opener(Opener::new(Target::Local(connector), context, config)?)
+        Self::from_opener(SessionOpener::new(
+            ServerLocation::Local(connector),
+            context,
+            config,
+        )?)
     }
 
-    fn from_opener(opener: Opener) -> Result<Self, ClientError> {
+    fn from_opener(opener: SessionOpener) -> Result<Self, ClientError> {
         let now = time::now();
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
@@ -96,7 +100,7 @@ impl Pipeline {
             lanes: Vec::new(),
             design: Box::new(Herd),
             one_sided_ops: OneSidedOps::default(),
-            served: Design::Herd,
+            server_design: Design::Herd,
             server_queue: VecDeque::new(),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
@@ -104,7 +108,7 @@ impl Pipeline {
             order: 0,
             now,
             polls: 0,
-            waiter: Waiter::never_sleeping().with_patience(128, u32::MAX - 128),
+            waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
             buffer: Vec::new(),
             opener,
@@ -168,7 +172,7 @@ impl Pipeline {
     /// with the following ones, at the latest by [`poll`](Self::poll).
     ///
     /// # Errors
-    /// [`ClientError::TooLong`], or [`ClientError::NotPromised`]. A broken connection is repaired by
+    /// [`ClientError::TooLong`], or [`ClientError::Unsupported`]. A broken connection is repaired by
     /// [`poll`](Self::poll).
     #[inline]
     pub fn submit(&mut self, op: &Op<'_>, token: u64) -> Result<bool, ClientError> {
@@ -200,14 +204,14 @@ impl Pipeline {
         let pending = &mut self.pending[slot as usize];
         op.encode(seq, &mut pending.bytes);
         pending.token = token;
-        pending.used = true;
+        pending.is_outstanding = true;
         pending.is_get = !op.is_change();
         pending.lane = number;
         pending.seq = seq;
         pending.order = self.order;
         pending.received = 0;
-        pending.uncertain = false;
-        pending.sent = self.now;
+        pending.may_be_applied = false;
+        pending.submitted_at = self.now;
         self.order += 1;
         if is_one_sided {
             self.design.begin(pending, slot, hash);
@@ -218,7 +222,7 @@ impl Pipeline {
             lane.last_activity = self.now;
         }
         if let Err(e) = lane.enqueue(slot, &pending.bytes) {
-            lane.broken.get_or_insert(e);
+            lane.error.get_or_insert(e);
         }
         Ok(true)
     }
@@ -311,7 +315,7 @@ impl Pipeline {
                     }
                 }
                 *done += 1;
-                pending.used = false;
+                pending.is_outstanding = false;
                 free.push(slot);
                 each(pending.completion(result, *now));
             });
@@ -340,16 +344,16 @@ impl Pipeline {
     ) -> Result<usize, RpcError> {
         let (free, server_queue, now) = (&mut self.free, &mut self.server_queue, &mut self.now);
         let mut first = true;
-        let mut complete = |pending: &mut Pending, slot, what: Done<'_>| {
+        let mut complete = |pending: &mut Pending, slot, what: StepOutcome<'_>| {
             let answer = match what {
-                Done::Answer(answer) => answer,
-                Done::AskServer => return server_queue.push_back(slot),
+                StepOutcome::Answer(answer) => answer,
+                StepOutcome::AskServer => return server_queue.push_back(slot),
             };
             if std::mem::take(&mut first) {
                 *now = time::now();
             }
             *done += 1;
-            pending.used = false;
+            pending.is_outstanding = false;
             free.push(slot);
             each(pending.completion(answer, *now));
         };
@@ -369,7 +373,7 @@ impl Pipeline {
             self.design
                 .encode_server_request(pending, slot, &mut self.buffer);
             if let Err(e) = lane.enqueue(slot, &self.buffer) {
-                lane.broken.get_or_insert(e);
+                lane.error.get_or_insert(e);
             }
         }
         Ok(received)
@@ -389,24 +393,30 @@ impl Pipeline {
     ) -> Result<usize, ClientError> {
         tracing::info!("connecting again, {} under way: {why}", self.outstanding());
         let deadline = self.opener.config.deadline();
-        let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
+        let oldest = self
+            .pending
+            .iter()
+            .filter(|p| p.is_outstanding)
+            .map(|p| p.submitted_at)
+            .min();
         let until = oldest.unwrap_or(self.now) + deadline;
         for (slot, pending) in (0..).zip(&mut self.pending) {
-            pending.uncertain = pending.used && self.design.may_have_changed(slot);
+            pending.may_be_applied = pending.is_outstanding && self.design.may_have_changed(slot);
         }
         let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
         self.now = time::now();
         self.stats.reconnects += 1;
         let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
-        order.retain(|&slot| self.pending[slot as usize].used);
+        order.retain(|&slot| self.pending[slot as usize].is_outstanding);
         order.sort_by_key(|&slot| self.pending[slot as usize].order);
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
             // A change that may have been made is not repeated.
-            let is_lost = self.now.duration_since(pending.sent) >= deadline || pending.uncertain;
+            let is_lost =
+                self.now.duration_since(pending.submitted_at) >= deadline || pending.may_be_applied;
             if is_lost || connected.is_err() {
-                pending.used = false;
+                pending.is_outstanding = false;
                 self.free.push(slot);
                 lost += 1;
                 each(pending.completion(Answer::Lost, self.now));
@@ -436,7 +446,7 @@ impl Pipeline {
         let lane = &mut self.lanes[pending.lane];
         lane.resume(pending.seq);
         if let Err(e) = lane.enqueue(slot, &pending.bytes) {
-            lane.broken.get_or_insert(e);
+            lane.error.get_or_insert(e);
         }
     }
 
@@ -452,28 +462,28 @@ impl Pipeline {
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         self.disconnect();
-        let Opened {
+        let OpenSession {
             lanes,
             design,
             connection,
             seed,
-            served,
+            server_design: served,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
             return Err(ClientError::refused(
                 "it came back with another number of partitions",
             ));
         }
-        if !before.is_empty() && served != self.served {
+        if !before.is_empty() && served != self.server_design {
             // In some designs changes are numbered; in another, clients make the changes themselves.
             return Err(ClientError::refused(format!(
                 "it came back with design {served} instead of {}",
-                self.served
+                self.server_design
             )));
         }
         self.one_sided_ops = design.one_sided_ops();
         (self.lanes, self.design, self.connection) = (lanes, design, Some(connection));
-        self.served = served;
+        self.server_design = served;
         if seed != self.seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
             self.reassign_partitions(seed);
@@ -488,7 +498,11 @@ impl Pipeline {
 
     /// Assigns outstanding requests to the partitions of a server with another hash seed, with new numbers.
     fn reassign_partitions(&mut self, seed: u64) {
-        let mut order: Vec<&mut Pending> = self.pending.iter_mut().filter(|p| p.used).collect();
+        let mut order: Vec<&mut Pending> = self
+            .pending
+            .iter_mut()
+            .filter(|p| p.is_outstanding)
+            .collect();
         order.sort_by_key(|p| p.order);
         for pending in order {
             let Some(key) = wire::key_of(&pending.bytes) else {

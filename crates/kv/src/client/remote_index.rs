@@ -5,13 +5,13 @@
 //! the server's clock). The same applies to an item that is longer than this client's buffers or changes all the time.
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Prepared, Steps};
+use rpc::one_sided::{OneSided, Prepared, RequestSteps};
 use verbs::{QpEndpoint, RemoteMemory};
 
-use super::design::{ClientDesign, Done, OneSidedOps};
+use super::design::{ClientDesign, OneSidedOps, StepOutcome};
 use super::request::{Answer, ClientStats, Pending};
 use crate::rendezvous;
-use crate::store::remote::{BUCKET_BYTES, Candidates, DecodedItem, decode_item, home_of};
+use crate::store::remote::{BUCKET_BYTES, CandidatePositions, DecodedItem, decode_item, home_of};
 use crate::wire;
 
 /// Largest number of READs of torn items before the server is asked.
@@ -21,7 +21,7 @@ const MAX_BUCKETS: u8 = 4;
 
 /// A partition's memory.
 #[derive(Debug, Clone, Copy)]
-struct Partition {
+struct RemotePartition {
     index: RemoteMemory,
     buckets: u64,
     log: RemoteMemory,
@@ -29,12 +29,12 @@ struct Partition {
 
 /// The state of a slot's GET.
 #[derive(Debug, Clone, Copy, Default)]
-struct Get {
+struct GetState {
     hash: u64,
     /// The bucket that was READ last, the number of buckets READ, and the candidates of the last one.
     bucket: u64,
     buckets: u8,
-    candidates: Candidates,
+    candidates: CandidatePositions,
     /// Offset and bytes of the item that is being READ; if `bytes` is 0, a bucket is being READ.
     item: u64,
     bytes: usize,
@@ -44,10 +44,10 @@ struct Get {
 #[derive(Debug)]
 pub(super) struct RemoteIndex {
     queue: OneSided,
-    partitions: Vec<Partition>,
+    partitions: Vec<RemotePartition>,
     item_bytes: usize,
     seed: u64,
-    gets: Box<[Get]>,
+    gets: Box<[GetState]>,
 }
 
 impl RemoteIndex {
@@ -61,7 +61,7 @@ impl RemoteIndex {
     ) -> Result<Self, RpcError> {
         let partition = |p: &rendezvous::RemoteLog| {
             let buckets = p.index.len / BUCKET_BYTES as u64;
-            (buckets > 0 && p.log.len >= 8).then_some(Partition {
+            (buckets > 0 && p.log.len >= 8).then_some(RemotePartition {
                 index: p.index,
                 buckets,
                 log: p.log,
@@ -75,7 +75,7 @@ impl RemoteIndex {
                 .ok_or_else(|| RpcError::Config("the server's memory is too small".to_owned()))?,
             item_bytes: item_bytes.clamp(8, room),
             seed,
-            gets: vec![Get::default(); prepared.window()].into(),
+            gets: vec![GetState::default(); prepared.window()].into(),
             queue: prepared.connect(peer, room)?,
         })
     }
@@ -86,10 +86,10 @@ impl RemoteIndex {
         let Some(buckets) = self.partitions.get(lane).map(|p| p.buckets) else {
             return;
         };
-        self.gets[slot as usize] = Get {
+        self.gets[slot as usize] = GetState {
             hash,
             bucket: home_of(hash, buckets),
-            ..Get::default()
+            ..GetState::default()
         };
         self.read(slot, lane);
     }
@@ -106,7 +106,7 @@ impl RemoteIndex {
             bytes => (partition.log.at(get.item), bytes),
         };
         let prepared = self.queue.read((slot, 0), bytes, from);
-        self.queue.note(prepared);
+        self.queue.record_error(prepared);
     }
 
     fn item_ends_outside(&self, slot: u32, lane: usize) -> bool {
@@ -122,11 +122,11 @@ impl RemoteIndex {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Option<Done<'b>> {
+    ) -> Option<StepOutcome<'b>> {
         stats.torn += 1;
         let get = &mut self.gets[slot as usize];
         if get.torn == MAX_TORN_READS {
-            return Some(Done::AskServer);
+            return Some(StepOutcome::AskServer);
         }
         let (hash, torn) = (get.hash, get.torn + 1);
         self.begin_lookup(slot, pending.lane, hash);
@@ -136,8 +136,8 @@ impl RemoteIndex {
 
     /// READs the next candidate item, or the next bucket.
     #[inline]
-    fn read_next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Done<'b>> {
-        let Partition { buckets, log, .. } = self.partitions[pending.lane];
+    fn read_next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<StepOutcome<'b>> {
+        let RemotePartition { buckets, log, .. } = self.partitions[pending.lane];
         let get = &mut self.gets[slot as usize];
         while let Some(at) = get.candidates.pop() {
             let left = log.len.saturating_sub(at);
@@ -150,7 +150,7 @@ impl RemoteIndex {
             }
         }
         if !get.candidates.bucket_is_full || get.buckets == MAX_BUCKETS {
-            return Some(Done::AskServer);
+            return Some(StepOutcome::AskServer);
         }
         get.bucket = (get.bucket + 1) % buckets;
         get.bytes = 0;
@@ -176,7 +176,7 @@ impl ClientDesign for RemoteIndex {
         &mut self,
         all: &mut [Pending],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
+        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         self.post_and_poll(all, stats, done)
     }
@@ -186,10 +186,10 @@ impl ClientDesign for RemoteIndex {
     }
 }
 
-impl Steps for RemoteIndex {
+impl RequestSteps for RemoteIndex {
     type Pending = Pending;
     type Stats = ClientStats;
-    type Done<'b> = Done<'b>;
+    type Done<'b> = StepOutcome<'b>;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
@@ -197,14 +197,14 @@ impl Steps for RemoteIndex {
     }
 
     #[inline]
-    fn arrived<'b>(
+    fn handle_completion<'b>(
         &mut self,
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Done<'b>>, RpcError> {
-        let room = self.queue.room();
+    ) -> Result<Option<StepOutcome<'b>>, RpcError> {
+        let room = self.queue.slot_bytes();
         let get = &mut self.gets[slot as usize];
         let length = if get.bytes == 0 {
             BUCKET_BYTES
@@ -212,20 +212,20 @@ impl Steps for RemoteIndex {
             get.bytes
         };
         let bytes = &mut bytes[..length];
-        self.queue.copy(slot, 0, bytes)?;
+        self.queue.read_buffer(slot, 0, bytes)?;
         if get.bytes == 0 {
-            get.candidates = Candidates::of(bytes, get.hash);
+            get.candidates = CandidatePositions::of(bytes, get.hash);
             get.buckets += 1;
             return Ok(self.read_next(pending, slot));
         }
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         match decode_item(bytes, key, self.seed) {
-            DecodedItem::Item { expires: true, .. } => Ok(Some(Done::AskServer)),
+            DecodedItem::Item { expires: true, .. } => Ok(Some(StepOutcome::AskServer)),
             DecodedItem::Item { version, value, .. } => {
-                Ok(Some(Done::Answer(Answer::Value { value, version })))
+                Ok(Some(StepOutcome::Answer(Answer::Value { value, version })))
             }
-            DecodedItem::Other => Ok(self.read_next(pending, slot)),
-            DecodedItem::Longer(whole) if whole <= room && whole > length => {
+            DecodedItem::OtherKey => Ok(self.read_next(pending, slot)),
+            DecodedItem::NeedsBytes(whole) if whole <= room && whole > length => {
                 get.bytes = whole;
                 if self.item_ends_outside(slot, pending.lane) {
                     return Ok(self.restart(pending, slot, stats));
@@ -233,7 +233,7 @@ impl Steps for RemoteIndex {
                 self.read(slot, pending.lane);
                 Ok(None)
             }
-            DecodedItem::Longer(_) => Ok(Some(Done::AskServer)),
+            DecodedItem::NeedsBytes(_) => Ok(Some(StepOutcome::AskServer)),
             DecodedItem::Torn => Ok(self.restart(pending, slot, stats)),
         }
     }

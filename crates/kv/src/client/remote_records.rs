@@ -18,12 +18,12 @@ use rpc::one_sided::{OneSided, Prepared};
 use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
-use super::design::Done;
+use super::design::StepOutcome;
 use super::request::{Answer, ClientStats, Pending};
 use crate::record_cache::RecordCache;
-use crate::rendezvous::Writes;
-use crate::store::Condition;
-use crate::store::record::{Shape, redo};
+use crate::rendezvous::RecordWriteParameters;
+use crate::store::SetCondition;
+use crate::store::record::{RecordLayout, redo};
 use crate::wire::{self, Op, Request};
 
 mod steps;
@@ -33,13 +33,13 @@ const MAX_TORN_READS: u32 = 16;
 
 /// The completion or answer that a slot's request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Step {
+enum AwaitedCompletion {
     #[default]
     Idle,
     /// The neighbourhood is being READ.
-    Find,
+    ReadNeighbourhood,
     /// The record is being READ.
-    Get,
+    ReadRecord,
     /// The record is being locked and READ.
     Lock,
     /// The record is being WRITTEN and unlocked.
@@ -47,7 +47,7 @@ enum Step {
     /// The record is being unlocked without a change.
     Unlock(AfterUnlock),
     /// The request waits before it tries to lock again.
-    Wait,
+    Backoff,
     /// The server was asked for the key's record.
     Locate,
     /// The server was asked for the key's record, and to assign one if the key has none.
@@ -62,19 +62,19 @@ enum AfterUnlock {
     NotFound,
     Condition(u64),
     /// The record belongs to another key: find the key again.
-    Find,
+    FindAgain,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct SlotState {
     hash: u64,
     record: u64,
-    step: Step,
+    step: AwaitedCompletion,
     /// The lock word with which this request locks its record.
     word: u64,
     /// Time since which the record was found locked or torn.
-    since: Option<Instant>,
-    tries: u32,
+    contended_since: Option<Instant>,
+    attempts: u32,
 }
 
 #[derive(Debug)]
@@ -84,9 +84,9 @@ pub(super) struct RemoteRecords {
     pub(super) queue: OneSided,
     read_bytes: usize,
     partitions: Vec<RemoteMemory>,
-    shape: Shape,
+    shape: RecordLayout,
     seed: u64,
-    writes: Option<Writes>,
+    writes: Option<RecordWriteParameters>,
     record_cache: Arc<RecordCache>,
     slots: Box<[SlotState]>,
     waiting: Vec<(u32, Instant)>,
@@ -102,7 +102,7 @@ impl RemoteRecords {
     pub(super) fn new(
         prepared: Prepared,
         peer: &verbs::QpEndpoint,
-        (partitions, shape, writes): (&[RemoteMemory], Shape, Option<Writes>),
+        (partitions, shape, writes): (&[RemoteMemory], RecordLayout, Option<RecordWriteParameters>),
         seed: u64,
         deadline: Duration,
     ) -> Result<Self, RpcError> {
@@ -137,8 +137,8 @@ impl RemoteRecords {
     /// READs the neighbourhood of the key.
     fn find(&mut self, lane: usize, slot: u32) {
         let state = &mut self.slots[slot as usize];
-        state.step = Step::Find;
-        let from = self.shape.at(self.shape.home(state.hash));
+        state.step = AwaitedCompletion::ReadNeighbourhood;
+        let from = self.shape.at(self.shape.first_record_of_hash(state.hash));
         self.read(lane, slot, from, self.read_bytes);
     }
 
@@ -147,7 +147,7 @@ impl RemoteRecords {
     fn access_record(&mut self, pending: &Pending, slot: u32, record: u64) {
         self.slots[slot as usize].record = record;
         if pending.is_get {
-            self.slots[slot as usize].step = Step::Get;
+            self.slots[slot as usize].step = AwaitedCompletion::ReadRecord;
             self.read(pending.lane, slot, self.shape.at(record), self.shape.body());
         } else {
             self.lock(pending.lane, slot);
@@ -161,7 +161,7 @@ impl RemoteRecords {
         self.acquisition = self.acquisition.wrapping_add(1);
         let word = lock_word(writes.owner, writes.lease_ms, self.acquisition);
         let state = &mut self.slots[slot as usize];
-        (state.step, state.word) = (Step::Lock, word);
+        (state.step, state.word) = (AwaitedCompletion::Lock, word);
         let record = state.record;
         self.queue.make_room(2);
         self.compare_and_swap_lock(lane, slot, (0, word), 0);
@@ -178,7 +178,7 @@ impl RemoteRecords {
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
         let from = self.partitions[lane].at(from);
         let prepared = self.queue.read((slot, READ_AT), bytes, from);
-        self.queue.note(prepared);
+        self.queue.record_error(prepared);
     }
 
     /// Prepares a compare-and-swap of the record's lock. The completion of an unlock also covers the work requests
@@ -194,7 +194,7 @@ impl RemoteRecords {
         let word = self.partitions[lane].at(word);
         let (result, words) = ((slot, result), (from, to));
         let prepared = self.queue.compare_and_swap(result, word, words, to == 0);
-        self.queue.note(prepared);
+        self.queue.record_error(prepared);
     }
 
     /// Prepares the WRITEs of a change: the redo entry first, then the record.
@@ -206,8 +206,8 @@ impl RemoteRecords {
             .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
         let record = self.shape.at(self.slots[slot as usize].record);
         let record = self.partitions[lane].at(record);
-        let at = self.queue.room() - entry.len();
-        self.queue.fill(slot, at, entry)?;
+        let at = self.queue.slot_bytes() - entry.len();
+        self.queue.write_buffer(slot, at, entry)?;
         self.queue.write((slot, at), entry.len(), redo)?;
         let body = (slot, at + redo::BODY_AT);
         self.queue.write(body, self.shape.body(), record)
@@ -219,7 +219,7 @@ impl RemoteRecords {
         &mut self,
         pending: &mut [Pending],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
+        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
     ) {
         let now = time::now();
         let mut i = 0;
@@ -240,33 +240,38 @@ impl RemoteRecords {
     }
 
     #[inline]
-    fn complete_get<'b>(&mut self, slot: u32, version: u64, value: Option<&'b [u8]>) -> Done<'b> {
-        self.slots[slot as usize].step = Step::Idle;
-        Done::Answer(match value {
+    fn complete_get<'b>(
+        &mut self,
+        slot: u32,
+        version: u64,
+        value: Option<&'b [u8]>,
+    ) -> StepOutcome<'b> {
+        self.slots[slot as usize].step = AwaitedCompletion::Idle;
+        StepOutcome::Answer(match value {
             Some(value) => Answer::Value { value, version },
             None => Answer::NotFound,
         })
     }
 
     /// Asks the server for the key's record, because READs did not find the key.
-    fn ask_for_record<'b>(&mut self, pending: &Pending, slot: u32) -> Done<'b> {
+    fn ask_for_record<'b>(&mut self, pending: &Pending, slot: u32) -> StepOutcome<'b> {
         let op = wire::decode(&pending.bytes);
         let may_claim = matches!(
             op,
             Some(Request::Whole {
                 op: Op::Put {
-                    condition: Condition::Always | Condition::Absent,
+                    condition: SetCondition::Always | SetCondition::Absent,
                     ..
                 },
                 ..
             })
         );
         self.slots[slot as usize].step = match (self.writes, may_claim) {
-            (None, _) => Step::Idle,
-            (Some(_), true) => Step::Claim,
-            (Some(_), false) => Step::Locate,
+            (None, _) => AwaitedCompletion::Idle,
+            (Some(_), true) => AwaitedCompletion::Claim,
+            (Some(_), false) => AwaitedCompletion::Locate,
         };
-        Done::AskServer
+        StepOutcome::AskServer
     }
 
     /// Returns [`Answer::Lost`] for a request that exceeded its deadline. Such a request holds no lock.
@@ -276,13 +281,13 @@ impl RemoteRecords {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Option<Done<'static>> {
-        if time::now().duration_since(pending.sent) < self.deadline {
+    ) -> Option<StepOutcome<'static>> {
+        if time::now().duration_since(pending.submitted_at) < self.deadline {
             return None;
         }
-        self.slots[slot as usize].step = Step::Idle;
+        self.slots[slot as usize].step = AwaitedCompletion::Idle;
         stats.lost += 1;
-        Some(Done::Answer(Answer::Lost))
+        Some(StepOutcome::Answer(Answer::Lost))
     }
 
     /// Finds the key again, because the record belongs to another key or is not whole.
@@ -292,7 +297,7 @@ impl RemoteRecords {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Option<Done<'b>> {
+    ) -> Option<StepOutcome<'b>> {
         let lost = self.check_deadline(pending, slot, stats);
         if lost.is_none() {
             self.record_cache.remove(self.slots[slot as usize].hash);
@@ -308,7 +313,7 @@ impl RemoteRecords {
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Option<Done<'b>> {
+    ) -> Option<StepOutcome<'b>> {
         stats.torn += 1;
         if let Some(lost) = self.check_deadline(pending, slot, stats) {
             return Some(lost);
@@ -317,10 +322,10 @@ impl RemoteRecords {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.tries += 1;
-        if self.writes.is_none() && state.tries > MAX_TORN_READS {
-            state.step = Step::Idle;
-            return Some(Done::AskServer);
+        state.attempts += 1;
+        if self.writes.is_none() && state.attempts > MAX_TORN_READS {
+            state.step = AwaitedCompletion::Idle;
+            return Some(StepOutcome::AskServer);
         }
         if self.writes.is_some() {
             self.access_record(pending, slot, self.slots[slot as usize].record);
@@ -332,35 +337,36 @@ impl RemoteRecords {
 
     /// Waits before the next attempt to lock, or asks the server to release the lock.
     #[cold]
-    fn handle_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<Done<'b>> {
+    fn handle_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<StepOutcome<'b>> {
         stats.contended += 1;
         if let Some(release) = self.check_lease(slot) {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.tries += 1;
+        state.attempts += 1;
         // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
-        let pause = (1000 << state.tries.min(8)) + 37 * u64::from(slot % 64);
+        let pause = (1000 << state.attempts.min(8)) + 37 * u64::from(slot % 64);
         self.schedule_retry(slot, Duration::from_nanos(pause));
         None
     }
 
     fn schedule_retry(&mut self, slot: u32, pause: Duration) {
-        self.slots[slot as usize].step = Step::Wait;
+        self.slots[slot as usize].step = AwaitedCompletion::Backoff;
         self.waiting.push((slot, time::now() + pause));
     }
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
-    fn check_lease<'b>(&mut self, slot: u32) -> Option<Done<'b>> {
+    fn check_lease<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
         let lease = Duration::from_millis(self.writes?.lease_ms.into());
         let now = time::now();
         let state = &mut self.slots[slot as usize];
-        let since = *state.since.get_or_insert(now);
+        let since = *state.contended_since.get_or_insert(now);
         if now.duration_since(since) < lease / 2 {
             return None;
         }
-        (state.since, state.tries, state.step) = (Some(now), 0, Step::Release);
-        Some(Done::AskServer)
+        (state.contended_since, state.attempts, state.step) =
+            (Some(now), 0, AwaitedCompletion::Release);
+        Some(StepOutcome::AskServer)
     }
 }
 

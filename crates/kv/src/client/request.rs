@@ -40,9 +40,9 @@ pub struct Completion<'a> {
     /// The answer.
     pub answer: Answer<'a>,
     /// The approximate time of submission: the pipeline's last clock reading before it.
-    pub sent: Instant,
+    pub submitted_at: Instant,
     /// The time at which the answer was seen.
-    pub seen: Instant,
+    pub completed_at: Instant,
 }
 
 /// Statistics of a client.
@@ -72,7 +72,7 @@ pub struct ClientStats {
 pub(super) struct Pending {
     pub(super) token: u64,
     /// True if the request is outstanding.
-    pub(super) used: bool,
+    pub(super) is_outstanding: bool,
     pub(super) is_get: bool,
     pub(super) lane: usize,
     /// The number of the change in its lane; 0 for a GET.
@@ -84,9 +84,9 @@ pub(super) struct Pending {
     /// A value that is sent in chunks, and the number of bytes received.
     pub(super) chunks: Vec<u8>,
     pub(super) received: usize,
-    pub(super) sent: Instant,
+    pub(super) submitted_at: Instant,
     /// True if the change may already have been made when the connection broke.
-    pub(super) uncertain: bool,
+    pub(super) may_be_applied: bool,
 }
 
 impl Pending {
@@ -96,8 +96,8 @@ impl Pending {
         Completion {
             token: self.token,
             answer,
-            sent: self.sent,
-            seen,
+            submitted_at: self.submitted_at,
+            completed_at: seen,
         }
     }
 
@@ -105,7 +105,7 @@ impl Pending {
     pub(super) fn unused(now: Instant) -> Self {
         Self {
             token: 0,
-            used: false,
+            is_outstanding: false,
             is_get: false,
             lane: 0,
             seq: 0,
@@ -113,8 +113,8 @@ impl Pending {
             bytes: Vec::new(),
             chunks: Vec::new(),
             received: 0,
-            sent: now,
-            uncertain: false,
+            submitted_at: now,
+            may_be_applied: false,
         }
     }
 }

@@ -2,18 +2,18 @@
 
 use std::io;
 
-use lincheck::{Action, Condition, Outcome};
+use lincheck::{OperationOutcome, RegisterAction, WriteCondition};
 
-use super::Recorder;
+use super::HistoryRecorder;
 use crate::ConnectError;
-use crate::client::{Answer, ClientError, Completion, Pipeline};
+use crate::client::{Answer, ClientError, Completion, PipelinedClient};
 use crate::load::{Random, key_bytes, stamp_of, value_bytes};
 use crate::store;
 use crate::wire::Op;
 
 /// The parameters of a recording client.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct RecordingParameters {
     /// Number of keys: few, so that clients compete.
     pub keys: u64,
     /// Bytes of a value, 16 or more.
@@ -29,16 +29,16 @@ pub struct Plan {
 ///
 /// # Errors
 /// If the server cannot be reached any more, or was replaced by another one; or if the file cannot be written.
-pub fn ask(
-    pipeline: &mut Pipeline,
-    plan: &Plan,
-    recorder: &mut Recorder,
+pub fn run_client(
+    pipeline: &mut PipelinedClient,
+    plan: &RecordingParameters,
+    recorder: &mut HistoryRecorder,
     mut stop: impl FnMut() -> bool,
 ) -> Result<(), ClientError> {
     let mut requester = Requester {
         plan,
         random: Random::new(plan.seed),
-        seen: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
+        highest_versions: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
         puts: 0,
         key: [0; 16],
         value: vec![0; plan.value_bytes.max(16)],
@@ -85,43 +85,43 @@ fn write_error(e: io::Error) -> ClientError {
 }
 
 struct Requester<'p> {
-    plan: &'p Plan,
+    plan: &'p RecordingParameters,
     random: Random,
     /// The highest version of each key that was seen.
-    seen: Vec<u64>,
+    highest_versions: Vec<u64>,
     puts: u64,
     key: [u8; 16],
     value: Vec<u8>,
     /// Outstanding requests by their tokens: history number, key and action.
-    outstanding: Vec<Option<(u64, u64, Action)>>,
+    outstanding: Vec<Option<(u64, u64, RegisterAction)>>,
 }
 
 impl Requester<'_> {
     /// Chooses a request and records its call. Returns its key, its action and its history number.
-    fn choose(&mut self, recorder: &mut Recorder) -> io::Result<(u64, Action, u64)> {
+    fn choose(&mut self, recorder: &mut HistoryRecorder) -> io::Result<(u64, RegisterAction, u64)> {
         let key = self.random.below(self.plan.keys.max(1));
-        let version = self.seen[usize::try_from(key).unwrap_or(0)].max(1);
+        let version = self.highest_versions[usize::try_from(key).unwrap_or(0)].max(1);
         self.puts += 1;
         // No two values of a history are equal, so each identifies its write.
         let value = (recorder.client() + 1) << 32 | self.puts & 0xffff_ffff;
-        let write = |condition| Action::Write { value, condition };
+        let write = |condition| RegisterAction::Write { value, condition };
         let action = match self.random.below(24) {
-            0..12 => Action::Read,
-            12..16 => write(Condition::Always),
-            16..20 => write(Condition::Version(version)),
-            20 => write(Condition::Absent),
-            21 => write(Condition::Present),
-            22 => Action::Remove { version: None },
-            _ => Action::Remove {
+            0..12 => RegisterAction::Read,
+            12..16 => write(WriteCondition::Always),
+            16..20 => write(WriteCondition::Version(version)),
+            20 => write(WriteCondition::Absent),
+            21 => write(WriteCondition::Present),
+            22 => RegisterAction::Remove { version: None },
+            _ => RegisterAction::Remove {
                 version: Some(version),
             },
         };
-        let number = recorder.call(key, action)?;
+        let number = recorder.record_call(key, action)?;
         Ok((key, action, number))
     }
 
     /// Returns a token for an outstanding request.
-    fn token(&mut self, key: u64, action: Action, number: u64) -> usize {
+    fn token(&mut self, key: u64, action: RegisterAction, number: u64) -> usize {
         let free = self.outstanding.iter().position(Option::is_none);
         let token = free.unwrap_or_else(|| {
             self.outstanding.push(None);
@@ -133,30 +133,30 @@ impl Requester<'_> {
 
     fn submit(
         &mut self,
-        pipeline: &mut Pipeline,
+        pipeline: &mut PipelinedClient,
         number: u64,
-        action: Action,
+        action: RegisterAction,
         token: usize,
     ) -> Result<bool, ClientError> {
         key_bytes(number, &mut self.key);
         let key = &self.key;
         let op = match action {
-            Action::Read | Action::Scan => Op::Get { key },
-            Action::Write { value, condition } => {
+            RegisterAction::Read | RegisterAction::Scan => Op::Get { key },
+            RegisterAction::Write { value, condition } => {
                 value_bytes(number, value, &mut self.value);
                 Op::Put {
                     key,
                     value: &self.value,
                     condition: match condition {
-                        Condition::Always => store::Condition::Always,
-                        Condition::Absent => store::Condition::Absent,
-                        Condition::Present => store::Condition::Present,
-                        Condition::Version(version) => store::Condition::Version(version),
+                        WriteCondition::Always => store::SetCondition::Always,
+                        WriteCondition::Absent => store::SetCondition::Absent,
+                        WriteCondition::Present => store::SetCondition::Present,
+                        WriteCondition::Version(version) => store::SetCondition::Version(version),
                     },
                     ttl_ms: 0,
                 }
             }
-            Action::Remove { version } => Op::Delete { key, version },
+            RegisterAction::Remove { version } => Op::Delete { key, version },
         };
         let taken = pipeline.submit(&op, token as u64)?;
         if !taken {
@@ -166,7 +166,11 @@ impl Requester<'_> {
     }
 
     /// Records an answer.
-    fn record_answer(&mut self, done: &Completion<'_>, recorder: &mut Recorder) -> io::Result<()> {
+    fn record_answer(
+        &mut self,
+        done: &Completion<'_>,
+        recorder: &mut HistoryRecorder,
+    ) -> io::Result<()> {
         let place = usize::try_from(done.token).ok();
         let place = place.and_then(|token| self.outstanding.get_mut(token));
         let Some((number, key, action)) = place.and_then(Option::take) else {
@@ -176,28 +180,33 @@ impl Requester<'_> {
             Answer::Value { value, version } => {
                 let stamp = stamp_of(key, value).filter(|_| value.len() == self.value.len());
                 match stamp {
-                    Some(value) => Outcome::Value { value, version },
-                    None => return recorder.wrong(number, version),
+                    Some(value) => OperationOutcome::Value { value, version },
+                    None => return recorder.record_wrong_value(number, version),
                 }
             }
-            Answer::Done { version } => Outcome::Done { version },
-            Answer::NotFound => Outcome::Absent,
-            Answer::Condition { version } => Outcome::Refused { version },
-            Answer::Full | Answer::TooLong => return recorder.full(number),
+            Answer::Done { version } => OperationOutcome::Done { version },
+            Answer::NotFound => OperationOutcome::Absent,
+            Answer::Condition { version } => OperationOutcome::Refused { version },
+            Answer::Full | Answer::TooLong => return recorder.record_full(number),
             // The outcome is unknown, so nothing is recorded.
             Answer::Lost => return Ok(()),
         };
-        let seen = &mut self.seen[usize::try_from(key).unwrap_or(0)];
+        let seen = &mut self.highest_versions[usize::try_from(key).unwrap_or(0)];
         match (outcome, action) {
-            (Outcome::Done { .. }, Action::Remove { .. }) => {}
+            (OperationOutcome::Done { .. }, RegisterAction::Remove { .. }) => {}
             (
-                Outcome::Value { version, .. }
-                | Outcome::Done { version }
-                | Outcome::Refused { version },
+                OperationOutcome::Value { version, .. }
+                | OperationOutcome::Done { version }
+                | OperationOutcome::Refused { version },
                 _,
             ) => *seen = version.max(*seen),
-            (Outcome::Absent | Outcome::Found { .. } | Outcome::Changed { .. }, _) => {}
+            (
+                OperationOutcome::Absent
+                | OperationOutcome::Found { .. }
+                | OperationOutcome::Changed { .. },
+                _,
+            ) => {}
         }
-        recorder.answered(number, outcome)
+        recorder.record_answer(number, outcome)
     }
 }

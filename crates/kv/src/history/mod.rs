@@ -1,6 +1,6 @@
-//! A client that records its requests in a [`History`], which is then checked for linearizability.
+//! A client that records its requests in a [`History`](service::history::KeyHistories), which is then checked for linearizability.
 
 mod client;
 
-pub use client::{Plan, ask};
-pub use service::history::{History, HistoryError, Recorder, Verdict};
+pub use client::{RecordingParameters, run_client};
+pub use service::history::{HistoryError, HistoryRecorder, HistoryVerdict, KeyHistories};

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use service::workload::Chooser;
+use service::workload::KeyGenerator;
 use verbs::time;
 
-use crate::Latency;
-use crate::client::{Answer, ClientError, ClientStats, Pipeline};
-use crate::store::Condition;
+use crate::LatencySummary;
+use crate::client::{Answer, ClientError, ClientStats, PipelinedClient};
+use crate::store::SetCondition;
 use crate::wire::Op;
 
 pub use service::random::Random;
@@ -115,7 +115,7 @@ impl std::str::FromStr for Ycsb {
 
 /// The end of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Until {
+pub enum LoadEnd {
     /// At this time of [`verbs::time::now`].
     At(Instant),
     /// After this number of operations.
@@ -150,7 +150,7 @@ pub struct LoadReport {
     /// Versions that were lower than an earlier one; any such version shows that the store is broken.
     pub wrong_versions: u64,
     /// Latencies, measured from the clock reading at the poll before the request was sent.
-    pub latency: Latency,
+    pub latency: LatencySummary,
     /// Doorbells for requests.
     pub doorbells: u64,
     /// The client's own statistics, such as retries.
@@ -165,10 +165,10 @@ impl LoadReport {
     }
 }
 
-/// The token of a request: its kind in bits 63..62, [`Run::other`] in bit 61, the key's number in bits 31..0. Bits
+/// The token of a request: its kind in bits 63..62, [`LoadRun::is_other_server`] in bit 61, the key's number in bits 31..0. Bits
 /// 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Token(u64);
+struct LoadToken(u64);
 
 const GET: u64 = 0;
 const PUT: u64 = 1;
@@ -177,7 +177,7 @@ const READ: u64 = 2;
 /// The compare-and-set of a read-modify-write.
 const WRITE: u64 = 3;
 
-impl Token {
+impl LoadToken {
     const FLOOR_MASK: u64 = (1 << 29) - 1;
 
     #[inline]
@@ -192,7 +192,7 @@ impl Token {
     }
 
     #[inline]
-    fn other(self) -> bool {
+    fn is_other_server(self) -> bool {
         self.0 >> 61 & 1 != 0
     }
 
@@ -208,13 +208,13 @@ impl Token {
 }
 
 /// Versions are checked for one in so many keys.
-const WATCHED: u64 = 64;
+const WATCH_INTERVAL: u64 = 64;
 
 /// A run of a load over one client.
 #[derive(Debug)]
-struct Run<'w> {
+struct LoadRun<'w> {
     workload: &'w Workload,
-    chooser: Chooser,
+    chooser: KeyGenerator,
     /// The writer's number in the upper half of stamps.
     writer: u64,
     puts: u64,
@@ -228,25 +228,25 @@ struct Run<'w> {
     versions: Vec<u64>,
     /// The server's identity, and a flag that flips whenever another server replaces it.
     server: u64,
-    other: bool,
+    is_other_server: bool,
     latency: Histogram<u64>,
     report: LoadReport,
     /// Read-modify-writes whose GET was answered: key and version.
-    found: Vec<(u64, u64)>,
+    pending_updates: Vec<(u64, u64)>,
     /// With stop-and-go: true while more requests of the present window may be sent.
-    filling: bool,
+    may_send: bool,
 }
 
 /// Puts keys number `from`, `from + step`, and so on, once each.
 ///
 /// # Errors
 /// If the server cannot be reached any more.
-pub fn fill(
-    pipeline: &mut Pipeline,
+pub fn put_keys(
+    pipeline: &mut PipelinedClient,
     workload: &Workload,
     (from, step): (u64, u64),
 ) -> Result<LoadReport, ClientError> {
-    let mut run = Run::new(pipeline, workload, 0);
+    let mut run = LoadRun::new(pipeline, workload, 0);
     let started = time::now();
     pipeline.refresh();
     let mut next = from;
@@ -254,7 +254,7 @@ pub fn fill(
         while next < workload.keys && run.put(pipeline, next)? {
             next += step.max(1);
         }
-        run.take(pipeline)?;
+        run.take_answers(pipeline)?;
     }
     Ok(run.finish(pipeline, started))
 }
@@ -264,9 +264,9 @@ pub fn fill(
 /// # Errors
 /// If the server cannot be reached any more.
 pub fn run(
-    pipeline: &mut Pipeline,
+    pipeline: &mut PipelinedClient,
     workload: &Workload,
-    until: Until,
+    until: LoadEnd,
     seed: u64,
 ) -> Result<LoadReport, ClientError> {
     run_counting(pipeline, workload, until, seed, |_| {})
@@ -277,27 +277,27 @@ pub fn run(
 /// # Errors
 /// If the server cannot be reached any more.
 pub fn run_counting(
-    pipeline: &mut Pipeline,
+    pipeline: &mut PipelinedClient,
     workload: &Workload,
-    until: Until,
+    until: LoadEnd,
     seed: u64,
     mut count: impl FnMut(u64),
 ) -> Result<LoadReport, ClientError> {
-    let mut run = Run::new(pipeline, workload, seed);
+    let mut run = LoadRun::new(pipeline, workload, seed);
     let started = time::now();
     pipeline.refresh();
     let (most, end) = match until {
-        Until::Count(n) => (n, None),
-        Until::At(end) => (u64::MAX, Some(end)),
+        LoadEnd::Count(n) => (n, None),
+        LoadEnd::At(end) => (u64::MAX, Some(end)),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
     loop {
-        while !stopping && begun < most && run.begin(pipeline)? {
+        while !stopping && begun < most && run.start_operation(pipeline)? {
             begun += 1;
         }
         let before = run.report.operations;
-        let seen = run.take(pipeline)?;
+        let seen = run.take_answers(pipeline)?;
         count(run.report.operations - before);
         rounds = rounds.wrapping_add(1);
         // While answers arrive, the pipeline reads the clock once for every few of them.
@@ -306,24 +306,27 @@ pub fn run_counting(
             seen => seen,
         };
         stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
-        if (stopping || begun >= most) && pipeline.outstanding() == 0 && run.found.is_empty() {
+        if (stopping || begun >= most)
+            && pipeline.outstanding() == 0
+            && run.pending_updates.is_empty()
+        {
             return Ok(run.finish(pipeline, started));
         }
     }
 }
 
-impl<'w> Run<'w> {
-    fn new(pipeline: &Pipeline, workload: &'w Workload, seed: u64) -> Self {
+impl<'w> LoadRun<'w> {
+    fn new(pipeline: &PipelinedClient, workload: &'w Workload, seed: u64) -> Self {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "shares of 2^32"
         )]
         let share = |of: f64| (of.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
-        let watched = usize::try_from(workload.keys / WATCHED + 1).unwrap_or(1);
+        let watched = usize::try_from(workload.keys / WATCH_INTERVAL + 1).unwrap_or(1);
         Self {
             workload,
-            chooser: Chooser::new(workload.keys, workload.popularity, seed),
+            chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
             writer: Random::new(seed ^ 0x5eed).bits() << 32,
             puts: 0,
             stamp: 0,
@@ -334,29 +337,29 @@ impl<'w> Run<'w> {
             value: vec![0; workload.value_bytes],
             versions: vec![0; watched],
             server: pipeline.server(),
-            other: false,
+            is_other_server: false,
             latency: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
-            found: Vec::new(),
-            filling: false,
+            pending_updates: Vec::new(),
+            may_send: false,
         }
     }
 
     /// Starts an operation if the window has room and stop-and-go permits. Returns true if it did.
     #[inline]
-    fn begin(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
+    fn start_operation(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
         if self.workload.stop_and_go {
-            self.filling |= pipeline.outstanding() == 0;
-            self.filling = self.filling && self.begin_one(pipeline)?;
-            return Ok(self.filling);
+            self.may_send |= pipeline.outstanding() == 0;
+            self.may_send = self.may_send && self.begin_one(pipeline)?;
+            return Ok(self.may_send);
         }
         self.begin_one(pipeline)
     }
 
     /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
-    fn begin_one(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
-        if pipeline.outstanding() + self.found.len() >= pipeline.config().window {
+    fn begin_one(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
+        if pipeline.outstanding() + self.pending_updates.len() >= pipeline.config().window {
             return Ok(false);
         }
         let dice = self.chooser.random_u64();
@@ -376,16 +379,16 @@ impl<'w> Run<'w> {
         pipeline.submit(&Op::Get { key: &self.key }, token.0)
     }
 
-    fn put(&mut self, pipeline: &mut Pipeline, key: u64) -> Result<bool, ClientError> {
-        self.change(pipeline, key, PUT, Condition::Always)
+    fn put(&mut self, pipeline: &mut PipelinedClient, key: u64) -> Result<bool, ClientError> {
+        self.change(pipeline, key, PUT, SetCondition::Always)
     }
 
     fn change(
         &mut self,
-        pipeline: &mut Pipeline,
+        pipeline: &mut PipelinedClient,
         key: u64,
         kind: u64,
-        condition: Condition,
+        condition: SetCondition,
     ) -> Result<bool, ClientError> {
         key_bytes(key, &mut self.key);
         self.puts = self.puts.wrapping_add(1);
@@ -402,26 +405,33 @@ impl<'w> Run<'w> {
     }
 
     #[inline]
-    fn token(&self, kind: u64, key: u64) -> Token {
-        let floor = if key.is_multiple_of(WATCHED) {
-            self.versions[(key / WATCHED) as usize]
+    fn token(&self, kind: u64, key: u64) -> LoadToken {
+        let floor = if key.is_multiple_of(WATCH_INTERVAL) {
+            self.versions[(key / WATCH_INTERVAL) as usize]
         } else {
             0
         };
-        Token::new(kind, self.other, floor, key)
+        LoadToken::new(kind, self.is_other_server, floor, key)
     }
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
-    fn take(&mut self, pipeline: &mut Pipeline) -> Result<Option<Instant>, ClientError> {
-        let (report, latency, found) = (&mut self.report, &mut self.latency, &mut self.found);
+    fn take_answers(
+        &mut self,
+        pipeline: &mut PipelinedClient,
+    ) -> Result<Option<Instant>, ClientError> {
+        let (report, latency, found) = (
+            &mut self.report,
+            &mut self.latency,
+            &mut self.pending_updates,
+        );
         let (versions, length) = (&mut self.versions, self.workload.value_bytes);
-        let other = self.other;
+        let other = self.is_other_server;
         let mut seen = None;
         pipeline.poll(|done| {
-            seen = Some(done.seen);
+            seen = Some(done.completed_at);
             report.operations += 1;
-            let token = Token(done.token);
+            let token = LoadToken(done.token);
             let key = token.key();
             let version = match done.answer {
                 Answer::Value { value, version } => {
@@ -457,14 +467,20 @@ impl<'w> Run<'w> {
                     0
                 }
             };
-            if key.is_multiple_of(WATCHED) && version != 0 && token.other() == other {
+            if key.is_multiple_of(WATCH_INTERVAL)
+                && version != 0
+                && token.is_other_server() == other
+            {
                 if version < token.floor() {
                     report.wrong_versions += 1;
                 }
-                let highest = &mut versions[(key / WATCHED) as usize];
+                let highest = &mut versions[(key / WATCH_INTERVAL) as usize];
                 *highest = version.max(*highest);
             }
-            let nanos = done.seen.duration_since(done.sent).as_nanos();
+            let nanos = done
+                .completed_at
+                .duration_since(done.submitted_at)
+                .as_nanos();
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
             // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
@@ -472,25 +488,25 @@ impl<'w> Run<'w> {
         if pipeline.server() != self.server {
             // The new server does not know the earlier versions.
             self.server = pipeline.server();
-            self.other = !self.other;
+            self.is_other_server = !self.is_other_server;
             self.versions.fill(0);
         }
-        while let Some((key, version)) = self.found.pop() {
-            let condition = Condition::Version(version);
+        while let Some((key, version)) = self.pending_updates.pop() {
+            let condition = SetCondition::Version(version);
             if !self.change(pipeline, key, WRITE, condition)? {
-                self.found.push((key, version));
+                self.pending_updates.push((key, version));
                 break;
             }
         }
         Ok(seen)
     }
 
-    fn finish(mut self, pipeline: &Pipeline, started: Instant) -> LoadReport {
+    fn finish(mut self, pipeline: &PipelinedClient, started: Instant) -> LoadReport {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = Latency::of(&self.latency);
+        self.report.latency = LatencySummary::of(&self.latency);
         self.report.doorbells = pipeline.doorbells();
         self.report.client = pipeline.stats().clone();
         self.report
@@ -504,8 +520,8 @@ mod tests {
     #[test]
     fn tokens_hold_what_is_put_in() {
         for kind in [GET, PUT, READ, WRITE] {
-            let token = Token::new(kind, kind == PUT, 12_345, 0xffff_fffe);
-            assert_eq!((token.kind(), token.other()), (kind, kind == PUT));
+            let token = LoadToken::new(kind, kind == PUT, 12_345, 0xffff_fffe);
+            assert_eq!((token.kind(), token.is_other_server()), (kind, kind == PUT));
             assert_eq!((token.floor(), token.key()), (12_345, 0xffff_fffe));
         }
     }

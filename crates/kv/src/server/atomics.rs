@@ -4,57 +4,63 @@
 use std::sync::Arc;
 
 use rpc::RpcError;
-use service::Refused;
+use service::RefusedClient;
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
-use super::table::{Table, Tables};
-use super::worker::{Found, Items, Worker, answer_of};
+use super::table::{RecordTable, RecordTables};
+use super::worker::{GetResult, PartitionItems, Worker, answer_of};
 use crate::Design;
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{RemoteAccess, RemoteLayout, Writes};
+use crate::rendezvous::{RecordWriteParameters, RemoteAccess, RemoteLayout};
 use crate::store::record::redo;
 use crate::store::{Partition, Refusal, hash_of};
 use crate::wire::{self, Op, RecordRequest, Status};
 
 /// Items in records that clients READ, lock and WRITE.
 #[derive(Debug)]
-pub(crate) struct Atomics {
-    pub(crate) tables: Tables,
-    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
+pub(crate) struct LockedRecords {
+    pub(crate) tables: RecordTables,
+    pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
 
-impl ServerDesign for Atomics {
+impl ServerDesign for LockedRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         let items = ClientRecords {
-            table: self.tables.of(worker.number),
+            table: self.tables.of(worker.partition_index),
             seed: self.tables.seed(),
-            partition: worker.number,
+            partition: worker.partition_index,
             lock_recovery: Arc::clone(&self.lock_recovery),
         };
         worker.run(items)
     }
 
     /// Opens the records to a client. The client gets its own registrations, so that its access can be revoked.
-    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(
+        &self,
+        client: &ConnectingClient<'_>,
+    ) -> Result<Option<RemoteAccess>, RefusedClient> {
         let (endpoint, qp) = client.responder(Design::Atomics, Access::ALL)?;
         let shape = *self.tables.shape();
         let mut memory = Vec::new();
         let mut partitions = Vec::new();
         for table in self.tables.all() {
             let own = table.memory().register_again(Access::ALL);
-            let own = own.map_err(Refused::temporary)?;
+            let own = own.map_err(RefusedClient::temporary)?;
             partitions.push(own.remote());
             memory.push(own);
         }
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let bytes = client.hello.window * redo::bytes(&shape);
-        let redo = client.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
+        let redo = client
+            .pd
+            .alloc(bytes, rights)
+            .map_err(RefusedClient::temporary)?;
         let owner = self.lock_recovery.next_owner();
-        let writes = Some(Writes {
+        let writes = Some(RecordWriteParameters {
             owner,
             lease_ms: self.lease_ms,
             redo: redo.remote(),
@@ -93,20 +99,20 @@ impl ServerDesign for Atomics {
 
 /// Records that clients change: a worker assigns them and releases their locks, but executes no operation on them.
 struct ClientRecords {
-    table: Arc<Table>,
+    table: Arc<RecordTable>,
     seed: u64,
     partition: usize,
-    lock_recovery: Arc<LockRecovery<Table>>,
+    lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
-impl Items for ClientRecords {
+impl PartitionItems for ClientRecords {
     fn get<R>(
         &mut self,
         _partition: &mut Partition,
         _key: (u64, &[u8]),
-        answer: impl FnOnce(Found<'_>) -> R,
+        answer: impl FnOnce(GetResult<'_>) -> R,
     ) -> R {
-        answer(Found::NotServed)
+        answer(GetResult::NotServed)
     }
 
     fn change(&mut self, _partition: &mut Partition, _hash: u64, _op: Op<'_>) -> Option<u64> {
@@ -122,7 +128,7 @@ impl Items for ClientRecords {
             },
             RecordRequest::Claim(key) => answer_of(self.table.claim(hash(key), key), Status::Ok),
             RecordRequest::Release(record)
-                if self.lock_recovery.release(self.partition, record) =>
+                if self.lock_recovery.handle_complaint(self.partition, record) =>
             {
                 wire::answer_word(Status::Ok, 0)
             }

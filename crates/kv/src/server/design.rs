@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use rpc::RpcError;
-use service::Refused;
+use service::RefusedClient;
 use service::qp::responder;
 use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
 
@@ -19,7 +19,10 @@ pub(crate) trait ServerDesign: Debug + Send + Sync {
     fn run(&self, worker: Worker) -> Result<(), RpcError>;
 
     /// Opens memory to a client, if the design has such memory.
-    fn open_memory(&self, _client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(
+        &self,
+        _client: &ConnectingClient<'_>,
+    ) -> Result<Option<RemoteAccess>, RefusedClient> {
         Ok(None)
     }
 
@@ -61,9 +64,9 @@ impl ConnectingClient<'_> {
         &self,
         design: Design,
         access: Access,
-    ) -> Result<(QpEndpoint, QueuePair<Rc>), Refused> {
+    ) -> Result<(QpEndpoint, QueuePair<Rc>), RefusedClient> {
         let peer = self.hello.rc.ok_or_else(|| {
-            Refused::permanent(format!("no RC queue pair, which design {design} needs"))
+            RefusedClient::permanent(format!("no RC queue pair, which design {design} needs"))
         })?;
         responder(self.pd, self.cq, self.port, access, &peer)
     }

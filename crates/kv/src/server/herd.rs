@@ -5,18 +5,18 @@ use std::sync::Arc;
 use rpc::RpcError;
 
 use super::design::{DesignStats, ServerDesign};
-use super::worker::{Found, Items, Worker, answer_of};
+use super::worker::{GetResult, PartitionItems, Worker, answer_of};
 use crate::record_cache::RecordCache;
-use crate::store::{Partition, Refusal, Set, Store};
+use crate::store::{Partition, Refusal, SetOptions, Store};
 use crate::wire::{self, Op, Status};
 
 /// Items in a log.
 #[derive(Debug)]
-pub(crate) struct Herd {
+pub(crate) struct HerdItems {
     pub(crate) store: Arc<Store>,
 }
 
-impl ServerDesign for Herd {
+impl ServerDesign for HerdItems {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         worker.run(LogItems)
     }
@@ -28,7 +28,7 @@ impl ServerDesign for Herd {
         _record_cache: &RecordCache,
     ) -> Result<(), Refusal> {
         let (hash, mut partition) = self.store.lock(key);
-        partition.set(hash, key, value, Set::default())?;
+        partition.set(hash, key, value, SetOptions::default())?;
         Ok(())
     }
 
@@ -43,20 +43,20 @@ impl ServerDesign for Herd {
 /// The items of a partition's log.
 pub(crate) struct LogItems;
 
-impl Items for LogItems {
+impl PartitionItems for LogItems {
     #[inline]
     fn get<R>(
         &mut self,
         partition: &mut Partition,
         (hash, key): (u64, &[u8]),
-        answer: impl FnOnce(Found<'_>) -> R,
+        answer: impl FnOnce(GetResult<'_>) -> R,
     ) -> R {
         answer(match partition.get(hash, key) {
-            Some(entry) => Found::Value {
+            Some(entry) => GetResult::Value {
                 version: entry.version,
                 value: entry.value,
             },
-            None => Found::Absent,
+            None => GetResult::Absent,
         })
     }
 
@@ -75,7 +75,7 @@ impl Items for LogItems {
                 } else {
                     partition.now_ms().saturating_add(ttl_ms)
                 };
-                let how = Set {
+                let how = SetOptions {
                     condition,
                     expires_ms,
                 };

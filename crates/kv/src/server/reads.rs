@@ -5,26 +5,26 @@
 use std::sync::Arc;
 
 use rpc::RpcError;
-use service::Refused;
+use service::RefusedClient;
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
-use super::herd::Herd;
-use super::table::{Table, Tables};
-use super::worker::{Found, Items, Worker, answer_of};
+use super::herd::HerdItems;
+use super::table::{RecordTable, RecordTables};
+use super::worker::{GetResult, PartitionItems, Worker, answer_of};
 use crate::Design;
 use crate::record_cache::RecordCache;
 use crate::rendezvous::{RemoteAccess, RemoteLayout, RemoteLog};
-use crate::store::{Condition, Partition, Refusal};
+use crate::store::{Partition, Refusal, SetCondition};
 use crate::wire::{self, Op, Status};
 
 /// Items in a log that clients READ.
 #[derive(Debug)]
 pub(crate) struct ReadIndex {
     /// The log as its workers use it.
-    pub(crate) log: Herd,
-    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
+    pub(crate) log: HerdItems,
+    pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Bytes of an item with key and value of the expected lengths.
     pub(crate) item_bytes: usize,
 }
@@ -34,7 +34,10 @@ impl ServerDesign for ReadIndex {
         self.log.run(worker)
     }
 
-    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(
+        &self,
+        client: &ConnectingClient<'_>,
+    ) -> Result<Option<RemoteAccess>, RefusedClient> {
         let endpoint = open_for_reads(&self.lock_recovery, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partitions()).filter_map(|n| {
@@ -64,20 +67,23 @@ impl ServerDesign for ReadIndex {
 /// Items in records that clients READ.
 #[derive(Debug)]
 pub(crate) struct ReadRecords {
-    pub(crate) tables: Tables,
-    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
+    pub(crate) tables: RecordTables,
+    pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
 impl ServerDesign for ReadRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
-        let table = self.tables.of(worker.number);
+        let table = self.tables.of(worker.partition_index);
         worker.run(RecordItems {
             table,
             value: Vec::new(),
         })
     }
 
-    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(
+        &self,
+        client: &ConnectingClient<'_>,
+    ) -> Result<Option<RemoteAccess>, RefusedClient> {
         let endpoint = open_for_reads(&self.lock_recovery, client)?;
         let tables = self.tables.all().iter();
         let memory = RemoteLayout::Records {
@@ -106,9 +112,9 @@ impl ServerDesign for ReadRecords {
 
 /// Creates the queue pair by which a client READs.
 fn open_for_reads(
-    lock_recovery: &LockRecovery<Table>,
+    lock_recovery: &LockRecovery<RecordTable>,
     client: &ConnectingClient<'_>,
-) -> Result<verbs::QpEndpoint, Refused> {
+) -> Result<verbs::QpEndpoint, RefusedClient> {
     let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;
     let access = ClientAccess {
         qp,
@@ -121,25 +127,25 @@ fn open_for_reads(
 
 /// Records that only their worker changes.
 struct RecordItems {
-    table: Arc<Table>,
+    table: Arc<RecordTable>,
     /// A private copy of a value.
     value: Vec<u8>,
 }
 
-impl Items for RecordItems {
+impl PartitionItems for RecordItems {
     fn get<R>(
         &mut self,
         _partition: &mut Partition,
         (hash, key): (u64, &[u8]),
-        answer: impl FnOnce(Found<'_>) -> R,
+        answer: impl FnOnce(GetResult<'_>) -> R,
     ) -> R {
         let version = self.table.get(hash, key, &mut self.value);
         answer(match version {
-            Some(version) => Found::Value {
+            Some(version) => GetResult::Value {
                 version,
                 value: &self.value,
             },
-            None => Found::Absent,
+            None => GetResult::Absent,
         })
     }
 
@@ -156,7 +162,7 @@ impl Items for RecordItems {
                 ..
             } => self.table.change(hash, key, Some(value), condition),
             Op::Delete { key, version } => {
-                let condition = version.map_or(Condition::Always, Condition::Version);
+                let condition = version.map_or(SetCondition::Always, SetCondition::Version);
                 self.table.change(hash, key, None, condition)
             }
         };

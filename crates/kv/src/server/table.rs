@@ -2,59 +2,59 @@
 //!
 //! The server decides which key has which record, and keeps this mapping in private memory. In the READ-based design
 //! the server also changes records. In the atomics-based design clients change them under locks, and the server only
-//! assigns records to keys ([`claim`](Table::claim)). All access is word by word, because clients READ and WRITE
+//! assigns records to keys ([`claim`](RecordTable::claim)). All access is word by word, because clients READ and WRITE
 //! concurrently.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rpc::{Loopback, RpcError};
+use rpc::{LoopbackQp, RpcError};
 use service::lock_recovery::{LockTable, SERVER_OWNER, owner_of};
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
-use crate::store::record::{Body, Shape, next_version, redo};
-use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
+use crate::store::record::{DecodedBody, RecordLayout, next_version, redo};
+use crate::store::{PartitionStats, Refusal, SetCondition, hash_of, partition_of};
 
 /// The server's word in locks.
 const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 
 /// The tables of all partitions, which have the same layout.
 #[derive(Debug)]
-pub(crate) struct Tables {
-    all: Vec<Arc<Table>>,
-    shape: Shape,
+pub(crate) struct RecordTables {
+    all: Vec<Arc<RecordTable>>,
+    shape: RecordLayout,
     seed: u64,
 }
 
-impl Tables {
+impl RecordTables {
     /// Creates a table for each of `partitions` partitions; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         port: PortGid,
-        (shape, seed): (Shape, u64),
+        (shape, seed): (RecordLayout, u64),
         partitions: usize,
         writes: bool,
     ) -> Result<Self, RpcError> {
-        let table = |_| Ok(Arc::new(Table::new(pd, port, shape, seed, writes)?));
+        let table = |_| Ok(Arc::new(RecordTable::new(pd, port, shape, seed, writes)?));
         let all = (0..partitions)
             .map(table)
             .collect::<Result<_, RpcError>>()?;
         Ok(Self { all, shape, seed })
     }
 
-    pub(crate) fn all(&self) -> &[Arc<Table>] {
+    pub(crate) fn all(&self) -> &[Arc<RecordTable>] {
         &self.all
     }
 
     /// Returns the table of a partition.
-    pub(crate) fn of(&self, partition: usize) -> Arc<Table> {
+    pub(crate) fn of(&self, partition: usize) -> Arc<RecordTable> {
         Arc::clone(&self.all[partition])
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &RecordLayout {
         &self.shape
     }
 
@@ -80,7 +80,7 @@ impl Tables {
     ) -> Result<(), Refusal> {
         let hash = hash_of(key, self.seed);
         let table = &self.all[partition_of(hash, self.all.len())];
-        table.change(hash, key, Some(value), Condition::Always)?;
+        table.change(hash, key, Some(value), SetCondition::Always)?;
         if let Some(record) = table.locate(hash, key) {
             record_cache.set(hash, record);
         }
@@ -90,17 +90,17 @@ impl Tables {
 
 /// The records of a partition and their keys.
 #[derive(Debug)]
-pub(crate) struct Table {
-    shape: Shape,
+pub(crate) struct RecordTable {
+    shape: RecordLayout,
     memory: Arc<MemoryRegion>,
     seed: u64,
     /// The loopback queue pair by which the server takes locks, if clients can lock records too.
-    atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
-    keys: Mutex<Keys>,
+    atomics: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
+    keys: Mutex<TableKeys>,
 }
 
 #[derive(Debug)]
-struct Keys {
+struct TableKeys {
     /// The hash of each record's key; 0 for a free record.
     hashes: Vec<u64>,
     /// Used records outside all neighbourhoods, by the hash of their key.
@@ -120,14 +120,14 @@ fn index(record: u64) -> usize {
 }
 
 /// The result of a change or a claim: a version or a record number.
-pub(crate) type Changed = Result<u64, Refusal>;
+pub(crate) type ChangeResult = Result<u64, Refusal>;
 
-impl Table {
+impl RecordTable {
     /// Creates a table without keys; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         port: PortGid,
-        shape: Shape,
+        shape: RecordLayout,
         seed: u64,
         writes: bool,
     ) -> Result<Self, RpcError> {
@@ -143,7 +143,7 @@ impl Table {
         let memory = Arc::new(pd.alloc(bytes, access)?);
         let atomics = if writes {
             let own = memory.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
-            Some(Mutex::new((Loopback::new(pd, port)?, own)))
+            Some(Mutex::new((LoopbackQp::new(pd, port)?, own)))
         } else {
             None
         };
@@ -151,7 +151,7 @@ impl Table {
             memory,
             seed,
             atomics,
-            keys: Mutex::new(Keys {
+            keys: Mutex::new(TableKeys {
                 hashes: vec![0; count],
                 overflow: HashMap::new(),
                 free: (first..shape.records).rev().collect(),
@@ -176,7 +176,7 @@ impl Table {
         }
     }
 
-    fn keys(&self) -> MutexGuard<'_, Keys> {
+    fn keys(&self) -> MutexGuard<'_, TableKeys> {
         lock(&self.keys)
     }
 
@@ -194,8 +194,8 @@ impl Table {
     }
 
     /// Returns the record of a key.
-    fn find_record(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
-        let home = self.shape.home(hash);
+    fn find_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
+        let home = self.shape.first_record_of_hash(hash);
         let key_hash = hash.max(1);
         let neighbourhood = (home..home + self.shape.neighbours as u64)
             .filter(|&record| keys.hashes.get(index(record)) == Some(&key_hash));
@@ -204,14 +204,14 @@ impl Table {
         candidates.into_iter().find(|&record| {
             self.read(record, &mut keys.body);
             // A torn body also matches: a record's key does not change.
-            self.shape.decode(&keys.body, (self.seed, record), key) != Body::Other
+            self.shape.decode(&keys.body, (self.seed, record), key) != DecodedBody::OtherKey
         })
     }
 
     /// Assigns a record to a key: a free one of its neighbourhood, one whose key was removed, or one outside all
     /// neighbourhoods.
-    fn assign_record(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
-        let home = self.shape.home(hash);
+    fn assign_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
+        let home = self.shape.first_record_of_hash(hash);
         let key_hash = hash.max(1);
         let neighbourhood = home..home + self.shape.neighbours as u64;
         let is_free = |record: &u64| keys.hashes.get(index(*record)) == Some(&0);
@@ -247,8 +247,8 @@ impl Table {
     }
 
     /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
-    fn reclaim(&self, keys: &mut Keys, record: u64) -> bool {
-        let removed = |keys: &mut Keys| {
+    fn reclaim(&self, keys: &mut TableKeys, record: u64) -> bool {
+        let removed = |keys: &mut TableKeys| {
             self.read(record, &mut keys.body);
             self.shape.removed(&keys.body, (self.seed, record))
         };
@@ -296,7 +296,7 @@ impl Table {
     }
 
     /// Returns the record of a key, and assigns one if the key has none.
-    pub(crate) fn claim(&self, hash: u64, key: &[u8]) -> Changed {
+    pub(crate) fn claim(&self, hash: u64, key: &[u8]) -> ChangeResult {
         if !self.shape.fits(key, b"") {
             return Err(Refusal::TooLong);
         }
@@ -315,7 +315,7 @@ impl Table {
         let record = self.find_record(keys, hash, key)?;
         self.read(record, &mut keys.body);
         match self.shape.decode(&keys.body, (self.seed, record), key) {
-            Body::Ours {
+            DecodedBody::Match {
                 version,
                 value: Some(value),
             } => {
@@ -334,8 +334,8 @@ impl Table {
         hash: u64,
         key: &[u8],
         value: Option<&[u8]>,
-        condition: Condition,
-    ) -> Changed {
+        condition: SetCondition,
+    ) -> ChangeResult {
         if !self.shape.fits(key, value.unwrap_or_default()) {
             return Err(Refusal::TooLong);
         }
@@ -344,7 +344,7 @@ impl Table {
         let (mut last, mut present) = (keys.max_removed_version, false);
         if let Some(record) = there {
             self.read(record, &mut keys.body);
-            if let Body::Ours { version, value } =
+            if let DecodedBody::Match { version, value } =
                 self.shape.decode(&keys.body, (self.seed, record), key)
             {
                 (last, present) = (version, value.is_some());
@@ -384,7 +384,7 @@ impl Table {
     }
 }
 
-impl LockTable for Table {
+impl LockTable for RecordTable {
     fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
         let at = usize::try_from(self.shape.lock_at(record)).ok()?;
         (record < self.shape.records).then(|| self.memory.atomic_u64(at).ok())?

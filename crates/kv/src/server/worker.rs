@@ -3,11 +3,11 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
-use service::Slot;
+use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
+use service::ClientSlot;
 use service::random::Random;
-use service::sessions::{ChangeState, Sessions};
-use service::worker::{self, Done, Mailbox, Wake, Work};
+use service::sessions::{ChangeState, WorkerSessions};
+use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use crate::store::{
@@ -21,7 +21,7 @@ use crate::wire::{
 const MAX_REQUEST_BYTES: usize = PART_HEADER + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
 
 /// The result of a GET.
-pub(crate) enum Found<'v> {
+pub(crate) enum GetResult<'v> {
     /// The key's value.
     Value { version: u64, value: &'v [u8] },
     /// The key is absent.
@@ -31,13 +31,13 @@ pub(crate) enum Found<'v> {
 }
 
 /// The items of a worker's partition, as the design keeps them.
-pub(crate) trait Items {
+pub(crate) trait PartitionItems {
     /// Looks up a key with its hash, and calls `answer` with the result.
     fn get<R>(
         &mut self,
         partition: &mut Partition,
         key: (u64, &[u8]),
-        answer: impl FnOnce(Found<'_>) -> R,
+        answer: impl FnOnce(GetResult<'_>) -> R,
     ) -> R;
 
     /// Executes a change and returns the first word of the answer. Returns `None` if workers make no changes in this
@@ -53,7 +53,7 @@ pub(crate) trait Items {
 /// A client that is connecting.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) slot: Arc<ClientSlot>,
     pub(crate) session: u64,
     pub(crate) window: u32,
     pub(crate) answer: usize,
@@ -65,7 +65,7 @@ pub(crate) struct PendingConnection {
 #[derive(Debug)]
 pub(crate) enum Command {
     Add(Box<PendingConnection>),
-    Remove(Arc<Slot>),
+    Remove(Arc<ClientSlot>),
     Stop,
 }
 
@@ -79,12 +79,12 @@ pub(crate) struct WorkerShared {
 /// Counters of a worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkerCounts {
-    pub(crate) rpc: Counts,
+    pub(crate) rpc: RpcWorkerCounts,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
     pub(crate) changes: u64,
     pub(crate) repeated: u64,
-    pub(crate) bad: u64,
+    pub(crate) bad_requests: u64,
 }
 
 /// A worker that has not started.
@@ -93,43 +93,43 @@ pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
-    pub(crate) number: usize,
+    pub(crate) partition_index: usize,
     /// The mean simulated time that a core needs for a request, besides its verbs.
     pub(crate) cost: Duration,
 }
 
 impl Worker {
     /// Serves requests on these items until the worker gets the stop command.
-    pub(crate) fn run(self, items: impl Items) -> Result<(), RpcError> {
+    pub(crate) fn run(self, items: impl PartitionItems) -> Result<(), RpcError> {
         let Self {
             engine,
             shared,
             store,
-            number,
+            partition_index: number,
             cost,
         } = self;
-        let serve = Serve {
+        let serve = RequestHandler {
             items,
             store: &store,
             number,
             cost,
             random: Random::new(store.seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
-            sessions: Sessions::new(MAX_REQUEST_BYTES),
+            sessions: WorkerSessions::new(MAX_REQUEST_BYTES),
             max_answer_bytes: Vec::new(),
             buffer: Vec::new(),
             counts: WorkerCounts::default(),
         };
-        worker::run(&mut Running { engine, serve }, &shared.mailbox)
+        worker::run(&mut RunningWorker { engine, serve }, &shared.mailbox)
     }
 }
 
-struct Running<'s, I> {
+struct RunningWorker<'s, I> {
     engine: herd::Server,
-    serve: Serve<'s, I>,
+    serve: RequestHandler<'s, I>,
 }
 
-impl<I: Items> Work for Running<'_, I> {
+impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
     type Error = RpcError;
     type Command = Command;
     type Counts = WorkerCounts;
@@ -177,20 +177,20 @@ impl<I: Items> Work for Running<'_, I> {
 
     #[inline]
     fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_on(self.engine.memory());
+        waiter.idle_reading(self.engine.memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
-    fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
+    fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
-        waiter.slept();
+        waiter.record_sleep();
         Ok(())
     }
 }
 
 /// Serves the requests to a partition.
-struct Serve<'s, I> {
+struct RequestHandler<'s, I> {
     items: I,
     store: &'s Store,
     number: usize,
@@ -199,14 +199,14 @@ struct Serve<'s, I> {
     random: Random,
     /// Hashes of the keys of the current batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
-    sessions: Sessions,
+    sessions: WorkerSessions,
     /// The longest message that each client can receive, in bytes.
     max_answer_bytes: Vec<usize>,
     buffer: Vec<u8>,
     counts: WorkerCounts,
 }
 
-impl<'s, I: Items> Handler for Serve<'s, I> {
+impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     type Batch = MutexGuard<'s, Partition>;
 
     const PREFETCH_ROUNDS: usize = 2;
@@ -231,7 +231,12 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
     }
 
     #[inline]
-    fn handle(&mut self, partition: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(
+        &mut self,
+        partition: &mut Self::Batch,
+        request: Request<'_>,
+        reply: RequestReply<'_>,
+    ) {
         match wire::decode(request.payload) {
             Some(wire::Request::Whole { op, seq }) => {
                 self.handle_request(partition, request.client, op, seq, reply);
@@ -247,14 +252,14 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
     }
 }
 
-impl<I: Items> Serve<'_, I> {
+impl<I: PartitionItems> RequestHandler<'_, I> {
     /// Charges a simulated core for finding the items of `requests` requests. Memory latencies vary, and only their
     /// mean is known, so each is drawn from an exponential distribution. With equal latencies the cores would run in
     /// lockstep and rarely compete for the NIC.
     #[cold]
     fn charge_requests(&mut self, requests: usize) {
         let waits = (0..requests).map(|_| -(1.0 - self.random.unit()).ln());
-        verbs::time::work(self.cost.mul_f64(waits.sum()));
+        verbs::time::charge_time(self.cost.mul_f64(waits.sum()));
     }
 
     /// Registers a client with its session, its window and its longest message.
@@ -274,7 +279,7 @@ impl<I: Items> Serve<'_, I> {
         client: usize,
         op: Op<'_>,
         seq: u32,
-        reply: Reply<'_>,
+        reply: RequestReply<'_>,
     ) {
         let key = op.key();
         // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
@@ -286,7 +291,7 @@ impl<I: Items> Serve<'_, I> {
         if let Op::Get { .. } = op {
             return self.get(partition, (hash, key), client, reply);
         }
-        let Some(session) = self.sessions.of(client) else {
+        let Some(session) = self.sessions.session(client) else {
             return;
         };
         let word = match session.state_of(seq) {
@@ -302,7 +307,7 @@ impl<I: Items> Serve<'_, I> {
             ChangeState::New => {
                 self.counts.changes += 1;
                 let changed = self.items.change(partition, hash, op);
-                self.counts.bad += u64::from(changed.is_none());
+                self.counts.bad_requests += u64::from(changed.is_none());
                 let word = changed.unwrap_or(wire::answer_word(Status::Bad, 0));
                 session.record_answer(seq, word);
                 word
@@ -317,7 +322,7 @@ impl<I: Items> Serve<'_, I> {
         partition: &mut Partition,
         key: (u64, &[u8]),
         client: usize,
-        reply: Reply<'_>,
+        reply: RequestReply<'_>,
     ) {
         let Self {
             items,
@@ -328,15 +333,15 @@ impl<I: Items> Serve<'_, I> {
         } = self;
         counts.gets += 1;
         items.get(partition, key, |found| match found {
-            Found::Value { version, value } => {
+            GetResult::Value { version, value } => {
                 counts.hits += 1;
                 let word = wire::answer_word(Status::Ok, version);
                 let most = max_answer_bytes.get(client).copied().unwrap_or(0);
                 send_value(buffer, word, value, most, reply);
             }
-            Found::Absent => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
-            Found::NotServed => {
-                counts.bad += 1;
+            GetResult::Absent => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
+            GetResult::NotServed => {
+                counts.bad_requests += 1;
                 reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
             }
         });
@@ -344,7 +349,7 @@ impl<I: Items> Serve<'_, I> {
 
     /// Serves a request about records that clients change themselves.
     #[cold]
-    fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: Reply<'_>) {
+    fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReply<'_>) {
         match self.items.record_request(request) {
             Some(word) => reply.bytes(&word.to_le_bytes()),
             None => self.reply_bad(reply),
@@ -357,9 +362,9 @@ impl<I: Items> Serve<'_, I> {
         partition: &mut Partition,
         client: usize,
         (offset, total, bytes): (usize, usize, &[u8]),
-        reply: Reply<'_>,
+        reply: RequestReply<'_>,
     ) {
-        let Some(session) = self.sessions.of(client) else {
+        let Some(session) = self.sessions.session(client) else {
             return;
         };
         match session.part(offset, total, bytes) {
@@ -378,15 +383,21 @@ impl<I: Items> Serve<'_, I> {
     }
 
     #[cold]
-    fn reply_bad(&mut self, reply: Reply<'_>) {
-        self.counts.bad += 1;
+    fn reply_bad(&mut self, reply: RequestReply<'_>) {
+        self.counts.bad_requests += 1;
         reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
     }
 }
 
 /// Sends a value, in one message or in chunks.
 #[inline]
-fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut reply: Reply<'_>) {
+fn send_value(
+    buffer: &mut Vec<u8>,
+    word: u64,
+    value: &[u8],
+    most: usize,
+    mut reply: RequestReply<'_>,
+) {
     buffer.clear();
     if ANSWER_HEADER + value.len() <= most {
         buffer.extend_from_slice(&word.to_le_bytes());

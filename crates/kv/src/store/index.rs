@@ -15,7 +15,7 @@
 use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::memory::{Memory, NoMemory};
+use super::memory::{NoMemory, StoreMemory};
 use verbs::prefetch;
 
 /// Number of slots in a bucket.
@@ -32,14 +32,14 @@ struct Bucket([u64; SLOTS]);
 
 /// A slot of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SlotPosition {
     bucket: usize,
     slot: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Index {
-    memory: Memory,
+    memory: StoreMemory,
     buckets: usize,
     max_distance: usize,
 }
@@ -75,7 +75,7 @@ impl Index {
     /// Creates an index in which `items` items fill seven eighths of the slots.
     pub(super) fn new(items: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let buckets = items.div_ceil(7).max(1);
-        let memory = Memory::zeroed(buckets * size_of::<Bucket>(), pd)?;
+        let memory = StoreMemory::zeroed(buckets * size_of::<Bucket>(), pd)?;
         Ok(Self {
             memory,
             buckets,
@@ -151,7 +151,7 @@ impl Index {
         &self,
         hash: u64,
         mut is_it: impl FnMut(usize) -> bool,
-    ) -> Option<(Place, usize)> {
+    ) -> Option<(SlotPosition, usize)> {
         let all = self.all();
         let mut bucket = self.home(hash);
         for _ in 0..=self.max_distance {
@@ -159,7 +159,7 @@ impl Index {
             for (slot, &w) in all[bucket].0.iter().enumerate() {
                 room |= w == 0;
                 if w >> 48 == tag(hash) && w != 0 && is_it(pos_of(w)) {
-                    return Some((Place { bucket, slot }, pos_of(w)));
+                    return Some((SlotPosition { bucket, slot }, pos_of(w)));
                 }
             }
             if room {
@@ -172,15 +172,15 @@ impl Index {
 
     /// Returns true if [`insert`](Self::insert) would find room.
     pub(super) fn has_room(&self, hash: u64) -> bool {
-        self.room(hash).is_some()
+        self.find_free_slot(hash).is_some()
     }
 
-    fn room(&self, hash: u64) -> Option<(Place, usize)> {
+    fn find_free_slot(&self, hash: u64) -> Option<(SlotPosition, usize)> {
         let all = self.all();
         let mut bucket = self.home(hash);
         for distance in 0..=self.max_distance {
             if let Some(slot) = all[bucket].0.iter().position(|w| *w == 0) {
-                return Some((Place { bucket, slot }, distance));
+                return Some((SlotPosition { bucket, slot }, distance));
             }
             bucket = self.next(bucket);
         }
@@ -190,7 +190,7 @@ impl Index {
     /// Adds an item that is not in the index. Returns false if no bucket in reach has room.
     #[must_use]
     pub(super) fn insert(&mut self, hash: u64, pos: usize) -> bool {
-        let Some((place, distance)) = self.room(hash) else {
+        let Some((place, distance)) = self.find_free_slot(hash) else {
             return false;
         };
         self.all_mut()[place.bucket].0[place.slot] = word(hash, distance, pos);
@@ -198,29 +198,29 @@ impl Index {
     }
 
     /// Returns the places and positions of the items in the home bucket of a hash.
-    pub(super) fn neighbours(&self, hash: u64) -> impl Iterator<Item = (Place, usize)> {
+    pub(super) fn neighbours(&self, hash: u64) -> impl Iterator<Item = (SlotPosition, usize)> {
         let bucket = self.home(hash);
         let words = self.all()[bucket].0;
         words
             .into_iter()
             .enumerate()
             .filter(|(_, w)| *w != 0)
-            .map(move |(slot, w)| (Place { bucket, slot }, pos_of(w)))
+            .map(move |(slot, w)| (SlotPosition { bucket, slot }, pos_of(w)))
     }
 
     /// Replaces an item in the home bucket by another item with the same home.
-    pub(super) fn replace(&mut self, place: Place, hash: u64, pos: usize) {
+    pub(super) fn replace(&mut self, place: SlotPosition, hash: u64, pos: usize) {
         self.all_mut()[place.bucket].0[place.slot] = word(hash, 0, pos);
     }
 
     /// Updates the position of the item at a place.
-    pub(super) fn set_position(&mut self, place: Place, pos: usize) {
+    pub(super) fn set_position(&mut self, place: SlotPosition, pos: usize) {
         let w = &mut self.all_mut()[place.bucket].0[place.slot];
         *w = *w & !POS_MASK | (pos as u64 + 1);
     }
 
     /// Removes the item at a place, and moves items back that had overflowed past this bucket.
-    pub(super) fn remove(&mut self, place: Place) {
+    pub(super) fn remove(&mut self, place: SlotPosition) {
         let (buckets, max_distance) = (self.buckets, self.max_distance);
         let all = self.all_mut();
         let mut hole = place;
@@ -235,7 +235,7 @@ impl Index {
                     let words = &all[bucket].0;
                     let went_past = |w: &u64| *w != 0 && distance_of(*w) >= distance;
                     if let Some(slot) = words.iter().position(went_past) {
-                        found = Some((Place { bucket, slot }, distance));
+                        found = Some((SlotPosition { bucket, slot }, distance));
                         break;
                     }
                     if words.contains(&0) {

@@ -19,7 +19,7 @@
 use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::{Memory, NoMemory};
+use super::memory::{NoMemory, StoreMemory};
 use verbs::prefetch;
 
 const LIVE: u64 = 1 << 63;
@@ -45,7 +45,7 @@ pub(super) fn check_of(block: &[u8], seed: u64) -> u64 {
 
 /// A block's decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Header {
+pub(super) enum BlockHeader {
     Item(ItemHeader),
     Dead { units: usize },
 }
@@ -95,7 +95,7 @@ impl ItemHeader {
 
 /// An item in the log.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item<'l> {
+pub(super) struct LogItem<'l> {
     pub(super) header: ItemHeader,
     pub(super) key: &'l [u8],
     pub(super) value: &'l [u8],
@@ -104,8 +104,8 @@ pub(super) struct Item<'l> {
 }
 
 #[derive(Debug)]
-pub(super) struct Log {
-    memory: Memory,
+pub(super) struct ItemLog {
+    memory: StoreMemory,
     units: usize,
     /// The seed of items' checksums, if items have checksums.
     checks: Option<u64>,
@@ -118,7 +118,7 @@ pub(super) struct Log {
     dead: usize,
 }
 
-impl Log {
+impl ItemLog {
     /// Creates a log in private memory; or, with a protection domain and a checksum seed, in memory that clients READ.
     pub(super) fn new(
         bytes: usize,
@@ -126,7 +126,7 @@ impl Log {
     ) -> Result<Self, NoMemory> {
         let units = (bytes / 8).max(64);
         Ok(Self {
-            memory: Memory::zeroed(units * 8, readers.map(|r| r.0))?,
+            memory: StoreMemory::zeroed(units * 8, readers.map(|r| r.0))?,
             units,
             checks: readers.map(|r| r.1),
             head: 0,
@@ -201,13 +201,13 @@ impl Log {
     }
 
     #[inline]
-    fn header(&self, pos: usize) -> Header {
+    fn header(&self, pos: usize) -> BlockHeader {
         let word = self.word(pos);
         if word & LIVE != 0 {
-            Header::Item(ItemHeader::decode(word))
+            BlockHeader::Item(ItemHeader::decode(word))
         } else {
             #[expect(clippy::cast_possible_truncation, reason = "32 bits")]
-            Header::Dead {
+            BlockHeader::Dead {
                 units: word as u32 as usize,
             }
         }
@@ -215,11 +215,11 @@ impl Log {
 
     /// Returns the item at a position that the index gave.
     #[inline]
-    pub(super) fn item(&self, pos: usize) -> Item<'_> {
+    pub(super) fn item(&self, pos: usize) -> LogItem<'_> {
         let header = ItemHeader::decode(self.word(pos));
         let (key, value) = header.offsets();
         let start = pos * 8;
-        Item {
+        LogItem {
             header,
             key: &self.memory[start + key..start + key + header.key],
             value: &self.memory[start + value..start + value + header.value],
@@ -284,7 +284,7 @@ impl Log {
 
     /// Marks the block of this item as dead.
     pub(super) fn mark_dead(&mut self, pos: usize) {
-        if let Header::Item(header) = self.header(pos) {
+        if let BlockHeader::Item(header) = self.header(pos) {
             let units = self.units_with(&header);
             self.set_word(pos, units as u64);
             self.dead += units;
@@ -332,13 +332,13 @@ impl Log {
     }
 
     /// Returns the oldest block, if any.
-    pub(super) fn oldest(&self) -> Option<(usize, Header)> {
+    pub(super) fn oldest(&self) -> Option<(usize, BlockHeader)> {
         (self.used > 0).then(|| (self.head, self.header(self.head)))
     }
 
     /// Frees the oldest block if it is dead.
     pub(super) fn pop(&mut self) {
-        if let Some((_, Header::Dead { units })) = self.oldest() {
+        if let Some((_, BlockHeader::Dead { units })) = self.oldest() {
             let units = units.clamp(1, self.used);
             self.head += units;
             if self.head >= self.units {
@@ -350,10 +350,10 @@ impl Log {
     }
 
     /// Returns the next younger block, if any.
-    pub(super) fn after(&self, pos: usize) -> Option<(usize, Header)> {
+    pub(super) fn after(&self, pos: usize) -> Option<(usize, BlockHeader)> {
         let units = match self.header(pos) {
-            Header::Item(item) => self.units_with(&item),
-            Header::Dead { units } => units.max(1),
+            BlockHeader::Item(item) => self.units_with(&item),
+            BlockHeader::Dead { units } => units.max(1),
         };
         let next = if pos + units >= self.units {
             0

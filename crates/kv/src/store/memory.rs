@@ -19,24 +19,24 @@ pub struct NoMemory {
 
 /// Page-aligned bytes that one store owns; peers may READ them if they are registered.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct StoreMemory {
     start: NonNull<u8>,
     len: usize,
-    backing: Backing,
+    backing: StoreBacking,
 }
 
 #[derive(Debug)]
-enum Backing {
+enum StoreBacking {
     Anonymous(#[expect(dead_code, reason = "owns the bytes")] MmapMut),
     Registered(MemoryRegion),
 }
 
 // SAFETY: the bytes belong to this value, and are reached by its borrows alone.
-unsafe impl Send for Memory {}
+unsafe impl Send for StoreMemory {}
 // SAFETY: as for Send; shared borrows only read.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for StoreMemory {}
 
-impl Memory {
+impl StoreMemory {
     /// Allocates `bytes` zeroed bytes, and registers them if a protection domain is given.
     pub(super) fn zeroed(bytes: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let len = bytes.max(1);
@@ -46,12 +46,12 @@ impl Memory {
                 let mut map = MmapMut::map_anon(len).map_err(none)?;
                 // Only advice: without huge pages, normal pages are used.
                 let _ = map.advise(Advice::HugePage);
-                (map.as_mut_ptr(), Backing::Anonymous(map))
+                (map.as_mut_ptr(), StoreBacking::Anonymous(map))
             }
             Some(pd) => {
                 let region = pd.alloc(len, Access::REMOTE_READ);
                 let region = region.map_err(|e| none(std::io::Error::other(e)))?;
-                (region.as_mut_ptr(), Backing::Registered(region))
+                (region.as_mut_ptr(), StoreBacking::Registered(region))
             }
         };
         let start =
@@ -66,13 +66,13 @@ impl Memory {
     /// Returns the address and key by which a peer READs the memory, if it is registered.
     pub(super) fn remote(&self) -> Option<RemoteMemory> {
         match &self.backing {
-            Backing::Anonymous(_) => None,
-            Backing::Registered(region) => Some(region.remote()),
+            StoreBacking::Anonymous(_) => None,
+            StoreBacking::Registered(region) => Some(region.remote()),
         }
     }
 }
 
-impl Deref for Memory {
+impl Deref for StoreMemory {
     type Target = [u8];
 
     #[inline]
@@ -84,7 +84,7 @@ impl Deref for Memory {
     }
 }
 
-impl DerefMut for Memory {
+impl DerefMut for StoreMemory {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the bytes are writable. Concurrent READs of peers are outside of the abstract machine:

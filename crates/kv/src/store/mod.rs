@@ -1,14 +1,14 @@
 //! The storage engine: partitions, each with an index and a log. The engine needs no network.
 //!
 //! A [`Partition`] is a hash table in the manner of MICA (Lim et al., NSDI 2014): a bucketed index that points into a
-//! circular log. Its [`Mode`] decides what happens when the log is full:
+//! circular log. Its [`FullPolicy`] decides what happens when the log is full:
 //!
-//! - [`Mode::Cache`]: the oldest items are evicted. A key that was set can be gone at any later time: **cache
+//! - [`FullPolicy::Cache`]: the oldest items are evicted. A key that was set can be gone at any later time: **cache
 //!   semantics**.
-//! - [`Mode::Store`]: nothing is evicted. The oldest items are moved to the young end, over dead blocks. If too few
+//! - [`FullPolicy::Store`]: nothing is evicted. The oldest items are moved to the young end, over dead blocks. If too few
 //!   blocks are dead, or the index has no room, a new item is refused with [`Refusal::Full`].
 //!
-//! Updates of the same size are made in place. Every item has a [version](Entry::version), which grows with every
+//! Updates of the same size are made in place. Every item has a [version](ItemView::version), which grows with every
 //! change of its key, also across removals. Compare-and-set compares this version. After 2^38 - 1 changes versions
 //! restart at 1.
 //!
@@ -31,9 +31,10 @@ pub use hash::{hash_of, partition_of};
 pub use log::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 pub use memory::NoMemory;
 pub use partition::{
-    Condition, Entry, Mode, Partition, PartitionConfig, PartitionStats, Refusal, Set,
+    FullPolicy, ItemView, Partition, PartitionConfig, PartitionStats, Refusal, SetCondition,
+    SetOptions,
 };
-pub use record::{LockPlacement, Shape};
+pub use record::{LockPlacement, RecordLayout};
 
 /// Returns the bytes of an item with this key and value in the log. The index adds a slot of eight bytes; an eighth of
 /// its slots is free at its nominal number of items.
@@ -51,7 +52,7 @@ pub struct StoreConfig {
     /// Bytes of all logs together. [`item_bytes`] returns the bytes of an item.
     pub log_bytes: usize,
     /// The behaviour when the store is full.
-    pub mode: Mode,
+    pub mode: FullPolicy,
     /// A clock in milliseconds since any fixed time, for items that expire.
     pub clock: fn() -> u64,
     /// The seed of key hashes.
@@ -61,13 +62,13 @@ pub struct StoreConfig {
 impl StoreConfig {
     /// Returns a configuration for `items` items with keys and values of at most these lengths, hashed to partitions.
     pub fn for_items(partitions: usize, items: usize, key: usize, value: usize) -> Self {
-        // Hashing gives partitions slightly different shares; a sixteenth of a log is never full (see `Mode::Store`).
+        // Hashing gives partitions slightly different shares; a sixteenth of a log is never full (see `FullPolicy::Store`).
         let items = items + items / 32 + 1024 * partitions;
         Self {
             partitions,
             items,
             log_bytes: items * item_bytes(key, value, false) / 15 * 16 + (partitions << 21),
-            mode: Mode::Cache,
+            mode: FullPolicy::Cache,
             clock: unix_ms,
             seed: 0,
         }
@@ -83,12 +84,12 @@ pub fn unix_ms() -> u64 {
 /// All partitions of a server.
 ///
 /// ```
-/// use kv::store::{Condition, Set, Store, StoreConfig};
+/// use kv::store::{SetCondition, SetOptions, Store, StoreConfig};
 /// let store = Store::new(&StoreConfig::for_items(2, 1000, 16, 32))?;
 /// let (hash, mut partition) = store.lock(b"a key");
-/// let version = partition.set(hash, b"a key", b"a value", Set::default()).expect("room");
+/// let version = partition.set(hash, b"a key", b"a value", SetOptions::default()).expect("room");
 /// assert_eq!(partition.get(hash, b"a key").map(|e| e.value), Some(&b"a value"[..]));
-/// let newer = Set { condition: Condition::Version(version), ..Set::default() };
+/// let newer = SetOptions { condition: SetCondition::Version(version), ..SetOptions::default() };
 /// assert!(partition.set(hash, b"a key", b"b value", newer).is_ok());
 /// assert!(partition.set(hash, b"a key", b"c value", newer).is_err());
 /// # Ok::<(), kv::store::NoMemory>(())

@@ -5,13 +5,13 @@ use verbs::{ProtectionDomain, RemoteMemory};
 
 use super::hash::hash_of;
 use super::index::{self, Index};
-use super::log::{Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use super::log::{BlockHeader, ItemLog, LAST_VERSION, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use super::memory::NoMemory;
 
 /// The behaviour of a partition when it is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum FullPolicy {
     /// The oldest items are evicted.
     #[default]
     Cache,
@@ -28,7 +28,7 @@ pub struct PartitionConfig {
     /// Bytes of the log; at least 512.
     pub log_bytes: usize,
     /// The behaviour when the partition is full.
-    pub mode: Mode,
+    pub mode: FullPolicy,
     /// A clock in milliseconds; only called for items that expire.
     pub clock: fn() -> u64,
     /// The seed of key hashes.
@@ -37,7 +37,7 @@ pub struct PartitionConfig {
 
 /// The condition of a [`Partition::set`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Condition {
+pub enum SetCondition {
     /// Sets the value always.
     #[default]
     Always,
@@ -51,16 +51,16 @@ pub enum Condition {
 
 /// Options of a [`Partition::set`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Set {
+pub struct SetOptions {
     /// The condition for setting the value.
-    pub condition: Condition,
+    pub condition: SetCondition,
     /// The expiry time of the item, by the partition's clock; 0 for never.
     pub expires_ms: u64,
 }
 
 /// An item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry<'p> {
+pub struct ItemView<'p> {
     /// The value.
     pub value: &'p [u8],
     /// The version: grows with every change of the key, and is never 0.
@@ -95,9 +95,9 @@ pub struct PartitionStats {
     pub data_bytes: u64,
     /// Bytes of the index and of the used part of the log.
     pub memory_bytes: u64,
-    /// Items that were evicted because the partition was full ([`Mode::Cache`]).
+    /// Items that were evicted because the partition was full ([`FullPolicy::Cache`]).
     pub evictions: u64,
-    /// Items that were moved to make room ([`Mode::Store`]).
+    /// Items that were moved to make room ([`FullPolicy::Store`]).
     pub moves: u64,
     /// Items that were removed because they had expired.
     pub expired: u64,
@@ -122,8 +122,8 @@ impl PartitionStats {
 #[derive(Debug)]
 pub struct Partition {
     index: Index,
-    log: Log,
-    mode: Mode,
+    log: ItemLog,
+    mode: FullPolicy,
     clock: fn() -> u64,
     seed: u64,
     /// The highest version of a removed key. New keys get greater versions.
@@ -155,7 +155,7 @@ impl Partition {
         let max_log_bytes = usize::try_from(index::MAX_UNITS).unwrap_or(usize::MAX) / 8;
         Ok(Self {
             index: Index::new(config.items, pd)?,
-            log: Log::new(
+            log: ItemLog::new(
                 config.log_bytes.min(max_log_bytes),
                 pd.map(|pd| (pd, config.seed)),
             )?,
@@ -222,7 +222,7 @@ impl Partition {
 
     /// Returns the item of a key.
     #[inline]
-    pub fn get(&mut self, hash: u64, key: &[u8]) -> Option<Entry<'_>> {
+    pub fn get(&mut self, hash: u64, key: &[u8]) -> Option<ItemView<'_>> {
         let (place, pos) = self.index.find(hash, |pos| self.log.has_key(pos, key))?;
         if self.is_expired(pos) {
             self.remove(place, pos);
@@ -230,7 +230,7 @@ impl Partition {
             return None;
         }
         let item = self.log.item(pos);
-        Some(Entry {
+        Some(ItemView {
             value: item.value,
             version: item.header.version,
             expires_ms: item.expires_ms,
@@ -242,7 +242,13 @@ impl Partition {
     /// # Errors
     /// [`Refusal`]; the partition is then unchanged.
     #[inline]
-    pub fn set(&mut self, hash: u64, key: &[u8], value: &[u8], how: Set) -> Result<u64, Refusal> {
+    pub fn set(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+        how: SetOptions,
+    ) -> Result<u64, Refusal> {
         let expires = how.expires_ms != 0;
         let units = self.log.units_of(key.len(), value.len(), expires);
         if key.len() > MAX_KEY_BYTES
@@ -261,10 +267,10 @@ impl Partition {
         }
         let there = old.map_or(0, |(_, pos)| self.log.item(pos).header.version);
         let holds = match how.condition {
-            Condition::Always => true,
-            Condition::Absent => there == 0,
-            Condition::Present => there != 0,
-            Condition::Version(version) => there != 0 && there == version,
+            SetCondition::Always => true,
+            SetCondition::Absent => there == 0,
+            SetCondition::Present => there != 0,
+            SetCondition::Version(version) => there != 0 && there == version,
         };
         if !holds {
             return Err(Refusal::Condition(there));
@@ -282,7 +288,7 @@ impl Partition {
         if let Some((_, pos)) = old {
             let header = self.log.item(pos).header;
             // In a cache, setting an item among the oldest quarter moves it to the young end.
-            let stays_in_place = self.mode == Mode::Store
+            let stays_in_place = self.mode == FullPolicy::Store
                 || self.log.age_rank(pos) >= self.log.used() / 4
                 || self.log.used() < self.log.capacity() / 4 * 3;
             if self.log.units_with(&header) == units && header.expires == expires && stays_in_place
@@ -308,7 +314,7 @@ impl Partition {
     ) -> Result<(), Refusal> {
         let units = self.log.units_of(key.len(), value.len(), expires_ms != 0);
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
-        if self.mode == Mode::Store {
+        if self.mode == FullPolicy::Store {
             if !self.fits(units) {
                 self.sweep();
             }
@@ -320,7 +326,7 @@ impl Partition {
                 return Err(Refusal::Full);
             }
         }
-        while self.stats.items >= self.index.max_items() as u64 && self.mode == Mode::Cache {
+        while self.stats.items >= self.index.max_items() as u64 && self.mode == FullPolicy::Cache {
             self.make_room();
         }
         let pos = self.reserve(units);
@@ -359,9 +365,9 @@ impl Partition {
             return Ok(false);
         };
         let value = entry.value.to_vec();
-        let how = Set {
+        let how = SetOptions {
             expires_ms,
-            ..Set::default()
+            ..SetOptions::default()
         };
         self.set(hash, key, &value, how).map(|_| true)
     }
@@ -405,12 +411,12 @@ impl Partition {
     }
 
     /// Calls `each` for every item with its key, from the oldest on. Expired items are left out.
-    pub fn for_each(&self, mut each: impl FnMut(&[u8], Entry<'_>)) {
+    pub fn for_each(&self, mut each: impl FnMut(&[u8], ItemView<'_>)) {
         let now = self.now_ms();
         for pos in self.blocks() {
             let item = self.log.item(pos);
             if item.expires_ms == 0 || item.expires_ms > now {
-                let entry = Entry {
+                let entry = ItemView {
                     value: item.value,
                     version: item.header.version,
                     expires_ms: item.expires_ms,
@@ -427,7 +433,7 @@ impl Partition {
             loop {
                 let (pos, header) = next?;
                 next = self.log.after(pos);
-                if let Header::Item(_) = header {
+                if let BlockHeader::Item(_) = header {
                     return Some(pos);
                 }
             }
@@ -441,7 +447,7 @@ impl Partition {
     }
 
     /// Removes an item from index and log.
-    fn remove(&mut self, place: index::Place, pos: usize) {
+    fn remove(&mut self, place: index::SlotPosition, pos: usize) {
         let version = self.log.item(pos).header.version;
         self.max_removed_version = self.max_removed_version.max(version);
         self.index.remove(place);
@@ -480,7 +486,7 @@ impl Partition {
         let Some((pos, header)) = self.log.oldest() else {
             return;
         };
-        let Header::Item(header) = header else {
+        let BlockHeader::Item(header) = header else {
             self.log.pop();
             return;
         };
@@ -496,7 +502,7 @@ impl Partition {
             self.stats.expired += 1;
             return;
         }
-        if self.mode == Mode::Cache {
+        if self.mode == FullPolicy::Cache {
             self.remove(place, pos);
             self.stats.evictions += 1;
             return;

@@ -21,7 +21,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::partition::{Condition, Refusal};
+use super::partition::{Refusal, SetCondition};
 
 const USED: u64 = 1 << 63;
 const REMOVED: u64 = 1 << 62;
@@ -66,7 +66,7 @@ impl std::fmt::Display for LockPlacement {
 
 /// The layout of a partition's records. Servers and clients must agree on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct RecordLayout {
     /// Number of records, including those after the last neighbourhood.
     pub records: u64,
     /// Number of homes: each is the first record of a neighbourhood.
@@ -83,7 +83,7 @@ pub struct Shape {
     pub locks: LockPlacement,
 }
 
-impl Shape {
+impl RecordLayout {
     /// Returns a layout for `items` items. One READ of `read_bytes` bytes fetches a neighbourhood, which has at least
     /// one record. Records begin at multiples of `align`.
     pub(crate) fn new(
@@ -151,7 +151,7 @@ impl Shape {
 
     /// Returns the first record of a hash's neighbourhood.
     #[inline]
-    pub(crate) fn home(&self, hash: u64) -> u64 {
+    pub(crate) fn first_record_of_hash(&self, hash: u64) -> u64 {
         super::index::home(hash, self.homes)
     }
 
@@ -205,9 +205,9 @@ impl Shape {
         body: &'b [u8],
         (seed, record): (u64, u64),
         key: &[u8],
-    ) -> Body<'b> {
+    ) -> DecodedBody<'b> {
         let Some(body) = body.get(..self.body()) else {
-            return Body::Other;
+            return DecodedBody::OtherKey;
         };
         let (meta, check) = (word(body, 0), word(body, 8));
         let (key_len, value_len) = ((meta & 0xff) as usize, (meta >> 8 & 0xffff) as usize);
@@ -217,14 +217,14 @@ impl Shape {
             || key_len > self.key_bytes
             || body[HEAD..HEAD + key_len] != *key
         {
-            return Body::Other;
+            return DecodedBody::OtherKey;
         }
         if value_len > self.value_bytes
             || check != check_of(meta, &body[HEAD..value_at + value_len], seed, record)
         {
-            return Body::Torn;
+            return DecodedBody::Torn;
         }
-        Body::Ours {
+        DecodedBody::Match {
             version: meta >> VERSION_SHIFT & LAST_VERSION,
             value: (meta & REMOVED == 0).then(|| &body[value_at..value_at + value_len]),
         }
@@ -234,7 +234,7 @@ impl Shape {
     pub(crate) fn removed(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
         let key = body.get(HEAD..HEAD + (word(body, 0) & 0xff) as usize)?;
         match self.decode(body, (seed, record), key) {
-            Body::Ours {
+            DecodedBody::Match {
                 version,
                 value: None,
             } => Some(version),
@@ -249,24 +249,24 @@ impl Shape {
         bytes: &'b [u8],
         (seed, home): (u64, u64),
         key: &[u8],
-    ) -> Option<(u64, Body<'b>)> {
+    ) -> Option<(u64, DecodedBody<'b>)> {
         let mut bodies = (home..)
             .zip(bytes.chunks(self.stride))
             .map(|(record, body)| (record, self.decode(body, (seed, record), key)));
-        bodies.find(|(_, body)| *body != Body::Other)
+        bodies.find(|(_, body)| *body != DecodedBody::OtherKey)
     }
 }
 
 /// The result of decoding a body for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Body<'b> {
+pub(crate) enum DecodedBody<'b> {
     /// The intact record of the key; without a value if the key was removed.
-    Ours {
+    Match {
         version: u64,
         value: Option<&'b [u8]>,
     },
     /// The record of another key, or a free record.
-    Other,
+    OtherKey,
     /// The key's record while it is being changed.
     Torn,
 }
@@ -288,13 +288,13 @@ pub(crate) fn next_version(
     last: u64,
     present: bool,
     puts: bool,
-    condition: Condition,
+    condition: SetCondition,
 ) -> Result<Option<u64>, Refusal> {
     let holds = match condition {
-        Condition::Always => true,
-        Condition::Absent => !present,
-        Condition::Present => present,
-        Condition::Version(version) => present && version == last,
+        SetCondition::Always => true,
+        SetCondition::Absent => !present,
+        SetCondition::Present => present,
+        SetCondition::Version(version) => present && version == last,
     };
     if !holds {
         return Err(Refusal::Condition(if present { last } else { 0 }));
@@ -309,12 +309,12 @@ pub(crate) fn next_version(
 /// The redo entry that a client writes before it changes a record, so that the server can finish the change if the
 /// client dies. An entry has the record, its lock word, the new body and a checksum.
 pub(crate) mod redo {
-    use super::{Shape, word};
+    use super::{RecordLayout, word};
 
     const HEAD: usize = 16;
 
     /// Returns the bytes of an entry.
-    pub(crate) fn bytes(shape: &Shape) -> usize {
+    pub(crate) fn bytes(shape: &RecordLayout) -> usize {
         HEAD + shape.body() + 8
     }
 
@@ -324,7 +324,7 @@ pub(crate) mod redo {
     /// Completes an entry that already contains the body.
     pub(crate) fn seal(
         entry: &mut [u8],
-        shape: &Shape,
+        shape: &RecordLayout,
         (partition, record): (usize, u64),
         lock: u64,
     ) {
@@ -342,7 +342,7 @@ pub(crate) mod redo {
     }
 
     /// Returns record, lock word and body of an entry, or `None` if its checksum is wrong. The bytes are untrusted.
-    pub(crate) fn open<'e>(entry: &'e [u8], shape: &Shape) -> Option<(u64, u64, &'e [u8])> {
+    pub(crate) fn open<'e>(entry: &'e [u8], shape: &RecordLayout) -> Option<(u64, u64, &'e [u8])> {
         let end = HEAD + shape.body();
         let whole = entry.get(..end + 8)?;
         let (record, lock) = (word(whole, 0) & 0xffff_ffff, word(whole, 8));
@@ -357,8 +357,8 @@ mod tests {
     use proptest::prelude::*;
     use service::lock_recovery::lock_word;
 
-    fn shape(locks: LockPlacement) -> Shape {
-        Shape::new(100, (16, 32), 512, locks, 64)
+    fn shape(locks: LockPlacement) -> RecordLayout {
+        RecordLayout::new(100, (16, 32), 512, locks, 64)
     }
 
     #[test]
@@ -375,7 +375,7 @@ mod tests {
             (128, 4, 3 * 128 + 64)
         );
         assert!(inside.check(inside.bytes()) && !inside.check(inside.bytes() - 1));
-        let pages = Shape::new(100, (16, 32), 512, LockPlacement::Record, 4096);
+        let pages = RecordLayout::new(100, (16, 32), 512, LockPlacement::Record, 4096);
         assert!((0..9).all(|n| pages.lock_at(n) % 4096 == 64));
     }
 
@@ -395,28 +395,28 @@ mod tests {
                 body
             };
             let (old, new) = (body(version, &first), body(version + 1, &second));
-            let ours = Body::Ours { version, value: first.as_deref() };
+            let ours = DecodedBody::Match { version, value: first.as_deref() };
             prop_assert_eq!(shape.decode(&old, (5, 9), &key), ours);
             // At another place or with another seed, the checksum is wrong.
-            prop_assert_eq!(shape.decode(&old, (5, 8), &key), Body::Torn);
-            prop_assert_eq!(shape.decode(&old, (6, 9), &key), Body::Torn);
+            prop_assert_eq!(shape.decode(&old, (5, 8), &key), DecodedBody::Torn);
+            prop_assert_eq!(shape.decode(&old, (6, 9), &key), DecodedBody::Torn);
             let mut mixed = old;
             for word in (0..8).filter(|word| choice >> word & 1 != 0) {
                 mixed[word * 8..word * 8 + 8].copy_from_slice(&new[word * 8..word * 8 + 8]);
             }
             // Bytes after a value are not in the checksum.
-            let whole = [ours, Body::Ours { version: version + 1, value: second.as_deref() }];
+            let whole = [ours, DecodedBody::Match { version: version + 1, value: second.as_deref() }];
             let seen = shape.decode(&mixed, (5, 9), &key);
-            prop_assert!(seen == Body::Torn || whole.contains(&seen), "{seen:?}");
+            prop_assert!(seen == DecodedBody::Torn || whole.contains(&seen), "{seen:?}");
             let (meta, check) = (choice & 1 != 0, choice & 2 != 0);
-            prop_assert!(meta == check || seen == Body::Torn, "{seen:?}");
+            prop_assert!(meta == check || seen == DecodedBody::Torn, "{seen:?}");
         }
 
         #[test]
         fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..600), key: [u8; 4]) {
             let shape = shape(LockPlacement::Spread);
             let found = shape.find(&bytes, (5, 3), &key).map(|f| f.1);
-            let ours = matches!(found, Some(Body::Ours { .. }));
+            let ours = matches!(found, Some(DecodedBody::Match { .. }));
             prop_assert!(!ours, "{found:?}");
             prop_assert_eq!(redo::open(&bytes, &shape), None);
         }

@@ -19,7 +19,7 @@ pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
 
 /// The positions at which a bucket may lead to the item of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Candidates {
+pub(crate) struct CandidatePositions {
     /// Byte offsets in the log of items with the hash's tag.
     at: [u64; SLOTS],
     count: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Candidates {
     pub(crate) bucket_is_full: bool,
 }
 
-impl Candidates {
+impl CandidatePositions {
     /// Reads a bucket with any contents.
     pub(crate) fn of(bucket: &[u8], hash: u64) -> Self {
         let mut found = Self {
@@ -63,9 +63,9 @@ pub(crate) enum DecodedItem<'b> {
         expires: bool,
     },
     /// Another key's item.
-    Other,
+    OtherKey,
     /// The bytes are too short: the item, if it is one, has this many bytes.
-    Longer(usize),
+    NeedsBytes(usize),
     /// Not an item, or an item that is being changed.
     Torn,
 }
@@ -77,14 +77,14 @@ pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Decoded
     };
     let checked = header.units() * 8;
     let Some(check) = word_at(bytes, checked) else {
-        return DecodedItem::Longer(checked + 8);
+        return DecodedItem::NeedsBytes(checked + 8);
     };
     if check != check_of(&bytes[..checked], seed) {
         return DecodedItem::Torn;
     }
     let (key_at, value_at) = header.offsets();
     if bytes[key_at..key_at + header.key] != *key {
-        return DecodedItem::Other;
+        return DecodedItem::OtherKey;
     }
     DecodedItem::Item {
         version: header.version,
@@ -100,7 +100,7 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Mode, Partition, PartitionConfig, Set, hash_of, unix_ms};
+    use super::super::{FullPolicy, Partition, PartitionConfig, SetOptions, hash_of, unix_ms};
     use super::*;
     use proptest::prelude::*;
     use verbs::Provider;
@@ -112,7 +112,7 @@ mod tests {
         let config = PartitionConfig {
             items: 100,
             log_bytes: 4096,
-            mode: Mode::Cache,
+            mode: FullPolicy::Cache,
             clock: unix_ms,
             seed: 7,
         };
@@ -127,7 +127,7 @@ mod tests {
         let mut bucket = home_of(hash, buckets);
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
-            let mut candidates = Candidates::of(&index[at..at + BUCKET_BYTES], hash);
+            let mut candidates = CandidatePositions::of(&index[at..at + BUCKET_BYTES], hash);
             while let Some(at) = candidates.pop() {
                 let at = usize::try_from(at).expect("small");
                 if let DecodedItem::Item { version, value, .. } = decode_item(&log[at..], key, 7) {
@@ -156,7 +156,7 @@ mod tests {
                 let key = [key];
                 let hash = hash_of(&key, 7);
                 if put {
-                    p.set(hash, &key, &vec![key[0]; length], Set::default()).expect("a cache");
+                    p.set(hash, &key, &vec![key[0]; length], SetOptions::default()).expect("a cache");
                 } else {
                     p.delete(hash, &key, None).expect("no condition");
                 }
@@ -173,7 +173,7 @@ mod tests {
             let mut p = exposed();
             let hash = hash_of(b"key", 7);
             let block = |p: &mut Partition, value| {
-                p.set(hash, b"key", value, Set::default()).expect("room");
+                p.set(hash, b"key", value, SetOptions::default()).expect("room");
                 p.bytes().1[..48].to_vec()
             };
             let (old, new) = (block(&mut p, &first), block(&mut p, &second));
@@ -184,16 +184,16 @@ mod tests {
                 .collect();
             let seen = decode_item(&mixed, b"key", 7);
             prop_assert_eq!(seen == DecodedItem::Torn, mixed != old && mixed != new);
-            prop_assert_eq!(decode_item(&old[..40], b"key", 7), DecodedItem::Longer(48));
+            prop_assert_eq!(decode_item(&old[..40], b"key", 7), DecodedItem::NeedsBytes(48));
             let other = decode_item(&old, b"kez", 7);
-            prop_assert_eq!(other, DecodedItem::Other);
+            prop_assert_eq!(other, DecodedItem::OtherKey);
         }
 
         #[test]
         fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..200), hash: u64) {
             let seen = decode_item(&bytes, b"key", 7);
-            prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::Other), "{seen:?}");
-            let mut candidates = Candidates::of(&bytes, hash);
+            prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::OtherKey), "{seen:?}");
+            let mut candidates = CandidatePositions::of(&bytes, hash);
             while candidates.pop().is_some() {}
         }
     }

@@ -15,7 +15,7 @@ fn now() -> u64 {
     NOW.get()
 }
 
-fn partition(mode: Mode, items: usize, log_bytes: usize) -> Partition {
+fn partition(mode: FullPolicy, items: usize, log_bytes: usize) -> Partition {
     let config = PartitionConfig {
         items,
         log_bytes,
@@ -31,12 +31,12 @@ fn hash(key: &[u8]) -> u64 {
 }
 
 fn set(p: &mut Partition, key: &[u8], value: &[u8]) -> Result<u64, Refusal> {
-    p.set(hash(key), key, value, Set::default())
+    p.set(hash(key), key, value, SetOptions::default())
 }
 
 #[test]
 fn versions_grow_also_across_removal() {
-    let mut p = partition(Mode::Store, 100, 8192);
+    let mut p = partition(FullPolicy::Store, 100, 8192);
     assert_eq!(set(&mut p, b"a", b"1"), Ok(1));
     assert_eq!(set(&mut p, b"a", b"2"), Ok(2));
     assert_eq!(set(&mut p, b"a", b"much longer than before"), Ok(3));
@@ -54,40 +54,43 @@ fn versions_grow_also_across_removal() {
 
 #[test]
 fn conditions_hold_or_nothing_changes() {
-    let mut p = partition(Mode::Cache, 100, 8192);
+    let mut p = partition(FullPolicy::Cache, 100, 8192);
     let mut try_set = |value: &[u8], condition| {
-        let how = Set {
+        let how = SetOptions {
             condition,
             expires_ms: 0,
         };
         p.set(hash(b"k"), b"k", value, how)
     };
     assert_eq!(
-        try_set(b"0", Condition::Present),
+        try_set(b"0", SetCondition::Present),
         Err(Refusal::Condition(0))
     );
     assert_eq!(
-        try_set(b"0", Condition::Version(0)),
+        try_set(b"0", SetCondition::Version(0)),
         Err(Refusal::Condition(0))
     );
-    assert_eq!(try_set(b"1", Condition::Absent), Ok(1));
-    assert_eq!(try_set(b"2", Condition::Absent), Err(Refusal::Condition(1)));
+    assert_eq!(try_set(b"1", SetCondition::Absent), Ok(1));
     assert_eq!(
-        try_set(b"2", Condition::Version(2)),
+        try_set(b"2", SetCondition::Absent),
         Err(Refusal::Condition(1))
     );
-    assert_eq!(try_set(b"2", Condition::Version(1)), Ok(2));
-    assert_eq!(try_set(b"3", Condition::Present), Ok(3));
+    assert_eq!(
+        try_set(b"2", SetCondition::Version(2)),
+        Err(Refusal::Condition(1))
+    );
+    assert_eq!(try_set(b"2", SetCondition::Version(1)), Ok(2));
+    assert_eq!(try_set(b"3", SetCondition::Present), Ok(3));
     assert_eq!(p.get(hash(b"k"), b"k").map(|e| e.value), Some(&b"3"[..]));
 }
 
 #[test]
 fn what_expires_is_gone_in_time() {
     NOW.set(1000);
-    let mut p = partition(Mode::Store, 100, 8192);
-    let how = Set {
+    let mut p = partition(FullPolicy::Store, 100, 8192);
+    let how = SetOptions {
         expires_ms: 1500,
-        ..Set::default()
+        ..SetOptions::default()
     };
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(1));
     assert_eq!(p.get(hash(b"k"), b"k").map(|e| e.expires_ms), Some(1500));
@@ -100,9 +103,9 @@ fn what_expires_is_gone_in_time() {
     assert_eq!(p.expire(hash(b"k"), b"k", 9999), Ok(false));
     // A set ignores an expired item.
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(3));
-    let absent = Set {
-        condition: Condition::Absent,
-        ..Set::default()
+    let absent = SetOptions {
+        condition: SetCondition::Absent,
+        ..SetOptions::default()
     };
     assert_eq!(p.set(hash(b"k"), b"k", b"w", absent), Ok(4));
 }
@@ -110,7 +113,7 @@ fn what_expires_is_gone_in_time() {
 #[test]
 fn a_full_store_says_so_and_keeps_everything() {
     NOW.set(1);
-    let mut p = partition(Mode::Store, 10_000, 64 << 10);
+    let mut p = partition(FullPolicy::Store, 10_000, 64 << 10);
     let mut there = Vec::new();
     for i in 0u32.. {
         let key = i.to_le_bytes();
@@ -138,10 +141,10 @@ fn a_full_store_says_so_and_keeps_everything() {
 #[test]
 fn a_full_store_finds_what_is_over() {
     NOW.set(5_000);
-    let mut p = partition(Mode::Store, 10_000, 64 << 10);
-    let how = Set {
+    let mut p = partition(FullPolicy::Store, 10_000, 64 << 10);
+    let how = SetOptions {
         expires_ms: 6_000,
-        ..Set::default()
+        ..SetOptions::default()
     };
     for i in 0u32.. {
         let key = i.to_le_bytes();
@@ -156,7 +159,7 @@ fn a_full_store_finds_what_is_over() {
 
 #[test]
 fn a_cache_evicts_the_oldest_and_what_is_set_again_stays() {
-    let mut p = partition(Mode::Cache, 10_000, 64 << 10);
+    let mut p = partition(FullPolicy::Cache, 10_000, 64 << 10);
     set(&mut p, b"hot", b"value").expect("room");
     for i in 0..10_000u32 {
         set(&mut p, &i.to_le_bytes(), &[1; 40]).expect("a cache always has room");
@@ -173,7 +176,7 @@ fn a_cache_evicts_the_oldest_and_what_is_set_again_stays() {
 
 #[test]
 fn lengths_have_limits() {
-    let mut p = partition(Mode::Cache, 10, 8 << 20);
+    let mut p = partition(FullPolicy::Cache, 10, 8 << 20);
     assert!(set(&mut p, &[1; MAX_KEY_BYTES], &[2; MAX_VALUE_BYTES]).is_ok());
     assert_eq!(
         set(&mut p, &[1; MAX_KEY_BYTES + 1], b""),
@@ -184,7 +187,7 @@ fn lengths_have_limits() {
         Err(Refusal::TooLong)
     );
     assert!(set(&mut p, b"", b"").is_ok());
-    let mut small = partition(Mode::Cache, 10, 6400);
+    let mut small = partition(FullPolicy::Cache, 10, 6400);
     assert_eq!(set(&mut small, b"k", &[0; 200]), Err(Refusal::TooLong));
 }
 
@@ -196,7 +199,8 @@ fn memory_of_many_items_is_little_more_than_the_data() {
     for i in 0..items {
         let key = u128::from(i).to_le_bytes();
         let (hash, mut p) = store.lock(&key);
-        p.set(hash, &key, &[3; 32], Set::default()).expect("room");
+        p.set(hash, &key, &[3; 32], SetOptions::default())
+            .expect("room");
     }
     let stats = store.stats();
     assert_eq!((stats.items, stats.evictions), (items, 0));
@@ -233,7 +237,7 @@ type Model = HashMap<u8, (Vec<u8>, u64, u64)>;
 
 /// Executes steps on a partition and on a model. Both must agree, except that a cache may evict items and a full store
 /// may refuse them.
-fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
+fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
     NOW.set(10);
     // At most about 13 KiB of data are in a log of 16 KiB: the log wraps around often, and is full at times.
     let mut p = partition(mode, 60, 16 << 10);
@@ -251,7 +255,7 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let key = [&key[..], &[k]].concat();
                 let found = p.get(hash(&key), &key);
                 let found = found.map(|e| (e.value.to_vec(), e.version, e.expires_ms));
-                if found.is_none() && mode == Mode::Cache {
+                if found.is_none() && mode == FullPolicy::Cache {
                     model.remove(&k);
                 }
                 prop_assert_eq!(found, model.get(&k).cloned());
@@ -260,8 +264,8 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let key = vec![k; usize::from(k % 37)];
                 let key = [&key[..], &[k]].concat();
                 let over = if expires { now + 20 } else { 0 };
-                let how = Set {
-                    condition: Condition::Always,
+                let how = SetOptions {
+                    condition: SetCondition::Always,
                     expires_ms: over,
                 };
                 match p.set(hash(&key), &key, &value(len), how) {
@@ -272,7 +276,7 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
                     }
                     Err(e) => {
                         prop_assert_eq!(e, Refusal::Full);
-                        prop_assert_eq!(mode, Mode::Store);
+                        prop_assert_eq!(mode, FullPolicy::Store);
                     }
                 }
             }
@@ -280,8 +284,8 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let key = vec![k; usize::from(k % 37)];
                 let key = [&key[..], &[k]].concat();
                 let there = p.get(hash(&key), &key).map_or(0, |e| e.version);
-                let how = Set {
-                    condition: Condition::Version(there + u64::from(!good)),
+                let how = SetOptions {
+                    condition: SetCondition::Version(there + u64::from(!good)),
                     expires_ms: 0,
                 };
                 match p.set(hash(&key), &key, &value(len), how) {
@@ -291,20 +295,20 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         model.insert(k, (value(len), version, 0));
                     }
                     Err(Refusal::Condition(v)) => prop_assert!(v == there && (!good || there == 0)),
-                    Err(e) => prop_assert_eq!((e, mode), (Refusal::Full, Mode::Store)),
+                    Err(e) => prop_assert_eq!((e, mode), (Refusal::Full, FullPolicy::Store)),
                 }
             }
             Step::Delete(k) => {
                 let key = vec![k; usize::from(k % 37)];
                 let key = [&key[..], &[k]].concat();
                 let version = p.delete(hash(&key), &key, None).expect("no condition");
-                if mode == Mode::Store {
+                if mode == FullPolicy::Store {
                     prop_assert_eq!(version, model.get(&k).map_or(0, |m| m.1));
                 }
                 model.remove(&k);
             }
         }
-        prop_assert!(mode == Mode::Cache || p.len() >= model.len() as u64);
+        prop_assert!(mode == FullPolicy::Cache || p.len() >= model.len() as u64);
     }
     let mut left = 0u64;
     let now = NOW.get();
@@ -319,7 +323,7 @@ fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
         }
     });
     prop_assert_eq!(wrong, None);
-    prop_assert!(mode == Mode::Cache || left == model.len() as u64);
+    prop_assert!(mode == FullPolicy::Cache || left == model.len() as u64);
     Ok(())
 }
 
@@ -328,11 +332,11 @@ proptest! {
 
     #[test]
     fn a_store_is_a_map(steps in prop::collection::vec(step(), 1..1_500)) {
-        run(Mode::Store, steps)?;
+        run(FullPolicy::Store, steps)?;
     }
 
     #[test]
     fn a_cache_is_a_map_that_forgets(steps in prop::collection::vec(step(), 1..1_500)) {
-        run(Mode::Cache, steps)?;
+        run(FullPolicy::Cache, steps)?;
     }
 }

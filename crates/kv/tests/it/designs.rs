@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use futures::executor::block_on;
 use futures::future::{FutureExt, try_join_all};
-use kv::store::{Condition, Mode};
-use kv::{AsyncClient, Client, ClientConfig, ClientError, Design, Outcome, Server, ServerConfig};
+use kv::store::{FullPolicy, SetCondition};
+use kv::{
+    AsyncClient, Client, ClientConfig, ClientError, Design, RequestResult, Server, ServerConfig,
+};
 
 /// Designs that keep items of any length in logs.
 const LOGS: [Design; 2] = [Design::Herd, Design::Reads];
@@ -100,10 +102,10 @@ fn every_operation_does_what_it_says_on(design: Design) {
     assert!(matches!(e, ClientError::Condition { version: 2 }));
     assert_eq!(c.compare_and_set(b"a", 2, b"3").expect("set"), 3);
     let e = c
-        .put_if(b"a", b"4", Condition::Absent, 0)
+        .put_if(b"a", b"4", SetCondition::Absent, 0)
         .expect_err("there");
     assert!(matches!(e, ClientError::Condition { version: 3 }));
-    assert!(c.put_if(b"b", b"4", Condition::Present, 0).is_err());
+    assert!(c.put_if(b"b", b"4", SetCondition::Present, 0).is_err());
     assert!(c.delete(b"a").expect("answered"));
     assert!(!c.delete(b"a").expect("answered"));
     assert_eq!(c.get(b"a").expect("answered"), None);
@@ -132,8 +134,9 @@ fn what_expires_is_gone() {
 fn what_expires_is_gone_on(design: Design) {
     let server = server(small(design));
     let mut c = client(&server);
-    c.put_if(b"a", b"short", Condition::Always, 1).expect("set");
-    c.put_if(b"b", b"long", Condition::Always, 3_600_000)
+    c.put_if(b"a", b"short", SetCondition::Always, 1)
+        .expect("set");
+    c.put_if(b"b", b"long", SetCondition::Always, 3_600_000)
         .expect("set");
     let gone = verbs::poll_until(Duration::from_secs(20), || {
         c.get(b"a").expect("answered").is_none().then_some(())
@@ -181,7 +184,7 @@ fn values_of_every_length_come_back_on(design: Design) {
             })
             .collect();
         for ticket in tickets {
-            assert!(matches!(c.wait(ticket), Ok(Outcome::Done(_))));
+            assert!(matches!(c.wait(ticket), Ok(RequestResult::Done(_))));
         }
         let keys: Vec<[u8; 4]> = (0..200u32).map(u32::to_le_bytes).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
@@ -240,7 +243,7 @@ fn a_full_store_says_so_and_loses_nothing() {
 
 fn a_full_store_says_so_and_loses_nothing_on(design: Design) {
     let server = server(ServerConfig {
-        mode: Mode::Store,
+        mode: FullPolicy::Store,
         log_bytes: Some(64 << 10),
         ..small(design)
     });
@@ -468,7 +471,7 @@ fn records_have_a_size_and_no_time() {
         assert!(matches!(c.put(b"k", &[1; 105]), Err(ClientError::TooLong)));
         assert!(matches!(c.put(&[1; 17], b"v"), Err(ClientError::TooLong)));
         let e = c
-            .put_if(b"k", b"v", Condition::Always, 1000)
+            .put_if(b"k", b"v", SetCondition::Always, 1000)
             .expect_err("no time");
         assert!(e.to_string().contains("keeps no times to live"), "{e}");
         assert_eq!(c.get(b"k").expect("answered"), None);

@@ -1,10 +1,10 @@
 //! The load generator against a server: right answers pass its checks, and wrong ones are detected.
 
-use kv::load::{self, Popularity, Until, Workload, Ycsb, key_bytes, value_bytes};
-use kv::store::{Mode, Set};
-use kv::{ClientConfig, Design, Pipeline, Server, ServerConfig};
+use kv::load::{self, LoadEnd, Popularity, Workload, Ycsb, key_bytes, value_bytes};
+use kv::store::{FullPolicy, SetOptions};
+use kv::{ClientConfig, Design, PipelinedClient, Server, ServerConfig};
 
-fn start(design: Design, (workers, batch): (usize, usize)) -> (Server, Pipeline) {
+fn start(design: Design, (workers, batch): (usize, usize)) -> (Server, PipelinedClient) {
     start_with(ServerConfig {
         design,
         workers,
@@ -13,10 +13,10 @@ fn start(design: Design, (workers, batch): (usize, usize)) -> (Server, Pipeline)
     })
 }
 
-fn start_with(config: ServerConfig) -> (Server, Pipeline) {
+fn start_with(config: ServerConfig) -> (Server, PipelinedClient) {
     let server = Server::start(ServerConfig {
         queues: 2,
-        mode: Mode::Store,
+        mode: FullPolicy::Store,
         items: 5_000,
         ..config
     })
@@ -25,12 +25,12 @@ fn start_with(config: ServerConfig) -> (Server, Pipeline) {
     (server, pipeline)
 }
 
-fn connect(server: &Server) -> Pipeline {
+fn connect(server: &Server) -> PipelinedClient {
     connect_with(server, ClientConfig::default())
 }
 
-fn connect_with(server: &Server, config: ClientConfig) -> Pipeline {
-    Pipeline::connect(ClientConfig {
+fn connect_with(server: &Server, config: ClientConfig) -> PipelinedClient {
+    PipelinedClient::connect(ClientConfig {
         server: server.address().to_string(),
         value_bytes: 32,
         // Long timeouts, so that slow machines cause no retries.
@@ -53,12 +53,13 @@ fn a_load_finds_every_key_and_every_value_right() {
     let runs = Design::ALL.map(|design| [(1, 1), (1, 64), (3, 16)].map(|(w, b)| (design, w, b)));
     for (design, workers, batch) in runs.into_iter().flatten() {
         let (server, mut pipeline) = start(design, (workers, batch));
-        let filled = load::fill(&mut pipeline, &workload(), (0, 1)).expect("filled");
+        let filled = load::put_keys(&mut pipeline, &workload(), (0, 1)).expect("filled");
         assert_eq!((filled.changes, filled.operations), (5_000, 5_000));
         let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
         let all = letters.map(|letter| workload().ycsb(letter));
         for workload in all.iter().chain([&workload()]) {
-            let report = load::run(&mut pipeline, workload, Until::Count(20_000), 7).expect("ran");
+            let report =
+                load::run(&mut pipeline, workload, LoadEnd::Count(20_000), 7).expect("ran");
             assert!(report.is_right(), "{report:?}");
             assert_eq!(
                 (report.misses, report.full, report.lost),
@@ -94,7 +95,7 @@ fn postlists_of_every_length_mix_gets_and_puts() {
     };
     for design in Design::ALL {
         let (server, mut pipeline) = start(design, (2, 16));
-        load::fill(&mut pipeline, &few, (0, 1)).expect("filled");
+        load::put_keys(&mut pipeline, &few, (0, 1)).expect("filled");
         for (window, batch) in [(1, 1), (3, 64), (64, 1), (64, 5), (64, 64), (256, 64)] {
             let config = ClientConfig {
                 window,
@@ -102,7 +103,7 @@ fn postlists_of_every_length_mix_gets_and_puts() {
                 ..ClientConfig::default()
             };
             let mut pipeline = connect_with(&server, config);
-            let report = load::run(&mut pipeline, &few, Until::Count(5_000), 7).expect("ran");
+            let report = load::run(&mut pipeline, &few, LoadEnd::Count(5_000), 7).expect("ran");
             let settings = format!("{design}, window {window}, postlists of {batch}: {report:?}");
             assert!(report.is_right(), "{settings}");
             assert_eq!(report.gets + report.changes, 5_000, "{settings}");
@@ -126,9 +127,10 @@ fn what_is_wrong_is_found(design: Design) {
         popularity: Popularity::Uniform,
         ..workload()
     };
-    load::fill(&mut pipeline, &few, (0, 1)).expect("filled");
-    let run =
-        |pipeline: &mut Pipeline| load::run(pipeline, &few, Until::Count(5_000), 1).expect("ran");
+    load::put_keys(&mut pipeline, &few, (0, 1)).expect("filled");
+    let run = |pipeline: &mut PipelinedClient| {
+        load::run(pipeline, &few, LoadEnd::Count(5_000), 1).expect("ran")
+    };
     assert!(run(&mut pipeline).is_right());
     // Another key's value.
     let (mut key, mut value) = ([0; 16], [0; 32]);
@@ -136,7 +138,7 @@ fn what_is_wrong_is_found(design: Design) {
     value_bytes(6, 1, &mut value);
     let (hash, mut partition) = server.service().store().lock(&key);
     partition
-        .set(hash, &key, &value, Set::default())
+        .set(hash, &key, &value, SetOptions::default())
         .expect("room");
     drop(partition);
     let report = run(&mut pipeline);
@@ -170,13 +172,13 @@ fn what_is_changed_while_it_is_read_is_whole() {
             puts,
             ..workload()
         };
-        load::fill(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
+        load::put_keys(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
         let reports = std::thread::scope(|scope| {
             let runs = [0.0, 0.5, 1.0].map(|puts| {
                 let (few, mut pipeline) = (few(puts), connect(&server));
                 scope.spawn(move || {
                     let seed = 7 + u64::from(puts > 0.0) + u64::from(puts > 0.6);
-                    load::run(&mut pipeline, &few, Until::Count(10_000), seed).expect("ran")
+                    load::run(&mut pipeline, &few, LoadEnd::Count(10_000), seed).expect("ran")
                 })
             });
             runs.map(|run| run.join().expect("ran"))

@@ -16,15 +16,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use link::{Config, Endpoint, Flow, Inbox};
-use roce::icrc::{self, Addresses};
-use roce::opcode::Tail;
+use link::{Config, Endpoint, PacketFlow, ReceiveBuffers};
+use roce::icrc::{self, FrameAddresses};
+use roce::opcode::LastPacketField;
 use roce::packet::Packet;
 use roce::psn::Psn;
 use roce::rc::requester::{
     PROBE_NS, Request, RequestOperation, Requester, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS,
 };
-use roce::rc::responder::{Access, Responder, ResponderConfig};
+use roce::rc::responder::{AllowedOperations, Responder, ResponderConfig};
 
 use memory::{AREA, BASE, Local, RKEY, Receive, Remote, word_at};
 use verbs::Verb::{
@@ -49,8 +49,8 @@ const QPN: u32 = 0x4011;
 struct Peer {
     begin: Instant,
     endpoint: Endpoint,
-    inbox: Inbox,
-    flow: Flow,
+    inbox: ReceiveBuffers,
+    flow: PacketFlow,
     requester: Requester,
     responder: Responder,
     local: Local,
@@ -89,7 +89,7 @@ impl Peer {
                     .receive(now, &packet, false, &mut self.remote);
             }
         }
-        self.responder.heard(now);
+        self.responder.on_heard(now);
         if self
             .requester
             .deadline()
@@ -161,15 +161,15 @@ impl Peer {
         let operation = match work.verb {
             Send => RequestOperation::Send {
                 len,
-                tail: Tail::None,
+                tail: LastPacketField::None,
             },
             SendImm => RequestOperation::Send {
                 len,
-                tail: Tail::Imm(imm),
+                tail: LastPacketField::Imm(imm),
             },
             SendInv => RequestOperation::Send {
                 len,
-                tail: Tail::Invalidate(work.key),
+                tail: LastPacketField::Invalidate(work.key),
             },
             WriteVerb => RequestOperation::Write {
                 addr,
@@ -228,9 +228,9 @@ impl Peer {
         self.pump_until("receive", |peer| !peer.remote.completions.is_empty())?;
         let done = self.remote.completions.pop_front().ok_or("no receive")?;
         let tail = match work.verb {
-            SendImm | WriteImm => Tail::Imm((work.id as u32).to_be_bytes()),
-            SendInv => Tail::Invalidate(work.key),
-            _ => Tail::None,
+            SendImm | WriteImm => LastPacketField::Imm((work.id as u32).to_be_bytes()),
+            SendInv => LastPacketField::Invalidate(work.key),
+            _ => LastPacketField::None,
         };
         let expected = (id, work.length, work.verb == WriteImm, tail);
         if (done.id, done.length, done.by_write, done.tail) == expected {
@@ -436,11 +436,11 @@ impl Peer {
 
 /// Appends a packet only if a closure has produced one.
 trait PushSome {
-    fn push_some(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool;
+    fn push_some(&mut self, flow: &PacketFlow, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool;
 }
 
-impl PushSome for link::Batch {
-    fn push_some(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+impl PushSome for link::PacketBatch {
+    fn push_some(&mut self, flow: &PacketFlow, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let mut packet = Vec::new();
         let some = write(&mut packet);
         if some {
@@ -497,7 +497,7 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
         first_psn: Psn::new(psn),
         max_dest_rd_atomic: 4,
         min_rnr_timer: 12,
-        access: Access {
+        access: AllowedOperations {
             write: true,
             read: true,
             atomic: true,
@@ -509,9 +509,9 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
     Ok(Peer {
         begin: Instant::now(),
         endpoint,
-        inbox: Inbox::default(),
-        flow: Flow {
-            addresses: Addresses::V4 {
+        inbox: ReceiveBuffers::default(),
+        flow: PacketFlow {
+            addresses: FrameAddresses::V4 {
                 src: own,
                 dst: server,
             },

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use roce::opcode::Tail;
+use roce::opcode::LastPacketField;
 use roce::rc::requester::{LocalFault, LocalMemory};
-use roce::rc::responder::{Atomic, Refusal, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Target};
 
 /// Bytes of the area that peers write and read, and of the area from which this side sends.
 pub(crate) const AREA: usize = 8 << 20;
@@ -57,7 +57,7 @@ pub(crate) struct Completion {
     pub(crate) id: u64,
     pub(crate) length: usize,
     pub(crate) by_write: bool,
-    pub(crate) tail: Tail,
+    pub(crate) tail: LastPacketField,
 }
 
 pub(crate) struct Remote {
@@ -99,7 +99,7 @@ impl Target for Remote {
     fn finish_receive(
         &mut self,
         by_write: Option<u32>,
-        tail: Tail,
+        tail: LastPacketField,
         _: bool,
     ) -> Result<(), Refusal> {
         let current = self.current.take().ok_or(Refusal::RemoteOperational)?;
@@ -132,14 +132,14 @@ impl Target for Remote {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
         let range = self.range(addr, rkey, 8)?;
         let word = word_at(&self.area, range.start);
         let new = match atomic {
-            Atomic::CompareSwap { compare, swap } if word == compare => swap,
-            Atomic::CompareSwap { .. } => word,
-            Atomic::FetchAdd { add } => word.wrapping_add(add),
-            Atomic::Write(bytes) => u64::from_le_bytes(bytes),
+            AtomicOperation::CompareSwap { compare, swap } if word == compare => swap,
+            AtomicOperation::CompareSwap { .. } => word,
+            AtomicOperation::FetchAdd { add } => word.wrapping_add(add),
+            AtomicOperation::Write(bytes) => u64::from_le_bytes(bytes),
         };
         self.area[range].copy_from_slice(&new.to_le_bytes());
         Ok(word)

@@ -13,4 +13,4 @@ pub(crate) mod send;
 /// A buffer for control messages, aligned like the kernel's `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);
+pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);

@@ -21,13 +21,13 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32)
 
 /// A `sock_fprog` with initialised padding: the kernel copies the padding, and memcheck reports uninitialised bytes.
 #[repr(C)]
-struct Program {
+struct FilterProgram {
     len: u16,
     padding: [u8; size_of::<usize>() - size_of::<u16>()],
     filter: *const libc::sock_filter,
 }
 
-const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
+const _: () = assert!(size_of::<FilterProgram>() == size_of::<libc::sock_fprog>());
 
 /// Sets the BPF program that selects the socket in a group of sockets with the same address
 /// (`SO_ATTACH_REUSEPORT_CBPF`).
@@ -36,7 +36,7 @@ pub(crate) fn set_steering(
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let program = Program {
+    let program = FilterProgram {
         len,
         padding: [0; size_of::<usize>() - size_of::<u16>()],
         filter: program.as_ptr(),
@@ -49,7 +49,7 @@ pub(crate) fn set_steering(
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
             (&raw const program).cast(),
-            size_of::<Program>() as libc::socklen_t,
+            size_of::<FilterProgram>() as libc::socklen_t,
         )
     };
     check(result)

@@ -5,7 +5,7 @@ use std::mem::{MaybeUninit, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::Control;
+use super::ControlBuffer;
 use super::address::RawAddress;
 
 /// Largest number of messages per system call.
@@ -22,10 +22,10 @@ const STRIDE: usize = MESSAGE_BYTES + 1536;
 const CONTROL_BYTES: usize = 128;
 
 /// The buffers of one receiver.
-pub(crate) struct Buffers {
+pub(crate) struct ReceiverBuffers {
     bytes: Vec<u8>,
     addresses: [RawAddress; MAX_MESSAGES],
-    controls: Box<[Control<CONTROL_BYTES>; MAX_MESSAGES]>,
+    controls: Box<[ControlBuffer<CONTROL_BYTES>; MAX_MESSAGES]>,
     lens: [MessageLens; MAX_MESSAGES],
 }
 
@@ -36,7 +36,7 @@ struct MessageLens {
 }
 
 /// A received message: one packet, or several that the kernel has coalesced.
-pub(crate) struct Message<'a> {
+pub(crate) struct ReceivedMessage<'a> {
     pub(crate) source: IpAddr,
     pub(crate) source_port: u16,
     pub(crate) traffic_class: u8,
@@ -46,13 +46,13 @@ pub(crate) struct Message<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-impl Buffers {
+impl ReceiverBuffers {
     /// Makes buffers, whose memory is only allocated when it is used.
-    pub(crate) fn new() -> Buffers {
-        Buffers {
+    pub(crate) fn new() -> ReceiverBuffers {
+        ReceiverBuffers {
             bytes: vec![0; STRIDE * MAX_MESSAGES],
             addresses: [RawAddress::NONE; MAX_MESSAGES],
-            controls: Box::new([Control([0; CONTROL_BYTES]); MAX_MESSAGES]),
+            controls: Box::new([ControlBuffer([0; CONTROL_BYTES]); MAX_MESSAGES]),
             lens: [MessageLens::default(); MAX_MESSAGES],
         }
     }
@@ -122,13 +122,13 @@ impl Buffers {
     }
 
     /// Returns message `i` of the last call; `None` if it was not received, or its source is not an IP address.
-    pub(crate) fn message(&self, i: usize) -> Option<Message<'_>> {
+    pub(crate) fn message(&self, i: usize) -> Option<ReceivedMessage<'_>> {
         let lens = self.lens.get(i)?;
         let (source, source_port) = self.addresses[i].get()?;
         let start = i * STRIDE;
         let bytes = &self.bytes[start..start + lens.bytes.min(MESSAGE_BYTES)];
         let control = &self.controls[i].0[..lens.control.min(CONTROL_BYTES)];
-        let mut message = Message {
+        let mut message = ReceivedMessage {
             source,
             source_port,
             traffic_class: 0,
@@ -141,7 +141,7 @@ impl Buffers {
     }
 }
 
-impl Message<'_> {
+impl ReceivedMessage<'_> {
     fn read_control(&mut self, mut control: &[u8]) {
         const HEADER: usize = size_of::<libc::cmsghdr>();
         while let Some((len, level, kind)) = control_header(control) {

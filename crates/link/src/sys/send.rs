@@ -5,7 +5,7 @@ use std::mem::{MaybeUninit, size_of, zeroed};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::Control;
+use super::ControlBuffer;
 use super::address::RawAddress;
 
 /// Largest number of messages per system call.
@@ -15,7 +15,7 @@ pub(crate) const MAX_MESSAGES: usize = 16;
 const CONTROL_BYTES: usize = 3 * space(size_of::<i32>());
 
 /// A burst with its destination.
-pub(crate) struct Message<'a> {
+pub(crate) struct BurstMessage<'a> {
     pub(crate) to: SocketAddr,
     pub(crate) bytes: &'a [u8],
     /// Bytes of each packet except the last; `None` for a single packet.
@@ -29,7 +29,7 @@ pub(crate) struct Message<'a> {
 ///
 /// # Errors
 /// The error of the first message; nothing was sent.
-pub(crate) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Result<usize> {
+pub(crate) fn send(socket: BorrowedFd<'_>, messages: &[BurstMessage<'_>]) -> io::Result<usize> {
     match messages {
         [] => Ok(0),
         [_] => send_some::<1>(socket, messages),
@@ -39,11 +39,11 @@ pub(crate) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Resu
 
 fn send_some<const N: usize>(
     socket: BorrowedFd<'_>,
-    messages: &[Message<'_>],
+    messages: &[BurstMessage<'_>],
 ) -> io::Result<usize> {
     let mut addresses = [RawAddress::NONE; N];
     let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); N];
-    let mut controls = [Control([0; CONTROL_BYTES]); N];
+    let mut controls = [ControlBuffer([0; CONTROL_BYTES]); N];
     let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); N];
     let count = messages.len().min(N);
     for (i, message) in messages[..count].iter().enumerate() {
@@ -85,7 +85,7 @@ fn send_some<const N: usize>(
 }
 
 /// Writes the control messages of `message` and returns their length.
-fn write_control(message: &Message<'_>, control: &mut Control<CONTROL_BYTES>) -> usize {
+fn write_control(message: &BurstMessage<'_>, control: &mut ControlBuffer<CONTROL_BYTES>) -> usize {
     let (level, class, limit) = match message.to {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
@@ -118,7 +118,7 @@ const fn space(len: usize) -> usize {
 
 /// Writes a control message at `offset`; returns its space.
 fn put(
-    control: &mut Control<CONTROL_BYTES>,
+    control: &mut ControlBuffer<CONTROL_BYTES>,
     offset: usize,
     (level, kind): (i32, i32),
     data: &[u8],

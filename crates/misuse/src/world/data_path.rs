@@ -7,11 +7,11 @@ use verbs_abi::*;
 
 use super::objects::World;
 use super::sizes::{ARENA, LIST, PLACES, POLL, QPS};
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns a key and a range that mostly belong to a region.
-    pub(super) fn element(&self, input: &mut Input<'_>) -> ibv_sge {
+    pub(super) fn element(&self, input: &mut DecisionBytes<'_>) -> ibv_sge {
         let place = input.one_of(PLACES);
         let region = self.ranges[place];
         // SAFETY: the region is live.
@@ -34,7 +34,7 @@ impl World<'_> {
         sge
     }
 
-    pub(super) unsafe fn post_send(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn post_send(&mut self, input: &mut DecisionBytes<'_>) {
         let qp = self.qps[input.one_of(QPS)].live();
         if qp.is_null() {
             return;
@@ -107,7 +107,7 @@ impl World<'_> {
         unsafe { ibv_post_send(qp, list.as_mut_ptr(), &raw mut bad) };
     }
 
-    pub(super) fn bind_info(&self, input: &mut Input<'_>) -> ibv_mw_bind_info {
+    pub(super) fn bind_info(&self, input: &mut DecisionBytes<'_>) -> ibv_mw_bind_info {
         let region = self.mrs[input.one_of(PLACES)];
         let range = self.element(input);
         ibv_mw_bind_info {
@@ -118,7 +118,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn post_recv(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn post_recv(&mut self, input: &mut DecisionBytes<'_>) {
         let count = 1 + input.one_of(LIST - 1);
         let mut sges = [[ibv_sge::zeroed(); 4]; LIST];
         let mut list = [ibv_recv_wr::zeroed(); LIST];
@@ -154,7 +154,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn poll(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn poll(&mut self, input: &mut DecisionBytes<'_>) {
         let cq = self.cqs[input.one_of(PLACES)].live();
         let mut wc = [ibv_wc::zeroed(); POLL];
         let asked = input.one_of(POLL + 1);
@@ -169,7 +169,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn notify(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn notify(&mut self, input: &mut DecisionBytes<'_>) {
         let cq = self.cqs[input.one_of(PLACES)].live();
         if !cq.is_null() {
             // SAFETY: as in `make_pd`.
@@ -178,7 +178,7 @@ impl World<'_> {
     }
 
     /// Fetches and acknowledges pending events.
-    pub(super) unsafe fn events(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn events(&mut self, input: &mut DecisionBytes<'_>) {
         let verbs = self.tables.symbols;
         // SAFETY: as in `make_pd`; no call blocks.
         unsafe {
@@ -201,7 +201,7 @@ impl World<'_> {
     }
 
     /// Posts work requests through the extended API.
-    pub(super) unsafe fn post_extended(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn post_extended(&mut self, input: &mut DecisionBytes<'_>) {
         let qp = self.qps[input.one_of(QPS)].live();
         if qp.is_null() {
             return;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use crate::tables::Tables;
+use crate::tables::ProviderTables;
 
 /// The device under test, opened once.
 pub(crate) struct Device {
@@ -21,7 +21,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    pub(crate) fn open(tables: Tables) -> Self {
+    pub(crate) fn open(tables: ProviderTables) -> Self {
         let verbs = tables.symbols;
         // SAFETY: the calls follow the man pages, and all results are writable.
         unsafe {

@@ -10,7 +10,7 @@ pub(super) struct Imported {
     /// For each place of a region: true if it holds an imported handle.
     pub(super) mrs: [bool; PLACES],
     /// For each place of a region: true if the region was destroyed through another handle.
-    pub(super) gone: [bool; PLACES],
+    pub(super) destroyed_elsewhere: [bool; PLACES],
     /// Kernel handles of domains and device memory that were unimported.
     pub(super) pds: Vec<u32>,
     pub(super) dms: Vec<u32>,

@@ -10,13 +10,13 @@ use std::ptr::null_mut;
 
 use super::imported::is_gone;
 use super::objects::{World, extended};
-use super::place::fill;
+use super::place::store_object;
 use super::sizes::PLACES;
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns the kernel handle to import: mostly of an existing object, sometimes of none.
-    fn number(input: &mut Input<'_>, of: Option<u32>) -> u32 {
+    fn number(input: &mut DecisionBytes<'_>, of: Option<u32>) -> u32 {
         match (of, input.byte()) {
             (Some(handle), 0..=239) => handle,
             (Some(handle), byte @ 240..=247) => handle.wrapping_add(u32::from(byte)),
@@ -24,7 +24,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn import(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn import(&mut self, input: &mut DecisionBytes<'_>) {
         let later = self.tables.later;
         let context = if input.rarely(16) {
             null_mut()
@@ -40,7 +40,7 @@ impl World<'_> {
                     let handle = Self::number(input, of);
                     if !self.pds[place].live {
                         let made = (later.ibv_import_pd)(context, handle);
-                        fill(&mut self.pds, place, made);
+                        store_object(&mut self.pds, place, made);
                     }
                 }
                 1 => {
@@ -59,7 +59,7 @@ impl World<'_> {
                     let handle = Self::number(input, of);
                     if !self.dms[place].live {
                         let made = (later.ibv_import_dm)(context, handle);
-                        fill(&mut self.dms, place, made);
+                        store_object(&mut self.dms, place, made);
                     }
                 }
                 _ => {
@@ -74,7 +74,7 @@ impl World<'_> {
         }
     }
 
-    unsafe fn import_mr(&mut self, input: &mut Input<'_>) {
+    unsafe fn import_mr(&mut self, input: &mut DecisionBytes<'_>) {
         let (from, place) = (input.one_of(PLACES), input.one_of(PLACES));
         let pd = self.pds[input.one_of(PLACES)].handle;
         // SAFETY: as in `import`.
@@ -85,9 +85,9 @@ impl World<'_> {
                 return;
             }
             let made = (self.tables.later.ibv_import_mr)(pd, handle);
-            fill(&mut self.mrs, place, made);
+            store_object(&mut self.mrs, place, made);
             self.imports.mrs[place] = true;
-            self.imports.gone[place] = false;
+            self.imports.destroyed_elsewhere[place] = false;
             if let Some(mr) = made.as_ref() {
                 assert!(mr.addr.is_null() && mr.handle == handle);
             }
@@ -98,7 +98,7 @@ impl World<'_> {
     /// Records that a region was registered in a place.
     pub(super) fn registered(&mut self, place: usize) {
         self.imports.mrs[place] = false;
-        self.imports.gone[place] = false;
+        self.imports.destroyed_elsewhere[place] = false;
     }
 
     /// Records the result of a region's destruction, after which its other handles refer to nothing.
@@ -110,7 +110,7 @@ impl World<'_> {
             // SAFETY: the fields of a live handle are readable.
             let mr = unsafe { self.mrs[other].live().as_ref() };
             if mr.is_some_and(|mr| mr.handle == handle) {
-                self.imports.gone[other] = true;
+                self.imports.destroyed_elsewhere[other] = true;
             }
         }
     }
@@ -120,7 +120,7 @@ impl World<'_> {
     unsafe fn unimport_mr(&mut self, place: usize) {
         // SAFETY: as in `import`.
         unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
-        if self.imports.mrs[place] || self.imports.gone[place] {
+        if self.imports.mrs[place] || self.imports.destroyed_elsewhere[place] {
             self.mrs[place].live = false;
         }
     }
@@ -134,10 +134,13 @@ impl World<'_> {
                     continue;
                 };
                 let errno = (self.tables.symbols.ibv_dereg_mr)(self.mrs[place].handle);
-                self.mrs[place].ended(errno);
+                self.mrs[place].record_destroyed(errno);
                 self.deregistered(place, handle, errno);
                 if errno != 0 {
-                    assert!(self.imports.gone[place], "a region is in use: {errno}");
+                    assert!(
+                        self.imports.destroyed_elsewhere[place],
+                        "a region is in use: {errno}"
+                    );
                     self.unimport_mr(place);
                 }
             }
@@ -145,7 +148,7 @@ impl World<'_> {
     }
 
     /// Destroys the remaining domains and device memory, through any handle.
-    pub(super) unsafe fn end_shared(&mut self) {
+    pub(super) unsafe fn destroy_shared_objects(&mut self) {
         let later = self.tables.later;
         let verbs = self.tables.symbols;
         let context = self.device.context;
@@ -171,7 +174,7 @@ impl World<'_> {
             for last in [false, false, false, true] {
                 for pd in self.pds.iter_mut().filter(|pd| pd.live) {
                     let errno = (verbs.ibv_dealloc_pd)(pd.handle);
-                    pd.ended(errno);
+                    pd.record_destroyed(errno);
                     if is_gone(errno) {
                         (later.ibv_unimport_pd)(pd.handle);
                         pd.live = false;

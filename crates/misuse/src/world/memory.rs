@@ -5,13 +5,13 @@ use std::ptr::null_mut;
 
 use verbs_abi::*;
 
-use super::objects::{Range, World, extended};
-use super::place::fill;
+use super::objects::{RegionRange, World, extended};
+use super::place::store_object;
 use super::sizes::{ARENA, PLACES, QPS};
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 impl World<'_> {
-    pub(super) unsafe fn make_pd(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_pd(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         if self.pds[place].live {
             return;
@@ -28,17 +28,17 @@ impl World<'_> {
             } else {
                 (self.tables.symbols.ibv_alloc_pd)(self.device.context)
             };
-            fill(&mut self.pds, place, made);
+            store_object(&mut self.pds, place, made);
         }
     }
 
-    pub(super) unsafe fn end_pd(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_pd(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.pds[input.one_of(PLACES)];
         // SAFETY: as in `make_pd`.
-        place.ended(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
+        place.record_destroyed(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
     }
 
-    pub(super) unsafe fn register(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn register(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         if self.mrs[place].live {
             return;
@@ -64,9 +64,9 @@ impl World<'_> {
                 }
                 _ => (self.tables.symbols.ibv_reg_mr)(pd, addr, len, access),
             };
-            fill(&mut self.mrs, place, made);
+            store_object(&mut self.mrs, place, made);
         }
-        self.ranges[place] = Range {
+        self.ranges[place] = RegionRange {
             addr: addr.addr(),
             len,
         };
@@ -74,7 +74,7 @@ impl World<'_> {
     }
 
     /// Returns a range of the arena, and access rights.
-    pub(super) fn range(&self, input: &mut Input<'_>) -> (usize, usize, c_int) {
+    pub(super) fn range(&self, input: &mut DecisionBytes<'_>) -> (usize, usize, c_int) {
         let offset = usize::from(input.short()) % ARENA;
         let len = usize::from(input.short()) % (ARENA - offset + 1);
         let access = c_int::from(input.byte() & 0x3f);
@@ -90,7 +90,7 @@ impl World<'_> {
         (offset, len, access)
     }
 
-    pub(super) unsafe fn end_mr(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_mr(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         let region = &mut self.mrs[place];
         // SAFETY: as in `make_pd`; the fields of a live handle are readable.
@@ -98,13 +98,13 @@ impl World<'_> {
             let handle = region.live().as_ref().map(|mr| mr.handle);
             (handle, (self.tables.symbols.ibv_dereg_mr)(region.handle))
         };
-        region.ended(errno);
+        region.record_destroyed(errno);
         if let Some(handle) = handle {
             self.deregistered(place, handle, errno);
         }
     }
 
-    pub(super) unsafe fn change_mr(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn change_mr(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         let pd = self.pds[input.one_of(PLACES)].handle;
         let flags = c_int::from(input.byte() % 9);
@@ -119,7 +119,7 @@ impl World<'_> {
         if result == 0 {
             assert!(region.live, "a destroyed region was changed");
             if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-                self.ranges[place] = Range {
+                self.ranges[place] = RegionRange {
                     addr: addr.addr(),
                     len,
                 };
@@ -127,7 +127,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn window(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn window(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         let pd = self.pds[input.one_of(PLACES)].handle;
         // SAFETY: as in `make_pd`; the context has the operations.
@@ -141,11 +141,11 @@ impl World<'_> {
             match input.one_of(4) {
                 0 | 1 if !self.mws[place].live => {
                     let made = alloc(pd, u32::from(input.byte() % 4));
-                    fill(&mut self.mws, place, made);
+                    store_object(&mut self.mws, place, made);
                 }
                 2 => {
                     let window = &mut self.mws[place];
-                    window.ended(dealloc(window.handle));
+                    window.record_destroyed(dealloc(window.handle));
                 }
                 _ => {
                     let qp = self.qps[input.one_of(QPS)].live();
@@ -164,7 +164,7 @@ impl World<'_> {
     }
 
     /// Creates or destroys a thread domain, device memory or an XRC domain, or writes device memory.
-    pub(super) unsafe fn domains_and_memory(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn domains_and_memory(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(2);
         let context = self.device.context;
         // SAFETY: as in `make_pd`.
@@ -173,12 +173,12 @@ impl World<'_> {
                 0 if !self.tds[place].live => {
                     let mut init = ibv_td_init_attr { comp_mask: 0 };
                     let made = extended!(self.alloc_td(context, &raw mut init));
-                    fill(&mut self.tds, place, made.unwrap_or(null_mut()));
+                    store_object(&mut self.tds, place, made.unwrap_or(null_mut()));
                 }
                 1 => {
                     let td = self.tds[place].handle;
                     let ended = extended!(self.dealloc_td(td)).unwrap_or(libc::EOPNOTSUPP);
-                    self.tds[place].ended(ended);
+                    self.tds[place].record_destroyed(ended);
                 }
                 2 if !self.dms[place].live => {
                     let mut attr = ibv_alloc_dm_attr {
@@ -187,12 +187,12 @@ impl World<'_> {
                         comp_mask: 0,
                     };
                     let made = extended!(self.alloc_dm(context, &raw mut attr));
-                    fill(&mut self.dms, place, made.unwrap_or(null_mut()));
+                    store_object(&mut self.dms, place, made.unwrap_or(null_mut()));
                 }
                 3 => {
                     let dm = self.dms[place].handle;
                     let ended = extended!(self.free_dm(dm)).unwrap_or(libc::EOPNOTSUPP);
-                    self.dms[place].ended(ended);
+                    self.dms[place].record_destroyed(ended);
                 }
                 4 if !self.xrcds[place].live => {
                     let mut attr = ibv_xrcd_init_attr {
@@ -201,12 +201,12 @@ impl World<'_> {
                         oflags: libc::O_CREAT,
                     };
                     let made = extended!(self.open_xrcd(context, &raw mut attr));
-                    fill(&mut self.xrcds, place, made.unwrap_or(null_mut()));
+                    store_object(&mut self.xrcds, place, made.unwrap_or(null_mut()));
                 }
                 5 => {
                     let xrcd = self.xrcds[place].handle;
                     let ended = extended!(self.close_xrcd(xrcd)).unwrap_or(libc::EOPNOTSUPP);
-                    self.xrcds[place].ended(ended);
+                    self.xrcds[place].record_destroyed(ended);
                 }
                 _ => {
                     let dm = self.dms[place].live();

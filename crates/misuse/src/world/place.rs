@@ -4,20 +4,20 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 /// A place for an object that is live, was destroyed, or never existed.
-pub(super) struct Place<T> {
+pub(super) struct ObjectPlace<T> {
     pub(super) handle: *mut T,
     pub(super) live: bool,
 }
 
-impl<T> Clone for Place<T> {
+impl<T> Clone for ObjectPlace<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Place<T> {}
+impl<T> Copy for ObjectPlace<T> {}
 
-impl<T> Place<T> {
+impl<T> ObjectPlace<T> {
     pub(super) const EMPTY: Self = Self {
         handle: null_mut(),
         live: false,
@@ -29,7 +29,7 @@ impl<T> Place<T> {
     }
 
     /// Records the result of a destroying verb: 0 ends the object.
-    pub(super) fn ended(&mut self, errno: c_int) {
+    pub(super) fn record_destroyed(&mut self, errno: c_int) {
         if errno == 0 {
             assert!(self.live, "a destroyed handle was destroyed again");
             self.live = false;
@@ -39,13 +39,13 @@ impl<T> Place<T> {
 
 /// Stores a new object in a place. A destroyed handle with the same address is forgotten, because it cannot
 /// be distinguished any more.
-pub(super) fn fill<T>(places: &mut [Place<T>], place: usize, handle: *mut T) {
+pub(super) fn store_object<T>(places: &mut [ObjectPlace<T>], place: usize, handle: *mut T) {
     for other in &mut *places {
         if std::ptr::eq(other.handle, handle) {
             other.handle = null_mut();
         }
     }
-    places[place] = Place {
+    places[place] = ObjectPlace {
         handle,
         live: !handle.is_null(),
     };

@@ -6,12 +6,12 @@ use std::ptr::{null, null_mut};
 use verbs_abi::*;
 
 use super::objects::{World, extended};
-use super::place::fill;
+use super::place::store_object;
 use super::sizes::{PLACES, QPS};
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 impl World<'_> {
-    pub(super) unsafe fn make_qp(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_qp(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(QPS);
         if self.qps[place].live {
             return;
@@ -62,18 +62,18 @@ impl World<'_> {
             } else {
                 (self.tables.symbols.ibv_create_qp)(init.pd, (&raw mut init).cast())
             };
-            fill(&mut self.qps, place, made);
+            store_object(&mut self.qps, place, made);
         }
     }
 
-    pub(super) unsafe fn end_qp(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_qp(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.qps[input.one_of(QPS)];
         // SAFETY: as in `make_pd`; the events of the queue pair are acknowledged.
-        place.ended(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
+        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
     }
 
     /// Returns the address of this port.
-    pub(super) fn address(&self, input: &mut Input<'_>) -> ibv_ah_attr {
+    pub(super) fn address(&self, input: &mut DecisionBytes<'_>) -> ibv_ah_attr {
         let mut address = ibv_ah_attr::zeroed();
         address.dlid = if input.rarely(16) {
             input.short()
@@ -85,7 +85,7 @@ impl World<'_> {
         address
     }
 
-    pub(super) unsafe fn change_qp(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn change_qp(&mut self, input: &mut DecisionBytes<'_>) {
         let place = self.qps[input.one_of(QPS)];
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = u32::from(input.byte() % 9);
@@ -105,7 +105,7 @@ impl World<'_> {
     }
 
     /// Connects two queue pairs, or one with itself, as far as their states permit.
-    pub(super) unsafe fn connect(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn connect(&mut self, input: &mut DecisionBytes<'_>) {
         let (a, b) = (input.one_of(QPS), input.one_of(QPS));
         let access = 0xe;
         for (from, to) in [(a, b), (b, a)] {
@@ -170,7 +170,7 @@ impl World<'_> {
     }
 
     /// Queries an object.
-    pub(super) unsafe fn query(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn query(&mut self, input: &mut DecisionBytes<'_>) {
         let verbs = self.tables.symbols;
         let context = self.device.context;
         let nowhere = input.rarely(4);
@@ -231,7 +231,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn make_ah(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_ah(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         if self.ahs[place].live {
             return;
@@ -240,17 +240,17 @@ impl World<'_> {
         let mut attr = self.address(input);
         // SAFETY: as in `make_pd`.
         let made = unsafe { (self.tables.symbols.ibv_create_ah)(pd, &raw mut attr) };
-        fill(&mut self.ahs, place, made);
+        store_object(&mut self.ahs, place, made);
     }
 
-    pub(super) unsafe fn end_ah(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_ah(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.ahs[input.one_of(PLACES)];
         // SAFETY: as in `make_pd`.
-        place.ended(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
+        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
     }
 
     /// Attaches a queue pair to a multicast group, or detaches it.
-    pub(super) unsafe fn multicast(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn multicast(&mut self, input: &mut DecisionBytes<'_>) {
         let qp = self.qps[input.one_of(QPS)];
         let mut gid = ibv_gid { raw: [0xff; 16] };
         // SAFETY: as in `make_pd`; any bytes are a GID.

@@ -7,12 +7,12 @@ use verbs_abi::*;
 
 use super::device::unblock;
 use super::objects::{World, extended};
-use super::place::fill;
+use super::place::store_object;
 use super::sizes::PLACES;
-use crate::input::Input;
+use crate::input::DecisionBytes;
 
 impl World<'_> {
-    pub(super) unsafe fn make_cq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_cq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(PLACES);
         if self.cqs[place].live {
             return;
@@ -35,17 +35,17 @@ impl World<'_> {
                 let vector = c_int::from(input.rarely(16));
                 (self.tables.symbols.ibv_create_cq)(context, cqe, null_mut(), channel, vector)
             };
-            fill(&mut self.cqs, place, made);
+            store_object(&mut self.cqs, place, made);
         }
     }
 
-    pub(super) unsafe fn end_cq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_cq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.cqs[input.one_of(PLACES)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
-        place.ended(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
+        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
     }
 
-    pub(super) unsafe fn change_cq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn change_cq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = self.cqs[input.one_of(PLACES)];
         // SAFETY: as in `make_pd`.
         let result = unsafe {
@@ -64,7 +64,7 @@ impl World<'_> {
         assert!(place.live || result != 0, "a destroyed CQ was changed");
     }
 
-    pub(super) unsafe fn make_channel(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_channel(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(2);
         if !self.channels[place].live {
             // SAFETY: as in `make_pd`.
@@ -73,18 +73,20 @@ impl World<'_> {
                 if let Some(channel) = made.as_ref() {
                     unblock(channel.fd);
                 }
-                fill(&mut self.channels, place, made);
+                store_object(&mut self.channels, place, made);
             }
         }
     }
 
-    pub(super) unsafe fn end_channel(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_channel(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.channels[input.one_of(2)];
         // SAFETY: as in `make_pd`.
-        place.ended(unsafe { (self.tables.symbols.ibv_destroy_comp_channel)(place.handle) });
+        place.record_destroyed(unsafe {
+            (self.tables.symbols.ibv_destroy_comp_channel)(place.handle)
+        });
     }
 
-    pub(super) unsafe fn make_srq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn make_srq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.one_of(2);
         if self.srqs[place].live {
             return;
@@ -116,12 +118,12 @@ impl World<'_> {
                 init.attr = attr;
                 (self.tables.symbols.ibv_create_srq)(pd, &raw mut init)
             };
-            fill(&mut self.srqs, place, made);
+            store_object(&mut self.srqs, place, made);
         }
     }
 
     /// Executes an operation on a tag list, or writes a tag matching header into registered memory.
-    pub(super) unsafe fn tags(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn tags(&mut self, input: &mut DecisionBytes<'_>) {
         let place = self.srqs[input.one_of(2)];
         let mut sges = [self.element(input), self.element(input)];
         if input.rarely(2) {
@@ -152,13 +154,13 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn end_srq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn end_srq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.srqs[input.one_of(2)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
-        place.ended(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
+        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
     }
 
-    pub(super) unsafe fn change_srq(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn change_srq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = self.srqs[input.one_of(2)];
         let mut attr = ibv_srq_attr {
             max_wr: input.number(32),

@@ -9,30 +9,30 @@ use verbs_abi::*;
 
 use super::device::Device;
 use super::imported::is_gone;
-use super::place::{Place, fill};
+use super::place::{ObjectPlace, store_object};
 use super::sizes::{ARENA, POLL};
-use crate::input::Input;
-use crate::tables::Tables;
+use crate::input::DecisionBytes;
+use crate::tables::ProviderTables;
 
 /// Number of objects of each kind in each context.
-const EACH: usize = 2;
+const OBJECTS_PER_KIND: usize = 2;
 
 /// The raw packet objects of a sequence.
 pub(super) struct RawPackets {
-    sides: [Option<Side>; 2],
+    sides: [Option<RawObjects>; 2],
 }
 
 /// The raw packet objects of one context.
-struct Side {
+struct RawObjects {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     mr: *mut ibv_mr,
     cq: *mut ibv_cq,
     /// The second queue pair distributes received packets over work queues (RSS).
-    qps: [Place<ibv_qp>; EACH],
-    flows: [Place<ibv_flow>; EACH],
-    wqs: [Place<ibv_wq>; EACH],
-    tables: [Place<ibv_rwq_ind_table>; EACH],
+    qps: [ObjectPlace<ibv_qp>; OBJECTS_PER_KIND],
+    flows: [ObjectPlace<ibv_flow>; OBJECTS_PER_KIND],
+    wqs: [ObjectPlace<ibv_wq>; OBJECTS_PER_KIND],
+    tables: [ObjectPlace<ibv_rwq_ind_table>; OBJECTS_PER_KIND],
 }
 
 /// Calls an operation of a side's extended context; `None` if the context lacks it.
@@ -50,27 +50,28 @@ impl RawPackets {
     /// Calls one verb, in a world whose memory begins at `base`.
     pub(super) unsafe fn step(
         &mut self,
-        (tables, device): (Tables, &Device),
+        (tables, device): (ProviderTables, &Device),
         base: usize,
-        input: &mut Input<'_>,
+        input: &mut DecisionBytes<'_>,
     ) {
         let which = input.one_of(2);
         let context = device.contexts[which];
         // SAFETY: as in `World::step`; every handle of a side is live, or was destroyed through its place.
         unsafe {
-            let side = self.sides[which].get_or_insert_with(|| Side::new(tables, context, base));
-            let place = input.one_of(EACH);
+            let side =
+                self.sides[which].get_or_insert_with(|| RawObjects::new(tables, context, base));
+            let place = input.one_of(OBJECTS_PER_KIND);
             match input.one_of(10) {
                 0 => side.make_qp(tables, input, place),
                 1 => {
                     let errno = (tables.symbols.ibv_destroy_qp)(side.qps[place].handle);
-                    side.qps[place].ended(errno);
+                    side.qps[place].record_destroyed(errno);
                 }
                 2 => side.make_flow(input, place),
                 3 => {
                     let flow = side.flows[place].handle;
                     let errno = on!(side.ibv_destroy_flow(flow)).unwrap_or(libc::EOPNOTSUPP);
-                    side.flows[place].ended(errno);
+                    side.flows[place].record_destroyed(errno);
                 }
                 4 => side.receive(input, place, base),
                 5 | 6 => side.send(input, base),
@@ -82,7 +83,7 @@ impl RawPackets {
     }
 
     /// Destroys the objects in each side's domain, in the right order.
-    pub(super) fn end(&mut self, verbs: &Symbols) {
+    pub(super) fn destroy_all(&mut self, verbs: &Symbols) {
         for side in self.sides.iter_mut().flatten() {
             macro_rules! end {
                 ($places:ident, $destroy:expr) => {
@@ -125,8 +126,8 @@ impl RawPackets {
     }
 }
 
-impl Side {
-    unsafe fn new(tables: Tables, context: *mut ibv_context, base: usize) -> Self {
+impl RawObjects {
+    unsafe fn new(tables: ProviderTables, context: *mut ibv_context, base: usize) -> Self {
         let verbs = tables.symbols;
         // SAFETY: the context is live, and the memory belongs to the world.
         unsafe {
@@ -140,16 +141,21 @@ impl Side {
                 pd,
                 mr,
                 cq,
-                qps: [Place::EMPTY; EACH],
-                flows: [Place::EMPTY; EACH],
-                wqs: [Place::EMPTY; EACH],
-                tables: [Place::EMPTY; EACH],
+                qps: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
+                flows: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
+                wqs: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
+                tables: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
             }
         }
     }
 
     /// Makes a queue pair that is ready to send; the second one distributes received packets (RSS).
-    unsafe fn make_qp(&mut self, tables: Tables, input: &mut Input<'_>, place: usize) {
+    unsafe fn make_qp(
+        &mut self,
+        tables: ProviderTables,
+        input: &mut DecisionBytes<'_>,
+        place: usize,
+    ) {
         if self.qps[place].live {
             return;
         }
@@ -176,7 +182,7 @@ impl Side {
                 attr.pd = self.pd;
                 attr.comp_mask =
                     IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
-                attr.rwq_ind_tbl = self.tables[input.one_of(EACH)].handle;
+                attr.rwq_ind_tbl = self.tables[input.one_of(OBJECTS_PER_KIND)].handle;
                 attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
                 attr.rx_hash_conf.rx_hash_key = key.as_mut_ptr();
                 attr.rx_hash_conf.rx_hash_key_len = if input.rarely(8) { 39 } else { 40 };
@@ -187,7 +193,7 @@ impl Side {
                 };
                 create(self.context, &raw mut attr)
             };
-            fill(&mut self.qps, place, qp);
+            store_object(&mut self.qps, place, qp);
             if qp.is_null() || input.rarely(8) {
                 return;
             }
@@ -205,7 +211,7 @@ impl Side {
     }
 
     /// Makes a flow of any kind with any specifications, each as long as its size field says.
-    unsafe fn make_flow(&mut self, input: &mut Input<'_>, place: usize) {
+    unsafe fn make_flow(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         /// Specification types with their sizes; one type is invalid.
         const SPECS: [(u32, usize); 9] = [
             (IBV_FLOW_SPEC_ETH, size_of::<ibv_flow_spec_eth>()),
@@ -227,7 +233,7 @@ impl Side {
         if self.flows[place].live {
             return;
         }
-        let qp = self.qps[input.one_of(EACH)].handle;
+        let qp = self.qps[input.one_of(OBJECTS_PER_KIND)].handle;
         let mut attr = ibv_flow_attr::zeroed();
         attr.r#type = input.number(4);
         attr.priority = u16::from(input.byte() % 4);
@@ -262,7 +268,7 @@ impl Side {
                 .cast::<ibv_flow_attr>()
                 .write_unaligned(attr);
             let made = on!(self.ibv_create_flow(qp, bytes.as_mut_ptr().cast()));
-            fill(&mut self.flows, place, made.unwrap_or_default());
+            store_object(&mut self.flows, place, made.unwrap_or_default());
         }
     }
 
@@ -276,7 +282,7 @@ impl Side {
     }
 
     /// Posts a receive to the first queue pair or to a work queue.
-    unsafe fn receive(&mut self, input: &mut Input<'_>, place: usize, base: usize) {
+    unsafe fn receive(&mut self, input: &mut DecisionBytes<'_>, place: usize, base: usize) {
         let length = if input.rarely(4) { 64 } else { 2048 };
         let mut sge = self.sge(base, ARENA / 2, length);
         let mut wr = ibv_recv_wr::zeroed();
@@ -297,7 +303,7 @@ impl Side {
     }
 
     /// Sends a frame of any bytes.
-    unsafe fn send(&mut self, input: &mut Input<'_>, base: usize) {
+    unsafe fn send(&mut self, input: &mut DecisionBytes<'_>, base: usize) {
         /// EtherTypes: VLAN tags, IPv4, IPv6, and an invalid one.
         const TYPES: [[u8; 2]; 5] = [[0x81, 0], [0x88, 0xa8], [8, 0], [0x86, 0xdd], [0, 0]];
         if !self.qps[0].live {
@@ -334,7 +340,7 @@ impl Side {
         }
     }
 
-    unsafe fn work_queue(&mut self, input: &mut Input<'_>, place: usize) {
+    unsafe fn work_queue(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`.
         unsafe {
             match input.one_of(4) {
@@ -345,12 +351,12 @@ impl Side {
                     attr.pd = self.pd;
                     attr.cq = self.cq;
                     let made = on!(self.create_wq(self.context, &raw mut attr));
-                    fill(&mut self.wqs, place, made.unwrap_or_default());
+                    store_object(&mut self.wqs, place, made.unwrap_or_default());
                 }
                 1 => {
                     let wq = self.wqs[place].handle;
                     let errno = on!(self.destroy_wq(wq)).unwrap_or(libc::EOPNOTSUPP);
-                    self.wqs[place].ended(errno);
+                    self.wqs[place].record_destroyed(errno);
                 }
                 _ => {
                     let mut attr = ibv_wq_attr::zeroed();
@@ -363,19 +369,19 @@ impl Side {
         }
     }
 
-    unsafe fn table(&mut self, input: &mut Input<'_>, place: usize) {
+    unsafe fn table(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`; the table has as many entries as its size says.
         unsafe {
             if self.tables[place].live || input.rarely(4) {
                 let table = self.tables[place].handle;
                 let errno = on!(self.destroy_rwq_ind_table(table)).unwrap_or(libc::EOPNOTSUPP);
-                self.tables[place].ended(errno);
+                self.tables[place].record_destroyed(errno);
                 return;
             }
             let log_ind_tbl_size = input.number(4);
             let mut entries = [null_mut(); 128];
             for entry in &mut entries {
-                *entry = self.wqs[input.one_of(EACH)].handle;
+                *entry = self.wqs[input.one_of(OBJECTS_PER_KIND)].handle;
             }
             let mut attr = ibv_rwq_ind_table_init_attr {
                 log_ind_tbl_size,
@@ -383,7 +389,7 @@ impl Side {
                 comp_mask: 0,
             };
             let made = on!(self.create_rwq_ind_table(self.context, &raw mut attr));
-            fill(&mut self.tables, place, made.unwrap_or_default());
+            store_object(&mut self.tables, place, made.unwrap_or_default());
         }
     }
 

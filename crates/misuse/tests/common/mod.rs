@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use misuse::Tables;
+use misuse::ProviderTables;
 
 /// Runs sequences one after the other, in this process's own fabric, whose port has this link layer. A hang
 /// ends the process with a message.
@@ -22,7 +22,7 @@ pub(crate) fn run(link_layer: &str, sequences: impl Iterator<Item = Vec<u8>>) ->
         }
         *folder = Some(new);
     }
-    let tables = Tables {
+    let tables = ProviderTables {
         symbols: softnic::symbols(),
         later: softnic::later_symbols(),
     };

@@ -22,7 +22,7 @@ pub mod layer {
     pub const UDP: u32 = 16;
 }
 
-/// Positions of the fields in [`Headers::fields`], each in network byte order. IPv4 and IPv6 share fields.
+/// Positions of the fields in [`FrameHeaders::fields`], each in network byte order. IPv4 and IPv6 share fields.
 pub mod field {
     use std::ops::Range;
 
@@ -59,7 +59,7 @@ const DONT_FRAGMENT: u8 = 2;
 const MORE_FRAGMENTS: u8 = 4;
 
 /// The headers of a frame.
-pub struct Headers {
+pub struct FrameHeaders {
     /// Layers of the frame: bits of [`layer`].
     pub layers: u32,
     /// Field values at the positions of [`field`]; 0 for missing fields.
@@ -70,7 +70,7 @@ pub struct Headers {
     transport: Option<Range<usize>>,
 }
 
-impl Headers {
+impl FrameHeaders {
     /// Parses a frame without its check sequence; `None` if it is shorter than an Ethernet header.
     #[must_use]
     pub fn of(frame: &[u8]) -> Option<Self> {
@@ -152,13 +152,13 @@ impl Headers {
         self.fields[at.start..at.start + value.len()].copy_from_slice(value);
     }
 
-    /// Returns the bytes of a field.
+    /// Returns the bytes of a field, which is a range of [`field`].
     #[must_use]
     pub fn field(&self, at: Range<usize>) -> &[u8] {
         &self.fields[at]
     }
 
-    /// Returns true if the frame has one of these layers.
+    /// Returns true if the frame has one of the layers in `layer`, bits of [`layer`].
     #[must_use]
     pub fn has(&self, layer: u32) -> bool {
         self.layers & layer != 0
@@ -170,7 +170,7 @@ impl Headers {
         self.fields[0] & 1 != 0
     }
 
-    /// Returns the sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
+    /// Returns the one's complement sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
     fn transport_sum(&self, segment: &[u8]) -> Sum16BitWords {
         let length = u32::try_from(segment.len()).unwrap_or(u32::MAX);
         let sum = Sum16BitWords::new()
@@ -226,7 +226,7 @@ const IPV4_CHECKSUM: Range<usize> = 10..12;
 const UDP_CHECKSUM: Range<usize> = 6..8;
 const TCP_CHECKSUM: Range<usize> = 16..18;
 
-/// Returns the position of `part`, a slice of `whole`.
+/// Returns the position in `whole` of its slice `part`.
 fn place_in(whole: &[u8], part: &[u8]) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn each_field_lies_where_it_is_said_to() {
-        let headers = Headers::of(&udp4(b"hello")).unwrap();
+        let headers = FrameHeaders::of(&udp4(b"hello")).unwrap();
         assert_eq!(headers.layers, layer::IPV4 | layer::UDP);
         assert_eq!(headers.field(field::DST_MAC), B);
         assert_eq!(headers.field(field::SRC_MAC), A);
@@ -275,7 +275,7 @@ mod tests {
             .tcp(1, 2, 3, 4);
         let mut frame = Vec::new();
         builder.write(&mut frame, b"x").unwrap();
-        let headers = Headers::of(&frame).unwrap();
+        let headers = FrameHeaders::of(&frame).unwrap();
         assert_eq!(headers.layers, layer::VLAN | layer::IPV6 | layer::TCP);
         assert_eq!(headers.field(field::VLAN_TAG), [0x0c, 0x0c]);
         assert_eq!(headers.field(field::ETHER_TYPE), [0x86, 0xdd]);
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn checksums_are_checked_and_filled_in() {
         let whole = udp4(b"some payload");
-        let headers = Headers::of(&whole).unwrap();
+        let headers = FrameHeaders::of(&whole).unwrap();
         assert!(headers.checksums_are_right(&whole));
         for at in [14 + 10, 14 + 20 + 6, 14 + 20 + 8] {
             let mut wrong = whole.clone();
@@ -308,7 +308,7 @@ mod tests {
         #[test]
         fn any_bytes_have_headers_or_none(frame in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut frame = frame;
-            if let Some(headers) = Headers::of(&frame) {
+            if let Some(headers) = FrameHeaders::of(&frame) {
                 let _ = headers.checksums_are_right(&frame);
                 headers.fill_in_checksums(&mut frame);
             }
@@ -326,10 +326,10 @@ mod tests {
                 frame[at] = byte;
             }
             frame.truncate(cut.index(frame.len()));
-            if let Some(headers) = Headers::of(&frame) {
+            if let Some(headers) = FrameHeaders::of(&frame) {
                 headers.fill_in_checksums(&mut frame);
-                // A computed checksum is correct, unless the header claims to be longer than it is.
-                let again = Headers::of(&frame).map(|h| h.layers);
+                // The new checksums change no layer of the frame.
+                let again = FrameHeaders::of(&frame).map(|h| h.layers);
                 prop_assert_eq!(again, Some(headers.layers));
             }
         }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::headers::{HEADER_BYTES, Headers};
+use super::headers::{FrameHeaders, HEADER_BYTES};
 
 /// A match for packets, as a value and a mask of header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern {
+pub struct HeaderMatch {
     /// Required layers: bits of [`layer`](super::layer).
     pub layers: u32,
     /// Required bits of the fields, with the layout of [`field`](super::field).
@@ -15,7 +15,7 @@ pub struct Pattern {
     pub mask: [u8; HEADER_BYTES],
 }
 
-impl Pattern {
+impl HeaderMatch {
     /// Makes a pattern that matches every packet.
     #[must_use]
     pub const fn any() -> Self {
@@ -26,8 +26,8 @@ impl Pattern {
         }
     }
 
-    /// Requires that a field equals `value` in the bits of `mask`; both begin at the start of the field.
-    pub fn want(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
+    /// Requires that a field equals `value` in the bits of `mask`; `value` and `mask` begin at the start of the field.
+    pub fn require(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
         let at = field.start..field.start + mask.len();
         for ((place, value), mask) in self.value[at.clone()].iter_mut().zip(value).zip(mask) {
             *place = value & mask;
@@ -37,7 +37,7 @@ impl Pattern {
 
     /// Returns true if a packet matches the pattern.
     #[must_use]
-    pub fn matches(&self, headers: &Headers) -> bool {
+    pub fn matches(&self, headers: &FrameHeaders) -> bool {
         let has_layers = headers.layers & self.layers == self.layers;
         let fields = headers.fields.iter().zip(&self.value).zip(&self.mask);
         has_layers
@@ -51,13 +51,13 @@ impl Pattern {
 /// Type of a flow: `enum ibv_flow_attr_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowKind {
-    /// Packets that match the flow's specifications.
+    /// The flow gets packets that match its specifications.
     Normal,
-    /// Packets that no flow with specifications has trapped.
+    /// The flow gets packets that no flow with specifications has trapped.
     AllDefault,
-    /// Multicast packets that no flow with specifications has trapped.
+    /// The flow gets multicast packets that no flow with specifications has trapped.
     MulticastDefault,
-    /// Every packet.
+    /// The flow gets every packet.
     Sniffer,
 }
 
@@ -73,7 +73,7 @@ impl FlowKind {
         }
     }
 
-    /// Returns the type with a code; `None` if the code is unknown.
+    /// Returns the type with the code `code`; `None` if the code is unknown.
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
@@ -88,7 +88,7 @@ impl FlowKind {
 
 /// A flow rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct FlowRule {
     /// Type of the flow.
     pub kind: FlowKind,
     /// Priority; lower numbers come first.
@@ -98,12 +98,12 @@ pub struct Rule {
     /// True if matching packets are dropped.
     pub drop: bool,
     /// Pattern of matching packets.
-    pub pattern: Pattern,
+    pub pattern: HeaderMatch,
 }
 
-impl Rule {
-    /// Returns the sort key for [`Trap::takes`]. Sniffers come first, then flows with specifications by priority, with
-    /// dropping ones first, then default flows.
+impl FlowRule {
+    /// Returns the key by which rules are sorted before [`Trap::gets_packet`]. Sniffers come first, then flows with
+    /// specifications by priority, and default flows last. At equal priority dropping flows come first.
     #[must_use]
     pub const fn order(&self) -> (u8, u16, bool) {
         match self.kind {
@@ -114,19 +114,19 @@ impl Rule {
     }
 }
 
-/// The state of a packet while it is checked against the rules in their [order](Rule::order).
+/// The state of a packet while it is checked against the rules in their [order](FlowRule::order).
 ///
-/// The matching flows with specifications of the best priority get the packet. Without such a flow, default flows get
-/// it. Sniffers get it in any case.
+/// The matching flows with specifications of the best priority get the packet. If no such flow matches, default flows
+/// get the packet. Sniffers get every packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trap {
-    /// Priority of the flows that have trapped the packet, and true if they drop it.
+    /// Priority of the flows that have trapped the packet, and a flag that is true if they drop the packet.
     trapped: Option<(u16, bool)>,
 }
 
 impl Trap {
     /// Returns true if the flow of the next rule gets the packet.
-    pub fn takes(&mut self, rule: &Rule, headers: &Headers) -> bool {
+    pub fn gets_packet(&mut self, rule: &FlowRule, headers: &FrameHeaders) -> bool {
         match rule.kind {
             FlowKind::Sniffer => true,
             FlowKind::Normal => {
@@ -153,30 +153,30 @@ mod tests {
     use super::*;
 
     /// Makes an empty Ethernet frame to `destination`.
-    fn frame(destination: [u8; 6]) -> Headers {
+    fn frame(destination: [u8; 6]) -> FrameHeaders {
         let mut bytes = [0; 60];
         bytes[..6].copy_from_slice(&destination);
-        Headers::of(&bytes).unwrap()
+        FrameHeaders::of(&bytes).unwrap()
     }
 
-    fn rule(kind: FlowKind, priority: u16) -> Rule {
-        Rule {
+    fn rule(kind: FlowKind, priority: u16) -> FlowRule {
+        FlowRule {
             kind,
             priority,
             dont_trap: false,
             drop: false,
-            pattern: Pattern::any(),
+            pattern: HeaderMatch::any(),
         }
     }
 
     /// Returns the indices in `rules` of the rules that get the packet.
-    fn who(rules: &[Rule], headers: &Headers) -> Vec<usize> {
+    fn receivers(rules: &[FlowRule], headers: &FrameHeaders) -> Vec<usize> {
         let mut order: Vec<_> = rules.iter().enumerate().collect();
         order.sort_by_key(|(_, rule)| rule.order());
         let mut trap = Trap::default();
         let mut got: Vec<_> = order
             .into_iter()
-            .filter(|(_, rule)| trap.takes(rule, headers))
+            .filter(|(_, rule)| trap.gets_packet(rule, headers))
             .map(|(at, _)| at)
             .collect();
         got.sort_unstable();
@@ -193,8 +193,8 @@ mod tests {
             rule(FlowKind::Normal, 1),
             rule(FlowKind::Sniffer, 9),
         ];
-        assert_eq!(who(&rules, &packet), [2, 3, 4]);
-        assert_eq!(who(&rules[..1], &packet), [0]);
+        assert_eq!(receivers(&rules, &packet), [2, 3, 4]);
+        assert_eq!(receivers(&rules[..1], &packet), [0]);
     }
 
     #[test]
@@ -206,25 +206,25 @@ mod tests {
             rule(FlowKind::AllDefault, 0),
         ];
         rules[0].dont_trap = true;
-        assert_eq!(who(&rules, &packet), [0, 1]);
+        assert_eq!(receivers(&rules, &packet), [0, 1]);
         rules[1].drop = true;
-        assert_eq!(who(&rules, &packet), [0]);
+        assert_eq!(receivers(&rules, &packet), [0]);
         // A dropping rule comes before other rules of the same priority.
         rules[1].priority = 0;
-        assert_eq!(who(&rules, &packet), [] as [usize; 0]);
+        assert_eq!(receivers(&rules, &packet), [] as [usize; 0]);
     }
 
     #[test]
     fn defaults_for_groups_get_packets_for_groups() {
         let rules = [rule(FlowKind::MulticastDefault, 0)];
-        assert_eq!(who(&rules, &frame([1, 0, 0x5e, 0, 0, 1])), [0]);
-        assert_eq!(who(&rules, &frame([2; 6])), [] as [usize; 0]);
+        assert_eq!(receivers(&rules, &frame([1, 0, 0x5e, 0, 0, 1])), [0]);
+        assert_eq!(receivers(&rules, &frame([2; 6])), [] as [usize; 0]);
     }
 
     #[test]
     fn a_pattern_looks_at_its_bits_and_layers_only() {
-        let mut pattern = Pattern::any();
-        pattern.want(field::DST_MAC, &[0x12, 0xff], &[0xf0, 0]);
+        let mut pattern = HeaderMatch::any();
+        pattern.require(field::DST_MAC, &[0x12, 0xff], &[0xf0, 0]);
         assert!(pattern.matches(&frame([0x1f, 0, 0, 0, 0, 0])));
         assert!(!pattern.matches(&frame([0x2f, 0, 0, 0, 0, 0])));
         pattern.layers = layer::IPV4;

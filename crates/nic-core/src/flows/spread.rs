@@ -1,6 +1,6 @@
 //! Receive side scaling: selects the work queue for a packet.
 
-use super::headers::{Headers, field, layer};
+use super::headers::{FrameHeaders, field, layer};
 
 /// Bytes of the Toeplitz key, as on all devices. The function is defined in "Verifying the RSS Hash Calculation"
 /// (Windows drivers' documentation).
@@ -28,9 +28,9 @@ pub mod hash_field {
     pub const ALL: u64 = (1 << 8) - 1;
 }
 
-/// The distribution of packets over work queues by a queue pair.
+/// The RSS configuration of a queue pair: distributes packets over work queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spread {
+pub struct RssConfig {
     /// Hashed fields: bits of [`hash_field`].
     pub fields: u64,
     /// Toeplitz key.
@@ -39,10 +39,10 @@ pub struct Spread {
     pub table: Vec<usize>,
 }
 
-impl Spread {
-    /// Returns the queue pair for a packet.
+impl RssConfig {
+    /// Returns the index of the queue pair that represents the packet's work queue.
     #[must_use]
-    pub fn queue_of(&self, headers: &Headers) -> Option<usize> {
+    pub fn queue_of(&self, headers: &FrameHeaders) -> Option<usize> {
         let hash = toeplitz(&self.key, &self.hashed(headers));
         self.table
             .get(hash as usize & self.table.len().wrapping_sub(1))
@@ -50,7 +50,7 @@ impl Spread {
     }
 
     /// Returns the bytes to hash: addresses, then ports, source first.
-    fn hashed(&self, headers: &Headers) -> Vec<u8> {
+    fn hashed(&self, headers: &FrameHeaders) -> Vec<u8> {
         let parts = [
             (hash_field::SRC_IPV4, layer::IPV4, field::SRC_IP, 4),
             (hash_field::SRC_IPV6, layer::IPV6, field::SRC_IP, 16),

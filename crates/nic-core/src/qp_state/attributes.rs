@@ -22,7 +22,7 @@ pub const IBV_QP_AV: i32 = 1 << 7;
 pub const IBV_QP_PATH_MTU: i32 = 1 << 8;
 /// Local ACK timeout, coded: `IBV_QP_TIMEOUT`.
 pub const IBV_QP_TIMEOUT: i32 = 1 << 9;
-/// Number of retries without a response: `IBV_QP_RETRY_CNT`.
+/// Number of retries when no response arrives: `IBV_QP_RETRY_CNT`.
 pub const IBV_QP_RETRY_CNT: i32 = 1 << 10;
 /// Number of retries after a receiver-not-ready NAK: `IBV_QP_RNR_RETRY`.
 pub const IBV_QP_RNR_RETRY: i32 = 1 << 11;
@@ -36,7 +36,8 @@ pub const IBV_QP_ALT_PATH: i32 = 1 << 14;
 pub const IBV_QP_MIN_RNR_TIMER: i32 = 1 << 15;
 /// First packet sequence number to send: `IBV_QP_SQ_PSN`.
 pub const IBV_QP_SQ_PSN: i32 = 1 << 16;
-/// Largest number of READs and atomics at a time as responder: `IBV_QP_MAX_DEST_RD_ATOMIC`.
+/// Largest number of incoming READs and atomics at a time as responder:
+/// `IBV_QP_MAX_DEST_RD_ATOMIC`.
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
 /// Path migration state: `IBV_QP_PATH_MIG_STATE`.
 pub const IBV_QP_PATH_MIG_STATE: i32 = 1 << 18;
@@ -46,8 +47,10 @@ pub const IBV_QP_CAP: i32 = 1 << 19;
 pub const IBV_QP_DEST_QPN: i32 = 1 << 20;
 /// Packet pacing rate: `IBV_QP_RATE_LIMIT`.
 pub const IBV_QP_RATE_LIMIT: i32 = 1 << 25;
+/// The attributes that every driver knows: `IB_QP_ATTR_STANDARD_BITS` of `linux:include/rdma/ib_verbs.h`.
+pub const STANDARD_ATTRIBUTES: i32 = (IBV_QP_DEST_QPN << 1) - 1;
 
-/// The fields of a peer's address vector (`ibv_ah_attr`) that have a range.
+/// The fields of a peer's address vector (`ibv_ah_attr`) whose values are checked against a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
     /// Source port number.
@@ -58,7 +61,8 @@ pub struct AddressVector {
     pub sgid_index: u8,
 }
 
-/// The attributes of a queue pair that have a range: fields of `ibv_qp_attr` with the same names.
+/// The attributes of a queue pair whose values are checked against a range: fields of `ibv_qp_attr`
+/// of the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // `ibv_modify_qp(3)`, and the bits above
 pub struct Attributes {

@@ -4,20 +4,20 @@ use super::attributes::*;
 use super::codes::{QpState, QpType, UnknownQpState};
 use super::transitions::{TransitionAttrs, transition_attrs};
 
-/// The limits of the device and its ports for attributes.
+/// The limits of a device and its ports, against which attributes are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Number of ports; port numbers begin at 1.
     pub phys_port_cnt: u8,
     /// Number of entries of the P_Key table.
     pub pkey_tbl_len: u16,
     /// Number of entries of the GID table.
     pub gid_tbl_len: u16,
-    /// Largest path MTU of the port, coded.
+    /// Largest path MTU of the port, as a code of `enum ibv_mtu`.
     pub max_mtu: u32,
     /// Largest number of outstanding READs and atomics of a QP as requester (`max_qp_init_rd_atom`).
     pub max_qp_init_rd_atom: u8,
-    /// Largest number of READs and atomics at a time of a QP as responder (`max_qp_rd_atom`).
+    /// Largest number of incoming READs and atomics at a time of a QP as responder (`max_qp_rd_atom`).
     pub max_qp_rd_atom: u8,
 }
 
@@ -59,7 +59,7 @@ pub enum ModifyQpError {
         /// Requested state.
         to: QpState,
     },
-    /// The transition exists, but with other attributes.
+    /// The transition exists, but requires or allows other attributes than the mask selects.
     #[error("{qp_type} QP from {from} to {to}: {}", wrong_attrs(*.missing, *.not_allowed))]
     WrongAttrs {
         /// Transport of the QP.
@@ -125,12 +125,12 @@ pub(super) const MAX_3_BIT: u32 = (1 << 3) - 1;
 /// Checks if `ibv_modify_qp(attr, attr_mask)` is legal for a QP of `qp_type` in state `cur`. Returns the new state:
 /// `attr.qp_state` with `IBV_QP_STATE`, else `cur`.
 ///
-/// Only fields whose bit is set are checked. A mask without `IBV_QP_STATE` is the transition from `cur` to itself. RTR,
-/// SQE and (except without attributes) RESET and ERR do not have this transition.
+/// Only fields whose bit is set are checked. A mask without `IBV_QP_STATE` is the transition from `cur` to itself. The
+/// states RTR and SQE do not have this transition; RESET and ERR have it only for a mask without attributes.
 ///
 /// # Errors
-/// In this order: an invalid state code, a wrong `cur_qp_state`, an illegal transition, missing or extra bits, values
-/// out of range.
+/// Returns the first error in this order: an invalid state code, a wrong `cur_qp_state`, an illegal transition, missing
+/// or extra bits, values out of range.
 ///
 /// Source: IBTA vol. 1, 11.2.5.2; `ibv_modify_qp(3)`; Linux `ib_modify_qp_is_ok`.
 pub fn check_transition(
@@ -138,7 +138,7 @@ pub fn check_transition(
     cur: QpState,
     attr_mask: i32,
     attr: &Attributes,
-    limits: &Limits,
+    limits: &DeviceLimits,
 ) -> Result<QpState, ModifyQpError> {
     let mask = AttrMask(attr_mask);
     let state = |field, value| {
@@ -185,7 +185,7 @@ pub fn check_transition(
         });
     }
 
-    for Range {
+    for AttributeRange {
         bit,
         field,
         value,
@@ -208,8 +208,8 @@ pub fn check_transition(
     Ok(to)
 }
 
-/// The range of a field, which is checked if the field's bit is set.
-pub(super) struct Range {
+/// The allowed range of an attribute's field, which is checked if the field's bit is set.
+pub(super) struct AttributeRange {
     pub(super) bit: i32,
     pub(super) field: &'static str,
     pub(super) value: u32,
@@ -217,9 +217,9 @@ pub(super) struct Range {
     pub(super) max: u32,
 }
 
-/// Returns the ranges of all fields that have one, except the states.
-pub(super) fn ranges(attr: &Attributes, limits: &Limits) -> [Range; 20] {
-    let range = |bit, field, value, min, max| Range {
+/// Returns the ranges of all fields of [`Attributes`] that have a range, except the states.
+pub(super) fn ranges(attr: &Attributes, limits: &DeviceLimits) -> [AttributeRange; 20] {
+    let range = |bit, field, value, min, max| AttributeRange {
         bit,
         field,
         value,

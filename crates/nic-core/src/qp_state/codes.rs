@@ -61,7 +61,7 @@ impl TryFrom<u32> for QpState {
 
     #[inline]
     fn try_from(code: u32) -> Result<Self, UnknownQpState> {
-        // A `match` is fast, and every post and poll converts a state.
+        // This conversion is a `match` for speed, because every post and poll converts a state.
         Ok(match code {
             0 => Self::Reset,
             1 => Self::Init,
@@ -117,8 +117,8 @@ impl QpType {
         Self::XrcRecv,
     ];
 
-    /// Returns the attributes of `mask` that this type has. The kernel drops the others before its checks
-    /// (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on that.
+    /// Returns the attributes of `mask` that this type has. The kernel drops all other attributes before its
+    /// checks (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on that.
     #[must_use]
     #[inline]
     pub const fn relevant(self, mask: i32) -> i32 {
@@ -129,7 +129,7 @@ impl QpType {
         }
     }
 
-    /// Returns the transport service whose packets and acknowledgements the type uses; XRC uses those of RC.
+    /// Returns the transport service whose packets and acknowledgements the type uses; for XRC this is RC.
     #[must_use]
     #[inline]
     pub const fn service(self) -> Self {

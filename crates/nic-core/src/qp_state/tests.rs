@@ -10,7 +10,7 @@ use super::transitions::*;
 use super::*;
 use golden::GOLDEN;
 
-/// Returns what [`transition_attrs`] must return, by a simple search of the kernel's table.
+/// Returns the expected result of [`transition_attrs`], found by a simple search of the kernel's table.
 fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<Attrs> {
     if to == QpState::Reset || (to == QpState::Err && from != QpState::Reset) {
         return Some((0, 0));
@@ -26,7 +26,7 @@ fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<Attrs> {
     })
 }
 
-const LIMITS: Limits = Limits {
+const LIMITS: DeviceLimits = DeviceLimits {
     phys_port_cnt: 2,
     pkey_tbl_len: 8,
     gid_tbl_len: 16,
@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits {
     max_qp_rd_atom: 32,
 };
 
-/// Returns valid attributes, whatever the mask, for a QP that goes from `from` to `to`.
+/// Returns attributes that are valid for any mask, for a QP that goes from `from` to `to`.
 fn attr(from: QpState, to: QpState) -> Attributes {
     let on_port = |port_num| AddressVector {
         port_num,
@@ -254,7 +254,7 @@ fn cur_state_must_be_the_state_of_the_qp() {
         check_transition(QpType::Ud, QpState::Sqe, mask, &attr, &LIMITS),
         Ok(QpState::Rts)
     );
-    // Without its bit, the field is ignored.
+    // The field `cur_qp_state` is ignored if its bit is not set.
     attr.cur_qp_state = 99;
     assert_eq!(
         check_transition(QpType::Ud, QpState::Sqe, IBV_QP_STATE, &attr, &LIMITS),
@@ -323,7 +323,8 @@ fn refusals_name_states_bits_and_ranges() {
 /// A function that sets one field to a value.
 type Set = fn(&mut Attributes, u32);
 
-/// Returns all fields with a range: a transition that uses the field, its name, smallest and largest value.
+/// Returns every field with a range: a transition that uses the field, its name, its smallest and its
+/// largest value.
 fn every_range() -> Vec<(QpState, QpState, &'static str, u32, u32, Set)> {
     fn byte(value: u32) -> u8 {
         u8::try_from(value).unwrap()
@@ -460,7 +461,7 @@ fn the_source_gid_counts_only_with_a_global_route() {
 #[test]
 fn a_path_mtu_above_that_of_the_port_is_refused() {
     let (required, _) = golden(QpType::Uc, QpState::Init, QpState::Rtr).unwrap();
-    let limits = Limits {
+    let limits = DeviceLimits {
         max_mtu: 3,
         ..LIMITS
     };
@@ -518,7 +519,7 @@ proptest! {
         [attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.min_rnr_timer] = [bytes[4], bytes[5], bytes[6]];
         [attr.ah_attr.port_num, attr.ah_attr.sgid_index] = [bytes[7], bytes[9]];
         attr.ah_attr.is_global = bytes[8] != 0;
-        let limits = Limits {
+        let limits = DeviceLimits {
             phys_port_cnt: limits[0],
             pkey_tbl_len: limits[1].into(),
             gid_tbl_len: limits[2].into(),

@@ -6,8 +6,8 @@ const RNR_TIMER_10US: [u64; 32] = [
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// Returns the path MTU in bytes of the code `code` (`enum ibv_mtu`): 256 (1) to 4096 (5). Codes outside this range
-/// count as the nearest valid code.
+/// Returns the path MTU in bytes of the code `code` (`enum ibv_mtu`): 256 (1) to 4096 (5). A code outside this range is
+/// treated as the nearest valid code.
 #[must_use]
 pub fn path_mtu_bytes(code: u32) -> u32 {
     128 << code.clamp(1, 5)
@@ -40,7 +40,7 @@ pub fn ack_timeout_ns(code: u8) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// IBTA vol. 1, "Encoding for RNR NAK Timer Field", in milliseconds, from code 0 on.
+    /// RNR NAK times in milliseconds, from code 0 on: IBTA vol. 1, "Encoding for RNR NAK Timer Field".
     const RNR_TIMER_MS: &str = "655.36 0.01 0.02 0.03 0.04 0.06 0.08 0.12 0.16 0.24 0.32 0.48 0.64 0.96 1.28 1.92 \
     2.56 3.84 5.12 7.68 10.24 15.36 20.48 30.72 40.96 61.44 81.92 122.88 163.84 245.76 327.68 491.52";
 
@@ -59,7 +59,8 @@ mod tests {
 
     #[test]
     fn rnr_timer_follows_its_formula() {
-        // Even codes double from 20 µs on (0 counts as 32), and odd codes are halfway to the next; 1 is an exception.
+        // The time of an even code is twice that of the even code before it, from 20 µs on; code 0 stands for 32. An
+        // odd code is halfway between its neighbours; code 1 is an exception.
         for code in 2..=32_u8 {
             let power = 10_000_u64 << (code / 2);
             let expected = if code % 2 == 0 {

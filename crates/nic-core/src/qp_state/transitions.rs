@@ -12,7 +12,7 @@ pub struct TransitionAttrs {
     pub optional: AttrMask,
 }
 
-/// Required and optional bits of one transport.
+/// Required and optional bits of a transition on one transport.
 pub(super) type Attrs = (i32, i32);
 
 /// A legal transition, with its attributes on each transport.
@@ -33,7 +33,7 @@ pub(super) const CONNECTED_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_
 const DATAGRAM_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
 /// Attributes of the peer that a connected QP needs to receive.
 const PEER: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-/// Attributes that may change in transitions to RTS, and from RTS to RTS.
+/// Attributes of UC that may change in transitions to RTS, and from RTS to RTS.
 const UC_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION;
 const RC_TO_RTS: i32 = UC_TO_RTS | IBV_QP_MIN_RNR_TIMER;
 const UD_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;

@@ -15,7 +15,7 @@ const ALL: [Access; 7] = [
 const PD: u32 = 7;
 const QPN: u32 = 0x00ab_cdef;
 
-/// Returns a region and a queue pair that allow `access`, and nothing else.
+/// Returns a region and a queue pair that allow `access` and no other access.
 fn good(access: Access) -> (Region, QueuePair) {
     let region = Region {
         start: 1 << 20,
@@ -55,7 +55,7 @@ fn each_condition_alone_denies_with_its_reason() {
                 ..qp
             };
             let denied = authorize(&region, at, access, &closed);
-            assert_eq!(denied, Err(Denied::QueuePairAccess), "{access:?}");
+            assert_eq!(denied, Err(AccessDenied::QueuePairAccess), "{access:?}");
         }
         if access != Access::LocalRead {
             let closed = Region {
@@ -63,7 +63,7 @@ fn each_condition_alone_denies_with_its_reason() {
                 ..region
             };
             let denied = authorize(&closed, at, access, &qp);
-            assert_eq!(denied, Err(Denied::RegionAccess), "{access:?}");
+            assert_eq!(denied, Err(AccessDenied::RegionAccess), "{access:?}");
         }
         let stranger = QueuePair {
             domain: PD + 1,
@@ -71,7 +71,7 @@ fn each_condition_alone_denies_with_its_reason() {
         };
         assert_eq!(
             authorize(&region, at, access, &stranger),
-            Err(Denied::Domain),
+            Err(AccessDenied::Domain),
             "{access:?}"
         );
         for (addr, len) in [
@@ -86,7 +86,11 @@ fn each_condition_alone_denies_with_its_reason() {
             (0, region.start + 8),
         ] {
             let denied = authorize(&region, (addr, len), access, &qp);
-            assert_eq!(denied, Err(Denied::Range), "{access:?} {addr:#x} {len:#x}");
+            assert_eq!(
+                denied,
+                Err(AccessDenied::Range),
+                "{access:?} {addr:#x} {len:#x}"
+            );
         }
     }
 }
@@ -104,29 +108,29 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
         let ask =
             |region: &Region, qp: &QueuePair| authorize_region(region, access, qp).map(|_| ());
         let remotely = if access.is_local() {
-            Err(Denied::Domain)
+            Err(AccessDenied::Domain)
         } else {
             Ok(())
         };
         let one = with(Owner::window_type_1(PD));
         assert_eq!(ask(&one, &qp), remotely, "{access:?}");
         assert_eq!(ask(&one, &QueuePair { qpn: QPN + 1, ..qp }), remotely);
-        assert_eq!(ask(&one, &others), Err(Denied::Domain));
+        assert_eq!(ask(&one, &others), Err(AccessDenied::Domain));
         let two = with(Owner::window_type_2(QPN));
         assert_eq!(ask(&two, &qp), remotely, "{access:?}");
         assert_eq!(
             ask(&two, &QueuePair { qpn: QPN + 1, ..qp }),
-            Err(Denied::Domain)
+            Err(AccessDenied::Domain)
         );
-        assert_eq!(ask(&two, &others), Err(Denied::Domain));
+        assert_eq!(ask(&two, &others), Err(AccessDenied::Domain));
         // A protection domain number never matches a queue pair number.
         assert_eq!(
             ask(&with(Owner::window_type_2(PD)), &qp),
-            Err(Denied::Domain)
+            Err(AccessDenied::Domain)
         );
         assert_eq!(
             ask(&with(Owner::window_type_1(QPN)), &qp),
-            Err(Denied::Domain)
+            Err(AccessDenied::Domain)
         );
         let none = QueuePair {
             domain: Owner::NO_DOMAIN,
@@ -140,7 +144,11 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
             Owner::window_type_1(Owner::MAX_DOMAIN - 1),
             Owner::window_type_2(0x00ff_ffff),
         ] {
-            assert_eq!(ask(&with(owner), &none), Err(Denied::Domain), "{owner:?}");
+            assert_eq!(
+                ask(&with(owner), &none),
+                Err(AccessDenied::Domain),
+                "{owner:?}"
+            );
         }
     }
 }
@@ -164,7 +172,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         };
         assert_eq!(
             authorize(&whole, (0, 1), access, &stranger),
-            Err(Denied::Domain)
+            Err(AccessDenied::Domain)
         );
     }
 }
@@ -190,7 +198,7 @@ fn an_owner_is_its_word() {
 fn parts_are_of_the_whole() {
     let (region, qp) = good(Access::LocalRead);
     let all = authorize(&region, (region.start + 8, 10), Access::LocalRead, &qp).unwrap();
-    let bounds = |at: Permitted| (at.offset(), at.len());
+    let bounds = |at: PermittedRange| (at.offset(), at.len());
     for (n, front, back) in [
         (0, (8, 0), (8, 10)),
         (4, (8, 4), (12, 6)),
@@ -208,11 +216,14 @@ fn parts_are_of_the_whole() {
 #[test]
 fn nothing_grants_no_byte() {
     for addr in [0, 1, u64::MAX - 1, u64::MAX] {
-        assert_eq!(Grant::NOTHING.range(addr, 1), Err(Denied::Range));
+        assert_eq!(
+            RegionGrant::NOTHING.range(addr, 1),
+            Err(AccessDenied::Range)
+        );
     }
 }
 
-/// Returns numbers near the limits of comparisons.
+/// Returns numbers near `of` and near the limits of the number type.
 fn near(of: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -225,7 +236,7 @@ fn near(of: u64) -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The range check equals one with numbers that do not wrap.
+    /// The range check has the same result as a check with numbers that do not overflow.
     #[test]
     fn a_range_lies_within_or_is_denied(
         (start, len) in (near(1 << 40), near(64)),
@@ -235,7 +246,7 @@ proptest! {
         (region.start, region.len) = (start, len);
         let inside = addr >= start
             && u128::from(addr) + u128::from(n) <= u128::from(start) + u128::from(len);
-        let expected = if inside { Ok((addr - start, n)) } else { Err(Denied::Range) };
+        let expected = if inside { Ok((addr - start, n)) } else { Err(AccessDenied::Range) };
         let got = authorize(&region, (addr, n), Access::RemoteWrite, &qp);
         prop_assert_eq!(got.map(|p| (p.offset(), p.len())), expected);
     }

@@ -7,7 +7,7 @@
 
 /// A station of the queueing network, shared by all cores.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Station {
+pub(super) struct QueueingStation {
     /// Time for which a request occupies the station, in ns.
     pub(super) service_ns: f64,
     /// Time for which other traffic occupies the station for each request, in ns. This traffic slows the station and
@@ -16,7 +16,7 @@ pub(super) struct Station {
 }
 
 /// Returns the requests per ns of `cores` cores. Each core works `alone_ns` on a request between the stations.
-pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64 {
+pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[QueueingStation]) -> f64 {
     // Background traffic slows the stations in proportion to the rate, which is the result: find it by bisection.
     let (mut low, mut high) = (0.0, ceiling(stations));
     if stations.iter().all(|station| station.background_ns == 0.0) {
@@ -37,7 +37,7 @@ pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64
 }
 
 /// Returns the highest possible rate, at which the busiest station is never idle.
-fn ceiling(stations: &[Station]) -> f64 {
+fn ceiling(stations: &[QueueingStation]) -> f64 {
     let busiest = stations
         .iter()
         .map(|s| s.service_ns + s.background_ns)
@@ -47,8 +47,8 @@ fn ceiling(stations: &[Station]) -> f64 {
 
 /// Computes the throughput by mean value analysis, with stations slowed by the background traffic of `rate` requests
 /// per ns.
-fn network(cores: u32, alone_ns: f64, stations: &[Station], rate: f64) -> f64 {
-    let slowed = |station: &Station| {
+fn network(cores: u32, alone_ns: f64, stations: &[QueueingStation], rate: f64) -> f64 {
+    let slowed = |station: &QueueingStation| {
         let left = (1.0 - rate * station.background_ns).max(f64::EPSILON);
         station.service_ns / left
     };
@@ -74,8 +74,8 @@ fn network(cores: u32, alone_ns: f64, stations: &[Station], rate: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn station(service_ns: f64) -> Station {
-        Station {
+    fn station(service_ns: f64) -> QueueingStation {
+        QueueingStation {
             service_ns,
             background_ns: 0.0,
         }
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_background_takes_its_share() {
-        let shared = Station {
+        let shared = QueueingStation {
             service_ns: 10.0,
             background_ns: 10.0,
         };

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::footprint::Footprint;
 use crate::locks;
-use crate::operation::{Method, Operation, OperationError};
-use crate::pcie::{self, Kind, Purpose};
+use crate::operation::{Operation, OperationError, PostMethod};
+use crate::pcie::{self, TransactionKind, TransactionPurpose};
 use crate::profile::Profile;
 
-use contention::Station;
+use contention::QueueingStation;
 pub use processing::inbound_ns;
 use processing::{known, sending_ns};
 pub use round_trip::round_trip_ns;
@@ -32,7 +32,7 @@ pub enum Role {
 /// One kind of operation of a mix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Load {
+pub struct MixOperation {
     /// The operation.
     pub operation: Operation,
     /// The machine's role: it posts the operation or receives it.
@@ -40,7 +40,7 @@ pub struct Load {
     /// Operations of this kind in one request of the mix.
     pub per_request: f64,
     /// The way in which the requester hands the WQEs to its NIC.
-    pub method: Method,
+    pub method: PostMethod,
     /// Operations in a postlist, on average.
     pub postlist: f64,
     /// Number of queue pairs over which the operations are spread evenly, on the machine's side. Other operations of
@@ -53,14 +53,14 @@ pub struct Load {
     pub lock_slots: Option<u32>,
 }
 
-impl Load {
+impl MixOperation {
     /// One operation in each request, posted alone.
     pub fn new(operation: Operation, role: Role) -> Self {
         Self {
             operation,
             role,
             per_request: 1.0,
-            method: Method::WqeByMmio,
+            method: PostMethod::WqeByMmio,
             postlist: 1.0,
             queue_pairs: None,
             lock_slots: None,
@@ -71,7 +71,7 @@ impl Load {
     #[must_use]
     pub fn in_postlists(self, len: f64) -> Self {
         Self {
-            method: Method::of_postlist(len),
+            method: PostMethod::of_postlist(len),
             postlist: len,
             ..self
         }
@@ -110,7 +110,7 @@ impl Load {
 #[serde(deny_unknown_fields)]
 pub struct Mix {
     /// The operations, posted and arriving.
-    pub loads: Vec<Load>,
+    pub loads: Vec<MixOperation>,
     /// Cores that do the machine's work. `None`: enough cores.
     pub cores: Option<u32>,
     /// Work of a core for a request apart from verbs, in ns.
@@ -125,7 +125,7 @@ pub struct Mix {
 
 impl Mix {
     /// A mix of these operations without other work, with enough cores and enough operations outstanding.
-    pub fn new(loads: Vec<Load>) -> Self {
+    pub fn new(loads: Vec<MixOperation>) -> Self {
         Self {
             loads,
             cores: None,
@@ -155,7 +155,7 @@ impl Mix {
 }
 
 /// A resource that can limit the rate of a mix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
     /// The machine's cores.
@@ -251,7 +251,7 @@ impl Bounds {
     /// An operation that the NIC cannot do, or a number of the mix outside its range.
     pub fn of(profile: &Profile, mix: &Mix) -> Result<Self, OperationError> {
         check(mix)?;
-        let mut demand = Demand::default();
+        let mut demand = ResourceDemand::default();
         for load in &mix.loads {
             demand.add(profile, load)?;
         }
@@ -307,7 +307,7 @@ fn check(mix: &Mix) -> Result<(), OperationError> {
 
 /// The use of each resource by one request. Costs that the profile lacks are `None`.
 #[derive(Debug)]
-struct Demand {
+struct ResourceDemand {
     verbs_ns: Option<f64>,
     /// The round trips of the machine's own operations, one after the other.
     round_trips_ns: Option<f64>,
@@ -320,11 +320,11 @@ struct Demand {
     unit_ns: Option<f64>,
     lock_ns: Option<f64>,
     /// Time for which a request occupies each port in use.
-    out_ns: f64,
-    in_ns: f64,
+    link_out_ns: f64,
+    link_in_ns: f64,
 }
 
-impl Default for Demand {
+impl Default for ResourceDemand {
     fn default() -> Self {
         Self {
             verbs_ns: Some(0.0),
@@ -337,14 +337,14 @@ impl Default for Demand {
             inbound_ns: Some(0.0),
             unit_ns: Some(0.0),
             lock_ns: Some(0.0),
-            out_ns: 0.0,
-            in_ns: 0.0,
+            link_out_ns: 0.0,
+            link_in_ns: 0.0,
         }
     }
 }
 
-impl Demand {
-    fn add(&mut self, profile: &Profile, load: &Load) -> Result<(), OperationError> {
+impl ResourceDemand {
+    fn add(&mut self, profile: &Profile, load: &MixOperation) -> Result<(), OperationError> {
         let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
         let times = load.per_request;
         let (side, out, arriving) = match load.role {
@@ -363,18 +363,18 @@ impl Demand {
         let overhead = link_layer * side.tlps();
         let mmio = profile.pcie.mmio_overhead_bytes.as_ref();
         let lines = side.transactions.iter();
-        let lines = lines.filter(|part| part.purpose == Purpose::WqeByMmio);
+        let lines = lines.filter(|part| part.purpose == TransactionPurpose::WqeByMmio);
         let lines: f64 = lines.map(|part| part.tlps_to_device).sum();
         let mmio = mmio.map_or(0.0, |mmio| mmio.value) * lines;
         let to_device =
             |kind| side.bytes_to_device_by(kind) + link_layer * side.tlps_to_device_by(kind);
-        self.mmio_bytes += times * (to_device(Kind::MmioWrite) + mmio);
-        self.dma_read_bytes += times * to_device(Kind::DmaRead);
+        self.mmio_bytes += times * (to_device(TransactionKind::MmioWrite) + mmio);
+        self.dma_read_bytes += times * to_device(TransactionKind::DmaRead);
         self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
         self.to_host_bytes += times * (side.bytes_to_host() + overhead);
         let link = ports_bytes_per_ns(profile, load.queue_pairs);
-        self.out_ns += times * out.link_bytes(profile) / link;
-        self.in_ns += times * arriving.link_bytes(profile) / link;
+        self.link_out_ns += times * out.link_bytes(profile) / link;
+        self.link_in_ns += times * arriving.link_bytes(profile) / link;
         add(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
         match load.role {
             Role::Requester => {
@@ -434,8 +434,8 @@ impl Demand {
             // Listed before the inbound processing: if one lock holds up all operations, the lock is the cause.
             (Resource::AtomicLocks, self.lock_ns),
             (Resource::NicInbound, self.inbound_ns),
-            (Resource::LinkOut, Some(self.out_ns)),
-            (Resource::LinkIn, Some(self.in_ns)),
+            (Resource::LinkOut, Some(self.link_out_ns)),
+            (Resource::LinkIn, Some(self.link_in_ns)),
         ];
         let known = busy.iter().filter_map(|&(resource, busy)| {
             let busy_ns = busy.filter(|busy| *busy > 0.0)?;
@@ -460,11 +460,11 @@ impl Demand {
     /// The rate of the cores if they wait for each other at the NIC and at shared lines, in 10^6 requests a second.
     fn with_waiting_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
         let own = self.verbs_ns? + mix.app_ns;
-        let nic = Station {
+        let nic = QueueingStation {
             service_ns: self.mmio_bytes / link,
             background_ns: (self.to_device_bytes - self.mmio_bytes) / link,
         };
-        let shared = Station {
+        let shared = QueueingStation {
             service_ns: mix.shared_ns,
             background_ns: 0.0,
         };
@@ -488,7 +488,7 @@ fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
 }
 
 /// Core time of one operation, in ns.
-fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
+fn cpu_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
     let host = &profile.host;
     match load.role {
         Role::Requester => {
@@ -508,7 +508,7 @@ fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
 }
 
 /// Time for which one operation that is sent occupies the whole NIC, in ns.
-fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
+fn outbound_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
     let processing = &profile.processing;
     let base = sending_ns(profile, &load.operation, one.wqe_lines)?;
     // A profile without `units` has no `wqe_fetch_wait_ns` either: [`Profile::parse`] checks that.
@@ -521,7 +521,7 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
 }
 
 /// Time for which an atomic that arrives occupies all locks together, in ns.
-fn lock_ns(profile: &Profile, load: &Load) -> Option<f64> {
+fn lock_ns(profile: &Profile, load: &MixOperation) -> Option<f64> {
     let reachable = locks::reachable(profile);
     let slots = match (load.lock_slots, reachable) {
         (Some(wanted), Some(reachable)) => wanted.min(reachable),

@@ -2,7 +2,7 @@
 
 use super::processing::{inbound_ns, known, sending_ns};
 use crate::footprint::Footprint;
-use crate::operation::{Method, Operation};
+use crate::operation::{Operation, PostMethod};
 use crate::pcie;
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
@@ -13,7 +13,7 @@ use crate::verb::{Transport, Verb};
 /// The result is the least time: costs of cores that the profile lacks count as 0. Messages of several packets cut
 /// through the network in this model, but not in simulated NICs. The completion of a datagram and of an operation on
 /// UC says only that the message has left.
-pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -> Option<f64> {
+pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMethod) -> Option<f64> {
     let one = Footprint::of_postlist(profile, operation, method, 1).ok()?;
     let network = known(&profile.port.latency_ns)?;
     let pcie = known(&profile.pcie.latency_ns)?;
@@ -24,8 +24,8 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -
     let link = pcie::bandwidth_mbps(profile) * 1e-3;
     let payload = f64::from(operation.payload_bytes);
     let fetch_wqe = match method {
-        Method::WqeByMmio => 0.0,
-        Method::Doorbell => known(&profile.processing.wqe_fetch_wait_ns).unwrap_or(2.0 * pcie),
+        PostMethod::WqeByMmio => 0.0,
+        PostMethod::Doorbell => known(&profile.processing.wqe_fetch_wait_ns).unwrap_or(2.0 * pcie),
     };
     let sends = operation.verb.sends_payload();
     let fetch_payload = if sends && !operation.inline && payload > 0.0 {
@@ -42,7 +42,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -
     }
     let port = profile.port.gbps.value / 8.0;
     // A message passes two links and leaves the first while it enters the second, one packet later.
-    let wire = |packets: crate::wire::Packets| {
+    let wire = |packets: crate::wire::PacketCost| {
         let bytes = packets.link_bytes(profile);
         (bytes + bytes / packets.count.max(1.0)) / port
     };

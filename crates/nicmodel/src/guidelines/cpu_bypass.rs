@@ -1,6 +1,6 @@
 use super::guideline::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
-use crate::op_profile::{Counted, OperationProfile, PeersWork, QueuePair, real, total};
+use crate::op_profile::{CountedOperations, OperationProfile, PeersWork, QueuePair, real, total};
 use crate::operation::Operation;
 use crate::profile::{Profile, Sourced};
 use crate::verb::{Transport, Verb};
@@ -18,7 +18,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 const WORTHWHILE: f64 = 1.3;
 
 /// Size of a request: a key and an operation.
-const REQUEST_BYTES: u32 = 16;
+const WRITE_REQUEST_BYTES: u32 = 16;
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let now = observed.predict(profile).ok()??;
@@ -86,15 +86,17 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 
 /// The pairs of READs of one GET on each queue pair, the smaller first. The first READ looks up the address and the
 /// second fetches the value. A queue pair counts if its READs have two sizes, in about equal numbers.
-fn gets(observed: &OperationProfile) -> Vec<(Counted, Counted)> {
+fn gets(observed: &OperationProfile) -> Vec<(CountedOperations, CountedOperations)> {
     observed.active().filter_map(two_reads).collect()
 }
 
-fn two_reads(qp: &QueuePair) -> Option<(Counted, Counted)> {
-    let reads = |counted: &&Counted| counted.operation.verb == Verb::RdmaRead && counted.count > 0;
+fn two_reads(qp: &QueuePair) -> Option<(CountedOperations, CountedOperations)> {
+    let reads = |counted: &&CountedOperations| {
+        counted.operation.verb == Verb::RdmaRead && counted.count > 0
+    };
     let mut reads: Vec<_> = qp.sent.iter().filter(reads).cloned().collect();
     reads.sort_by_key(|counted| counted.operation.payload_bytes);
-    let [a, b]: [Counted; 2] = reads.try_into().ok()?;
+    let [a, b]: [CountedOperations; 2] = reads.try_into().ok()?;
     let differ = a.operation.payload_bytes < b.operation.payload_bytes;
     (differ && a.count.abs_diff(b.count) <= a.count.min(b.count) / 10).then_some((a, b))
 }
@@ -102,7 +104,7 @@ fn two_reads(qp: &QueuePair) -> Option<(Counted, Counted)> {
 /// The program with each READ or atomic replaced by a request by UC WRITE and a response by UD SEND. Two READs of one
 /// GET become one request.
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
+    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, WRITE_REQUEST_BYTES).inlined();
     let most = profile.wqe.max_inline_bytes.value;
     let (mut answered, mut atomics) = (0u64, 0u64);
     let mut fixed = observed.clone();
@@ -119,7 +121,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 inline: operation.payload_bytes <= most,
                 ..Operation::new(Verb::Send, Transport::Ud, operation.payload_bytes)
             };
-            qp.received.push(Counted {
+            qp.received.push(CountedOperations {
                 operation: response,
                 count: counted.count,
             });

@@ -3,7 +3,7 @@ use std::cmp::Reverse;
 use super::guideline::{Finding, Guideline, queue_pair};
 use crate::footprint::Footprint;
 use crate::op_profile::{OperationProfile, QueuePair, real, whole};
-use crate::operation::Method;
+use crate::operation::PostMethod;
 use crate::profile::Profile;
 
 /// Guideline: post waiting WRs as one postlist.
@@ -47,7 +47,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 /// MMIO writes for each WR of the unchanged program.
 fn mmio_writes(qp: &QueuePair, profile: &Profile) -> Option<f64> {
     let postlist = qp.mean_postlist();
-    let method = Method::of_postlist(postlist);
+    let method = PostMethod::of_postlist(postlist);
     let writes = qp.sent.iter().map(|counted| {
         let one = Footprint::of_one(profile, &counted.operation, method, postlist).ok()?;
         Some(one.requester.mmio_writes() * real(counted.count))

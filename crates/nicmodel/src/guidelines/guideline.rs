@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde::Serialize;
 
-use crate::op_profile::{Counted, OperationProfile, QueuePair};
+use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
 /// A rule of the paper as code: how to find a violation, and the program without the violation.
@@ -35,9 +35,9 @@ pub struct Finding {
 /// pair and the number of other queue pairs that break the guideline.
 pub(super) fn most<'a>(
     observed: &'a OperationProfile,
-    side: fn(&QueuePair) -> &[Counted],
-    wanted: impl Fn(&QueuePair, &Counted) -> bool,
-) -> Option<(String, &'a QueuePair, &'a Counted)> {
+    side: fn(&QueuePair) -> &[CountedOperations],
+    wanted: impl Fn(&QueuePair, &CountedOperations) -> bool,
+) -> Option<(String, &'a QueuePair, &'a CountedOperations)> {
     let worst = |qp: &'a QueuePair| {
         let all = side(qp).iter().filter(|counted| wanted(qp, counted));
         all.min_by_key(|counted| Reverse(counted.count))

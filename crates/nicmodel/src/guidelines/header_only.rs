@@ -1,5 +1,5 @@
 use super::guideline::{Finding, Guideline, most, plural};
-use crate::op_profile::{Counted, OperationProfile};
+use crate::op_profile::{CountedOperations, OperationProfile};
 use crate::profile::Profile;
 use crate::verb::Verb;
 
@@ -15,7 +15,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 /// Size of an immediate.
 const IMM_BYTES: u32 = 4;
 
-fn could(counted: &Counted) -> bool {
+fn could_be_header_only(counted: &CountedOperations) -> bool {
     let operation = &counted.operation;
     operation.verb == Verb::Send
         && !operation.imm
@@ -24,7 +24,11 @@ fn could(counted: &Counted) -> bool {
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let (who, _, counted) = most(observed, |qp| &qp.sent, |_, counted| could(counted))?;
+    let (who, _, counted) = most(
+        observed,
+        |qp| &qp.sent,
+        |_, counted| could_be_header_only(counted),
+    )?;
     Some(Finding {
         seen: format!(
             "{who}: SENDs carry {} of payload and no immediate",
@@ -41,7 +45,7 @@ fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         for counted in qp.sent.iter_mut().chain(&mut qp.received) {
-            if could(counted) {
+            if could_be_header_only(counted) {
                 counted.operation.payload_bytes = 0;
                 counted.operation.imm = true;
             }

@@ -1,6 +1,6 @@
 use super::guideline::{Finding, Guideline, most, plural};
-use crate::op_profile::{Counted, OperationProfile, QueuePair};
-use crate::operation::Receive;
+use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
+use crate::operation::PayloadDestination;
 use crate::profile::Profile;
 
 /// Guideline: receive small payloads within the completion.
@@ -12,14 +12,14 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-fn could(profile: &Profile, counted: &Counted) -> bool {
+fn could_be_inlined(profile: &Profile, counted: &CountedOperations) -> bool {
     let operation = &counted.operation;
-    let inline = operation.received(Receive::Inline);
+    let inline = operation.received(PayloadDestination::Inline);
     counted.count > 0 && !operation.arrives_in_cqe(profile) && inline.arrives_in_cqe(profile)
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let wanted = |_: &QueuePair, counted: &Counted| could(profile, counted);
+    let wanted = |_: &QueuePair, counted: &CountedOperations| could_be_inlined(profile, counted);
     let (who, _, counted) = most(observed, |qp| &qp.received, wanted)?;
     Some(Finding {
         seen: format!(
@@ -35,8 +35,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.received) {
-        if could(profile, counted) {
-            counted.operation.receive = Receive::Inline;
+        if could_be_inlined(profile, counted) {
+            counted.operation.receive = PayloadDestination::Inline;
         }
     }
     Some(fixed)

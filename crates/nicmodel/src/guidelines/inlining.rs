@@ -1,7 +1,7 @@
 use super::guideline::{Finding, Guideline, most, plural};
 use crate::footprint::Footprint;
-use crate::op_profile::{Counted, OperationProfile, QueuePair};
-use crate::operation::Method;
+use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
+use crate::operation::PostMethod;
 use crate::profile::Profile;
 
 /// Guideline: copy small payloads into the WQE.
@@ -14,14 +14,14 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// Returns true if inlining saves bytes on the PCIe link to the NIC.
-fn should(profile: &Profile, qp: &QueuePair, counted: &Counted) -> bool {
+fn should_be_inlined(profile: &Profile, qp: &QueuePair, counted: &CountedOperations) -> bool {
     let operation = counted.operation;
     if operation.inline || operation.payload_bytes == 0 || !operation.verb.sends_payload() {
         return false;
     }
     let postlist = qp.mean_postlist();
     let bytes = |operation| {
-        let method = Method::of_postlist(postlist);
+        let method = PostMethod::of_postlist(postlist);
         let one = Footprint::of_one(profile, &operation, method, postlist).ok()?;
         Some(one.requester.bytes_to_device())
     };
@@ -32,7 +32,8 @@ fn should(profile: &Profile, qp: &QueuePair, counted: &Counted) -> bool {
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let wanted = |qp: &QueuePair, counted: &Counted| should(profile, qp, counted);
+    let wanted =
+        |qp: &QueuePair, counted: &CountedOperations| should_be_inlined(profile, qp, counted);
     let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
     let operation = &counted.operation;
     Some(Finding {
@@ -53,7 +54,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     let mut fixed = observed.clone();
     for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
         for counted in &mut qp.sent {
-            if should(profile, old, counted) {
+            if should_be_inlined(profile, old, counted) {
                 counted.operation.inline = true;
             }
         }

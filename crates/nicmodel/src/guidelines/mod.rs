@@ -24,9 +24,10 @@ use crate::bounds::Resource;
 use crate::op_profile::{OperationProfile, real};
 use crate::operation::OperationError;
 use crate::profile::Profile;
+use crate::uncertainty;
 
 pub use guideline::{Finding, Guideline};
-pub use steps::{Step, steps};
+pub use steps::{ChangeStep, steps};
 
 /// A finding with the gain that following it would bring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,9 +46,9 @@ pub struct Advice {
     pub with_queue_pairs: Option<u32>,
     /// Predicted gain without these additional queue pairs, which may be a loss.
     pub alone: Option<Gain>,
-    /// Relative gain of this change if every other guideline is followed. `None` if `gain` is large enough or
+    /// Gain of this change if every other guideline is followed. `None` if `gain` is at least [`MIN_RELATIVE_GAIN`] or
     /// unknown.
-    pub after_others: Option<f64>,
+    pub after_others: Option<Gain>,
 }
 
 /// The predicted rates before and after a change.
@@ -59,17 +60,32 @@ pub struct Gain {
     pub then_mops: f64,
     /// `then / now - 1`.
     pub relative: f64,
+    /// Largest relative gain that is within the noise of the model, from pairs of published rates with these
+    /// bottlenecks ([`uncertainty::noise_of_gain`]).
+    pub noise: f64,
     /// The bottleneck after the change.
     pub then_bottleneck: Resource,
     /// True if the profile lacks a number that may make the gain smaller.
     pub at_most: bool,
 }
 
+impl Gain {
+    /// Returns true if the model predicts a gain, of whatever size.
+    pub fn exceeds_rounding(&self) -> bool {
+        self.relative >= MIN_RELATIVE_GAIN
+    }
+
+    /// Returns true if the predicted gain exceeds the noise of the model.
+    pub fn exceeds_noise(&self) -> bool {
+        self.exceeds_rounding() && self.relative > self.noise
+    }
+}
+
 /// The guideline that advises another design instead of a step from the present design.
 pub const OTHER_DESIGN: &str = cpu_bypass::GUIDELINE.name;
 
-/// Smallest relative gain that counts: the model is not more exact.
-pub const WORTHWHILE: f64 = 0.01;
+/// Smallest relative gain that counts as a gain: a smaller one is rounding.
+pub const MIN_RELATIVE_GAIN: f64 = 0.01;
 
 /// Every guideline.
 pub const ALL: [Guideline; 13] = [
@@ -124,28 +140,28 @@ pub fn advise(
         if let Some(fixed) = fixed
             && let Some(then) = rate_of(&fixed)
         {
-            let alone = then.over(&now);
+            let alone = then.gain_to(&now);
             advice.gain = Some(alone);
             // Postlists on one queue pair make its processing unit the bottleneck, which is another guideline's
             // subject. So the gain of more queue pairs alone is not counted as a gain of this guideline.
             let times = match guideline.name == multi_queue::GUIDELINE.name {
                 true => 1,
-                false => multi_queue::times(&fixed, profile),
+                false => multi_queue::queue_pair_factor(&fixed, profile),
             };
             if times > 1
                 && let Some(both) = rate_of(&multi_queue::spread(&fixed, times))
                 && let Some(base) = rate_of(&multi_queue::spread(observed, times))
-                && both.over(&base).relative > SIMPLER * alone.relative
+                && both.gain_to(&base).relative > SIMPLER * alone.relative
             {
-                advice.gain = Some(both.over(&base));
+                advice.gain = Some(both.gain_to(&base));
                 advice.with_queue_pairs = Some(multi_queue::each(&fixed, profile, times));
                 advice.alone = Some(alone);
             }
-            if advice.gain.is_some_and(|gain| gain.relative < WORTHWHILE) {
+            if advice.gain.is_some_and(|gain| !gain.exceeds_rounding()) {
                 let others = followed(observed, profile, Some(guideline.name));
                 let every = followed(observed, profile, None);
                 let last = rate_of(&every).zip(rate_of(&others));
-                advice.after_others = last.map(|(every, others)| every.over(&others).relative);
+                advice.after_others = last.map(|(every, others)| every.gain_to(&others));
             }
         }
         all.push(advice);
@@ -157,7 +173,7 @@ pub fn advise(
 
 /// The rate of a changed program, in operations of the original program.
 #[derive(Clone, Copy)]
-struct Rate {
+struct ChangedRate {
     mops: f64,
     bottleneck: Resource,
     at_most: bool,
@@ -167,16 +183,17 @@ struct Rate {
 
 /// Returns true if the model predicts a rate. The rate of a program that waits for each operation needs the
 /// round-trip time.
-fn has_rate(observed: &OperationProfile, now: &Rate) -> bool {
+fn has_rate(observed: &OperationProfile, now: &ChangedRate) -> bool {
     now.has_round_trips || !observed.waits_for_each()
 }
 
-impl Rate {
-    fn over(&self, now: &Self) -> Gain {
+impl ChangedRate {
+    fn gain_to(&self, now: &Self) -> Gain {
         Gain {
             now_mops: now.mops,
             then_mops: self.mops,
             relative: self.mops / now.mops - 1.0,
+            noise: uncertainty::noise_of_gain(now.bottleneck, self.bottleneck),
             then_bottleneck: self.bottleneck,
             at_most: self.at_most,
         }
@@ -188,13 +205,13 @@ fn rate(
     program: &OperationProfile,
     observed: &OperationProfile,
     profile: &Profile,
-) -> Result<Option<Rate>, OperationError> {
+) -> Result<Option<ChangedRate>, OperationError> {
     let Some(prediction) = program.predict(profile)? else {
         return Ok(None);
     };
     let round_trips = prediction.requester.rate_mops(Resource::RoundTrips);
     let unknown = [&prediction.requester, &prediction.responder];
-    Ok(Some(Rate {
+    Ok(Some(ChangedRate {
         mops: prediction.rate_mops * real(observed.requests()) / real(program.requests().max(1)),
         bottleneck: prediction.bottleneck,
         at_most: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),

@@ -15,7 +15,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 
 /// Returns the factor by which to multiply the queue pairs until their units and ports are no longer the bottleneck.
 /// Returns 1 if there are enough queue pairs.
-pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
+pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) -> u32 {
     let Ok(Some(now)) = observed.predict(profile) else {
         return 1;
     };
@@ -64,7 +64,7 @@ pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // A program that waits for each operation has no operations to spread.
-    let times = times(observed, profile);
+    let times = queue_pair_factor(observed, profile);
     if times == 1 || observed.waits_for_each() {
         return None;
     }
@@ -102,7 +102,7 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
 }
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    Some(spread(observed, times(observed, profile)))
+    Some(spread(observed, queue_pair_factor(observed, profile)))
 }
 
 /// Returns the program on `times` as many queue pairs.

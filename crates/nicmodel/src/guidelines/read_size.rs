@@ -1,5 +1,5 @@
 use super::guideline::{Finding, Guideline, plural, queue_pair};
-use crate::bounds::{Bounds, Load, Mix, Resource, Role};
+use crate::bounds::{Bounds, Mix, MixOperation, Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair, real, whole};
 use crate::operation::Operation;
 use crate::profile::Profile;
@@ -20,7 +20,7 @@ fn below_transition(profile: &Profile, payload_bytes: u32, read: &Operation) -> 
         payload_bytes,
         ..*read
     };
-    let mix = Mix::new(vec![Load::new(larger, Role::Responder)]);
+    let mix = Mix::new(vec![MixOperation::new(larger, Role::Responder)]);
     Bounds::of(profile, &mix).is_ok_and(|b| b.bottleneck() == Some(Resource::NicInbound))
 }
 

@@ -3,14 +3,14 @@
 use serde::Serialize;
 
 use super::guideline::{Finding, Guideline};
-use super::{ALL, Gain, OTHER_DESIGN, Rate, WORTHWHILE, has_rate, multi_queue, rate};
+use super::{ALL, ChangedRate, Gain, OTHER_DESIGN, has_rate, multi_queue, rate};
 use crate::op_profile::OperationProfile;
 use crate::operation::OperationError;
 use crate::profile::Profile;
 
 /// One change in a sequence of changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Step {
+pub struct ChangeStep {
     /// The guideline's name.
     pub guideline: &'static str,
     /// Publication and section of the guideline.
@@ -32,19 +32,22 @@ const NO_LOSS: f64 = 1e-3;
 const ROUNDS: usize = 4;
 
 /// Returns the changes that a program should make for this NIC, in the order in which to make them. Each step has the
-/// greatest gain over the program after the earlier steps, or enables the next step. Another design (cpu-bypass) is
-/// not a step.
+/// greatest gain over the program after the earlier steps, or enables the next step. A gain within the noise of the
+/// model makes no step. Another design (cpu-bypass) is not a step.
 ///
 /// # Errors
 /// Returned if the NIC cannot execute one of the program's operations.
-pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>, OperationError> {
+pub fn steps(
+    observed: &OperationProfile,
+    profile: &Profile,
+) -> Result<Vec<ChangeStep>, OperationError> {
     let Some(start) = rate(observed, observed, profile)? else {
         return Ok(Vec::new());
     };
     if !has_rate(observed, &start) {
         return Ok(Vec::new());
     }
-    let way = Way {
+    let way = ChangeSequence {
         observed,
         profile,
         start,
@@ -55,12 +58,12 @@ pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>
     let mut found = Vec::new();
     // The number of queue pairs depends on the other steps, and the gain of those steps depends on the queue pairs.
     for _ in 0..ROUNDS {
-        let times = multi_queue::times(&way.all(&used), profile);
-        found = way.in_order(&used, times);
+        let times = multi_queue::queue_pair_factor(&way.all(&used), profile);
+        found = way.order_by_gain(&used, times);
         let is_step = |guideline: &Guideline| {
             found
                 .iter()
-                .any(|step: &Step| step.guideline == guideline.name)
+                .any(|step: &ChangeStep| step.guideline == guideline.name)
         };
         let before = used.len();
         used.retain(is_step);
@@ -71,19 +74,19 @@ pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>
     Ok(found)
 }
 
-struct Way<'a> {
+struct ChangeSequence<'a> {
     observed: &'a OperationProfile,
     profile: &'a Profile,
-    start: Rate,
+    start: ChangedRate,
 }
 
 /// The program after a change, and its rate.
-struct Changed {
+struct ChangedProgram {
     program: OperationProfile,
-    rate: Rate,
+    rate: ChangedRate,
 }
 
-impl Way<'_> {
+impl ChangeSequence<'_> {
     /// The program after all of these guidelines.
     fn all(&self, used: &[Guideline]) -> OperationProfile {
         used.iter()
@@ -102,7 +105,7 @@ impl Way<'_> {
         guideline: &Guideline,
         program: &OperationProfile,
         times: u32,
-    ) -> Option<Changed> {
+    ) -> Option<ChangedProgram> {
         let changed = if guideline.name == multi_queue::GUIDELINE.name {
             multi_queue::spread(program, times)
         } else {
@@ -110,18 +113,18 @@ impl Way<'_> {
             (guideline.fixed)(program, self.profile)?
         };
         let rate = rate(&changed, self.observed, self.profile).ok()??;
-        Some(Changed {
+        Some(ChangedProgram {
             program: changed,
             rate,
         })
     }
 
-    fn in_order(&self, used: &[Guideline], times: u32) -> Vec<Step> {
+    fn order_by_gain(&self, used: &[Guideline], times: u32) -> Vec<ChangeStep> {
         let mut rest = used.to_vec();
         if times > 1 {
             rest.push(multi_queue::GUIDELINE);
         }
-        let mut now = Changed {
+        let mut now = ChangedProgram {
             program: self.observed.clone(),
             rate: self.start,
         };
@@ -131,14 +134,14 @@ impl Way<'_> {
             .or_else(|| self.enabling(&rest, &now, times))
         {
             let guideline = rest.remove(index);
-            let gain = then.rate.over(&now.rate);
+            let gain = then.rate.gain_to(&now.rate);
             if let Some(finding) = self.finding(&guideline, &now.program, times) {
-                steps.push(Step {
+                steps.push(ChangeStep {
                     guideline: guideline.name,
                     section: guideline.section,
                     finding,
                     gain,
-                    cumulative: then.rate.over(&self.start).relative,
+                    cumulative: then.rate.gain_to(&self.start).relative,
                 });
             }
             now = then;
@@ -161,33 +164,45 @@ impl Way<'_> {
     }
 
     /// Returns the guideline with the greatest gain by itself, and the changed program.
-    fn best(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
+    fn best(
+        &self,
+        rest: &[Guideline],
+        now: &ChangedProgram,
+        times: u32,
+    ) -> Option<(usize, ChangedProgram)> {
         let each = rest.iter().enumerate();
         let all = each.filter_map(|(index, guideline)| {
             Some((index, self.follow(guideline, &now.program, times)?))
         });
-        all.filter(|(_, then)| then.rate.over(&now.rate).relative >= WORTHWHILE)
+        all.filter(|(_, then)| then.rate.gain_to(&now.rate).exceeds_noise())
             .max_by(|a, b| a.1.rate.mops.total_cmp(&b.1.rate.mops))
     }
 
     /// Returns a guideline that loses nothing and enables another one. Among several, the one whose successor gains
     /// most is returned.
-    fn enabling(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
-        let mut best: Option<(f64, usize, Changed)> = None;
+    fn enabling(
+        &self,
+        rest: &[Guideline],
+        now: &ChangedProgram,
+        times: u32,
+    ) -> Option<(usize, ChangedProgram)> {
+        let mut best: Option<(f64, usize, ChangedProgram)> = None;
         for (index, first) in rest.iter().enumerate() {
             let Some(then) = self.follow(first, &now.program, times) else {
                 continue;
             };
-            if then.rate.over(&now.rate).relative < -NO_LOSS {
+            if then.rate.gain_to(&now.rate).relative < -NO_LOSS {
                 continue;
             }
             let others = rest.iter().filter(|other| other.name != first.name);
             let both = others
                 .filter_map(|second| self.follow(second, &then.program, times))
-                .map(|both| both.rate.over(&then.rate).relative)
+                .map(|both| both.rate.gain_to(&then.rate))
+                .filter(Gain::exceeds_noise)
+                .map(|gain| gain.relative)
                 .fold(0.0, f64::max);
             let is_best = best.as_ref().is_none_or(|(most, ..)| both > *most);
-            if both >= WORTHWHILE && is_best {
+            if both > 0.0 && is_best {
                 best = Some((both, index, then));
             }
         }

@@ -1,5 +1,5 @@
 use super::guideline::{Finding, Guideline, most};
-use crate::op_profile::{Counted, OperationProfile, QueuePair};
+use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
 /// Guideline: signal few WRs.
@@ -26,7 +26,7 @@ fn period(qp: &QueuePair) -> u32 {
     }
 }
 
-fn often(qp: &QueuePair, counted: &Counted) -> bool {
+fn often(qp: &QueuePair, counted: &CountedOperations) -> bool {
     // The result of a READ or atomic is valid at its completion, so these operations need theirs. A loop with one
     // operation outstanding waits for its completion.
     counted.count > 0

@@ -1,5 +1,5 @@
 use super::guideline::{Finding, Guideline, most, plural};
-use crate::op_profile::{Counted, OperationProfile, QueuePair};
+use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::profile::Profile;
 use crate::verb::Verb;
 use crate::wqe::{self, CACHE_LINE_BYTES};
@@ -14,20 +14,22 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// Most bytes over a cache line that a program can be expected to save.
-const FEW: u32 = 8;
+const MAX_SAVED_BYTES: u32 = 8;
 
 /// Returns the bytes of the payload over the last full cache line, if they are few.
-fn over(profile: &Profile, counted: &Counted) -> Option<u32> {
+fn bytes_over_cache_line(profile: &Profile, counted: &CountedOperations) -> Option<u32> {
     let operation = &counted.operation;
     let over = operation.wqe_bytes(profile) % CACHE_LINE_BYTES;
-    let few = (1..=FEW).contains(&over) && operation.payload_bytes > over;
+    let few = (1..=MAX_SAVED_BYTES).contains(&over) && operation.payload_bytes > over;
     (operation.inlines_payload() && counted.count > 0 && few).then_some(over)
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let wanted = |_: &QueuePair, counted: &Counted| over(profile, counted).is_some();
+    let wanted = |_: &QueuePair, counted: &CountedOperations| {
+        bytes_over_cache_line(profile, counted).is_some()
+    };
     let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
-    let over = over(profile, counted)?;
+    let over = bytes_over_cache_line(profile, counted)?;
     let operation = &counted.operation;
     let bytes = operation.wqe_bytes(profile);
     let lines = wqe::lines(bytes);
@@ -58,7 +60,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.sent) {
-        if let Some(over) = over(profile, counted) {
+        if let Some(over) = bytes_over_cache_line(profile, counted) {
             counted.operation.payload_bytes -= over;
         }
     }

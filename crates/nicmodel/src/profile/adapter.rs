@@ -23,7 +23,7 @@ pub struct Adapter {
     pub link_layer: LinkLayer,
     /// Name, vendor, part, board and firmware of the device.
     pub identity: Identity,
-    /// Queue pairs, features and limits of the device, by the field names of `softnic::Capabilities`. A capability
+    /// Queue pairs, features and limits of the device, by the field names of `softnic::DeviceCapabilities`. A capability
     /// without a name here is not limited.
     pub capabilities: BTreeMap<String, Sourced<CapabilityValue>>,
 }

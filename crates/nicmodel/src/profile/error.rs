@@ -11,12 +11,12 @@ pub enum ProfileError {
     Malformed(String),
     /// The profile has values that no NIC can have.
     #[error("{}", list(.0))]
-    Impossible(Vec<Problem>),
+    Impossible(Vec<ImpossibleValue>),
 }
 
 /// One impossible value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ImpossibleValue {
     /// The line in the text, counted from 1.
     pub line: usize,
     /// Table and field, such as `pcie.lanes`.
@@ -25,13 +25,13 @@ pub struct Problem {
     pub message: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ImpossibleValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}: {}", self.line, self.key, self.message)
     }
 }
 
-fn list(problems: &[Problem]) -> String {
-    let lines: Vec<_> = problems.iter().map(Problem::to_string).collect();
+fn list(problems: &[ImpossibleValue]) -> String {
+    let lines: Vec<_> = problems.iter().map(ImpossibleValue::to_string).collect();
     lines.join("\n")
 }

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 pub use adapter::{Adapter, CapabilityValue, adapter, adapters};
 pub use builtin::{TEMPLATE, builtin, builtins};
 pub use dpu::Dpu;
-pub use error::{Problem, ProfileError};
+pub use error::{ImpossibleValue, ProfileError};
 pub use identity::Identity;
-pub use place::Place;
-pub use section::Number;
+pub use place::CorePlace;
+pub use section::ProfileNumber;
 pub use sourced::{Evidence, Sourced};
 
 use section::section;
@@ -51,13 +51,13 @@ pub struct Profile {
     /// Sizes of WQEs and CQEs.
     pub wqe: Wqe,
     /// Processing times of the NIC itself.
-    pub processing: Processing,
+    pub processing: ProcessingTimes,
     /// The NIC's locks for atomics.
-    pub atomics: Atomics,
+    pub atomics: AtomicLocks,
     /// The network port.
     pub port: Port,
     /// State that the NIC caches in its own memory.
-    pub cache: Cache,
+    pub cache: NicCache,
     /// The DPU behind the same NIC, if any. `host`, `pcie` and `atomics` then describe the host's side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dpu: Option<Dpu>,
@@ -179,7 +179,7 @@ section! {
 
 section! {
     /// Processing times of an otherwise idle NIC. Times are the reciprocals of the whole NIC's rates, not latencies.
-    pub struct Processing in "processing" {
+    pub struct ProcessingTimes in "processing" {
         /// Processing units; a queue pair is served by one of them.
         units: Option<Sourced<u32>> = 1 to 1024,
         /// Time to send a SEND or WRITE whose WQE has one cache line.
@@ -203,7 +203,7 @@ section! {
 
 section! {
     /// The NIC's locks for atomics.
-    pub struct Atomics in "atomics" {
+    pub struct AtomicLocks in "atomics" {
         /// Low address bits that choose the lock: 2^bits locks, with 0 a single lock.
         lock_bits: Option<Sourced<u32>> = 0 to 32,
         /// Time for which an atomic holds its lock.
@@ -231,7 +231,7 @@ section! {
 
 section! {
     /// State that the NIC caches in its own memory.
-    pub struct Cache in "cache" {
+    pub struct NicCache in "cache" {
         /// Most outstanding READs of a thread that raise its rate.
         read_window: Option<Sourced<u32>> = 1 to 1_000_000,
         /// Number of threads with which `read_window` was found.
@@ -267,10 +267,10 @@ fn numeric_key(text: &str, at: usize) -> Option<(String, (f64, f64))> {
         "host" => Host::range(field),
         "pcie" => Pcie::range(field),
         "wqe" => Wqe::range(field),
-        "processing" => Processing::range(field),
-        "atomics" => Atomics::range(field),
+        "processing" => ProcessingTimes::range(field),
+        "atomics" => AtomicLocks::range(field),
         "port" => Port::range(field),
-        "cache" => Cache::range(field),
+        "cache" => NicCache::range(field),
         "dpu" => Dpu::range(field),
         _ => None,
     };
@@ -296,7 +296,7 @@ impl Profile {
     }
 
     /// Every number of the profile with its meaning and evidence, in the order of the format.
-    pub fn numbers(&self) -> Vec<Number<'_>> {
+    pub fn numbers(&self) -> Vec<ProfileNumber<'_>> {
         let mut all = Vec::new();
         self.host.numbers(&mut all);
         self.pcie.numbers(&mut all);
@@ -331,7 +331,7 @@ impl Profile {
         is_set.then_some(changed)
     }
 
-    fn problems(&self, text: &str) -> Vec<Problem> {
+    fn problems(&self, text: &str) -> Vec<ImpossibleValue> {
         let line = |at: usize| {
             let before = text.as_bytes().get(..at).unwrap_or_default();
             1 + before.iter().filter(|&&byte| byte == b'\n').count()
@@ -344,7 +344,7 @@ impl Profile {
         };
         let mut problems = Vec::new();
         if self.schema != SCHEMA {
-            problems.push(Problem {
+            problems.push(ImpossibleValue {
                 line: line_of_key("schema"),
                 key: "schema".to_owned(),
                 message: format!(
@@ -359,7 +359,7 @@ impl Profile {
                 .bytes()
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-_".contains(&c));
         if !name_is_good {
-            problems.push(Problem {
+            problems.push(ImpossibleValue {
                 line: line_of_key("name"),
                 key: "name".to_owned(),
                 message: "a name has 1 to 32 lower-case letters, digits, '-' or '_'".to_owned(),
@@ -367,7 +367,7 @@ impl Profile {
         }
         problems.extend(self.identity.iter().flat_map(|identity| {
             let wrong = identity.problems().into_iter();
-            wrong.map(|(at, key, message)| Problem {
+            wrong.map(|(at, key, message)| ImpossibleValue {
                 line: line(at),
                 key: format!("identity.{key}"),
                 message: message.to_owned(),
@@ -383,7 +383,7 @@ impl Profile {
         self.cache.out_of_range(&mut out_of_range);
         let dpu = self.dpu.iter();
         dpu.for_each(|dpu| dpu.out_of_range(&mut out_of_range));
-        problems.extend(out_of_range.into_iter().map(|number| Problem {
+        problems.extend(out_of_range.into_iter().map(|number| ImpossibleValue {
             line: line(number.at),
             key: number.key,
             message: format!(
@@ -394,7 +394,7 @@ impl Profile {
         // The comparison of numbers would repeat the problems found so far.
         if problems.is_empty() {
             self.contradictions(|at, key, message| {
-                problems.push(Problem {
+                problems.push(ImpossibleValue {
                     line: line(at),
                     key: key.to_owned(),
                     message,

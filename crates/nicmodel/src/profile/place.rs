@@ -12,7 +12,7 @@ use super::{Dpu, Host, Profile};
 /// The cores and memory behind a NIC that use it: those of the host, or those of its DPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum CorePlace {
     /// The machine's processor and memory, over PCIe.
     #[default]
     Host,
@@ -20,7 +20,7 @@ pub enum Place {
     Dpu,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CorePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Host => "host",
@@ -29,7 +29,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for CorePlace {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -89,10 +89,10 @@ impl Dpu {
 impl Profile {
     /// Returns the profile of the NIC as seen from this place; `None` for the DPU if the profile has none.
     #[must_use]
-    pub fn at(&self, place: Place) -> Option<Cow<'_, Self>> {
+    pub fn at(&self, place: CorePlace) -> Option<Cow<'_, Self>> {
         match place {
-            Place::Host => Some(Cow::Borrowed(self)),
-            Place::Dpu => self.on_dpu().map(Cow::Owned),
+            CorePlace::Host => Some(Cow::Borrowed(self)),
+            CorePlace::Dpu => self.on_dpu().map(Cow::Owned),
         }
     }
 

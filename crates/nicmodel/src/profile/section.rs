@@ -6,7 +6,7 @@ use super::sourced::{Evidence, Sourced};
 
 /// One number of a profile, as a list of all of them shows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Number<'a> {
+pub struct ProfileNumber<'a> {
     /// Table and field, such as `pcie.lanes`.
     pub key: String,
     /// Meaning of the number: the documentation of its field.
@@ -25,7 +25,7 @@ fn in_words<S: serde::Serializer>(evidence: &&Evidence, serializer: S) -> Result
 }
 
 /// A field that holds a number, or may.
-pub(super) trait Field {
+pub(super) trait NumberField {
     /// Returns the value, the evidence, and the byte offset in the text; `None` if the number is unknown.
     fn number(&self) -> Option<(f64, &Evidence, usize)>;
 
@@ -34,18 +34,18 @@ pub(super) trait Field {
 }
 
 /// A type of numbers in profiles.
-pub(super) trait Value: Copy + Into<f64> {
+pub(super) trait ProfileValue: Copy + Into<f64> {
     /// Returns the nearest value of the type.
     fn nearest(value: f64) -> Self;
 }
 
-impl Value for f64 {
+impl ProfileValue for f64 {
     fn nearest(value: f64) -> Self {
         value
     }
 }
 
-impl Value for u32 {
+impl ProfileValue for u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -56,7 +56,7 @@ impl Value for u32 {
     }
 }
 
-impl<T: Value> Field for Sourced<T> {
+impl<T: ProfileValue> NumberField for Sourced<T> {
     fn number(&self) -> Option<(f64, &Evidence, usize)> {
         Some((self.value.into(), &self.evidence, self.span.start))
     }
@@ -67,9 +67,9 @@ impl<T: Value> Field for Sourced<T> {
     }
 }
 
-impl<T: Value> Field for Option<Sourced<T>> {
+impl<T: ProfileValue> NumberField for Option<Sourced<T>> {
     fn number(&self) -> Option<(f64, &Evidence, usize)> {
-        self.as_ref().and_then(Field::number)
+        self.as_ref().and_then(NumberField::number)
     }
 
     fn set(&mut self, value: f64) -> bool {
@@ -103,10 +103,10 @@ macro_rules! section {
         }
 
         impl $name {
-            pub(in crate::profile) fn numbers<'a>(&'a self, into: &mut Vec<$crate::profile::Number<'a>>) {
+            pub(in crate::profile) fn numbers<'a>(&'a self, into: &mut Vec<$crate::profile::ProfileNumber<'a>>) {
                 $(
-                    if let Some((value, evidence, _)) = $crate::profile::section::Field::number(&self.$field) {
-                        into.push($crate::profile::Number {
+                    if let Some((value, evidence, _)) = $crate::profile::section::NumberField::number(&self.$field) {
+                        into.push($crate::profile::ProfileNumber {
                             key: concat!($table, ".", stringify!($field)).to_owned(),
                             meaning: concat!($($doc),+).trim_ascii(),
                             value,
@@ -121,7 +121,7 @@ macro_rules! section {
             pub(in crate::profile) fn set(&mut self, field: &str, value: f64) -> bool {
                 $(
                     if field == stringify!($field) {
-                        return $crate::profile::section::Field::set(&mut self.$field, value);
+                        return $crate::profile::section::NumberField::set(&mut self.$field, value);
                     }
                 )+
                 false
@@ -139,7 +139,7 @@ macro_rules! section {
 
             pub(in crate::profile) fn out_of_range(&self, into: &mut Vec<$crate::profile::section::OutOfRange>) {
                 $(
-                    if let Some((value, _, at)) = $crate::profile::section::Field::number(&self.$field)
+                    if let Some((value, _, at)) = $crate::profile::section::NumberField::number(&self.$field)
                         && !(f64::from($low)..=f64::from($high)).contains(&value)
                     {
                         into.push($crate::profile::section::OutOfRange {

@@ -99,7 +99,7 @@ impl<T: PartialEq> PartialEq for Sourced<T> {
     deny_unknown_fields,
     expecting = "a number with its evidence, such as { value = 16, source = \"published\", where = \"data sheet, page 3\" }"
 )]
-struct Raw<T> {
+struct RawSourced<T> {
     value: T,
     source: Option<String>,
     r#where: Option<String>,
@@ -108,7 +108,7 @@ struct Raw<T> {
     why: Option<String>,
 }
 
-impl<T> Raw<T> {
+impl<T> RawSourced<T> {
     fn evidence(&self) -> Result<Evidence, String> {
         let text = |field: &Option<String>, key: &str, says: &str| {
             let text = field.as_deref().map(str::trim).filter(|t| !t.is_empty());
@@ -173,7 +173,7 @@ impl<T> Raw<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Sourced<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = Spanned::<Raw<T>>::deserialize(deserializer)?;
+        let raw = Spanned::<RawSourced<T>>::deserialize(deserializer)?;
         let evidence = raw.get_ref().evidence().map_err(D::Error::custom)?;
         let span = raw.span();
         let value = raw.into_inner().value;

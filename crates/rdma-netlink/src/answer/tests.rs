@@ -1,5 +1,5 @@
 use super::*;
-use crate::fuzz::Example;
+use crate::fuzz::ExampleSource;
 use crate::numbers::{NLA_TYPE_MASK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 
 const SEQ: u32 = 9;
@@ -22,7 +22,7 @@ fn request(kind: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
 
 fn nldev(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<Vec<u8>> {
     let request = request(NLDEV << 10 | command, flags, attributes);
-    answer(&request, PORT_ID, &Example)
+    answer(&request, PORT_ID, &ExampleSource)
 }
 
 fn kind(message: &[u8]) -> u16 {
@@ -144,7 +144,7 @@ fn what_is_not_there_is_refused() {
         assert_eq!(errno(&answers[0]), expected, "{command} {attributes:?}");
     }
     // Another client.
-    let answers = answer(&request(2 << 10 | 1, 0, &[]), PORT_ID, &Example);
+    let answers = answer(&request(2 << 10 | 1, 0, &[]), PORT_ID, &ExampleSource);
     assert_eq!(errno(&answers[0]), EINVAL);
 }
 
@@ -161,7 +161,7 @@ fn resources_are_counted_and_regions_listed_in_messages_that_fit() {
             (entry[0].1.to_vec(), u64::from_ne_bytes(count))
         })
         .collect();
-    let expected = [("pd\0", 1), ("qp\0", 3), ("mr\0", 200)];
+    let expected = [("pd\0", 1), ("cq\0", 200), ("qp\0", 3), ("mr\0", 200)];
     assert_eq!(
         counts,
         expected.map(|(name, count)| (name.as_bytes().to_vec(), count))
@@ -181,6 +181,98 @@ fn resources_are_counted_and_regions_listed_in_messages_that_fit() {
         }
     }
     assert_eq!(keys, (1..=200).collect::<Vec<u32>>());
+}
+
+/// The entries of the answers to a dump of the first device, each as its numbers by attribute.
+fn entries(command: u16, table: u16, more: &[(u16, u32)]) -> Vec<Vec<(u16, u64)>> {
+    let named = [&[(attr::DEV_INDEX, 0)], more].concat();
+    let answers = nldev(command, NLM_F_DUMP, &named);
+    let (end, messages) = answers.split_last().expect("an end");
+    assert_eq!(kind(end), NLMSG_DONE);
+    let mut found = Vec::new();
+    for message in messages {
+        assert!(message.len() <= MAX_DATAGRAM_BYTES);
+        let table = attribute(message, table).expect("a table");
+        for (_, entry) in attributes(&table) {
+            found.push(numbers(entry));
+        }
+    }
+    found
+}
+
+fn numbers(entry: &[u8]) -> Vec<(u16, u64)> {
+    let number = |value: &[u8]| {
+        let bytes = value.iter().rev();
+        bytes.fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    };
+    let all = attributes(entry).into_iter();
+    all.map(|(name, value)| (name, number(value))).collect()
+}
+
+fn value(entry: &[(u16, u64)], number: u16) -> Option<u64> {
+    let found = entry.iter().find(|(found, _)| *found == number);
+    found.map(|(_, value)| *value)
+}
+
+#[test]
+fn queue_pairs_are_listed_for_a_device_or_a_port() {
+    let all = entries(command::RES_QP_GET, attr::RES_QP, &[]);
+    let of = |entry: &Vec<(u16, u64)>| {
+        let of = |number| value(entry, number);
+        (of(attr::RES_LQPN), of(attr::PORT_INDEX), of(attr::RES_RQPN))
+    };
+    let expected = [
+        (Some(5), Some(1), Some(9)),
+        // Datagrams have no peer.
+        (Some(6), Some(1), None),
+        (Some(7), None, Some(9)),
+    ];
+    assert_eq!(all.iter().map(of).collect::<Vec<_>>(), expected);
+    assert_eq!(value(&all[1], attr::RES_TYPE), Some(4));
+    assert_eq!(value(&all[1], attr::RES_PID), Some(17));
+    let port = [(attr::PORT_INDEX, 1)];
+    let of_port = entries(command::RES_QP_GET, attr::RES_QP, &port);
+    assert_eq!(of_port, all[..2]);
+    let no_port = [(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 2)];
+    let answers = nldev(command::RES_QP_GET, NLM_F_DUMP, &no_port);
+    assert_eq!(errno(&answers[0]), EINVAL);
+}
+
+#[test]
+fn completion_queues_and_domains_say_how_many_use_them() {
+    let queues = entries(command::RES_CQ_GET, attr::RES_CQ, &[]);
+    let cqn = |entry: &Vec<(u16, u64)>| value(entry, attr::RES_CQN);
+    let expected = (1..=200).map(Some);
+    assert_eq!(
+        queues.iter().map(cqn).collect::<Vec<_>>(),
+        expected.collect::<Vec<_>>()
+    );
+    assert_eq!(value(&queues[0], attr::RES_USECNT), Some(2));
+    let domains = entries(command::RES_PD_GET, attr::RES_PD, &[]);
+    let expected = [
+        (attr::RES_USECNT, 4),
+        (attr::RES_PDN, 1),
+        (attr::RES_PID, 17),
+    ];
+    assert_eq!(domains, [expected]);
+}
+
+#[test]
+fn one_object_is_asked_for_by_its_number() {
+    let of = |command, number, value| nldev(command, 0, &[(attr::DEV_INDEX, 0), (number, value)]);
+    let answers = of(command::RES_QP_GET, attr::RES_LQPN, 6);
+    let found = attribute(&answers[0], attr::RES_LQPN);
+    assert_eq!(found, Some(6_u32.to_ne_bytes().to_vec()));
+    let found = attribute(&of(command::RES_CQ_GET, attr::RES_CQN, 7)[0], attr::RES_CQE);
+    assert_eq!(found, Some(16_u32.to_ne_bytes().to_vec()));
+    for (command, number, value, expected) in [
+        (command::RES_QP_GET, attr::RES_LQPN, 8, ENOENT),
+        (command::RES_QP_GET, attr::RES_CQN, 6, EINVAL),
+        (command::RES_PD_GET, attr::RES_PDN, 1, EOPNOTSUPP),
+    ] {
+        let answers = of(command, number, value);
+        assert_eq!(errno(&answers[0]), expected, "{command} {number} {value}");
+    }
 }
 
 #[test]
@@ -203,7 +295,7 @@ fn counters_of_a_port_have_names_and_values() {
 #[test]
 fn several_requests_are_answered_and_no_request_is_not() {
     let system = request(NLDEV << 10 | command::SYS_GET, NLM_F_ACK, &[]);
-    let answers = answer(&[&system[..], &system].concat(), PORT_ID, &Example);
+    let answers = answer(&[&system[..], &system].concat(), PORT_ID, &ExampleSource);
     assert_eq!(answers.len(), 4);
     assert_eq!(
         attribute(&answers[0], attr::SYS_NETNS_MODE),
@@ -215,6 +307,10 @@ fn several_requests_are_answered_and_no_request_is_not() {
     short[0] = 15;
     let no_operation = request(1, 0, &[]);
     for wrong in [&system[..15], &too_long, &short, &no_operation, &[]] {
-        assert_eq!(answer(wrong, PORT_ID, &Example), [[0; 0]; 0], "{wrong:?}");
+        assert_eq!(
+            answer(wrong, PORT_ID, &ExampleSource),
+            [[0; 0]; 0],
+            "{wrong:?}"
+        );
     }
 }

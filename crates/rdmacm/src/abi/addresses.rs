@@ -4,59 +4,59 @@ use std::ffi::c_int;
 
 use c_edge::c_functions;
 
-use super::edge::{Address, Id};
-use crate::addr::Addr;
-use crate::cm_event::complete;
+use super::edge::{AddressArg, IdArg};
+use crate::addr::IdAddress;
+use crate::cm_event::wait_for_outcome;
 use crate::errno::Result;
 use crate::id::CmId;
 use crate::resolve;
 
 c_functions! {
     /// Binds an id to an address: `rdma_bind_addr(3)`.
-    pub rdma_bind_addr => bind_addr, (id: Id<'_>, addr: Address) -> Result;
+    pub rdma_bind_addr => bind_addr, (id: IdArg<'_>, addr: AddressArg) -> Result;
 
     /// Resolves the peer's address: `rdma_resolve_addr(3)`. The outcome is an event.
     pub rdma_resolve_addr => resolve_addr,
-        (id: Id<'_>, src_addr: Address, dst_addr: Address, timeout_ms: c_int) -> Result;
+        (id: IdArg<'_>, src_addr: AddressArg, dst_addr: AddressArg, timeout_ms: c_int) -> Result;
 
     /// Resolves the route: `rdma_resolve_route(3)`. The outcome is an event.
-    pub rdma_resolve_route => resolve_route, (id: Id<'_>, timeout_ms: c_int) -> Result;
+    pub rdma_resolve_route => resolve_route, (id: IdArg<'_>, timeout_ms: c_int) -> Result;
 
     /// Returns the port of the local address, big-endian: `rdma_get_src_port(3)`. For `AF_IB`, these are the lower 16
     /// bits of the service id.
-    pub rdma_get_src_port => src_port, (id: Id<'_>) -> u16;
+    pub rdma_get_src_port => src_port, (id: IdArg<'_>) -> u16;
 
     /// Returns the port of the peer's address, big-endian: `rdma_get_dst_port(3)`. For `AF_IB`, these are the lower 16
     /// bits of the service id.
-    pub rdma_get_dst_port => dst_port, (id: Id<'_>) -> u16;
+    pub rdma_get_dst_port => dst_port, (id: IdArg<'_>) -> u16;
 }
 
-fn bind_addr(id: Id<'_>, addr: Address) -> Result {
+fn bind_addr(id: IdArg<'_>, addr: AddressArg) -> Result {
     resolve::bind(id.get()?, addr.get()?)
 }
 
-fn resolve_addr(id: Id<'_>, src: Address, dst: Address, _timeout_ms: c_int) -> Result {
+fn resolve_addr(id: IdArg<'_>, src: AddressArg, dst: AddressArg, _timeout_ms: c_int) -> Result {
     let id = id.get()?;
     let dst = dst.get()?;
     resolve::resolve_addr(id, src.optional()?, dst)?;
-    complete(id)
+    wait_for_outcome(id)
 }
 
-fn resolve_route(id: Id<'_>, _timeout_ms: c_int) -> Result {
+fn resolve_route(id: IdArg<'_>, _timeout_ms: c_int) -> Result {
     let id = id.get()?;
     resolve::resolve_route(id)?;
-    complete(id)
+    wait_for_outcome(id)
 }
 
-fn src_port(id: Id<'_>) -> u16 {
+fn src_port(id: IdArg<'_>) -> u16 {
     big_endian_port(id.get().ok().and_then(CmId::source))
 }
 
-fn dst_port(id: Id<'_>) -> u16 {
+fn dst_port(id: IdArg<'_>) -> u16 {
     big_endian_port(id.get().ok().and_then(CmId::destination))
 }
 
 /// Returns the port of an address, big-endian; 0 if `addr` is `None`.
-fn big_endian_port(addr: Option<Addr>) -> u16 {
+fn big_endian_port(addr: Option<IdAddress>) -> u16 {
     addr.map_or(0, |addr| addr.reported_port().to_be())
 }

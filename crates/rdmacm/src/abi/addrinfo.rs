@@ -10,13 +10,13 @@ use c_edge::{InConst, Out, c_functions};
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
-use super::edge::Id;
-use crate::addr::{self, Addr};
-use crate::cm_event::complete;
+use super::edge::IdArg;
+use crate::addr::{self, IdAddress};
+use crate::address_list::AddressList;
+use crate::cm_event::wait_for_outcome;
 use crate::device::DEFAULT_PKEY;
-use crate::endpoint::Detail;
+use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
-use crate::found::Found;
 use crate::ib::IbAddr;
 
 c_functions! {
@@ -28,14 +28,14 @@ c_functions! {
     /// Resolves a node and a service, and reports the result as an event: `rdma_resolve_addrinfo(3)`. The name service
     /// is queried before the call returns. `RAI_SA` fails with EOPNOTSUPP, since no subnet administrator exists.
     pub rdma_resolve_addrinfo => resolve_addrinfo,
-        (id: Id<'_>, node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>) -> Result;
+        (id: IdArg<'_>, node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>) -> Result;
 
     /// Returns the result of an id's last `rdma_resolve_addrinfo`: `rdma_query_addrinfo(3)`. The program must free it.
-    pub rdma_query_addrinfo => query_addrinfo, (id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result;
+    pub rdma_query_addrinfo => query_addrinfo, (id: IdArg<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result;
 }
 
 fn resolve_addrinfo(
-    id: Id<'_>,
+    id: IdArg<'_>,
     node: *const c_char,
     service: *const c_char,
     hints: InConst<'_, rdma_addrinfo>,
@@ -63,19 +63,19 @@ fn resolve_addrinfo(
         Ok(_) => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
         Err(Errno(errno)) => (RDMA_CM_EVENT_ADDRINFO_ERROR, -errno),
     };
-    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(keep));
+    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(store));
     drop(before);
-    id.endpoint.report(kind, status, Detail::Nothing);
-    complete(id)
+    id.endpoint.report(kind, status, EventDetail::None);
+    wait_for_outcome(id)
 }
 
 /// Stores the list until the program asks for it.
-fn keep(list: *mut rdma_addrinfo) -> Found {
+fn store(list: *mut rdma_addrinfo) -> AddressList {
     // SAFETY: a list of this module that no other code uses; the function frees such lists.
-    unsafe { Found::new(list, rdma_freeaddrinfo) }
+    unsafe { AddressList::new(list, rdma_freeaddrinfo) }
 }
 
-fn query_addrinfo(id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result {
+fn query_addrinfo(id: IdArg<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result {
     let id = id.get()?;
     let place = info.get()?;
     let found = id.extra().addrinfo.take().ok_or(INVALID)?;
@@ -158,7 +158,7 @@ unsafe fn fill(
 }
 
 /// Returns true if the node must be the text of a GID: `RAI_FAMILY` makes the family `AF_IB` significant.
-fn wants_gid(hints: &rdma_addrinfo) -> bool {
+fn is_gid_required(hints: &rdma_addrinfo) -> bool {
     let flags = RAI_NUMERICHOST | RAI_FAMILY;
     hints.ai_flags & flags == flags && hints.ai_family == AF_IB
 }
@@ -175,7 +175,7 @@ fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
     }
     if hints.ai_family != AF_IB {
         ai.ai_family = hints.ai_family;
-    } else if wants_gid(hints) {
+    } else if is_gid_required(hints) {
         // GIDs are written like IPv6 addresses.
         ai.ai_family = libc::AF_INET6;
     }
@@ -213,7 +213,7 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
     };
     // SAFETY: contract of this function.
     unsafe {
-        let address = if wants_gid(given) {
+        let address = if is_gid_required(given) {
             rai.ai_family = AF_IB;
             gid_address(ai.ai_addr, rai.ai_port_space)?
         } else {
@@ -247,7 +247,7 @@ unsafe fn gid_address(
     port_space: c_int,
 ) -> Result<(*mut sockaddr, socklen_t)> {
     // SAFETY: contract of this function.
-    let Some(Addr::Ip(SocketAddr::V6(v6))) = (unsafe { addr::read(addr) }) else {
+    let Some(IdAddress::Ip(SocketAddr::V6(v6))) = (unsafe { addr::read(addr) }) else {
         return Err(Errno(libc::EAFNOSUPPORT));
     };
     let port_space = u32::try_from(port_space).map_err(|_| INVALID)?;
@@ -256,7 +256,7 @@ unsafe fn gid_address(
         scope_id: v6.scope_id().into(),
         ..IbAddr::new(v6.ip().octets(), DEFAULT_PKEY)
     };
-    let (c, len) = addr::to_c(Addr::Ib(gid.with_service(port_space, v6.port())));
+    let (c, len) = addr::to_c(IdAddress::Ib(gid.with_service(port_space, v6.port())));
     // SAFETY: the pointer leads to an address of `len` bytes.
     unsafe { copy((&raw const c).cast(), len) }
 }

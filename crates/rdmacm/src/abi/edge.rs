@@ -11,18 +11,18 @@ use c_edge::Arg;
 use libc::sockaddr;
 use verbs_abi::*;
 
-use crate::addr::{self, Addr};
+use crate::addr::{self, IdAddress};
 use crate::channel::Channel;
 use crate::cm_event;
 use crate::connect;
-use crate::endpoint::Event;
+use crate::endpoint::EndpointEvent;
 use crate::errno::{INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
 
 /// An id that the call uses, or NULL.
-pub struct Id<'a>(Option<&'a CmId>);
+pub struct IdArg<'a>(Option<&'a CmId>);
 
-impl Arg for Id<'_> {
+impl Arg for IdArg<'_> {
     type C = *mut rdma_cm_id;
     unsafe fn from_c(c: *mut rdma_cm_id) -> Self {
         // SAFETY: NULL or live until the function returns (contract of `from_c`).
@@ -30,7 +30,7 @@ impl Arg for Id<'_> {
     }
 }
 
-impl<'a> Id<'a> {
+impl<'a> IdArg<'a> {
     /// Returns the id; `EINVAL` for NULL.
     pub(super) fn get(self) -> Result<&'a CmId> {
         self.0.ok_or(INVALID)
@@ -103,7 +103,7 @@ impl ChannelArg {
     }
 
     /// Returns the channel; `EINVAL` for NULL, `EBADF` if it was destroyed.
-    pub(super) fn channel(self) -> Result<Arc<Channel<Event>>> {
+    pub(super) fn channel(self) -> Result<Arc<Channel<EndpointEvent>>> {
         // SAFETY: NULL or a handle of this library, as `from_c` and `create` guarantee.
         unsafe { ChannelHandle::channel(self.0) }
     }
@@ -126,12 +126,12 @@ impl ChannelArg {
 }
 
 /// An address, NULL, or an address of a family that ids do not support.
-pub struct Address {
+pub struct AddressArg {
     is_null: bool,
-    addr: Option<Addr>,
+    addr: Option<IdAddress>,
 }
 
-impl Arg for Address {
+impl Arg for AddressArg {
     type C = *mut sockaddr;
     unsafe fn from_c(c: *mut sockaddr) -> Self {
         Self {
@@ -142,14 +142,14 @@ impl Arg for Address {
     }
 }
 
-impl Address {
+impl AddressArg {
     /// Returns the address; `EINVAL` for NULL and for other families.
-    pub(super) fn get(self) -> Result<Addr> {
+    pub(super) fn get(self) -> Result<IdAddress> {
         self.addr.ok_or(INVALID)
     }
 
     /// Returns the address, or `None` for NULL; `EINVAL` for other families.
-    pub(super) fn optional(self) -> Result<Option<Addr>> {
+    pub(super) fn optional(self) -> Result<Option<IdAddress>> {
         if self.is_null {
             Ok(None)
         } else {
@@ -203,16 +203,16 @@ impl EventArg {
 }
 
 /// Bytes whose number is in another argument, or NULL.
-pub struct Bytes(*const c_void);
+pub struct BytesArg(*const c_void);
 
-impl Arg for Bytes {
+impl Arg for BytesArg {
     type C = *const c_void;
     unsafe fn from_c(c: *const c_void) -> Self {
         Self(c)
     }
 }
 
-impl Bytes {
+impl BytesArg {
     /// Copies the bytes; `len` is their number. The copy is empty for NULL.
     pub(super) fn copy(self, len: u8) -> Vec<u8> {
         // SAFETY: NULL or valid for `len` bytes (contract of `from_c`).

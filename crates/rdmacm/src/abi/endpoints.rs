@@ -4,9 +4,9 @@ use c_edge::{In, InOut, Out, c_functions};
 use verbs_abi::*;
 
 use super::edge::{ChannelArg, OwnedId};
-use super::ids::give;
+use super::ids::return_id;
 use crate::addr;
-use crate::cm_event::complete;
+use crate::cm_event::wait_for_outcome;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 use crate::resolve::{bind, resolve_addr, resolve_route};
@@ -37,9 +37,9 @@ fn create_ep(
         // objects that the attributes name are live (`rdma_create_ep(3)`).
         unsafe {
             if res.ai_flags & RAI_PASSIVE != 0 {
-                passive(id, res, pd, attr.as_deref())
+                create_passive(id, res, pd, attr.as_deref())
             } else {
-                active(id, res, pd, attr)
+                create_active(id, res, pd, attr)
             }
         }
     });
@@ -47,12 +47,12 @@ fn create_ep(
         new.destroy_with_queues();
         return Err(e);
     }
-    give(id, new)
+    return_id(id, new)
 }
 
 /// # Safety
 /// As for `rdma_create_ep`.
-unsafe fn passive(
+unsafe fn create_passive(
     id: &CmId,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -74,7 +74,7 @@ unsafe fn passive(
 
 /// # Safety
 /// As for `rdma_create_ep`.
-unsafe fn active(
+unsafe fn create_active(
     id: &CmId,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -83,9 +83,9 @@ unsafe fn active(
     // SAFETY: contract of this function.
     let (src, dst) = unsafe { (addr::read(res.ai_src_addr), addr::read(res.ai_dst_addr)) };
     resolve_addr(id, src, dst.ok_or(INVALID)?)?;
-    complete(id)?;
+    wait_for_outcome(id)?;
     resolve_route(id)?;
-    complete(id)?;
+    wait_for_outcome(id)?;
     if let Some(attr) = attr {
         attr.qp_type = id.qp_type();
         // SAFETY: contract of this function.

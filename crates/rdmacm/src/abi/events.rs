@@ -6,10 +6,10 @@ use std::time::Duration;
 use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{ChannelArg, EventArg, Id};
+use super::edge::{ChannelArg, EventArg, IdArg};
 use crate::cm::Cm;
 use crate::cm_event::next_event;
-use crate::endpoint::Detail;
+use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::ChannelHandle;
 
@@ -30,7 +30,7 @@ c_functions! {
 
     /// Posts an event of the program to the channel of an id: `rdma_write_cm_event(3)`.
     pub rdma_write_cm_event => write_cm_event,
-        (id: Id<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result;
+        (id: IdArg<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result;
 
     /// Frees an event: `rdma_ack_cm_event(3)`.
     pub rdma_ack_cm_event => EventArg::acknowledge, (event: EventArg) -> Result;
@@ -58,13 +58,14 @@ fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Resu
     Ok(())
 }
 
-fn write_cm_event(id: Id<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result {
+fn write_cm_event(id: IdArg<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result {
     let id = id.get()?;
     // "This should be set to RDMA_CM_EVENT_USER."
     if event != RDMA_CM_EVENT_USER {
         return Err(INVALID);
     }
-    id.endpoint.report(event, status, Detail::Program(arg));
+    id.endpoint
+        .report(event, status, EventDetail::WrittenByProgram(arg));
     Ok(())
 }
 

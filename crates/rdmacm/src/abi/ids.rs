@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{Bytes, ChannelArg, ConnParam, Id, OwnedId};
-use crate::addr::Addr;
+use super::edge::{BytesArg, ChannelArg, ConnParam, IdArg, OwnedId};
+use crate::addr::IdAddress;
 use crate::cm::Cm;
-use crate::cm_event::{acknowledge_last, check_room, complete, next_request};
+use crate::cm_event::{acknowledge_last, check_private_data_len, next_request, wait_for_outcome};
 use crate::connect::listen as listen_at;
 use crate::errno::{Errno, INVALID, Result};
 use crate::resolve::bind;
@@ -23,34 +23,34 @@ c_functions! {
     pub rdma_destroy_id => OwnedId::destroy, (id: OwnedId) -> Result;
 
     /// Moves an id to another channel, or makes it synchronous: `rdma_migrate_id(3)`.
-    pub rdma_migrate_id => migrate_id, (id: Id<'_>, channel: ChannelArg) -> Result;
+    pub rdma_migrate_id => migrate_id, (id: IdArg<'_>, channel: ChannelArg) -> Result;
 
     /// Requests a connection, or the queue pair of a datagram service: `rdma_connect(3)`. The outcome is an event.
-    pub rdma_connect => connect, (id: Id<'_>, conn_param: ConnParam) -> Result;
+    pub rdma_connect => connect, (id: IdArg<'_>, conn_param: ConnParam) -> Result;
 
     /// Listens for requests: `rdma_listen(3)`.
-    pub rdma_listen => listen, (id: Id<'_>, backlog: c_int) -> Result;
+    pub rdma_listen => listen, (id: IdArg<'_>, backlog: c_int) -> Result;
 
     /// Returns the next request of a synchronous listener: `rdma_get_request(3)`.
-    pub rdma_get_request => get_request, (listen: Id<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result;
+    pub rdma_get_request => get_request, (listen: IdArg<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result;
 
     /// Accepts a connection: `rdma_accept(3)`.
-    pub rdma_accept => accept, (id: Id<'_>, conn_param: ConnParam) -> Result;
+    pub rdma_accept => accept, (id: IdArg<'_>, conn_param: ConnParam) -> Result;
 
     /// Rejects a connection: `rdma_reject(3)`.
-    pub rdma_reject => reject, (id: Id<'_>, private_data: Bytes, private_data_len: u8) -> Result;
+    pub rdma_reject => reject, (id: IdArg<'_>, private_data: BytesArg, private_data_len: u8) -> Result;
 
     /// Rejects a connection because of the peer's ECE options: `rdma_get_remote_ece(3)`.
-    pub rdma_reject_ece => reject_ece, (id: Id<'_>, private_data: Bytes, private_data_len: u8) -> Result;
+    pub rdma_reject_ece => reject_ece, (id: IdArg<'_>, private_data: BytesArg, private_data_len: u8) -> Result;
 
     /// Completes a connection whose queue pair does not belong to the id: `rdma_establish(3)`.
-    pub rdma_establish => establish, (id: Id<'_>) -> Result;
+    pub rdma_establish => establish, (id: IdArg<'_>) -> Result;
 
     /// Reports that a queue pair is in use before its connection was established: `rdma_notify(3)`.
-    pub rdma_notify => notify, (id: Id<'_>, event: ibv_event_type) -> Result;
+    pub rdma_notify => notify, (id: IdArg<'_>, event: ibv_event_type) -> Result;
 
     /// Disconnects an id: `rdma_disconnect(3)`.
-    pub rdma_disconnect => disconnect, (id: Id<'_>) -> Result;
+    pub rdma_disconnect => disconnect, (id: IdArg<'_>) -> Result;
 
     /// Lists the open devices: `rdma_get_devices(3)`. NULL with errno on failure.
     pub rdma_get_devices => get_devices, (num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context>;
@@ -66,11 +66,11 @@ fn create_id(
         RDMA_PS_UDP | RDMA_PS_IPOIB => IBV_QPT_UD,
         _ => IBV_QPT_RC,
     };
-    give(id, channel.new_id(context, ps, qp_type)?)
+    return_id(id, channel.new_id(context, ps, qp_type)?)
 }
 
 /// Hands a new id to the program.
-pub(super) fn give(to: Out<'_, *mut rdma_cm_id>, id: OwnedId) -> Result {
+pub(super) fn return_id(to: Out<'_, *mut rdma_cm_id>, id: OwnedId) -> Result {
     match to.get() {
         Ok(place) => {
             place.write(id.into_handle());
@@ -83,9 +83,9 @@ pub(super) fn give(to: Out<'_, *mut rdma_cm_id>, id: OwnedId) -> Result {
     }
 }
 
-fn migrate_id(id: Id<'_>, channel: ChannelArg) -> Result {
+fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
     let id = id.get()?;
-    let was_sync = id.extra().sync;
+    let was_sync = id.extra().is_synchronous;
     let sync = channel.is_null();
     if sync && was_sync {
         return Err(INVALID);
@@ -94,7 +94,7 @@ fn migrate_id(id: Id<'_>, channel: ChannelArg) -> Result {
     let to = channel.channel()?;
     id.endpoint.migrate(&to);
     let old = channel.replace(id);
-    id.extra().sync = sync;
+    id.extra().is_synchronous = sync;
     if was_sync {
         acknowledge_last(id);
         old.destroy();
@@ -105,23 +105,23 @@ fn migrate_id(id: Id<'_>, channel: ChannelArg) -> Result {
     Ok(())
 }
 
-fn connect(id: Id<'_>, conn_param: ConnParam) -> Result {
+fn connect(id: IdArg<'_>, conn_param: ConnParam) -> Result {
     let id = id.get()?;
     conn_param.connect(id)?;
-    complete(id)
+    wait_for_outcome(id)
 }
 
-fn listen(id: Id<'_>, backlog: c_int) -> Result {
+fn listen(id: IdArg<'_>, backlog: c_int) -> Result {
     let id = id.get()?;
     if id.source().is_none() {
-        bind(id, Addr::NONE)?;
+        bind(id, IdAddress::NONE)?;
     }
     listen_at(id, backlog)
 }
 
-fn get_request(listener: Id<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
+fn get_request(listener: IdArg<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
     let listener = listener.get()?;
-    if !listener.extra().sync {
+    if !listener.extra().is_synchronous {
         return Err(INVALID);
     }
     let place = id.get()?;
@@ -141,42 +141,42 @@ fn get_request(listener: Id<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
     Ok(())
 }
 
-fn accept(id: Id<'_>, conn_param: ConnParam) -> Result {
+fn accept(id: IdArg<'_>, conn_param: ConnParam) -> Result {
     let id = id.get()?;
     conn_param.accept(id)?;
     if id.is_datagram() {
-        if id.extra().sync {
+        if id.extra().is_synchronous {
             acknowledge_last(id);
         }
         return Ok(());
     }
-    complete(id)
+    wait_for_outcome(id)
 }
 
-fn reject(id: Id<'_>, private_data: Bytes, len: u8) -> Result {
-    refuse(id, &private_data.copy(len), reason::CONSUMER_DEFINED)
+fn reject(id: IdArg<'_>, private_data: BytesArg, len: u8) -> Result {
+    reject_with_reason(id, &private_data.copy(len), reason::CONSUMER_DEFINED)
 }
 
-fn reject_ece(id: Id<'_>, private_data: Bytes, len: u8) -> Result {
-    refuse(
+fn reject_ece(id: IdArg<'_>, private_data: BytesArg, len: u8) -> Result {
+    reject_with_reason(
         id,
         &private_data.copy(len),
         reason::VENDOR_OPTION_NOT_SUPPORTED,
     )
 }
 
-fn refuse(id: Id<'_>, private_data: &[u8], why: u16) -> Result {
+fn reject_with_reason(id: IdArg<'_>, private_data: &[u8], why: u16) -> Result {
     let id = id.get()?;
     let kind = if id.is_datagram() {
         RDMA_CM_EVENT_UNREACHABLE
     } else {
         RDMA_CM_EVENT_REJECTED
     };
-    check_room(kind, id, private_data.len())?;
+    check_private_data_len(kind, id, private_data.len())?;
     id.endpoint.reject(why, private_data.to_vec())
 }
 
-fn establish(id: Id<'_>) -> Result {
+fn establish(id: IdArg<'_>) -> Result {
     let id = id.get()?;
     if id.qp().is_null() {
         id.endpoint.establish()
@@ -185,7 +185,7 @@ fn establish(id: Id<'_>) -> Result {
     }
 }
 
-fn notify(id: Id<'_>, event: ibv_event_type) -> Result {
+fn notify(id: IdArg<'_>, event: ibv_event_type) -> Result {
     let id = id.get()?;
     match event {
         IBV_EVENT_COMM_EST => id.endpoint.notify(),
@@ -193,7 +193,7 @@ fn notify(id: Id<'_>, event: ibv_event_type) -> Result {
     }
 }
 
-fn disconnect(id: Id<'_>) -> Result {
+fn disconnect(id: IdArg<'_>) -> Result {
     let id = id.get()?;
     if !id.has_device() {
         return Err(INVALID);
@@ -201,7 +201,7 @@ fn disconnect(id: Id<'_>) -> Result {
     id.fail_qp()?;
     let event_follows = id.endpoint.disconnect();
     if event_follows || !id.channel()?.is_empty() {
-        return complete(id);
+        return wait_for_outcome(id);
     }
     Ok(())
 }

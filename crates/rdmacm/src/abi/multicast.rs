@@ -6,32 +6,32 @@ use std::sync::Arc;
 use c_edge::{In, c_functions};
 use verbs_abi::*;
 
-use super::edge::{Address, Id};
-use crate::addr::{self, Addr};
-use crate::cm_event::complete;
-use crate::endpoint::Detail;
+use super::edge::{AddressArg, IdArg};
+use crate::addr::{self, IdAddress};
+use crate::cm_event::wait_for_outcome;
+use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
-use crate::multicast::Membership;
+use crate::multicast::GroupMembership;
 
 c_functions! {
     /// Joins a group: `rdma_join_multicast(3)`. The outcome is an event.
-    pub rdma_join_multicast => join_multicast, (id: Id<'_>, addr: Address, context: *mut c_void) -> Result;
+    pub rdma_join_multicast => join_multicast, (id: IdArg<'_>, addr: AddressArg, context: *mut c_void) -> Result;
 
     /// Joins a group with extended attributes: `rdma_join_multicast_ex(3)`. The outcome is an event.
     pub rdma_join_multicast_ex => join_multicast_ex,
-        (id: Id<'_>, mc_join_attr: In<'_, rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result;
+        (id: IdArg<'_>, mc_join_attr: In<'_, rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result;
 
     /// Leaves a group: `rdma_leave_multicast(3)`.
-    pub rdma_leave_multicast => leave_multicast, (id: Id<'_>, addr: Address) -> Result;
+    pub rdma_leave_multicast => leave_multicast, (id: IdArg<'_>, addr: AddressArg) -> Result;
 }
 
-fn join_multicast(id: Id<'_>, addr: Address, context: *mut c_void) -> Result {
+fn join_multicast(id: IdArg<'_>, addr: AddressArg, context: *mut c_void) -> Result {
     join(id.get()?, addr.get()?, false, context)
 }
 
 fn join_multicast_ex(
-    id: Id<'_>,
+    id: IdArg<'_>,
     attr: In<'_, rdma_cm_join_mc_attr_ex>,
     context: *mut c_void,
 ) -> Result {
@@ -52,11 +52,11 @@ fn join_multicast_ex(
     join(id, group, send_only, context)
 }
 
-fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result {
+fn join(id: &CmId, addr: IdAddress, send_only: bool, context: *mut c_void) -> Result {
     if !id.has_device() || !id.is_datagram() {
         return Err(INVALID);
     }
-    let membership = Arc::new(Membership::new(
+    let membership = Arc::new(GroupMembership::new(
         addr,
         context.expose_provenance(),
         send_only,
@@ -64,12 +64,15 @@ fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result 
     )?);
     id.extra().memberships.push(Arc::clone(&membership));
     // No subnet manager is asked: every attached queue pair receives the messages to the group.
-    id.endpoint
-        .report(RDMA_CM_EVENT_MULTICAST_JOIN, 0, Detail::Joined(membership));
-    complete(id)
+    id.endpoint.report(
+        RDMA_CM_EVENT_MULTICAST_JOIN,
+        0,
+        EventDetail::Joined(membership),
+    );
+    wait_for_outcome(id)
 }
 
-fn leave_multicast(id: Id<'_>, addr: Address) -> Result {
+fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
     let id = id.get()?;
     let group = addr.get()?;
     let membership = {

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use c_edge::{In, InOut, c_functions};
 use verbs_abi::*;
 
-use super::edge::{Id, OptionValue};
+use super::edge::{IdArg, OptionValue};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
 use crate::resolve::resolve_route;
@@ -13,17 +13,17 @@ use crate::resolve::resolve_route;
 c_functions! {
     /// Sets an option: `rdma_set_option(3)`.
     pub rdma_set_option => set_option,
-        (id: Id<'_>, level: c_int, optname: c_int, optval: OptionValue, optlen: usize) -> Result;
+        (id: IdArg<'_>, level: c_int, optname: c_int, optval: OptionValue, optlen: usize) -> Result;
 
     /// Offers ECE options (enhanced connection establishment) to the peer: `rdma_set_local_ece(3)`.
-    pub rdma_set_local_ece => set_local_ece, (id: Id<'_>, ece: In<'_, ibv_ece>) -> Result;
+    pub rdma_set_local_ece => set_local_ece, (id: IdArg<'_>, ece: In<'_, ibv_ece>) -> Result;
 
     /// Returns the peer's ECE options: `rdma_get_remote_ece(3)`.
-    pub rdma_get_remote_ece => remote_ece, (id: Id<'_>, ece: InOut<'_, ibv_ece>) -> Result;
+    pub rdma_get_remote_ece => remote_ece, (id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result;
 }
 
 fn set_option(
-    id: Id<'_>,
+    id: IdArg<'_>,
     level: c_int,
     optname: c_int,
     optval: OptionValue,
@@ -35,13 +35,13 @@ fn set_option(
         (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => optval.byte(optlen).map(drop),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
             let reuse = optval.number(optlen)? != 0;
-            unbound(id)?;
+            check_unbound(id)?;
             id.extra().reuse_address = reuse;
             Ok(())
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
             let afonly = optval.number(optlen)? != 0;
-            unbound(id)?;
+            check_unbound(id)?;
             id.extra().afonly = afonly;
             Ok(())
         }
@@ -67,7 +67,7 @@ fn set_option(
 }
 
 /// Checks that the id is not bound: options of binding must be set before.
-fn unbound(id: &CmId) -> Result {
+fn check_unbound(id: &CmId) -> Result {
     if id.source().is_some() {
         Err(INVALID)
     } else {
@@ -75,7 +75,7 @@ fn unbound(id: &CmId) -> Result {
     }
 }
 
-fn set_local_ece(id: Id<'_>, ece: In<'_, ibv_ece>) -> Result {
+fn set_local_ece(id: IdArg<'_>, ece: In<'_, ibv_ece>) -> Result {
     let id = id.get()?;
     let ece = ece.get()?;
     if ece.vendor_id == 0 {
@@ -85,14 +85,14 @@ fn set_local_ece(id: Id<'_>, ece: In<'_, ibv_ece>) -> Result {
     Ok(())
 }
 
-fn remote_ece(id: Id<'_>, ece: InOut<'_, ibv_ece>) -> Result {
+fn remote_ece(id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result {
     let id = id.get()?;
     let ece = ece.get()?;
     // "The function can be used only on ids without a queue pair of their own."
     if !id.qp().is_null() {
         return Err(INVALID);
     }
-    (ece.vendor_id, ece.options) = id.endpoint.ends().remote_ece;
+    (ece.vendor_id, ece.options) = id.endpoint.connection_params().remote_ece;
     ece.comp_mask = 0;
     Ok(())
 }

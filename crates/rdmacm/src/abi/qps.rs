@@ -5,36 +5,36 @@ use std::ffi::c_int;
 use c_edge::{InOut, Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::Id;
+use super::edge::IdArg;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 
 c_functions! {
     /// Makes the queue pair of an id: `rdma_create_qp(3)`.
     pub rdma_create_qp => create_qp,
-        (id: Id<'_>, pd: *mut ibv_pd, qp_init_attr: InOut<'_, ibv_qp_init_attr>) -> Result;
+        (id: IdArg<'_>, pd: *mut ibv_pd, qp_init_attr: InOut<'_, ibv_qp_init_attr>) -> Result;
 
     /// Makes the queue pair of an id, with extended attributes: `rdma_create_qp_ex`.
-    pub rdma_create_qp_ex => create_qp_ex, (id: Id<'_>, qp_init_attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result;
+    pub rdma_create_qp_ex => create_qp_ex, (id: IdArg<'_>, qp_init_attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result;
 
     /// Destroys the queue pair of an id: `rdma_destroy_qp(3)`.
-    pub rdma_destroy_qp => destroy_qp, (id: Id<'_>) -> ();
+    pub rdma_destroy_qp => destroy_qp, (id: IdArg<'_>) -> ();
 
     /// Makes the shared receive queue of an id: `rdma_create_srq(3)`.
-    pub rdma_create_srq => create_srq, (id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result;
+    pub rdma_create_srq => create_srq, (id: IdArg<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result;
 
     /// Makes the shared receive queue of an id, with extended attributes: `rdma_create_srq_ex`.
-    pub rdma_create_srq_ex => create_srq_ex, (id: Id<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result;
+    pub rdma_create_srq_ex => create_srq_ex, (id: IdArg<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result;
 
     /// Destroys the shared receive queue of an id: `rdma_destroy_srq(3)`.
-    pub rdma_destroy_srq => destroy_srq, (id: Id<'_>) -> ();
+    pub rdma_destroy_srq => destroy_srq, (id: IdArg<'_>) -> ();
 
     /// Returns the attributes for moving a queue pair to `qp_attr->qp_state`: `rdma_init_qp_attr(3)`.
     pub rdma_init_qp_attr => init_qp_attr,
-        (id: Id<'_>, qp_attr: InOut<'_, ibv_qp_attr>, qp_attr_mask: Out<'_, c_int>) -> Result;
+        (id: IdArg<'_>, qp_attr: InOut<'_, ibv_qp_attr>, qp_attr_mask: Out<'_, c_int>) -> Result;
 }
 
-fn create_qp(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_qp_init_attr>) -> Result {
+fn create_qp(id: IdArg<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_qp_init_attr>) -> Result {
     let id = id.get()?;
     // SAFETY: the objects that the program's attributes name are live (`rdma_create_qp(3)`).
     unsafe { make_qp(id, pd, attr.get()?) }
@@ -67,19 +67,19 @@ pub(super) unsafe fn make_qp(id: &CmId, pd: *mut ibv_pd, attr: &mut ibv_qp_init_
     made
 }
 
-fn create_qp_ex(id: Id<'_>, attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result {
+fn create_qp_ex(id: IdArg<'_>, attr: InOut<'_, ibv_qp_init_attr_ex>) -> Result {
     let id = id.get()?;
     // SAFETY: as in `create_qp`.
     unsafe { id.create_qp(attr.get()?) }
 }
 
-fn destroy_qp(id: Id<'_>) {
+fn destroy_qp(id: IdArg<'_>) {
     if let Ok(id) = id.get() {
         id.destroy_qp();
     }
 }
 
-fn create_srq(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result {
+fn create_srq(id: IdArg<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -> Result {
     let id = id.get()?;
     let attr = attr.get()?;
     let mut extended = ibv_srq_init_attr_ex::zeroed();
@@ -99,19 +99,19 @@ fn create_srq(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_srq_init_attr>) -
     made
 }
 
-fn create_srq_ex(id: Id<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result {
+fn create_srq_ex(id: IdArg<'_>, attr: InOut<'_, ibv_srq_init_attr_ex>) -> Result {
     let id = id.get()?;
     // SAFETY: as in `create_qp`.
     unsafe { id.create_srq(attr.get()?) }
 }
 
-fn destroy_srq(id: Id<'_>) {
+fn destroy_srq(id: IdArg<'_>) {
     if let Ok(id) = id.get() {
         id.destroy_srq();
     }
 }
 
-fn init_qp_attr(id: Id<'_>, attr: InOut<'_, ibv_qp_attr>, mask: Out<'_, c_int>) -> Result {
+fn init_qp_attr(id: IdArg<'_>, attr: InOut<'_, ibv_qp_attr>, mask: Out<'_, c_int>) -> Result {
     let id = id.get()?;
     let (attr, mask) = (attr.get()?, mask.get()?);
     if !id.has_device() {

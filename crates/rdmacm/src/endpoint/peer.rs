@@ -6,24 +6,24 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use verbs_abi::*;
 
-use super::state::{Detail, Endpoint, Phase, State, reject_with};
+use super::state::{Endpoint, EndpointPhase, EndpointState, EventDetail, reject_with};
 use crate::errno::Errno;
 use crate::lock::lock;
 use crate::mad::{Connection, Consumer, Listener};
-use crate::service::{Alarm, Watched};
-use crate::wire::{MAX_MESSAGE, Message, Params, Reply, Request, reason};
+use crate::service::{EventHandler, TimerPurpose};
+use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE, NegotiatedParams, Request, reason};
 
 /// Pause before a listener retries `accept(2)` after a lack of descriptors.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
-impl Watched for Endpoint {
+impl EventHandler for Endpoint {
     fn token(&self) -> u64 {
         Endpoint::token(self)
     }
 
     fn on_readable(self: Arc<Self>) {
         let mut state = lock(&self.state);
-        if state.phase == Phase::Listening {
+        if state.phase == EndpointPhase::Listening {
             self.accept_sockets(&state);
             return;
         }
@@ -31,33 +31,35 @@ impl Watched for Endpoint {
             let Some(socket) = &state.socket else { return };
             let mut bytes = [0; MAX_MESSAGE];
             match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return self.end_of_stream(&mut state),
-                Ok((n, _)) => match Message::decode(bytes.get(..n).unwrap_or_default()) {
+                Ok((0, _)) => return self.handle_end_of_stream(&mut state),
+                Ok((n, _)) => match CmMessage::decode(bytes.get(..n).unwrap_or_default()) {
                     Ok(message) => self.on_message(&mut state, message),
-                    Err(_) => return self.end_of_stream(&mut state),
+                    Err(_) => return self.handle_end_of_stream(&mut state),
                 },
                 Err(rustix::io::Errno::AGAIN) => return,
                 // The peer has closed its end with unread data; its messages can still be read.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
-                Err(_) => return self.end_of_stream(&mut state),
+                Err(_) => return self.handle_end_of_stream(&mut state),
             }
         }
     }
 
-    fn on_alarm(self: Arc<Self>, alarm: Alarm) {
+    fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
         let mut state = lock(&self.state);
         match alarm {
-            Alarm::RetryRequest if state.phase == Phase::ReqSent => self.send_request(&mut state),
-            Alarm::RetryAccept if state.phase == Phase::Listening => {
+            TimerPurpose::RetryRequest if state.phase == EndpointPhase::ReqSent => {
+                self.send_request(&mut state)
+            }
+            TimerPurpose::RetryAccept if state.phase == EndpointPhase::Listening => {
                 if let Some(listener) = &state.socket {
-                    self.cm.service.mute(listener, self.token(), false);
+                    self.cm.service.pause_reading(listener, self.token(), false);
                 }
             }
-            Alarm::ResponseTimeout(timer) if state.response_timer == timer => {
-                self.unanswered(&mut state);
+            TimerPurpose::ResponseTimeout(timer) if state.response_timer == timer => {
+                self.handle_timeout(&mut state);
             }
-            Alarm::TimeWaitExit if state.phase == Phase::TimeWait => {
-                self.push_event(&state, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Detail::Nothing);
+            TimerPurpose::TimeWaitExit if state.phase == EndpointPhase::TimeWait => {
+                self.push_event(&state, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, EventDetail::None);
             }
             _ => {}
         }
@@ -65,7 +67,7 @@ impl Watched for Endpoint {
 }
 
 impl Consumer for Endpoint {
-    fn on_answer(self: Arc<Self>, message: Message) {
+    fn on_answer(self: Arc<Self>, message: CmMessage) {
         let mut state = lock(&self.state);
         // Messages for an endpoint that has already disconnected are ignored.
         if state.connection.is_some() {
@@ -73,10 +75,10 @@ impl Consumer for Endpoint {
         }
     }
 
-    fn on_silence(self: Arc<Self>) {
+    fn on_timeout(self: Arc<Self>) {
         let mut state = lock(&self.state);
         if state.connection.is_some() {
-            self.unanswered(&mut state);
+            self.handle_timeout(&mut state);
         }
     }
 }
@@ -89,32 +91,32 @@ impl Listener for Endpoint {
             self.port_space,
             self.is_datagram,
             channel,
-            Phase::Accepted,
+            EndpointPhase::Accepted,
             Arc::downgrade(&self),
         );
         let consumer: Arc<dyn Consumer> = Arc::clone(&new) as _;
         connection.serve(Arc::downgrade(&consumer));
         let mut state = lock(&new.state);
         state.connection = Some(connection);
-        new.on_message(&mut state, Message::Request(request));
+        new.on_message(&mut state, CmMessage::Request(request));
     }
 }
 
 impl Endpoint {
     /// Reacts to a peer that has not answered in time.
-    fn unanswered(self: &Arc<Self>, state: &mut State) {
+    fn handle_timeout(self: &Arc<Self>, state: &mut EndpointState) {
         match state.phase {
-            Phase::ReqSent | Phase::RepSent => {
+            EndpointPhase::ReqSent | EndpointPhase::RepSent => {
                 let _ = self.send(state, &reject_with(reason::TIMEOUT));
                 state.request = None;
                 self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
             }
-            Phase::DreqSent => self.disconnected(state),
+            EndpointPhase::DreqSent => self.on_disconnected(state),
             _ => {}
         }
     }
 
-    fn accept_sockets(self: &Arc<Self>, state: &State) {
+    fn accept_sockets(self: &Arc<Self>, state: &EndpointState) {
         let Some(listener) = &state.socket else {
             return;
         };
@@ -123,11 +125,11 @@ impl Endpoint {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
-                Err(e) if Errno::from(e).is_shortage() => {
+                Err(e) if Errno::from(e).is_resource_shortage() => {
                     // The socket stays readable, so it is muted until the retry.
-                    self.cm.service.mute(listener, self.token(), true);
+                    self.cm.service.pause_reading(listener, self.token(), true);
                     let service = self.cm.service;
-                    service.after(RETRY_ACCEPT, self, Alarm::RetryAccept);
+                    service.set_alarm(RETRY_ACCEPT, self, TimerPurpose::RetryAccept);
                     return;
                 }
                 Err(_) => return,
@@ -137,7 +139,7 @@ impl Endpoint {
                 self.port_space,
                 self.is_datagram,
                 Arc::clone(&state.channel),
-                Phase::Accepted,
+                EndpointPhase::Accepted,
                 Arc::downgrade(self),
             );
             let mut new_state = lock(&new.state);
@@ -147,55 +149,69 @@ impl Endpoint {
         }
     }
 
-    fn on_message(self: &Arc<Self>, state: &mut State, message: Message) {
+    fn on_message(self: &Arc<Self>, state: &mut EndpointState, message: CmMessage) {
         match (state.phase, message) {
-            (Phase::Accepted, Message::Request(request)) => self.on_request(state, request),
-            (Phase::ReqSent, Message::Reply(reply)) => self.on_reply(state, reply),
+            (EndpointPhase::Accepted, CmMessage::Request(request)) => {
+                self.on_request(state, request)
+            }
+            (EndpointPhase::ReqSent, CmMessage::Reply(reply)) => self.on_reply(state, reply),
             (
-                Phase::ReqSent | Phase::ReqReceived | Phase::RepSent | Phase::RepReceived,
-                Message::Reject {
+                EndpointPhase::ReqSent
+                | EndpointPhase::ReqReceived
+                | EndpointPhase::RepSent
+                | EndpointPhase::RepReceived,
+                CmMessage::Reject {
                     reason,
                     private_data,
                 },
-            ) => self.rejected(state, reason, private_data),
+            ) => self.on_rejected(state, reason, private_data),
             // By packets: the peer has not received the RTU.
-            (Phase::Established, Message::Reject { .. }) if !self.is_datagram => {
-                self.disconnected(state);
+            (EndpointPhase::Established, CmMessage::Reject { .. }) if !self.is_datagram => {
+                self.on_disconnected(state);
             }
-            (Phase::RepSent, Message::ReadyToUse) => self.established(state),
-            (Phase::RepSent | Phase::RepReceived | Phase::Established, Message::Disconnect) => {
+            (EndpointPhase::RepSent, CmMessage::ReadyToUse) => self.on_established(state),
+            (
+                EndpointPhase::RepSent | EndpointPhase::RepReceived | EndpointPhase::Established,
+                CmMessage::Disconnect,
+            ) => {
                 // The service thread answers, so that the peer does not wait for the program.
-                let _ = self.send(state, &Message::Disconnected);
-                self.disconnected(state);
+                let _ = self.send(state, &CmMessage::Disconnected);
+                self.on_disconnected(state);
             }
-            (Phase::DreqSent, Message::Disconnect | Message::Disconnected) => {
-                self.disconnected(state)
+            (EndpointPhase::DreqSent, CmMessage::Disconnect | CmMessage::Disconnected) => {
+                self.on_disconnected(state)
             }
-            (Phase::DreqSent | Phase::TimeWait | Phase::Failed | Phase::Established, _) => {}
+            (
+                EndpointPhase::DreqSent
+                | EndpointPhase::TimeWait
+                | EndpointPhase::Failed
+                | EndpointPhase::Established,
+                _,
+            ) => {}
             // A correct peer does not send such a message in this phase.
-            (_, _) => self.end_of_stream(state),
+            (_, _) => self.handle_end_of_stream(state),
         }
     }
 
     /// Processes a request, and reports it to the listener's program.
-    fn on_request(self: &Arc<Self>, state: &mut State, request: Request) {
+    fn on_request(self: &Arc<Self>, state: &mut EndpointState, request: Request) {
         let Some(listener) = self.listener.upgrade() else {
             return self.reject_request(state);
         };
-        state.phase = Phase::ReqReceived;
-        state.ends.remote = request.qp;
-        state.ends.remote_ece = request.ece;
-        state.ends.path_mtu = request.path_mtu;
+        state.phase = EndpointPhase::ReqReceived;
+        state.connection_params.remote = request.qp;
+        state.connection_params.remote_ece = request.ece;
+        state.connection_params.path_mtu = request.path_mtu;
         // The requester's responder resources limit the requests of this end, and vice versa.
-        state.ends.params = Params {
+        state.connection_params.params = NegotiatedParams {
             responder_resources: request.params.initiator_depth,
             initiator_depth: request.params.responder_resources,
             ..request.params
         };
         let mut listening = lock(&listener.state);
         let claimed = listening.claim.as_ref().map(|claim| claim.port_space);
-        if listening.phase != Phase::Listening
-            || listening.waiting >= listening.backlog
+        if listening.phase != EndpointPhase::Listening
+            || listening.pending_requests >= listening.backlog
             || claimed != Some(request.port_space)
             // A port space may have services of both types, at different ports.
             || (request.qp_type == IBV_QPT_UD) != self.is_datagram
@@ -203,45 +219,45 @@ impl Endpoint {
             drop(listening);
             return self.reject_request(state);
         }
-        listening.waiting += 1;
+        listening.pending_requests += 1;
         state.channel = Arc::clone(&listening.channel);
-        let detail = Detail::Request {
+        let detail = EventDetail::Request {
             new: Arc::clone(self),
             request: Box::new(request),
         };
         listener.push_event(&listening, RDMA_CM_EVENT_CONNECT_REQUEST, 0, detail);
     }
 
-    fn reject_request(&self, state: &mut State) {
+    fn reject_request(&self, state: &mut EndpointState) {
         let _ = self.send(state, &reject_with(reason::CONSUMER_DEFINED));
-        state.phase = Phase::Failed;
-        self.drop_carrier(state);
+        state.phase = EndpointPhase::Failed;
+        self.drop_transport(state);
     }
 
-    fn on_reply(self: &Arc<Self>, state: &mut State, reply: Reply) {
+    fn on_reply(self: &Arc<Self>, state: &mut EndpointState, reply: AcceptReply) {
         state.response_timer += 1;
-        state.ends.remote = reply.qp;
-        state.ends.remote_ece = reply.ece;
+        state.connection_params.remote = reply.qp;
+        state.connection_params.remote_ece = reply.ece;
         if self.is_datagram {
-            state.phase = Phase::Established;
-            self.drop_carrier(state);
-            let detail = Detail::Datagram {
+            state.phase = EndpointPhase::Established;
+            self.drop_transport(state);
+            let detail = EventDetail::Datagram {
                 qp: reply.qp,
                 private_data: reply.private_data,
             };
             return self.push_event(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
         }
-        state.phase = Phase::RepReceived;
-        let params = Params {
+        state.phase = EndpointPhase::RepReceived;
+        let params = NegotiatedParams {
             responder_resources: reply.params.initiator_depth,
             initiator_depth: reply.params.responder_resources,
             // This end's own value: "The maximum number of times that a data transfer operation should be retried"
             // (rdma_connect(3)).
-            retry_count: state.ends.params.retry_count,
+            retry_count: state.connection_params.params.retry_count,
             ..reply.params
         };
-        state.ends.params = params;
-        let detail = Detail::Connection {
+        state.connection_params.params = params;
+        let detail = EventDetail::Connection {
             qpn: reply.qp.qpn,
             params,
             private_data: reply.private_data,
@@ -250,15 +266,17 @@ impl Endpoint {
     }
 
     /// Reacts to a peer that has closed its socket, or has sent an invalid message.
-    fn end_of_stream(self: &Arc<Self>, state: &mut State) {
+    fn handle_end_of_stream(self: &Arc<Self>, state: &mut EndpointState) {
         match state.phase {
-            Phase::ReqSent | Phase::RepSent | Phase::RepReceived => {
-                self.rejected(state, reason::CONSUMER_DEFINED, Vec::new());
+            EndpointPhase::ReqSent | EndpointPhase::RepSent | EndpointPhase::RepReceived => {
+                self.on_rejected(state, reason::CONSUMER_DEFINED, Vec::new());
             }
             // A requester that has closed its socket has given up.
-            Phase::ReqReceived => self.rejected(state, reason::TIMEOUT, Vec::new()),
-            Phase::Established | Phase::DreqSent if !self.is_datagram => self.disconnected(state),
-            _ => self.drop_carrier(state),
+            EndpointPhase::ReqReceived => self.on_rejected(state, reason::TIMEOUT, Vec::new()),
+            EndpointPhase::Established | EndpointPhase::DreqSent if !self.is_datagram => {
+                self.on_disconnected(state)
+            }
+            _ => self.drop_transport(state),
         }
     }
 }

@@ -10,32 +10,32 @@ use verbs_abi::*;
 
 use crate::channel::Channel;
 use crate::cm::{Cm, TIMEWAIT};
-use crate::ends::Ends;
+use crate::connection_params::ConnectionParams;
 use crate::errno::{INVALID, Result};
 use crate::lock::lock;
 use crate::mad::Connection;
-use crate::multicast::Membership;
+use crate::multicast::GroupMembership;
 use crate::ports::Claim;
-use crate::service::Alarm;
-use crate::wire::{Message, Params, QpAddress, Request, reason};
+use crate::service::TimerPurpose;
+use crate::wire::{CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
 /// An event of an id.
-pub struct Event {
+pub struct EndpointEvent {
     /// Endpoint of the id; for a request, endpoint of the listener.
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) kind: rdma_cm_event_type,
     /// Status: 0, a negative errno, or the reason of a rejection.
     pub(crate) status: c_int,
-    pub(crate) detail: Detail,
+    pub(crate) detail: EventDetail,
 }
 
-/// The data of an [`Event`].
-pub(crate) enum Detail {
-    Nothing,
+/// The data of an [`EndpointEvent`].
+pub(crate) enum EventDetail {
+    None,
     /// Data from the peer of a connection.
     Connection {
         qpn: u32,
-        params: Params,
+        params: NegotiatedParams,
         private_data: Vec<u8>,
     },
     /// The address of a datagram service's queue pair.
@@ -49,9 +49,9 @@ pub(crate) enum Detail {
         request: Box<Request>,
     },
     /// An event that the program has posted itself: `rdma_write_cm_event`.
-    Program(u64),
+    WrittenByProgram(u64),
     /// A multicast group that was joined.
-    Joined(Arc<Membership>),
+    Joined(Arc<GroupMembership>),
 }
 
 /// Statuses of a SIDR_REP: IBTA vol. 1, 12.11.1.2.
@@ -60,7 +60,7 @@ const SIDR_REJECT: c_int = 2;
 
 /// The phase of an endpoint's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum EndpointPhase {
     /// New, not bound.
     Idle,
     /// Bound to an address and a port.
@@ -93,28 +93,28 @@ pub(crate) enum Phase {
     Closed,
 }
 
-pub(super) struct State {
-    pub(super) phase: Phase,
-    pub(super) channel: Arc<Channel<Event>>,
+pub(super) struct EndpointState {
+    pub(super) phase: EndpointPhase,
+    pub(super) channel: Arc<Channel<EndpointEvent>>,
     pub(super) claim: Option<Claim>,
     pub(super) socket: Option<OwnedFd>,
     /// The connection by MADs, instead of a socket, if packets lead to the peer.
     pub(super) connection: Option<Arc<Connection>>,
-    pub(super) ends: Ends,
+    pub(super) connection_params: ConnectionParams,
     /// The REQ that is still to be sent.
     pub(super) request: Option<Request>,
     /// Number of the current response timer; alarms of earlier timers are void.
     pub(super) response_timer: u64,
-    /// For a listener: limit of requests that wait for the program; `waiting`: their current number.
+    /// For a listener: limit of requests that wait for the program; `pending_requests`: their current number.
     pub(super) backlog: usize,
-    pub(super) waiting: usize,
+    pub(super) pending_requests: usize,
 }
 
 /// The count of events that were reported to the program and not acknowledged.
 #[derive(Default)]
-struct Acknowledgements {
+struct UnacknowledgedEvents {
     outstanding: Mutex<u64>,
-    none: Condvar,
+    all_acknowledged: Condvar,
 }
 
 /// One end of a connection, or a listener.
@@ -127,8 +127,8 @@ pub(crate) struct Endpoint {
     pub(super) is_datagram: bool,
     /// The listener that received the request, for a requested endpoint; its backlog is updated.
     pub(super) listener: Weak<Endpoint>,
-    pub(super) state: Mutex<State>,
-    acks: Acknowledgements,
+    pub(super) state: Mutex<EndpointState>,
+    acks: UnacknowledgedEvents,
     /// Address of the id, or 0. Only threads of the program dereference it.
     id: AtomicUsize,
 }
@@ -138,14 +138,14 @@ impl Endpoint {
         cm: &'static Cm,
         port_space: u32,
         is_datagram: bool,
-        channel: Arc<Channel<Event>>,
+        channel: Arc<Channel<EndpointEvent>>,
     ) -> Arc<Self> {
         Self::with(
             cm,
             port_space,
             is_datagram,
             channel,
-            Phase::Idle,
+            EndpointPhase::Idle,
             Weak::new(),
         )
     }
@@ -154,11 +154,11 @@ impl Endpoint {
         cm: &'static Cm,
         port_space: u32,
         is_datagram: bool,
-        channel: Arc<Channel<Event>>,
-        phase: Phase,
+        channel: Arc<Channel<EndpointEvent>>,
+        phase: EndpointPhase,
         listener: Weak<Endpoint>,
     ) -> Arc<Self> {
-        let mut ends = Ends::default();
+        let mut ends = ConnectionParams::default();
         ends.local.psn = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
         Arc::new(Self {
             token: cm.service.new_token(),
@@ -166,19 +166,19 @@ impl Endpoint {
             port_space,
             is_datagram,
             listener,
-            state: Mutex::new(State {
+            state: Mutex::new(EndpointState {
                 phase,
                 channel,
                 claim: None,
                 socket: None,
                 connection: None,
-                ends,
+                connection_params: ends,
                 request: None,
                 response_timer: 0,
                 backlog: 0,
-                waiting: 0,
+                pending_requests: 0,
             }),
-            acks: Acknowledgements::default(),
+            acks: UnacknowledgedEvents::default(),
             id: AtomicUsize::new(0),
         })
     }
@@ -197,21 +197,21 @@ impl Endpoint {
         self.id.store(id, Ordering::Release);
     }
 
-    pub(crate) fn ends(&self) -> Ends {
-        lock(&self.state).ends
+    pub(crate) fn connection_params(&self) -> ConnectionParams {
+        lock(&self.state).connection_params
     }
 
     // Acknowledgement of events.
 
-    pub(crate) fn reported(&self) {
+    pub(crate) fn count_reported(&self) {
         *lock(&self.acks.outstanding) += 1;
     }
 
-    pub(crate) fn acknowledged(&self) {
+    pub(crate) fn count_acknowledged(&self) {
         let mut outstanding = lock(&self.acks.outstanding);
         *outstanding = outstanding.saturating_sub(1);
         if *outstanding == 0 {
-            self.acks.none.notify_all();
+            self.acks.all_acknowledged.notify_all();
         }
     }
 
@@ -221,7 +221,7 @@ impl Endpoint {
         while *outstanding > 0 {
             outstanding = self
                 .acks
-                .none
+                .all_acknowledged
                 .wait(outstanding)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
@@ -229,12 +229,12 @@ impl Endpoint {
 
     pub(super) fn push_event(
         self: &Arc<Self>,
-        state: &State,
+        state: &EndpointState,
         kind: rdma_cm_event_type,
         status: c_int,
-        detail: Detail,
+        detail: EventDetail,
     ) {
-        state.channel.push(Event {
+        state.channel.push(EndpointEvent {
             endpoint: Arc::clone(self),
             kind,
             status,
@@ -247,102 +247,106 @@ impl Endpoint {
         self: &Arc<Self>,
         kind: rdma_cm_event_type,
         status: c_int,
-        detail: Detail,
+        detail: EventDetail,
     ) {
         let state = lock(&self.state);
         self.push_event(&state, kind, status, detail);
     }
 
     /// Moves the endpoint to another channel, including its queued events.
-    pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<Channel<Event>>) {
+    pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<Channel<EndpointEvent>>) {
         let mut state = lock(&self.state);
         let from = std::mem::replace(&mut state.channel, Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            for event in from.take(|event| Arc::ptr_eq(&event.endpoint, self)) {
+            for event in from.remove_events(|event| Arc::ptr_eq(&event.endpoint, self)) {
                 to.push(event);
             }
         }
     }
 
     /// Records that the program has taken a request from the queue.
-    pub(crate) fn request_taken(&self) {
+    pub(crate) fn count_request_taken(&self) {
         let mut state = lock(&self.state);
-        state.waiting = state.waiting.saturating_sub(1);
+        state.pending_requests = state.pending_requests.saturating_sub(1);
     }
 
     // Transitions that both program and peer cause.
 
     pub(super) fn fail(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut EndpointState,
         kind: rdma_cm_event_type,
         status: c_int,
     ) {
-        state.phase = Phase::Failed;
+        state.phase = EndpointPhase::Failed;
         state.response_timer += 1;
-        self.drop_carrier(state);
-        self.push_event(state, kind, status, Detail::Nothing);
+        self.drop_transport(state);
+        self.push_event(state, kind, status, EventDetail::None);
     }
 
-    pub(super) fn rejected(
+    pub(super) fn on_rejected(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut EndpointState,
         reason: u16,
         private_data: Vec<u8>,
     ) {
-        state.phase = Phase::Failed;
+        state.phase = EndpointPhase::Failed;
         state.response_timer += 1;
-        self.drop_carrier(state);
+        self.drop_transport(state);
         if self.is_datagram {
             let status = match reason {
                 reason::INVALID_SERVICE_ID => SIDR_UNSUPPORTED,
                 _ => SIDR_REJECT,
             };
-            let detail = Detail::Datagram {
+            let detail = EventDetail::Datagram {
                 qp: QpAddress::default(),
                 private_data,
             };
             return self.push_event(state, RDMA_CM_EVENT_UNREACHABLE, status, detail);
         }
-        let detail = Detail::Connection {
+        let detail = EventDetail::Connection {
             qpn: 0,
-            params: Params::default(),
+            params: NegotiatedParams::default(),
             private_data,
         };
         self.push_event(state, RDMA_CM_EVENT_REJECTED, c_int::from(reason), detail);
     }
 
-    pub(super) fn established(self: &Arc<Self>, state: &mut State) {
-        state.phase = Phase::Established;
+    pub(super) fn on_established(self: &Arc<Self>, state: &mut EndpointState) {
+        state.phase = EndpointPhase::Established;
         state.response_timer += 1;
-        let detail = Detail::Connection {
-            qpn: state.ends.remote.qpn,
-            params: Params::default(),
+        let detail = EventDetail::Connection {
+            qpn: state.connection_params.remote.qpn,
+            params: NegotiatedParams::default(),
             private_data: Vec::new(),
         };
         self.push_event(state, RDMA_CM_EVENT_ESTABLISHED, 0, detail);
     }
 
-    pub(super) fn disconnected(self: &Arc<Self>, state: &mut State) {
-        state.phase = Phase::TimeWait;
+    pub(super) fn on_disconnected(self: &Arc<Self>, state: &mut EndpointState) {
+        state.phase = EndpointPhase::TimeWait;
         state.response_timer += 1;
-        self.drop_carrier(state);
-        self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, Detail::Nothing);
-        self.cm.service.after(TIMEWAIT, self, Alarm::TimeWaitExit);
+        self.drop_transport(state);
+        self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, EventDetail::None);
+        self.cm
+            .service
+            .set_alarm(TIMEWAIT, self, TimerPurpose::TimeWaitExit);
     }
 
     /// Starts the timer for the peer's response: [`Cm::answer_timeout`](crate::cm::Cm).
-    pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut State) {
+    pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut EndpointState) {
         state.response_timer += 1;
         if state.connection.is_some() {
             // A connection by MADs has its own timer.
             return;
         }
-        let alarm = Alarm::ResponseTimeout(state.response_timer);
-        self.cm.service.after(self.cm.answer_timeout, self, alarm);
+        let alarm = TimerPurpose::ResponseTimeout(state.response_timer);
+        self.cm
+            .service
+            .set_alarm(self.cm.answer_timeout, self, alarm);
     }
 
-    pub(super) fn send(&self, state: &State, message: &Message) -> Result {
+    pub(super) fn send(&self, state: &EndpointState, message: &CmMessage) -> Result {
         if let Some(connection) = &state.connection {
             return connection.send(message);
         }
@@ -351,7 +355,7 @@ impl Endpoint {
     }
 
     /// Drops the socket or the connection by MADs that leads to the peer.
-    pub(super) fn drop_carrier(&self, state: &mut State) {
+    pub(super) fn drop_transport(&self, state: &mut EndpointState) {
         if let Some(connection) = state.connection.take() {
             connection.release();
         }
@@ -361,14 +365,14 @@ impl Endpoint {
     }
 }
 
-pub(super) fn reject_with(reason: u16) -> Message {
-    Message::Reject {
+pub(super) fn reject_with(reason: u16) -> CmMessage {
+    CmMessage::Reject {
         reason,
         private_data: Vec::new(),
     }
 }
 
-pub(super) fn send_message(socket: &OwnedFd, message: &Message) -> Result {
+pub(super) fn send_message(socket: &OwnedFd, message: &CmMessage) -> Result {
     let bytes = message.encode();
     send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())

@@ -6,8 +6,8 @@ use std::ptr;
 use verbs_abi::*;
 
 use super::CmId;
+use crate::connection_params::ConnectionParams;
 use crate::device::{check, last_errno};
-use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 
 impl CmId {
@@ -16,11 +16,15 @@ impl CmId {
     /// # Errors
     /// `EINVAL` for a state other than INIT, RTR and RTS.
     pub fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
-        let ends = self.endpoint.ends();
+        let ends = self.endpoint.connection_params();
         self.qp_attr_with(state, &ends)
     }
 
-    fn qp_attr_with(&self, state: ibv_qp_state, ends: &Ends) -> Result<(ibv_qp_attr, c_int)> {
+    fn qp_attr_with(
+        &self,
+        state: ibv_qp_state,
+        ends: &ConnectionParams,
+    ) -> Result<(ibv_qp_attr, c_int)> {
         let qp = self.qp();
         // SAFETY: the queue pair, if the id has one, lives as long as the field names it.
         let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
@@ -30,7 +34,7 @@ impl CmId {
     }
 
     /// Moves the queue pair, if the id has one, to RTR and RTS with the parameters of the connection.
-    pub(crate) fn connect_qp(&self, ends: &Ends) -> Result {
+    pub(crate) fn connect_qp(&self, ends: &ConnectionParams) -> Result {
         for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
             let qp = self.qp();
             if qp.is_null() {

@@ -3,45 +3,47 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use roce::cm::{Message as Mad, Subject, coded_time_ns};
+use roce::cm::{CmMessage as Mad, ReferredMessage, coded_time_ns};
 use verbs_abi::Gsi;
 
-use super::format::{self, Ids};
-use super::machine::{Action, Actions, Kind, Machine, State, Times};
+use super::format::{self, CommunicationIds};
+use super::machine::{
+    Actions, CallerAction, CmMessageKind, CmState, CmStateMachine, ConnectionTimers,
+};
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
-use crate::service::{Alarm, Service, Watched};
-use crate::wire::{Message, reason};
+use crate::service::{EventHandler, ServiceThread, TimerPurpose};
+use crate::wire::{CmMessage, reason};
 
 /// The receiver of a connection's messages: an endpoint.
 pub(crate) trait Consumer: Send + Sync {
     /// Processes a message of the peer.
-    fn on_answer(self: Arc<Self>, message: Message);
+    fn on_answer(self: Arc<Self>, message: CmMessage);
 
     /// Reacts to a peer that has not answered in time.
-    fn on_silence(self: Arc<Self>);
+    fn on_timeout(self: Arc<Self>);
 }
 
 /// The state that all connections of a process share.
-pub(super) struct Shared {
+pub(super) struct ProcessConnections {
     pub(super) gsi: &'static Gsi,
-    pub(super) service: &'static Service,
+    pub(super) service: &'static ServiceThread,
     /// Origin of the state machines' times.
     pub(super) origin: Instant,
-    pub(super) ended: Ended,
+    pub(super) ended_ids: EndedIds,
 }
 
 /// Ids of connections that have ended, which the hub must remove.
 #[derive(Debug, Default)]
-pub(super) struct Ended(Mutex<Vec<u32>>);
+pub(super) struct EndedIds(Mutex<Vec<u32>>);
 
-impl Ended {
+impl EndedIds {
     pub(super) fn take(&self) -> Vec<u32> {
         std::mem::take(&mut *lock(&self.0))
     }
 }
 
-impl Shared {
+impl ProcessConnections {
     /// Sends a MAD. If that fails, the MAD counts as lost.
     pub(super) fn send(&self, from: &[u8; 16], to: &[u8; 16], transaction: u64, mad: &Mad) {
         let bytes = mad.emit(transaction);
@@ -54,18 +56,18 @@ impl Shared {
 
 /// The ports of the two ends of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ports {
+pub(crate) struct ConnectionPorts {
     /// GID of the local port.
     pub(crate) local: [u8; 16],
     /// GID of the peer's port.
     pub(crate) remote: [u8; 16],
 }
 
-struct Inner {
-    machine: Machine,
-    ids: Ids,
+struct ConnectionInner {
+    machine: CmStateMachine,
+    ids: CommunicationIds,
     /// Posted messages, kept for repetition.
-    posted: Vec<(Kind, Mad)>,
+    posted: Vec<(CmMessageKind, Mad)>,
     transaction: u64,
     /// Number of the current alarm; earlier alarms are void.
     alarm: u64,
@@ -74,26 +76,26 @@ struct Inner {
 
 /// A connection by MADs.
 pub(crate) struct Connection {
-    shared: &'static Shared,
+    shared: &'static ProcessConnections,
     token: u64,
-    pub(super) ports: Ports,
-    inner: Mutex<Inner>,
+    pub(super) ports: ConnectionPorts,
+    inner: Mutex<ConnectionInner>,
 }
 
 impl Connection {
     pub(super) fn new(
-        shared: &'static Shared,
-        ports: Ports,
-        ids: Ids,
+        shared: &'static ProcessConnections,
+        ports: ConnectionPorts,
+        ids: CommunicationIds,
         transaction: u64,
-        times: Times,
+        times: ConnectionTimers,
     ) -> Arc<Self> {
         Arc::new(Self {
             shared,
             token: shared.service.new_token(),
             ports,
-            inner: Mutex::new(Inner {
-                machine: Machine::new(times),
+            inner: Mutex::new(ConnectionInner {
+                machine: CmStateMachine::new(times),
                 ids,
                 posted: Vec::new(),
                 transaction,
@@ -112,7 +114,7 @@ impl Connection {
     pub(crate) fn release(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         inner.consumer = None;
-        inner.machine.abandon(self.now());
+        inner.machine.close(self.now());
         self.set_alarm(&mut inner);
     }
 
@@ -120,14 +122,14 @@ impl Connection {
     ///
     /// # Errors
     /// `EINVAL` if the state of the connection does not allow the message, or if its private data does not fit.
-    pub(crate) fn send(self: &Arc<Self>, message: &Message) -> Result {
-        if *message == Message::Disconnected {
+    pub(crate) fn send(self: &Arc<Self>, message: &CmMessage) -> Result {
+        if *message == CmMessage::Disconnected {
             // The state machine has already sent a DREP.
             return Ok(());
         }
         let mut inner = lock(&self.inner);
         let actions = inner.post(self.now(), message)?;
-        self.act(&mut inner, &actions);
+        self.perform(&mut inner, &actions);
         Ok(())
     }
 
@@ -135,31 +137,31 @@ impl Connection {
     pub(super) fn is_live(&self) -> bool {
         matches!(
             lock(&self.inner).machine.state(),
-            State::ReqReceived | State::RepSent | State::EstablishedPassive
+            CmState::ReqReceived | CmState::RepSent | CmState::EstablishedPassive
         )
     }
 
     /// Ends the connection because the peer's queue pair requests another one, so the peer has lost this one.
     pub(super) fn end_stale(self: &Arc<Self>) {
-        if self.send(&Message::Disconnect).is_err() {
+        if self.send(&CmMessage::Disconnect).is_err() {
             // The program has not answered yet, or the connection has ended.
             return;
         }
         let consumer = lock(&self.inner).consumer.clone();
         if let Some(consumer) = consumer.as_ref().and_then(Weak::upgrade) {
-            consumer.on_answer(Message::Disconnect);
+            consumer.on_answer(CmMessage::Disconnect);
         }
     }
 
     /// Tells the peer that the process ends: once, and only if no other thread holds the lock.
-    pub(super) fn leave(&self) {
+    pub(super) fn notify_exit(&self) {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
         let message = match inner.machine.state() {
-            State::EstablishedActive | State::EstablishedPassive => Message::Disconnect,
-            State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
-                Message::Reject {
+            CmState::EstablishedActive | CmState::EstablishedPassive => CmMessage::Disconnect,
+            CmState::ReqSent | CmState::ReqReceived | CmState::RepReceived | CmState::RepSent => {
+                CmMessage::Reject {
                     reason: reason::CONSUMER_DEFINED,
                     private_data: Vec::new(),
                 }
@@ -186,7 +188,7 @@ impl Connection {
         };
         let (actions, consumer) = {
             let mut inner = lock(&self.inner);
-            if !inner.learn(mad) {
+            if !inner.store_peer_ids(mad) {
                 return false;
             }
             let service = match mad {
@@ -194,15 +196,15 @@ impl Connection {
                 _ => Duration::ZERO,
             };
             let actions = inner.machine.receive(self.now(), kind, service);
-            self.act(&mut inner, &actions);
+            self.perform(&mut inner, &actions);
             (actions, inner.consumer.clone())
         };
         for action in actions {
             let message = match action {
-                Action::Deliver(Kind::Req | Kind::SidrReq) => return true,
+                CallerAction::Deliver(CmMessageKind::Req | CmMessageKind::SidrReq) => return true,
                 // A REJ for a connection that is over counts as the answer to a DREQ.
-                Action::Deliver(Kind::Drep) => Some(Message::Disconnected),
-                Action::Deliver(_) => format::told(mad, self.ports.remote),
+                CallerAction::Deliver(CmMessageKind::Drep) => Some(CmMessage::Disconnected),
+                CallerAction::Deliver(_) => format::parse_message(mad, self.ports.remote),
                 _ => None,
             };
             let consumer = consumer.as_ref().and_then(Weak::upgrade);
@@ -218,42 +220,42 @@ impl Connection {
     }
 
     /// Sends the messages that `actions` name, and updates the alarm.
-    fn act(self: &Arc<Self>, inner: &mut Inner, actions: &Actions) {
+    fn perform(self: &Arc<Self>, inner: &mut ConnectionInner, actions: &Actions) {
         self.do_sends(inner, actions);
-        if actions.contains(&Action::Done) {
-            lock(&self.shared.ended.0).push(inner.ids.local);
+        if actions.contains(&CallerAction::Done) {
+            lock(&self.shared.ended_ids.0).push(inner.ids.local);
         }
         self.set_alarm(inner);
     }
 
-    fn do_sends(&self, inner: &Inner, actions: &Actions) {
+    fn do_sends(&self, inner: &ConnectionInner, actions: &Actions) {
         for action in actions {
-            if let Action::Send(kind) = action
+            if let CallerAction::Send(kind) = action
                 && let Some(mad) = inner.mad(*kind)
             {
-                let Ports { local, remote } = &self.ports;
+                let ConnectionPorts { local, remote } = &self.ports;
                 self.shared.send(local, remote, inner.transaction, &mad);
             }
         }
     }
 
-    fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
+    fn set_alarm(self: &Arc<Self>, inner: &mut ConnectionInner) {
         inner.alarm += 1;
         if let Some(deadline) = inner.machine.deadline() {
             let delay = deadline.saturating_sub(self.now());
-            let alarm = Alarm::Mad(inner.alarm);
-            self.shared.service.after(delay, self, alarm);
+            let alarm = TimerPurpose::Mad(inner.alarm);
+            self.shared.service.set_alarm(delay, self, alarm);
         }
     }
 }
 
-impl Inner {
+impl ConnectionInner {
     /// Posts a message of the program.
-    fn post(&mut self, now: Duration, message: &Message) -> Result<Actions> {
+    fn post(&mut self, now: Duration, message: &CmMessage) -> Result<Actions> {
         let rejected = match self.machine.state() {
-            State::RepReceived => Subject::Rep,
-            State::ReqSent => Subject::Other,
-            _ => Subject::Req,
+            CmState::RepReceived => ReferredMessage::Rep,
+            CmState::ReqSent => ReferredMessage::Other,
+            _ => ReferredMessage::Req,
         };
         let mad = format::answer(message, &self.ids, rejected).ok_or(INVALID)?;
         let kind = format::kind_of(&mad).ok_or(INVALID)?;
@@ -264,7 +266,7 @@ impl Inner {
     }
 
     /// Stores the sender's ids from a MAD; returns false if the MAD belongs to another connection.
-    fn learn(&mut self, mad: &Mad) -> bool {
+    fn store_peer_ids(&mut self, mad: &Mad) -> bool {
         let sender = format::sender(mad);
         match mad {
             Mad::Rep(rep) if self.ids.remote == 0 => {
@@ -283,11 +285,13 @@ impl Inner {
     }
 
     /// Returns the MAD of a kind: as it was posted or, for MRA and DREP, a new one.
-    fn mad(&self, kind: Kind) -> Option<Mad> {
+    fn mad(&self, kind: CmMessageKind) -> Option<Mad> {
         match kind {
-            Kind::MraOfReq => Some(format::mra(&self.ids, Subject::Req)),
-            Kind::MraOfRep => Some(format::mra(&self.ids, Subject::Rep)),
-            Kind::Drep => format::answer(&Message::Disconnected, &self.ids, Subject::Other),
+            CmMessageKind::MraOfReq => Some(format::mra(&self.ids, ReferredMessage::Req)),
+            CmMessageKind::MraOfRep => Some(format::mra(&self.ids, ReferredMessage::Rep)),
+            CmMessageKind::Drep => {
+                format::answer(&CmMessage::Disconnected, &self.ids, ReferredMessage::Other)
+            }
             _ => {
                 let mut posted = self.posted.iter();
                 posted.find(|(k, _)| *k == kind).map(|(_, mad)| *mad)
@@ -296,31 +300,34 @@ impl Inner {
     }
 }
 
-impl Watched for Connection {
+impl EventHandler for Connection {
     fn token(&self) -> u64 {
         self.token
     }
 
     fn on_readable(self: Arc<Self>) {}
 
-    fn on_alarm(self: Arc<Self>, alarm: Alarm) {
+    fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
         let (actions, consumer) = {
             let mut inner = lock(&self.inner);
-            if alarm != Alarm::Mad(inner.alarm) {
+            if alarm != TimerPurpose::Mad(inner.alarm) {
                 return;
             }
             let actions = inner.machine.expire(self.now());
-            self.act(&mut inner, &actions);
+            self.perform(&mut inner, &actions);
             (actions, inner.consumer.as_ref().and_then(Weak::upgrade))
         };
-        if !actions.iter().any(|a| matches!(a, Action::TimedOut(_))) {
+        if !actions
+            .iter()
+            .any(|a| matches!(a, CallerAction::TimedOut(_)))
+        {
             return;
         }
         match consumer {
-            Some(consumer) => consumer.on_silence(),
+            Some(consumer) => consumer.on_timeout(),
             None => {
                 // Without a consumer, a timed-out connection ends with the REJ to its peer.
-                let _ = self.send(&Message::Reject {
+                let _ = self.send(&CmMessage::Reject {
                     reason: reason::TIMEOUT,
                     private_data: Vec::new(),
                 });

@@ -6,17 +6,18 @@
 use std::net::{IpAddr, SocketAddr};
 
 use roce::cm::{
-    CM_RESPONSE_TIMEOUT, Data, Dreq, IpHeader, MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, Message as Mad,
-    Mra, Notice, Path, PortSpace, Rej, Rep, Req, Service, SidrRep, SidrReq, Subject, sidr_status,
+    BoundedData, CM_RESPONSE_TIMEOUT, CmMessage as Mad, ConnectionPath, Dreq, IpHeader,
+    MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, Mra, PortSpace, ReferredMessage, Rej, Rep, Req, RtuOrDrep,
+    SidrRep, SidrReq, TransportService, sidr_status,
 };
-use roce::icrc::Addresses;
+use roce::icrc::FrameAddresses;
 use roce::psn::Psn;
 use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_100_GBPS};
 
-use super::machine::Kind;
-use crate::addr::Addr;
+use super::machine::CmMessageKind;
+use crate::addr::IdAddress;
 use crate::device::{ACK_TIMEOUT, DEFAULT_PKEY, HOP_LIMIT};
-use crate::wire::{Message, Params, QpAddress, Reply, Request, reason};
+use crate::wire::{AcceptReply, CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
 /// LIDs are unused with RoCE; the fields contain the permissive LID (`cm_format_req` of
 /// `linux:drivers/infiniband/core/cm.c`).
@@ -28,7 +29,7 @@ const MAX_RETRY_COUNT: u8 = 7;
 
 /// The ids of the two ends of a connection, as messages contain them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ids {
+pub(crate) struct CommunicationIds {
     /// Communication id of this end, or the SIDR request id.
     pub(crate) local: u32,
     /// Communication id of the peer; 0 until it is known.
@@ -47,20 +48,20 @@ pub(crate) struct Ids {
 
 /// Returns the service id of a request. `None` for addresses of `AF_IB`, which packets cannot reach.
 pub(crate) fn service_id(request: &Request) -> Option<u64> {
-    let Addr::Ip(dst) = request.dst else {
+    let IdAddress::Ip(dst) = request.dst else {
         return None;
     };
     Some((u64::from(request.port_space) << 16) | u64::from(dst.port()))
 }
 
 /// Makes a REQ or SIDR_REQ. `None` if the addresses are of different families, or if the private data does not fit.
-pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
-    let (Addr::Ip(src), Addr::Ip(dst)) = (r.src, r.dst) else {
+pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
+    let (IdAddress::Ip(src), IdAddress::Ip(dst)) = (r.src, r.dst) else {
         return None;
     };
     let addresses = match (src.ip().to_canonical(), dst.ip().to_canonical()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4 { src, dst },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
+        (IpAddr::V4(src), IpAddr::V4(dst)) => FrameAddresses::V4 { src, dst },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => FrameAddresses::V6 { src, dst },
         _ => return None,
     };
     let header = IpHeader {
@@ -74,7 +75,7 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
             request_id: ids.local,
             pkey: DEFAULT_PKEY,
             service_id: ids.service_id,
-            private_data: Data::new(&private_data)?,
+            private_data: BoundedData::new(&private_data)?,
         }));
     }
     Some(Mad::Req(Req {
@@ -87,9 +88,9 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
         initiator_depth: r.params.initiator_depth,
         remote_cm_response_timeout: CM_RESPONSE_TIMEOUT,
         service: match r.qp_type {
-            IBV_QPT_UC => Service::Uc,
-            IBV_QPT_XRC_SEND => Service::Xrc,
-            _ => Service::Rc,
+            IBV_QPT_UC => TransportService::Uc,
+            IBV_QPT_XRC_SEND => TransportService::Xrc,
+            _ => TransportService::Rc,
         },
         flow_control: r.params.flow_control != 0,
         starting_psn: Psn::new(r.qp.psn),
@@ -100,7 +101,7 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
         rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
         max_cm_retries: MAX_CM_RETRIES,
         srq: r.params.srq != 0,
-        primary: Path {
+        primary: ConnectionPath {
             local_lid: PERMISSIVE_LID,
             remote_lid: PERMISSIVE_LID,
             local_gid: r.qp.gid,
@@ -114,23 +115,27 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
             local_ack_timeout: ACK_TIMEOUT,
         },
         alternate: None,
-        private_data: Data::new(&private_data)?,
+        private_data: BoundedData::new(&private_data)?,
     }))
 }
 
 /// Makes the MAD of a message other than a request. `None` if the private data does not fit.
-pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<Mad> {
+pub(crate) fn answer(
+    message: &CmMessage,
+    ids: &CommunicationIds,
+    rejected: ReferredMessage,
+) -> Option<Mad> {
     Some(match message {
-        Message::Reply(r) if ids.is_datagram => Mad::SidrRep(SidrRep {
+        CmMessage::Reply(r) if ids.is_datagram => Mad::SidrRep(SidrRep {
             request_id: ids.remote,
             status: sidr_status::VALID,
             qpn: r.qp.qpn,
             service_id: ids.service_id,
             qkey: r.qp.qkey,
-            info: Data::default(),
-            private_data: Data::new(&r.private_data)?,
+            info: BoundedData::default(),
+            private_data: BoundedData::new(&r.private_data)?,
         }),
-        Message::Reject {
+        CmMessage::Reject {
             reason,
             private_data,
         } if ids.is_datagram => Mad::SidrRep(SidrRep {
@@ -142,10 +147,10 @@ pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<
             qpn: 0,
             service_id: ids.service_id,
             qkey: 0,
-            info: Data::default(),
-            private_data: Data::new(private_data)?,
+            info: BoundedData::default(),
+            private_data: BoundedData::new(private_data)?,
         }),
-        Message::Reply(r) => Mad::Rep(Rep {
+        CmMessage::Reply(r) => Mad::Rep(Rep {
             local_comm_id: ids.local,
             remote_comm_id: ids.remote,
             local_qkey: 0,
@@ -159,9 +164,9 @@ pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<
             rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
             srq: r.params.srq != 0,
             local_ca_guid: ids.ca_guid,
-            private_data: Data::new(&r.private_data)?,
+            private_data: BoundedData::new(&r.private_data)?,
         }),
-        Message::Reject {
+        CmMessage::Reject {
             reason,
             private_data,
         } => Mad::Rej(Rej {
@@ -169,85 +174,85 @@ pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<
             remote_comm_id: ids.remote,
             rejected,
             reason: *reason,
-            info: Data::default(),
-            private_data: Data::new(private_data)?,
+            info: BoundedData::default(),
+            private_data: BoundedData::new(private_data)?,
         }),
-        Message::ReadyToUse => Mad::Rtu(notice(ids)),
-        Message::Disconnect => Mad::Dreq(Dreq {
+        CmMessage::ReadyToUse => Mad::Rtu(notice(ids)),
+        CmMessage::Disconnect => Mad::Dreq(Dreq {
             local_comm_id: ids.local,
             remote_comm_id: ids.remote,
             remote_qpn: ids.remote_qpn,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         }),
-        Message::Disconnected => Mad::Drep(notice(ids)),
-        Message::Request(r) => return request(r, ids),
+        CmMessage::Disconnected => Mad::Drep(notice(ids)),
+        CmMessage::Request(r) => return request(r, ids),
     })
 }
 
-fn notice(ids: &Ids) -> Notice {
-    Notice {
+fn notice(ids: &CommunicationIds) -> RtuOrDrep {
+    RtuOrDrep {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
-        private_data: Data::default(),
+        private_data: BoundedData::default(),
     }
 }
 
 /// Makes an MRA, which announces a late answer.
-pub(crate) fn mra(ids: &Ids, received: Subject) -> Mad {
+pub(crate) fn mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
     Mad::Mra(Mra {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
         received,
         service_timeout: MRA_SERVICE_TIMEOUT,
-        private_data: Data::default(),
+        private_data: BoundedData::default(),
     })
 }
 
 /// Makes the rejection of a request that has no connection. `None` for other messages.
-pub(crate) fn refusal(of: &Mad, reason: u16) -> Option<Mad> {
+pub(crate) fn rejection(of: &Mad, reason: u16) -> Option<Mad> {
     let (remote, service_id, is_datagram) = match of {
         Mad::Req(req) => (req.local_comm_id, req.service_id, false),
         Mad::SidrReq(req) => (req.request_id, req.service_id, true),
         _ => return None,
     };
-    let ids = Ids {
+    let ids = CommunicationIds {
         remote,
         service_id,
         is_datagram,
-        ..Ids::default()
+        ..CommunicationIds::default()
     };
-    let message = Message::Reject {
+    let message = CmMessage::Reject {
         reason,
         private_data: Vec::new(),
     };
-    answer(&message, &ids, Subject::Req)
+    answer(&message, &ids, ReferredMessage::Req)
 }
 
 /// Makes the DREP for a DREQ of an unknown connection, so that its sender stops repeating it.
-pub(crate) fn farewell(of: &Mad) -> Option<Mad> {
+pub(crate) fn reply_to_unknown_dreq(of: &Mad) -> Option<Mad> {
     let Mad::Dreq(dreq) = of else {
         return None;
     };
-    Some(Mad::Drep(Notice {
+    Some(Mad::Drep(RtuOrDrep {
         local_comm_id: dreq.remote_comm_id,
         remote_comm_id: dreq.local_comm_id,
-        private_data: Data::default(),
+        private_data: BoundedData::default(),
     }))
 }
 
 /// Returns the state machine's kind of a MAD.
-pub(crate) fn kind_of(mad: &Mad) -> Option<Kind> {
+pub(crate) fn kind_of(mad: &Mad) -> Option<CmMessageKind> {
     Some(match mad {
-        Mad::Req(_) => Kind::Req,
-        Mad::Rep(_) => Kind::Rep,
-        Mad::Rtu(_) => Kind::Rtu,
-        Mad::Rej(_) => Kind::Rej,
-        Mad::Dreq(_) => Kind::Dreq,
-        Mad::Drep(_) => Kind::Drep,
-        Mad::SidrReq(_) => Kind::SidrReq,
-        Mad::SidrRep(_) => Kind::SidrRep,
-        Mad::Mra(mra) if mra.received == Subject::Req => Kind::MraOfReq,
-        Mad::Mra(mra) if mra.received == Subject::Rep => Kind::MraOfRep,
+        Mad::Req(_) => CmMessageKind::Req,
+        Mad::Rep(_) => CmMessageKind::Rep,
+        Mad::Rtu(_) => CmMessageKind::Rtu,
+        Mad::Rej(_) => CmMessageKind::Rej,
+        Mad::Dreq(_) => CmMessageKind::Dreq,
+        Mad::Drep(_) => CmMessageKind::Drep,
+        Mad::SidrReq(_) => CmMessageKind::SidrReq,
+        Mad::SidrRep(_) => CmMessageKind::SidrRep,
+        Mad::Mra(mra) if mra.received == ReferredMessage::Req => CmMessageKind::MraOfReq,
+        Mad::Mra(mra) if mra.received == ReferredMessage::Rep => CmMessageKind::MraOfRep,
         Mad::Mra(_) => return None,
     })
 }
@@ -283,7 +288,7 @@ pub(crate) fn receiver(mad: &Mad) -> u32 {
 ///
 /// # Errors
 /// The reason of the rejection.
-pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
+pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
     let (service_id, private_data) = match mad {
         Mad::Req(req) => (req.service_id, &req.private_data[..]),
         Mad::SidrReq(req) => (req.service_id, &req.private_data[..]),
@@ -294,8 +299,8 @@ pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
     let header = IpHeader::parse(private_data);
     let (header, private_data) = header.map_err(|_| reason::INVALID_SERVICE_ID)?;
     let (src, dst): (IpAddr, IpAddr) = match header.addresses {
-        Addresses::V4 { src, dst } => (src.into(), dst.into()),
-        Addresses::V6 { src, dst } => (src.into(), dst.into()),
+        FrameAddresses::V4 { src, dst } => (src.into(), dst.into()),
+        FrameAddresses::V6 { src, dst } => (src.into(), dst.into()),
     };
     let mut request = Request {
         port_space: port_space.number().into(),
@@ -306,17 +311,19 @@ pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
             gid: source,
             ..QpAddress::default()
         },
-        params: Params::default(),
+        params: NegotiatedParams::default(),
         ece: (0, 0),
         path_mtu: 0,
         private_data: private_data.to_vec(),
     };
     if let Mad::Req(req) = mad {
         request.qp_type = match req.service {
-            Service::Rc => IBV_QPT_RC,
-            Service::Uc => IBV_QPT_UC,
-            Service::Xrc => IBV_QPT_XRC_SEND,
-            Service::Unsupported(_) => return Err(roce::cm::reason::INVALID_TRANSPORT_TYPE),
+            TransportService::Rc => IBV_QPT_RC,
+            TransportService::Uc => IBV_QPT_UC,
+            TransportService::Xrc => IBV_QPT_XRC_SEND,
+            TransportService::Unsupported(_) => {
+                return Err(roce::cm::reason::INVALID_TRANSPORT_TYPE);
+            }
         };
         request.qp = QpAddress {
             qpn: req.local_qpn,
@@ -324,7 +331,7 @@ pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
             gid: req.primary.local_gid,
             ..QpAddress::default()
         };
-        request.params = Params {
+        request.params = NegotiatedParams {
             responder_resources: req.responder_resources,
             initiator_depth: req.initiator_depth,
             flow_control: u8::from(req.flow_control),
@@ -339,16 +346,16 @@ pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
 
 /// Converts a MAD other than a request; `peer` is the GID of its sender. `None` for MADs that only the state machine
 /// needs.
-pub(crate) fn told(mad: &Mad, peer: [u8; 16]) -> Option<Message> {
+pub(crate) fn parse_message(mad: &Mad, peer: [u8; 16]) -> Option<CmMessage> {
     Some(match mad {
-        Mad::Rep(rep) => Message::Reply(Reply {
+        Mad::Rep(rep) => CmMessage::Reply(AcceptReply {
             qp: QpAddress {
                 qpn: rep.local_qpn,
                 psn: rep.starting_psn.get(),
                 gid: peer,
                 ..QpAddress::default()
             },
-            params: Params {
+            params: NegotiatedParams {
                 responder_resources: rep.responder_resources,
                 initiator_depth: rep.initiator_depth,
                 flow_control: u8::from(rep.flow_control),
@@ -359,31 +366,31 @@ pub(crate) fn told(mad: &Mad, peer: [u8; 16]) -> Option<Message> {
             ece: (0, 0),
             private_data: rep.private_data.to_vec(),
         }),
-        Mad::SidrRep(rep) if rep.status == sidr_status::VALID => Message::Reply(Reply {
+        Mad::SidrRep(rep) if rep.status == sidr_status::VALID => CmMessage::Reply(AcceptReply {
             qp: QpAddress {
                 qpn: rep.qpn,
                 gid: peer,
                 qkey: rep.qkey,
                 ..QpAddress::default()
             },
-            params: Params::default(),
+            params: NegotiatedParams::default(),
             ece: (0, 0),
             private_data: rep.private_data.to_vec(),
         }),
-        Mad::SidrRep(rep) => Message::Reject {
+        Mad::SidrRep(rep) => CmMessage::Reject {
             reason: match rep.status {
                 sidr_status::UNSUPPORTED => reason::INVALID_SERVICE_ID,
                 _ => reason::CONSUMER_DEFINED,
             },
             private_data: rep.private_data.to_vec(),
         },
-        Mad::Rej(rej) => Message::Reject {
+        Mad::Rej(rej) => CmMessage::Reject {
             reason: rej.reason,
             private_data: rej.private_data.to_vec(),
         },
-        Mad::Rtu(_) => Message::ReadyToUse,
-        Mad::Dreq(_) => Message::Disconnect,
-        Mad::Drep(_) => Message::Disconnected,
+        Mad::Rtu(_) => CmMessage::ReadyToUse,
+        Mad::Dreq(_) => CmMessage::Disconnect,
+        Mad::Drep(_) => CmMessage::Disconnected,
         Mad::Req(_) | Mad::SidrReq(_) | Mad::Mra(_) => return None,
     })
 }

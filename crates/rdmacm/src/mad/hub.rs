@@ -9,20 +9,22 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use roce::cm::{MAX_CM_RETRIES, Message as Mad};
-use roce::gsi::{DELIVERY_BYTES, Delivery, SLOT_SHIFT};
+use roce::cm::{CmMessage as Mad, MAX_CM_RETRIES};
+use roce::gsi::{DELIVERY_BYTES, DeliveredMad, SLOT_SHIFT};
 use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
-use super::connection::{Connection, Consumer, Ended, Ports as Gids, Shared};
-use super::format::{self, Ids};
-use super::machine::Times;
+use super::connection::{
+    Connection, ConnectionPorts as Gids, Consumer, EndedIds, ProcessConnections,
+};
+use super::format::{self, CommunicationIds};
+use super::machine::ConnectionTimers;
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
 use crate::lock::lock;
 use crate::ports::{Claim, Ports};
-use crate::service::{Alarm, Service, Watched};
-use crate::wire::{Message, Request, reason};
+use crate::service::{EventHandler, ServiceThread, TimerPurpose};
+use crate::wire::{CmMessage, Request, reason};
 
 /// A listener for requests: an endpoint.
 pub(crate) trait Listener: Send + Sync {
@@ -37,28 +39,28 @@ const RETRY_REQUEST: Duration = Duration::from_millis(5);
 const MAX_WAITING: usize = 256;
 
 /// The sender of a request: its port, its communication id or SIDR request id, and true for a SIDR request.
-type Asker = ([u8; 16], u32, bool);
+type RequestSource = ([u8; 16], u32, bool);
 
 /// A queue pair of a peer: GID of its port, GUID of its device, its number.
 type PeerQp = ([u8; 16], u64, u32);
 
 #[derive(Default)]
-struct Table {
+struct ConnectionTable {
     connections: HashMap<u32, Arc<Connection>>,
-    asked: HashMap<Asker, u32>,
+    by_source: HashMap<RequestSource, u32>,
     /// Connection of each peer's queue pair.
     qps: HashMap<PeerQp, u32>,
     /// Listeners, by the socket name of their claim.
     listeners: HashMap<String, Weak<dyn Listener>>,
     /// Requests that wait for a listener.
-    waiting: Vec<Delivery>,
+    waiting_requests: Vec<DeliveredMad>,
     next_id: u32,
 }
 
 /// The configuration of a process's connections by MADs.
 pub(crate) struct Settings {
     pub(crate) gsi: &'static Gsi,
-    pub(crate) service: &'static Service,
+    pub(crate) service: &'static ServiceThread,
     pub(crate) ports: &'static Ports,
     /// GUID of the device, in host byte order.
     pub(crate) ca_guid: u64,
@@ -68,18 +70,18 @@ pub(crate) struct Settings {
 }
 
 /// The connections of the process by MADs.
-pub(crate) struct Hub {
-    shared: &'static Shared,
+pub(crate) struct MadConnections {
+    shared: &'static ProcessConnections,
     ports: &'static Ports,
     ca_guid: u64,
-    times: Times,
+    timers: ConnectionTimers,
     slot: u16,
     socket: OwnedFd,
     token: u64,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
 }
 
-impl Hub {
+impl MadConnections {
     /// Opens QP1 and starts to receive MADs.
     ///
     /// # Errors
@@ -89,15 +91,15 @@ impl Hub {
         let socket = settings.ports.receive_mads(slot)?;
         let service = settings.service;
         let hub = Arc::new(Self {
-            shared: Box::leak(Box::new(Shared {
+            shared: Box::leak(Box::new(ProcessConnections {
                 gsi: settings.gsi,
                 service,
                 origin: Instant::now(),
-                ended: Ended::default(),
+                ended_ids: EndedIds::default(),
             })),
             ports: settings.ports,
             ca_guid: settings.ca_guid,
-            times: Times {
+            timers: ConnectionTimers {
                 response: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
                 retries: u32::from(MAX_CM_RETRIES),
                 time_wait: settings.time_wait,
@@ -105,10 +107,10 @@ impl Hub {
             slot,
             socket,
             token: service.new_token(),
-            table: Mutex::new(Table {
+            table: Mutex::new(ConnectionTable {
                 // Messages for an earlier process in this slot may still arrive, so the first id is random.
                 next_id: getrandom::u32().unwrap_or(0),
-                ..Table::default()
+                ..ConnectionTable::default()
             }),
         });
         service.watch(&hub.socket, &hub)?;
@@ -122,7 +124,7 @@ impl Hub {
     }
 
     /// Removes the registration by [`listen`](Self::listen).
-    pub(crate) fn unlisten(&self, claim: &Claim) {
+    pub(crate) fn stop_listening(&self, claim: &Claim) {
         lock(&self.table).listeners.remove(claim.target());
     }
 
@@ -140,16 +142,16 @@ impl Hub {
             local: request.qp.gid,
             remote: peer,
         };
-        let ids = Ids {
+        let ids = CommunicationIds {
             service_id: format::service_id(&request).ok_or(INVALID)?,
             peer_gid: peer,
             is_datagram: request.qp_type == IBV_QPT_UD,
-            ..Ids::default()
+            ..CommunicationIds::default()
         };
         let transaction = getrandom::u64().unwrap_or(0);
         let (id, connection) = self.add(gids, ids, transaction);
         connection.serve(consumer);
-        let sent = connection.send(&Message::Request(request));
+        let sent = connection.send(&CmMessage::Request(request));
         if sent.is_err() {
             lock(&self.table).connections.remove(&id);
         }
@@ -157,16 +159,16 @@ impl Hub {
     }
 
     /// Tells all peers that the process ends.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn notify_exit(&self) {
         if let Ok(table) = self.table.try_lock() {
-            table.connections.values().for_each(|c| c.leave());
+            table.connections.values().for_each(|c| c.notify_exit());
         }
     }
 
     /// Adds a connection; returns its communication id and the connection.
-    fn add(&self, gids: Gids, ids: Ids, transaction: u64) -> (u32, Arc<Connection>) {
+    fn add(&self, gids: Gids, ids: CommunicationIds, transaction: u64) -> (u32, Arc<Connection>) {
         let mut table = lock(&self.table);
-        table.forget(&self.shared.ended.take());
+        table.remove_ended(&self.shared.ended_ids.take());
         let local = loop {
             table.next_id = table.next_id.wrapping_add(1);
             let id = (u32::from(self.slot) << SLOT_SHIFT) | (table.next_id % (1 << SLOT_SHIFT));
@@ -175,17 +177,17 @@ impl Hub {
                 break id;
             }
         };
-        let ids = Ids {
+        let ids = CommunicationIds {
             local,
             ca_guid: self.ca_guid,
             ..ids
         };
-        let connection = Connection::new(self.shared, gids, ids, transaction, self.times);
+        let connection = Connection::new(self.shared, gids, ids, transaction, self.timers);
         table.connections.insert(local, Arc::clone(&connection));
         (local, connection)
     }
 
-    fn on_delivery(self: &Arc<Self>, delivery: Delivery) {
+    fn on_delivery(self: &Arc<Self>, delivery: DeliveredMad) {
         let Ok((transaction, mad)) = Mad::parse(&delivery.mad) else {
             return;
         };
@@ -203,15 +205,15 @@ impl Hub {
             }
             Some(_) => {}
             None => {
-                if let Some(farewell) = format::farewell(&mad) {
+                if let Some(farewell) = format::reply_to_unknown_dreq(&mad) {
                     self.answer(&delivery, transaction, &farewell);
                 }
             }
         }
     }
 
-    fn answer(&self, delivery: &Delivery, transaction: u64, mad: &Mad) {
-        let Delivery {
+    fn answer(&self, delivery: &DeliveredMad, transaction: u64, mad: &Mad) {
+        let DeliveredMad {
             source,
             destination,
             ..
@@ -219,13 +221,13 @@ impl Hub {
         self.shared.send(destination, source, transaction, mad);
     }
 
-    fn on_request(self: &Arc<Self>, delivery: Delivery, transaction: u64, mad: &Mad) {
+    fn on_request(self: &Arc<Self>, delivery: DeliveredMad, transaction: u64, mad: &Mad) {
         let is_datagram = matches!(mad, Mad::SidrReq(_));
         let asker = (delivery.source, format::sender(mad), is_datagram);
         let known = {
             let mut table = lock(&self.table);
-            table.forget(&self.shared.ended.take());
-            let id = table.asked.get(&asker).copied();
+            table.remove_ended(&self.shared.ended_ids.take());
+            let id = table.by_source.get(&asker).copied();
             id.and_then(|id| table.connections.get(&id).cloned())
         };
         if let Some(connection) = known {
@@ -233,16 +235,16 @@ impl Hub {
             return;
         }
         let refuse = |why| {
-            if let Some(refusal) = format::refusal(mad, why) {
+            if let Some(refusal) = format::rejection(mad, why) {
                 self.answer(&delivery, transaction, &refusal);
             }
         };
-        let request = match format::requested(mad, delivery.source) {
+        let request = match format::parse_request(mad, delivery.source) {
             Ok(request) => request,
             Err(why) => return refuse(why),
         };
         let Some(name) = self.ports.listener(request.port_space, request.dst) else {
-            if self.ports.opens_soon(request.port_space, request.dst) {
+            if self.ports.may_open_soon(request.port_space, request.dst) {
                 return self.wait_for_listener(delivery);
             }
             return refuse(reason::INVALID_SERVICE_ID);
@@ -254,43 +256,43 @@ impl Hub {
         let Some(listener) = listener else {
             // Another process listens. A request that it does not accept is lost and repeated by its sender. If this
             // process listens, its listener is about to be registered, or does not accept requests by packets.
-            if let Err(Errno(errno)) = self.ports.hand_to(&name, &delivery.emit()) {
+            if let Err(Errno(errno)) = self.ports.deliver_to(&name, &delivery.emit()) {
                 tracing::debug!("a request for {name} is lost: errno {errno}");
             }
             return;
         };
-        let qp = peer_qp(mad, delivery.source);
+        let qp = requesting_qp(mad, delivery.source);
         if let Some(stale) = qp.and_then(|qp| self.connection_of(&qp)) {
             refuse(roce::cm::reason::STALE_CONNECTION);
             return stale.end_stale();
         }
-        let connection = self.add_asked(&delivery, transaction, &request, asker, qp);
+        let connection = self.add_passive(&delivery, transaction, &request, asker, qp);
         if connection.on_mad(mad) {
             listener.on_request(connection, request);
         }
     }
 
     /// Adds a connection for the request of `asker` and its queue pair `qp`.
-    fn add_asked(
+    fn add_passive(
         &self,
-        delivery: &Delivery,
+        delivery: &DeliveredMad,
         transaction: u64,
         request: &Request,
-        asker: Asker,
+        asker: RequestSource,
         qp: Option<PeerQp>,
     ) -> Arc<Connection> {
         let gids = Gids {
             local: delivery.destination,
             remote: delivery.source,
         };
-        let ids = Ids {
+        let ids = CommunicationIds {
             service_id: format::service_id(request).unwrap_or(0),
             is_datagram: request.qp_type == IBV_QPT_UD,
-            ..Ids::default()
+            ..CommunicationIds::default()
         };
         let (id, connection) = self.add(gids, ids, transaction);
         let mut table = lock(&self.table);
-        table.asked.insert(asker, id);
+        table.by_source.insert(asker, id);
         table.qps.extend(qp.map(|qp| (qp, id)));
         connection
     }
@@ -305,26 +307,27 @@ impl Hub {
     }
 
     /// Queues a request to look for its listener again soon: some programs listen anew for each connection.
-    fn wait_for_listener(self: &Arc<Self>, delivery: Delivery) {
+    fn wait_for_listener(self: &Arc<Self>, delivery: DeliveredMad) {
         let mut table = lock(&self.table);
-        if table.waiting.len() < MAX_WAITING && !table.waiting.contains(&delivery) {
-            table.waiting.push(delivery);
+        if table.waiting_requests.len() < MAX_WAITING && !table.waiting_requests.contains(&delivery)
+        {
+            table.waiting_requests.push(delivery);
             let service = self.shared.service;
-            service.after(RETRY_REQUEST, self, Alarm::RetryMads);
+            service.set_alarm(RETRY_REQUEST, self, TimerPurpose::RetryMads);
         }
     }
 }
 
 /// Returns the queue pair that sends the REQ, if the REQ names one.
-fn peer_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
+fn requesting_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
     match mad {
         Mad::Req(req) if req.local_qpn != 0 => Some((source, req.local_ca_guid, req.local_qpn)),
         _ => None,
     }
 }
 
-impl Table {
-    fn forget(&mut self, ended: &[u32]) {
+impl ConnectionTable {
+    fn remove_ended(&mut self, ended: &[u32]) {
         if ended.is_empty() {
             return;
         }
@@ -332,12 +335,12 @@ impl Table {
             self.connections.remove(id);
         }
         let connections = &self.connections;
-        self.asked.retain(|_, id| connections.contains_key(id));
+        self.by_source.retain(|_, id| connections.contains_key(id));
         self.qps.retain(|_, id| connections.contains_key(id));
     }
 }
 
-impl Watched for Hub {
+impl EventHandler for MadConnections {
     fn token(&self) -> u64 {
         self.token
     }
@@ -347,7 +350,7 @@ impl Watched for Hub {
         loop {
             match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {
-                    let delivery = bytes.get(..n).and_then(Delivery::parse);
+                    let delivery = bytes.get(..n).and_then(DeliveredMad::parse);
                     if let Some(delivery) = delivery {
                         self.on_delivery(delivery);
                     }
@@ -358,11 +361,11 @@ impl Watched for Hub {
         }
     }
 
-    fn on_alarm(self: Arc<Self>, alarm: Alarm) {
-        if alarm != Alarm::RetryMads {
+    fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
+        if alarm != TimerPurpose::RetryMads {
             return;
         }
-        let waiting = std::mem::take(&mut lock(&self.table).waiting);
+        let waiting = std::mem::take(&mut lock(&self.table).waiting_requests);
         for delivery in waiting {
             self.on_delivery(delivery);
         }

@@ -1,8 +1,8 @@
 //! The state machine of a connection by MADs: IBTA vol. 1, 12.9.
 //!
 //! The machine is a pure function of messages, the program's calls and the time; it has no clock, socket or message
-//! contents. The caller stores the messages that it has posted, sends those that [`Action::Send`] names, and delivers
-//! those of [`Action::Deliver`] to the program.
+//! contents. The caller stores the messages that it has posted, sends those that [`CallerAction::Send`] names, and delivers
+//! those of [`CallerAction::Deliver`] to the program.
 //!
 //! MADs may be lost, duplicated and reordered. So a request is repeated until it is answered, a reply is repeated for
 //! each repeated request, and each message is delivered once.
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// A message of connection management, without its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CmMessageKind {
     Req,
     Rep,
     Rtu,
@@ -27,23 +27,23 @@ pub(crate) enum Kind {
 
 /// An action for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum CallerAction {
     /// Send the message that was posted; an MRA or DREP is sent without having been posted.
-    Send(Kind),
+    Send(CmMessageKind),
     /// Deliver a message of the peer, which has arrived for the first time.
-    Deliver(Kind),
+    Deliver(CmMessageKind),
     /// Report that a posted message was not answered in time.
-    TimedOut(Kind),
+    TimedOut(CmMessageKind),
     /// Forget the connection: none of its messages can be in flight.
     Done,
 }
 
 /// The actions of one step: two at most.
-pub(crate) type Actions = Vec<Action>;
+pub(crate) type Actions = Vec<CallerAction>;
 
 /// The timers of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct ConnectionTimers {
     /// Longest time until an answer arrives, round trip included.
     pub(crate) response: Duration,
     /// Number of repetitions at that interval.
@@ -54,11 +54,11 @@ pub(crate) struct Times {
 
 /// Number of early repetitions, sent before the peer's response time has passed, each after twice the time of the one
 /// before. Most answers take microseconds, and an unnecessary repetition costs only one MAD.
-const EARLY_REPETITIONS: u32 = 4;
+const EARLY_RESENDS: u32 = 4;
 
 /// The state of a connection: states of IBTA vol. 1, 12.9.6, merged where they treat all messages alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum CmState {
     Idle,
     ReqSent,
     ReqReceived,
@@ -80,20 +80,20 @@ pub(crate) enum State {
 
 /// A sent message that waits for its answer.
 #[derive(Clone, Copy, Debug)]
-struct Unanswered {
-    kind: Kind,
-    repetitions: u32,
+struct UnansweredMessage {
+    kind: CmMessageKind,
+    resends: u32,
     next: Duration,
-    give_up: Duration,
+    give_up_at: Duration,
 }
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(crate) struct Machine {
-    times: Times,
-    state: State,
-    unanswered: Option<Unanswered>,
-    /// End of [`State::TimeWait`], [`State::Refused`] and [`State::SidrAnswered`].
+pub(crate) struct CmStateMachine {
+    times: ConnectionTimers,
+    state: CmState,
+    unanswered: Option<UnansweredMessage>,
+    /// End of [`CmState::TimeWait`], [`CmState::Refused`] and [`CmState::SidrAnswered`].
     end: Duration,
 }
 
@@ -101,86 +101,105 @@ pub(crate) struct Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrongState;
 
-impl Machine {
-    pub(crate) fn new(times: Times) -> Self {
+impl CmStateMachine {
+    pub(crate) fn new(times: ConnectionTimers) -> Self {
         Self {
             times,
-            state: State::Idle,
+            state: CmState::Idle,
             unanswered: None,
             end: Duration::ZERO,
         }
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> CmState {
         self.state
     }
 
     /// Returns the time at which to call [`expire`](Self::expire).
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match self.state {
-            State::Refused | State::TimeWait | State::SidrAnswered => Some(self.end),
-            _ => self.unanswered.map(|u| u.next.min(u.give_up)),
+            CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => Some(self.end),
+            _ => self.unanswered.map(|u| u.next.min(u.give_up_at)),
         }
     }
 
     /// Posts a message of the program.
-    pub(crate) fn post(&mut self, now: Duration, kind: Kind) -> Result<Actions, WrongState> {
-        use State as S;
+    pub(crate) fn post(
+        &mut self,
+        now: Duration,
+        kind: CmMessageKind,
+    ) -> Result<Actions, WrongState> {
+        use CmState as S;
         match (kind, self.state) {
-            (Kind::Req, S::Idle) => self.ask(now, kind, S::ReqSent),
-            (Kind::SidrReq, S::Idle) => self.ask(now, kind, S::SidrReqSent),
-            (Kind::Rep, S::ReqReceived) => self.ask(now, kind, S::RepSent),
-            (Kind::Dreq, S::EstablishedActive | S::EstablishedPassive | S::RepSent) => {
-                self.ask(now, kind, S::DreqSent)
+            (CmMessageKind::Req, S::Idle) => self.start_response_timer(now, kind, S::ReqSent),
+            (CmMessageKind::SidrReq, S::Idle) => {
+                self.start_response_timer(now, kind, S::SidrReqSent)
+            }
+            (CmMessageKind::Rep, S::ReqReceived) => {
+                self.start_response_timer(now, kind, S::RepSent)
+            }
+            (CmMessageKind::Dreq, S::EstablishedActive | S::EstablishedPassive | S::RepSent) => {
+                self.start_response_timer(now, kind, S::DreqSent)
             }
             // After a REP the requester rejects instead of disconnecting, so a DREQ is not allowed here.
-            (Kind::Rtu, S::RepReceived) => self.state = S::EstablishedActive,
-            (Kind::Rej, S::ReqSent | S::ReqReceived | S::RepSent | S::RepReceived) => {
-                self.linger(now, S::Refused);
+            (CmMessageKind::Rtu, S::RepReceived) => self.state = S::EstablishedActive,
+            (CmMessageKind::Rej, S::ReqSent | S::ReqReceived | S::RepSent | S::RepReceived) => {
+                self.enter_time_wait(now, S::Refused);
             }
-            (Kind::SidrRep, S::SidrReqReceived) => self.linger(now, S::SidrAnswered),
+            (CmMessageKind::SidrRep, S::SidrReqReceived) => {
+                self.enter_time_wait(now, S::SidrAnswered)
+            }
             _ => return Err(WrongState),
         }
-        Ok(vec![Action::Send(kind)])
+        Ok(vec![CallerAction::Send(kind)])
     }
 
     /// Ends the connection for a program that is not interested in it any more.
-    pub(crate) fn abandon(&mut self, now: Duration) {
+    pub(crate) fn close(&mut self, now: Duration) {
         match self.state {
             // A DREQ is repeated until it is answered, even without a program.
-            State::DreqSent | State::Refused | State::TimeWait | State::SidrAnswered => {}
-            _ => self.linger(now, State::TimeWait),
+            CmState::DreqSent | CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => {}
+            _ => self.enter_time_wait(now, CmState::TimeWait),
         }
     }
 
     /// Records that the peer is ready, because a message has arrived at the queue pair (`rdma_notify(3)`).
     pub(crate) fn notice_established(&mut self) {
-        if self.state == State::RepSent {
-            self.settle(State::EstablishedPassive);
+        if self.state == CmState::RepSent {
+            self.stop_response_timer(CmState::EstablishedPassive);
         }
     }
 
     /// Processes a message of the peer. For MRAs, `service` is the requested time.
-    pub(crate) fn receive(&mut self, now: Duration, kind: Kind, service: Duration) -> Actions {
+    pub(crate) fn receive(
+        &mut self,
+        now: Duration,
+        kind: CmMessageKind,
+        service: Duration,
+    ) -> Actions {
         match kind {
-            Kind::Req => self.on_req(),
-            Kind::Rep => self.on_rep(),
-            Kind::Rtu if self.state == State::RepSent => {
-                self.settle(State::EstablishedPassive);
-                vec![Action::Deliver(kind)]
+            CmMessageKind::Req => self.on_req(),
+            CmMessageKind::Rep => self.on_rep(),
+            CmMessageKind::Rtu if self.state == CmState::RepSent => {
+                self.stop_response_timer(CmState::EstablishedPassive);
+                vec![CallerAction::Deliver(kind)]
             }
-            Kind::Rej => self.on_rej(now),
-            Kind::Dreq => self.on_dreq(now),
-            Kind::Drep if self.state == State::DreqSent => {
-                self.linger(now, State::TimeWait);
-                vec![Action::Deliver(kind)]
+            CmMessageKind::Rej => self.on_rej(now),
+            CmMessageKind::Dreq => self.on_dreq(now),
+            CmMessageKind::Drep if self.state == CmState::DreqSent => {
+                self.enter_time_wait(now, CmState::TimeWait);
+                vec![CallerAction::Deliver(kind)]
             }
-            Kind::MraOfReq if self.state == State::ReqSent => self.wait_longer(now, service),
-            Kind::MraOfRep if self.state == State::RepSent => self.wait_longer(now, service),
-            Kind::SidrReq => self.on_sidr_req(),
-            Kind::SidrRep if self.state == State::SidrReqSent => {
-                self.linger(now, State::TimeWait);
-                vec![Action::Deliver(kind)]
+            CmMessageKind::MraOfReq if self.state == CmState::ReqSent => {
+                self.wait_longer(now, service)
+            }
+            CmMessageKind::MraOfRep if self.state == CmState::RepSent => {
+                self.wait_longer(now, service)
+            }
+            CmMessageKind::SidrReq => self.on_sidr_req(),
+            CmMessageKind::SidrRep if self.state == CmState::SidrReqSent => {
+                self.enter_time_wait(now, CmState::TimeWait);
+                vec![CallerAction::Deliver(kind)]
             }
             _ => Vec::new(),
         }
@@ -192,64 +211,64 @@ impl Machine {
             return Vec::new();
         }
         let Some(mut waiting) = self.unanswered.take() else {
-            self.state = State::Done;
-            return vec![Action::Done];
+            self.state = CmState::Done;
+            return vec![CallerAction::Done];
         };
-        if now < waiting.give_up {
-            waiting.repetitions += 1;
-            waiting.next = now + self.pause(waiting.repetitions);
+        if now < waiting.give_up_at {
+            waiting.resends += 1;
+            waiting.next = now + self.resend_delay(waiting.resends);
             self.unanswered = Some(waiting);
-            return vec![Action::Send(waiting.kind)];
+            return vec![CallerAction::Send(waiting.kind)];
         }
-        if matches!(waiting.kind, Kind::Dreq | Kind::SidrReq) {
-            self.linger(now, State::TimeWait);
+        if matches!(waiting.kind, CmMessageKind::Dreq | CmMessageKind::SidrReq) {
+            self.enter_time_wait(now, CmState::TimeWait);
         }
         // For a REQ or REP, the caller then sends a REJ to the peer.
-        vec![Action::TimedOut(waiting.kind)]
+        vec![CallerAction::TimedOut(waiting.kind)]
     }
 
     fn on_req(&mut self) -> Actions {
         match self.state {
-            State::Idle => {
-                self.state = State::ReqReceived;
-                vec![Action::Deliver(Kind::Req)]
+            CmState::Idle => {
+                self.state = CmState::ReqReceived;
+                vec![CallerAction::Deliver(CmMessageKind::Req)]
             }
-            State::ReqReceived => vec![Action::Send(Kind::MraOfReq)],
+            CmState::ReqReceived => vec![CallerAction::Send(CmMessageKind::MraOfReq)],
             // The REP was lost, or has not arrived yet.
-            State::RepSent => vec![Action::Send(Kind::Rep)],
-            State::Refused => vec![Action::Send(Kind::Rej)],
+            CmState::RepSent => vec![CallerAction::Send(CmMessageKind::Rep)],
+            CmState::Refused => vec![CallerAction::Send(CmMessageKind::Rej)],
             _ => Vec::new(),
         }
     }
 
     fn on_rep(&mut self) -> Actions {
         match self.state {
-            State::ReqSent => {
-                self.settle(State::RepReceived);
-                vec![Action::Deliver(Kind::Rep)]
+            CmState::ReqSent => {
+                self.stop_response_timer(CmState::RepReceived);
+                vec![CallerAction::Deliver(CmMessageKind::Rep)]
             }
-            State::RepReceived => vec![Action::Send(Kind::MraOfRep)],
-            State::EstablishedActive => vec![Action::Send(Kind::Rtu)],
-            State::Refused => vec![Action::Send(Kind::Rej)],
+            CmState::RepReceived => vec![CallerAction::Send(CmMessageKind::MraOfRep)],
+            CmState::EstablishedActive => vec![CallerAction::Send(CmMessageKind::Rtu)],
+            CmState::Refused => vec![CallerAction::Send(CmMessageKind::Rej)],
             _ => Vec::new(),
         }
     }
 
     fn on_rej(&mut self, now: Duration) -> Actions {
         match self.state {
-            State::ReqSent
-            | State::ReqReceived
-            | State::RepSent
-            | State::RepReceived
+            CmState::ReqSent
+            | CmState::ReqReceived
+            | CmState::RepSent
+            | CmState::RepReceived
             // The peer has not received an RTU in time, or has restarted.
-            | State::EstablishedActive
-            | State::EstablishedPassive => {
-                self.linger(now, State::TimeWait);
-                vec![Action::Deliver(Kind::Rej)]
+            | CmState::EstablishedActive
+            | CmState::EstablishedPassive => {
+                self.enter_time_wait(now, CmState::TimeWait);
+                vec![CallerAction::Deliver(CmMessageKind::Rej)]
             }
-            State::DreqSent => {
-                self.linger(now, State::TimeWait);
-                vec![Action::Deliver(Kind::Drep)]
+            CmState::DreqSent => {
+                self.enter_time_wait(now, CmState::TimeWait);
+                vec![CallerAction::Deliver(CmMessageKind::Drep)]
             }
             _ => Vec::new(),
         }
@@ -257,56 +276,59 @@ impl Machine {
 
     fn on_dreq(&mut self, now: Duration) -> Actions {
         match self.state {
-            State::RepSent
-            | State::RepReceived
-            | State::EstablishedActive
-            | State::EstablishedPassive
-            | State::DreqSent => {
-                self.linger(now, State::TimeWait);
-                vec![Action::Send(Kind::Drep), Action::Deliver(Kind::Dreq)]
+            CmState::RepSent
+            | CmState::RepReceived
+            | CmState::EstablishedActive
+            | CmState::EstablishedPassive
+            | CmState::DreqSent => {
+                self.enter_time_wait(now, CmState::TimeWait);
+                vec![
+                    CallerAction::Send(CmMessageKind::Drep),
+                    CallerAction::Deliver(CmMessageKind::Dreq),
+                ]
             }
-            State::TimeWait => vec![Action::Send(Kind::Drep)],
+            CmState::TimeWait => vec![CallerAction::Send(CmMessageKind::Drep)],
             _ => Vec::new(),
         }
     }
 
     fn on_sidr_req(&mut self) -> Actions {
         match self.state {
-            State::Idle => {
-                self.state = State::SidrReqReceived;
-                vec![Action::Deliver(Kind::SidrReq)]
+            CmState::Idle => {
+                self.state = CmState::SidrReqReceived;
+                vec![CallerAction::Deliver(CmMessageKind::SidrReq)]
             }
-            State::SidrAnswered => vec![Action::Send(Kind::SidrRep)],
+            CmState::SidrAnswered => vec![CallerAction::Send(CmMessageKind::SidrRep)],
             _ => Vec::new(),
         }
     }
 
     /// Records a message that needs an answer.
-    fn ask(&mut self, now: Duration, kind: Kind, state: State) {
+    fn start_response_timer(&mut self, now: Duration, kind: CmMessageKind, state: CmState) {
         self.state = state;
-        self.unanswered = Some(Unanswered {
+        self.unanswered = Some(UnansweredMessage {
             kind,
-            repetitions: 0,
-            next: now + self.pause(0),
-            give_up: now + self.times.response * (self.times.retries + 1),
+            resends: 0,
+            next: now + self.resend_delay(0),
+            give_up_at: now + self.times.response * (self.times.retries + 1),
         });
     }
 
     /// Returns the pause after a message and `repetitions` repetitions of it.
-    fn pause(&self, repetitions: u32) -> Duration {
-        let halvings = EARLY_REPETITIONS.saturating_sub(repetitions);
+    fn resend_delay(&self, repetitions: u32) -> Duration {
+        let halvings = EARLY_RESENDS.saturating_sub(repetitions);
         self.times.response / (1 << halvings)
     }
 
     /// Records that the answer has arrived.
-    fn settle(&mut self, state: State) {
+    fn stop_response_timer(&mut self, state: CmState) {
         self.unanswered = None;
         self.state = state;
     }
 
     /// Ends the connection, except for the answers to late messages.
-    fn linger(&mut self, now: Duration, state: State) {
-        self.settle(state);
+    fn enter_time_wait(&mut self, now: Duration, state: CmState) {
+        self.stop_response_timer(state);
         self.end = now + self.times.time_wait;
     }
 
@@ -316,8 +338,8 @@ impl Machine {
         let times = self.times;
         if let Some(waiting) = &mut self.unanswered {
             waiting.next = now + times.response;
-            waiting.give_up = now + service + times.response * (times.retries + 1);
-            waiting.repetitions = EARLY_REPETITIONS;
+            waiting.give_up_at = now + service + times.response * (times.retries + 1);
+            waiting.resends = EARLY_RESENDS;
         }
         Vec::new()
     }

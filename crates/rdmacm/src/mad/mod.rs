@@ -5,7 +5,7 @@
 //! - `connection`: one connection: a machine, its messages and its timer.
 //! - `hub`: all connections of the process; it gives each MAD to its connection, or to a listener.
 //!
-//! An endpoint uses a connection like its socket: it sends a [`Message`](crate::wire::Message) and gets each message of
+//! An endpoint uses a connection like its socket: it sends a [`CmMessage`](crate::wire::CmMessage) and gets each message of
 //! the peer once. The state machine repeats messages.
 
 mod connection;
@@ -14,4 +14,4 @@ mod hub;
 mod machine;
 
 pub(crate) use connection::{Connection, Consumer};
-pub(crate) use hub::{Hub, Listener, Settings};
+pub(crate) use hub::{Listener, MadConnections, Settings};

@@ -5,15 +5,15 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, statat, symlinkat, unlinkat};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendto, socket_with};
 
-use super::names::Address;
+use super::names::NamedAddress;
 use super::{Ports, owner_of};
-use crate::addr::Addr;
+use crate::addr::IdAddress;
 use crate::errno::{INVALID, Result};
-use crate::process::Process;
+use crate::process::ProcessIdentity;
 
 /// Returns the name of a process's socket for MADs. It has the form of other socket names, so that clean-up removes it
 /// as well.
-fn socket_of(process: Process) -> String {
+fn socket_of(process: ProcessIdentity) -> String {
     format!("{process}-0")
 }
 
@@ -25,7 +25,7 @@ impl Ports {
     pub(crate) fn receive_mads(&self, slot: u16) -> Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        let name = socket_of(self.me);
+        let name = socket_of(self.process);
         let _ = unlinkat(&self.folder, &name, AtFlags::empty());
         bind(&socket, &self.address(&name)?)?;
         // An earlier process in this slot must be dead.
@@ -36,11 +36,11 @@ impl Ports {
     }
 
     /// Returns the socket name of the process that listens at `addr`, for requests for `port_space`.
-    pub(crate) fn listener(&self, port_space: u32, addr: Addr) -> Option<String> {
+    pub(crate) fn listener(&self, port_space: u32, addr: IdAddress) -> Option<String> {
         let (port_space, port) = addr.service(port_space)?;
-        let candidates = Address::listeners_for(addr);
+        let candidates = NamedAddress::listeners_for(addr);
         candidates.into_iter().find_map(|candidate| {
-            let link = candidate.link(port_space, port);
+            let link = candidate.link_name(port_space, port);
             let target = rustix::fs::readlinkat(&self.folder, &link, Vec::new()).ok()?;
             let target = target.to_str().ok()?;
             let listens = statat(&self.folder, target, AtFlags::SYMLINK_NOFOLLOW).is_ok();
@@ -53,9 +53,9 @@ impl Ports {
     ///
     /// # Errors
     /// The process has no socket, or the socket is full; `EINVAL` if it is this process.
-    pub(crate) fn hand_to(&self, target: &str, delivery: &[u8]) -> Result {
+    pub(crate) fn deliver_to(&self, target: &str, delivery: &[u8]) -> Result {
         let owner = owner_of(target)
-            .filter(|owner| *owner != self.me)
+            .filter(|owner| *owner != self.process)
             .ok_or(INVALID)?;
         let to = self.address(&socket_of(owner))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

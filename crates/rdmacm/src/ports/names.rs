@@ -2,29 +2,29 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::addr::Addr;
-use crate::process::Process;
+use crate::addr::IdAddress;
+use crate::process::ProcessIdentity;
 
 /// Suffix of the file that records the close of a listener; it follows the port number.
 pub(crate) const CLOSED: &str = ".closed";
 /// Suffix of a socket's name before the socket listens.
-pub(crate) const UNFINISHED: char = '~';
+pub(crate) const NOT_LISTENING_SUFFIX: char = '~';
 
 /// The binding of an id, without its port space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Binding {
+pub(crate) struct IdBinding {
     /// Address; for `AF_IB`, with the port space in its service id.
-    pub(crate) addr: Addr,
+    pub(crate) addr: IdAddress,
     /// `RDMA_OPTION_ID_AFONLY`: a wildcard does not include other families.
     pub(crate) afonly: bool,
     /// `RDMA_OPTION_ID_REUSEADDR`: the port may be shared with other ids that have set this option.
     pub(crate) reuse: bool,
 }
 
-/// Returns the process in the socket name `PID-STARTTIME-N`, with or without the suffix [`UNFINISHED`].
-pub(crate) fn owner_of(target: &str) -> Option<Process> {
+/// Returns the process in the socket name `PID-STARTTIME-N`, with or without the suffix [`NOT_LISTENING_SUFFIX`].
+pub(crate) fn owner_of(target: &str) -> Option<ProcessIdentity> {
     let (process, n) = target.rsplit_once('-')?;
-    n.strip_suffix(UNFINISHED)
+    n.strip_suffix(NOT_LISTENING_SUFFIX)
         .unwrap_or(n)
         .parse::<u64>()
         .ok()?;
@@ -41,7 +41,7 @@ pub(crate) fn link_prefix(port_space: u32, port: u16) -> String {
 
 /// Families of addresses; each has its own wildcard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum AddressFamily {
     V4,
     V6,
     Ib,
@@ -49,81 +49,85 @@ pub(crate) enum Family {
 
 /// The address part of a link's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(crate) enum NamedAddress {
     /// A wildcard; `only` is true with `RDMA_OPTION_ID_AFONLY`.
     Any {
-        family: Family,
+        family: AddressFamily,
         only: bool,
     },
     Ip(IpAddr),
     Gid([u8; 16]),
 }
 
-pub(crate) const fn any(family: Family) -> Address {
-    Address::Any {
+pub(crate) const fn any(family: AddressFamily) -> NamedAddress {
+    NamedAddress::Any {
         family,
         only: false,
     }
 }
 
-pub(crate) const fn any_only(family: Family) -> Address {
-    Address::Any { family, only: true }
+pub(crate) const fn any_only(family: AddressFamily) -> NamedAddress {
+    NamedAddress::Any { family, only: true }
 }
 
-impl Address {
+impl NamedAddress {
     pub(crate) const WILDCARDS: [Self; 6] = [
-        any(Family::V4),
-        any(Family::V6),
-        any(Family::Ib),
-        any_only(Family::V4),
-        any_only(Family::V6),
-        any_only(Family::Ib),
+        any(AddressFamily::V4),
+        any(AddressFamily::V6),
+        any(AddressFamily::Ib),
+        any_only(AddressFamily::V4),
+        any_only(AddressFamily::V6),
+        any_only(AddressFamily::Ib),
     ];
 
-    pub(crate) fn of(binding: Binding) -> Self {
+    pub(crate) fn of(binding: IdBinding) -> Self {
         let wildcard = |family| Self::Any {
             family,
             only: binding.afonly,
         };
         match binding.addr {
-            Addr::Ib(addr) if addr.is_any() => wildcard(Family::Ib),
-            Addr::Ib(addr) => Self::Gid(addr.gid),
-            Addr::Ip(addr) => match addr.ip() {
-                IpAddr::V4(ip) if ip.is_unspecified() => wildcard(Family::V4),
-                IpAddr::V6(ip) if ip.is_unspecified() => wildcard(Family::V6),
+            IdAddress::Ib(addr) if addr.is_any() => wildcard(AddressFamily::Ib),
+            IdAddress::Ib(addr) => Self::Gid(addr.gid),
+            IdAddress::Ip(addr) => match addr.ip() {
+                IpAddr::V4(ip) if ip.is_unspecified() => wildcard(AddressFamily::V4),
+                IpAddr::V6(ip) if ip.is_unspecified() => wildcard(AddressFamily::V6),
                 ip => Self::Ip(ip.to_canonical()),
             },
         }
     }
 
     /// Returns the addresses at which a listener for `addr` may be bound, most specific first.
-    pub(crate) fn listeners_for(addr: Addr) -> Vec<Self> {
+    pub(crate) fn listeners_for(addr: IdAddress) -> Vec<Self> {
         let of = |address, family| vec![address, any(family), any_only(family)];
         match addr {
-            Addr::Ib(addr) => of(Self::Gid(addr.gid), Family::Ib),
-            Addr::Ip(addr) => match addr.ip().to_canonical() {
+            IdAddress::Ib(addr) => of(Self::Gid(addr.gid), AddressFamily::Ib),
+            IdAddress::Ip(addr) => match addr.ip().to_canonical() {
                 ip @ IpAddr::V4(_) => {
-                    let mut found = of(Self::Ip(ip), Family::V4);
+                    let mut found = of(Self::Ip(ip), AddressFamily::V4);
                     // As for sockets, a wildcard of IPv6 includes IPv4, but not vice versa.
-                    found.push(any(Family::V6));
+                    found.push(any(AddressFamily::V6));
                     found
                 }
-                ip @ IpAddr::V6(_) => of(Self::Ip(ip), Family::V6),
+                ip @ IpAddr::V6(_) => of(Self::Ip(ip), AddressFamily::V6),
             },
         }
     }
 
-    pub(crate) fn link(self, port_space: u32, port: u16) -> String {
-        format!("{}{}", link_prefix(port_space, port), self.text())
+    pub(crate) fn link_name(self, port_space: u32, port: u16) -> String {
+        format!(
+            "{}{}",
+            link_prefix(port_space, port),
+            self.to_file_name_part()
+        )
     }
 
-    fn text(self) -> String {
+    fn to_file_name_part(self) -> String {
         match self {
             Self::Any { family, only } => {
                 let family = match family {
-                    Family::V4 => "any4",
-                    Family::V6 => "any6",
-                    Family::Ib => "anyib",
+                    AddressFamily::V4 => "any4",
+                    AddressFamily::V6 => "any6",
+                    AddressFamily::Ib => "anyib",
                 };
                 format!("{family}{}", if only { "only" } else { "" })
             }
@@ -136,7 +140,9 @@ impl Address {
     /// Returns the errno with which a bind to this address fails because of a port at the address with the text
     /// `other`.
     pub(crate) fn conflict(self, other: &str) -> Option<i32> {
-        let other_any = Self::WILDCARDS.into_iter().find(|a| a.text() == other);
+        let other_any = Self::WILDCARDS
+            .into_iter()
+            .find(|a| a.to_file_name_part() == other);
         match (self, other_any) {
             (
                 Self::Any {
@@ -149,7 +155,7 @@ impl Address {
                 }),
             ) if a != b => None,
             (Self::Ip(_) | Self::Gid(_), None) => {
-                (self.text() == other).then_some(libc::EADDRINUSE)
+                (self.to_file_name_part() == other).then_some(libc::EADDRINUSE)
             }
             _ => Some(libc::EADDRNOTAVAIL),
         }

@@ -5,19 +5,19 @@ use std::net::Ipv6Addr;
 use rustix::fs::symlinkat;
 use rustix::net::accept;
 
-use super::names::{Family, any};
-use super::{Binding, Ports, Unreached};
-use crate::addr::Addr;
+use super::names::{AddressFamily, any};
+use super::{IdBinding, Ports, UnreachedReason};
+use crate::addr::IdAddress;
 
 const TCP: u32 = 0x0106;
 const UDP: u32 = 0x0111;
 
-fn ip(addr: &str) -> Addr {
-    Addr::Ip(addr.parse().unwrap())
+fn ip(addr: &str) -> IdAddress {
+    IdAddress::Ip(addr.parse().unwrap())
 }
 
-fn binding(addr: &str) -> Binding {
-    Binding {
+fn binding(addr: &str) -> IdBinding {
+    IdBinding {
         addr: ip(addr),
         afonly: false,
         reuse: false,
@@ -34,23 +34,38 @@ fn ports() -> (tempfile::TempDir, Ports) {
 fn who_listens_is_reached_and_who_is_only_bound_is_not() {
     let (_dir, ports) = ports();
     let to = ip("127.0.0.1:7471");
-    assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
-    assert!(!ports.opens_soon(TCP, to));
+    assert_eq!(
+        ports.connect(TCP, to).unwrap_err(),
+        UnreachedReason::Refused
+    );
+    assert!(!ports.may_open_soon(TCP, to));
     let mut claim = ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
-    assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
-    assert!(ports.opens_soon(TCP, to), "it was bound a moment ago");
-    assert!(!ports.opens_soon(UDP, to));
+    assert_eq!(
+        ports.connect(TCP, to).unwrap_err(),
+        UnreachedReason::Refused
+    );
+    assert!(ports.may_open_soon(TCP, to), "it was bound a moment ago");
+    assert!(!ports.may_open_soon(UDP, to));
     let listener = ports.listen(&mut claim).unwrap();
     let _client = ports.connect(TCP, to).unwrap();
     accept(&listener).unwrap();
     let v6 = ip("[::1]:7471");
-    assert_eq!(ports.connect(TCP, v6).unwrap_err(), Unreached::Refused);
-    assert_eq!(ports.connect(UDP, to).unwrap_err(), Unreached::Refused);
-    ports.closing(&claim);
+    assert_eq!(
+        ports.connect(TCP, v6).unwrap_err(),
+        UnreachedReason::Refused
+    );
+    assert_eq!(
+        ports.connect(UDP, to).unwrap_err(),
+        UnreachedReason::Refused
+    );
+    ports.record_closing(&claim);
     ports.release(&claim);
-    assert_eq!(ports.connect(TCP, to).unwrap_err(), Unreached::Refused);
-    assert!(ports.opens_soon(TCP, to));
-    assert!(!ports.opens_soon(TCP, ip("127.0.0.1:7472")));
+    assert_eq!(
+        ports.connect(TCP, to).unwrap_err(),
+        UnreachedReason::Refused
+    );
+    assert!(ports.may_open_soon(TCP, to));
+    assert!(!ports.may_open_soon(TCP, ip("127.0.0.1:7472")));
     ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
 }
 
@@ -73,7 +88,7 @@ fn the_closest_listener_gets_the_request() {
 
 #[test]
 fn conflicts_are_those_of_linux() {
-    let refused = |first: Binding, second: Binding| {
+    let refused = |first: IdBinding, second: IdBinding| {
         let (_dir, ports) = ports();
         let _first = ports.claim(TCP, first).unwrap();
         ports.claim(TCP, second).err().map(|e| e.0)
@@ -82,8 +97,8 @@ fn conflicts_are_those_of_linux() {
     let two = binding("10.0.0.2:5");
     let any4 = binding("0.0.0.0:5");
     let any6 = binding("[::]:5");
-    let only = |b: Binding| Binding { afonly: true, ..b };
-    let reuse = |b: Binding| Binding { reuse: true, ..b };
+    let only = |b: IdBinding| IdBinding { afonly: true, ..b };
+    let reuse = |b: IdBinding| IdBinding { reuse: true, ..b };
     assert_eq!(refused(one, two), None);
     assert_eq!(refused(one, one), Some(libc::EADDRINUSE));
     assert_eq!(refused(one, any4), Some(libc::EADDRNOTAVAIL));
@@ -105,13 +120,13 @@ fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
     let (_dir, ports) = ports();
     let at = |gid: &str| {
         let gid = gid.parse::<Ipv6Addr>().unwrap().octets();
-        Addr::Ib(IbAddr::new(gid, 0xffff).with_service(TCP, 99))
+        IdAddress::Ib(IbAddr::new(gid, 0xffff).with_service(TCP, 99))
     };
-    let bound = |addr| Binding {
+    let bound = |addr| IdBinding {
         addr,
         ..binding("0.0.0.0:99")
     };
-    let only = |addr| Binding {
+    let only = |addr| IdBinding {
         afonly: true,
         ..bound(addr)
     };
@@ -130,7 +145,7 @@ fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
     accept(&gid_listener).unwrap();
     assert_eq!(
         ports.connect(TCP, at("fe80::2")).unwrap_err(),
-        Unreached::Refused
+        UnreachedReason::Refused
     );
     ports.release(&gid);
     ports.release(&ip);
@@ -157,7 +172,7 @@ fn links_that_lead_elsewhere_delete_nothing_there() {
         .into_iter()
         .enumerate()
     {
-        let link = any(Family::V4).link(TCP, 7471 + n as u16);
+        let link = any(AddressFamily::V4).link_name(TCP, 7471 + n as u16);
         symlinkat(target, &ports.folder, &link).unwrap();
         let taken = binding(&format!("10.0.0.1:{}", 7471 + n));
         ports.claim(TCP, taken).unwrap();
@@ -170,7 +185,7 @@ fn links_that_lead_elsewhere_delete_nothing_there() {
 #[test]
 fn of_those_who_share_a_port_none_listens_until_it_is_alone() {
     let (_dir, ports) = ports();
-    let shared = Binding {
+    let shared = IdBinding {
         reuse: true,
         ..binding("10.0.0.1:5")
     };
@@ -199,7 +214,7 @@ fn free_ports_differ_and_are_not_those_of_wildcards() {
 fn ports_of_the_dead_are_taken_over() {
     let (dir, ports) = ports();
     let dead = "4294967295-1-0";
-    let link = any(Family::V4).link(TCP, 7471);
+    let link = any(AddressFamily::V4).link_name(TCP, 7471);
     symlinkat(dead, &ports.folder, &link).unwrap();
     std::fs::write(dir.path().join("rdma_cm").join(dead), "").unwrap();
     let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
@@ -209,7 +224,12 @@ fn ports_of_the_dead_are_taken_over() {
     expected.sort();
     assert_eq!(names, expected);
     // A process that opens the folder removes stale names.
-    symlinkat(dead, &ports.folder, any(Family::V4).link(TCP, 1)).unwrap();
+    symlinkat(
+        dead,
+        &ports.folder,
+        any(AddressFamily::V4).link_name(TCP, 1),
+    )
+    .unwrap();
     drop(Ports::open(dir.path()).unwrap());
     assert_eq!(ports.names().unwrap().len(), 2);
 }

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use roce::cm::Message;
-use roce::gsi::{Delivery, Recipient, SOCKET_PREFIX, socket_name};
+use roce::cm::CmMessage;
+use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, socket_name};
 use verbs_abi::{Gsi, ibv_gid};
 
 /// Environment variable with the slot of the process.
@@ -63,7 +63,7 @@ extern "C" fn open() -> c_int {
 unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
     // SAFETY: the caller passes 16, 16 and 256 bytes.
     let delivery = unsafe {
-        Delivery {
+        DeliveredMad {
             source: *sgid.cast(),
             destination: *dgid.cast(),
             mad: *mad.cast(),
@@ -92,13 +92,13 @@ fn dice() -> u64 {
     z ^ (z >> 31)
 }
 
-fn deliver(delivery: &Delivery) {
+fn deliver(delivery: &DeliveredMad) {
     let folder = softnic::fabric_dir().expect("a fabric").join("rdma_cm");
-    let (_, message) = Message::parse(&delivery.mad).expect("a message");
+    let (_, message) = CmMessage::parse(&delivery.mad).expect("a message");
     let sockets: Vec<PathBuf> = match message.recipient() {
-        Recipient::Slot(slot) => vec![folder.join(socket_name(slot))],
+        MadRecipient::Slot(slot) => vec![folder.join(socket_name(slot))],
         // Every process must be able to find the listener, so the network selects the last name in alphabetical order.
-        Recipient::Listener => {
+        MadRecipient::Listener => {
             let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)
                 .expect("a folder")
                 .map(|entry| entry.expect("an entry").path())

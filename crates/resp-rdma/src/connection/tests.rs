@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
-use crate::stream::Piece;
+use crate::stream::WriteTarget;
 use crate::{Command, Config, Connector, Listener};
 
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn connector(buffer_bytes: u32) -> Connector {
     let context = verbs::Provider::softnic()
         .device(None)
-        .and_then(|device| device.open())
+        .expect("a device")
+        .open()
         .expect("the software NIC");
     let config = Config {
         buffer_bytes,
@@ -43,9 +44,9 @@ fn sleep(fds: &[RawFd]) {
         .iter()
         .map(|fd| PollFd::new(fd, PollFlags::IN))
         .collect();
-    let timeout = LONG.try_into().expect("a time");
+    let timeout = TIMEOUT.try_into().expect("a time");
     let ready = poll(&mut fds, Some(&timeout)).expect("polls");
-    assert!(ready > 0, "nothing came for {LONG:?}");
+    assert!(ready > 0, "nothing came for {TIMEOUT:?}");
 }
 
 fn accept(listener: &mut Listener) -> Connection {
@@ -62,13 +63,13 @@ fn accept(listener: &mut Listener) -> Connection {
 fn pair(client_buffer: u32, server_buffer: u32) -> (Connection, Connection) {
     let (mut listener, address) = listener(server_buffer);
     let server = thread::spawn(move || accept(&mut listener));
-    let client = connector(client_buffer).connect(address, LONG);
+    let client = connector(client_buffer).connect(address, TIMEOUT);
     let client = client.expect("connects");
     (client, server.join().expect("accepts"))
 }
 
 /// Repeats an operation until it no longer would block, either polling or sleeping.
-fn until<T>(
+fn retry_until<T>(
     connection: &mut Connection,
     asleep: bool,
     mut attempt: impl FnMut(&mut Connection) -> io::Result<T>,
@@ -79,7 +80,7 @@ fn until<T>(
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             done => return done,
         }
-        assert!(begun.elapsed() < LONG, "nothing came for {LONG:?}");
+        assert!(begun.elapsed() < TIMEOUT, "nothing came for {TIMEOUT:?}");
         if asleep {
             if connection.arm() {
                 sleep(&connection.fds());
@@ -96,12 +97,12 @@ fn byte(place: usize) -> u8 {
 }
 
 /// Sends a stream of `total` bytes in pieces of `piece`, and reads as many at the same time.
-fn talk(connection: &mut Connection, total: usize, piece: usize, asleep: bool) {
+fn transfer_stream(connection: &mut Connection, total: usize, piece: usize, asleep: bool) {
     let (mut sent, mut got) = (0, 0);
     let mut buffer = vec![0; 10_007];
     while sent < total || got < total {
         let bytes: Vec<u8> = (sent..total.min(sent + piece)).map(byte).collect();
-        let step = until(connection, asleep, |c| {
+        let step = retry_until(connection, asleep, |c| {
             let mut any = false;
             if !bytes.is_empty() {
                 match c.write(&bytes) {
@@ -138,15 +139,15 @@ fn both_ends_stream_at_once_through_buffers_that_fill() {
         let total = if piece < 100 { 200_000 } else { 3_000_000 };
         let (mut one, mut other) = pair(client, server);
         let there = thread::spawn(move || {
-            talk(&mut other, total, 70_001, asleep);
+            transfer_stream(&mut other, total, 70_001, asleep);
             other
         });
-        talk(&mut one, total, piece, asleep);
+        transfer_stream(&mut one, total, piece, asleep);
         let mut other = there.join().expect("the other end");
         drop(one);
-        let end = until(&mut other, true, |c| c.read(&mut [0; 10]));
+        let end = retry_until(&mut other, true, |c| c.read(&mut [0; 10]));
         assert_eq!(end.expect("a clean end"), 0);
-        let refused = until(&mut other, true, |c| c.write(b"late"));
+        let refused = retry_until(&mut other, true, |c| c.write(b"late"));
         assert_eq!(refused.expect_err("over").kind(), ErrorKind::BrokenPipe);
     }
 }
@@ -156,7 +157,7 @@ fn more_small_writes_than_receives_all_arrive() {
     let (mut client, mut server) = pair(64 << 10, 64 << 10);
     let writer = thread::spawn(move || {
         for i in 0..5_000usize {
-            let step = until(&mut client, true, |c| c.write(&[byte(i)]));
+            let step = retry_until(&mut client, true, |c| c.write(&[byte(i)]));
             assert_eq!(step.expect("writes"), 1);
         }
         client
@@ -166,7 +167,7 @@ fn more_small_writes_than_receives_all_arrive() {
     let mut got = 0;
     let mut buffer = [0; 4096];
     while got < 5_000 {
-        let n = until(&mut server, true, |c| c.read(&mut buffer)).expect("reads");
+        let n = retry_until(&mut server, true, |c| c.read(&mut buffer)).expect("reads");
         for (i, &b) in buffer[..n].iter().enumerate() {
             assert_eq!(b, byte(got + i));
         }
@@ -176,8 +177,8 @@ fn more_small_writes_than_receives_all_arrive() {
 }
 
 /// Lets the server process its ESTABLISHED event, and the client learn the server's buffer.
-fn meet(client: &mut Connection, server: &mut Connection) {
-    let met = until(client, false, |c| {
+fn establish(client: &mut Connection, server: &mut Connection) {
+    let met = retry_until(client, false, |c| {
         let nothing = server.read(&mut [0; 1]).expect_err("nothing was sent");
         assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
         match c.stream.writable() {
@@ -190,11 +191,11 @@ fn meet(client: &mut Connection, server: &mut Connection) {
 
 /// Lets a client violate the protocol, and checks the error with which the server's connection
 /// ends.
-fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
+fn expect_violation(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
     let (mut listener, address) = listener(64 << 10);
     let clients = thread::spawn(move || {
         let connector = connector(64 << 10);
-        let both = [(); 2].map(|()| connector.connect(address, LONG).expect("connects"));
+        let both = [(); 2].map(|()| connector.connect(address, TIMEOUT).expect("connects"));
         both.into_iter().map(Some).collect::<Vec<_>>()
     });
     let (mut bad_server, mut good_server) = (accept(&mut listener), accept(&mut listener));
@@ -203,9 +204,9 @@ fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
         clients[0].take().expect("one"),
         clients[1].take().expect("one"),
     );
-    meet(&mut bad, &mut bad_server);
+    establish(&mut bad, &mut bad_server);
     what(&mut bad);
-    let read = until(&mut bad_server, true, |c| match c.read(&mut [0; 64]) {
+    let read = retry_until(&mut bad_server, true, |c| match c.read(&mut [0; 64]) {
         Ok(n) if n > 0 => Err(ErrorKind::WouldBlock.into()),
         other => other,
     });
@@ -215,11 +216,11 @@ fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
     assert_eq!(again.expect_err("it stays").to_string(), error.to_string());
     // The violating peer is disconnected; other connections continue.
     drop(bad_server);
-    assert!(until(&mut bad, true, |c| c.read(&mut [0; 64])).map_or(true, |n| n == 0));
-    meet(&mut good, &mut good_server);
+    assert!(retry_until(&mut bad, true, |c| c.read(&mut [0; 64])).map_or(true, |n| n == 0));
+    establish(&mut good, &mut good_server);
     good.write_all(b"good").expect("writes");
     let mut buffer = [0; 10];
-    let got = until(&mut good_server, true, |c| c.read(&mut buffer));
+    let got = retry_until(&mut good_server, true, |c| c.read(&mut buffer));
     assert_eq!(buffer[..got.expect("reads")], *b"good");
 }
 
@@ -229,60 +230,60 @@ fn command(bytes: [u8; 32]) -> impl FnOnce(&mut Connection) {
 
 #[test]
 fn an_unknown_opcode_ends_its_connection_only() {
-    wrong(command([0xff; 32]), ErrorKind::InvalidData);
+    expect_violation(command([0xff; 32]), ErrorKind::InvalidData);
 }
 
 #[test]
 fn a_buffer_without_bytes_ends_its_connection_only() {
-    let none = Command::RegisterXferMemory(crate::Buffer {
+    let none = Command::RegisterXferMemory(crate::AnnouncedBuffer {
         addr: 4096,
         len: 0,
         rkey: 1,
     });
-    wrong(command(none.encode()), ErrorKind::InvalidData);
+    expect_violation(command(none.encode()), ErrorKind::InvalidData);
 }
 
 /// WRITEs `bytes` to `offset` of the server's buffer, with this immediate and a changed R_Key.
 fn write(bytes: &'static [u8], offset: u64, imm: u32, key: u32) -> impl FnOnce(&mut Connection) {
     move |c| {
-        let Piece { addr, rkey, .. } = c.stream.write(1).expect("it knows where");
+        let WriteTarget { addr, rkey, .. } = c.stream.write(1).expect("it knows where");
         let (addr, rkey) = (addr.wrapping_add(offset), rkey ^ key);
         let len = imm;
         c.queue
-            .write_raw(bytes, Piece { addr, len, rkey })
+            .write_raw(bytes, WriteTarget { addr, len, rkey })
             .expect("posts");
     }
 }
 
 #[test]
 fn wrong_immediates_end_their_connection_only() {
-    wrong(write(b"abc", 0, u32::MAX, 0), ErrorKind::InvalidData);
-    wrong(write(b"abc", 0, (64 << 10) + 1, 0), ErrorKind::InvalidData);
-    wrong(write(b"abc", 0, 2, 0), ErrorKind::InvalidData);
+    expect_violation(write(b"abc", 0, u32::MAX, 0), ErrorKind::InvalidData);
+    expect_violation(write(b"abc", 0, (64 << 10) + 1, 0), ErrorKind::InvalidData);
+    expect_violation(write(b"abc", 0, 2, 0), ErrorKind::InvalidData);
 }
 
 #[test]
 fn wrong_addresses_and_keys_end_their_connection_only() {
-    wrong(write(b"abc", 64 << 10, 3, 0), ErrorKind::ConnectionReset);
-    wrong(write(b"abc", 0, 3, 0x100), ErrorKind::ConnectionReset);
+    expect_violation(write(b"abc", 64 << 10, 3, 0), ErrorKind::ConnectionReset);
+    expect_violation(write(b"abc", 0, 3, 0x100), ErrorKind::ConnectionReset);
 }
 
 #[test]
 fn control_messages_of_other_lengths_end_their_connection_only() {
     for len in [0, 31] {
         let short = |c: &mut Connection| c.queue.send_raw(&[0; 40][..len]).expect("posts");
-        wrong(short, ErrorKind::InvalidData);
+        expect_violation(short, ErrorKind::InvalidData);
     }
     // The message exceeds the receive buffer.
     let long = |c: &mut Connection| c.queue.send_raw(&[0; 40]).expect("posts");
-    wrong(long, ErrorKind::ConnectionReset);
+    expect_violation(long, ErrorKind::ConnectionReset);
 }
 
 #[test]
 fn a_server_that_nobody_runs_refuses() {
     let (listener, address) = listener(64 << 10);
     drop(listener);
-    let refused = connector(64 << 10).connect(address, LONG);
+    let refused = connector(64 << 10).connect(address, TIMEOUT);
     let error = refused.expect_err("nobody listens");
     assert!(error.to_string().contains("refuses"), "{error}");
 }
@@ -290,14 +291,14 @@ fn a_server_that_nobody_runs_refuses() {
 #[test]
 fn keep_alives_say_nothing() {
     let (mut client, mut server) = pair(64 << 10, 64 << 10);
-    meet(&mut client, &mut server);
+    establish(&mut client, &mut server);
     client.write_all(b"x").expect("writes");
     for _ in 0..3 {
         server.keep_alive().expect("sends");
     }
-    let got = until(&mut server, true, |c| c.read(&mut [0; 2]));
+    let got = retry_until(&mut server, true, |c| c.read(&mut [0; 2]));
     assert_eq!(got.expect("reads"), 1);
     server.write_all(b"y").expect("writes");
-    let got = until(&mut client, true, |c| c.read(&mut [0; 2]));
+    let got = retry_until(&mut client, true, |c| c.read(&mut [0; 2]));
     assert_eq!(got.expect("reads"), 1);
 }

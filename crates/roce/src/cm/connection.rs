@@ -1,12 +1,12 @@
 //! Messages that establish and end connections (IBTA vol. 1, 12.6.5 to 12.6.11).
 
-use super::data::Data;
-use crate::mad::Body;
+use super::data::BoundedData;
+use crate::mad::MadBody;
 use crate::psn::Psn;
 
 /// The transport service of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum TransportService {
     /// Reliable connection.
     Rc,
     /// Unreliable connection.
@@ -18,7 +18,7 @@ pub enum Service {
     Unsupported(u8),
 }
 
-impl Service {
+impl TransportService {
     const fn of(service: u8, extended: u8) -> Self {
         match (service, extended) {
             (0, _) => Self::Rc,
@@ -41,7 +41,7 @@ impl Service {
 
 /// A path between the two ends of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct ConnectionPath {
     /// LID of the requester's port; unused with RoCE.
     pub local_lid: u16,
     /// LID of the responder's port; unused with RoCE.
@@ -70,8 +70,8 @@ pub struct Path {
 const PRIMARY_PATH: usize = 52;
 const ALTERNATE_PATH: usize = 96;
 
-impl Path {
-    fn parse(body: &Body, at: usize) -> Self {
+impl ConnectionPath {
+    fn parse(body: &MadBody, at: usize) -> Self {
         let word = body.u32(at + 36);
         let [.., rate] = word.to_be_bytes();
         let level = body.u8(at + 42);
@@ -90,7 +90,7 @@ impl Path {
         }
     }
 
-    fn emit(&self, body: &mut Body, at: usize) {
+    fn emit(&self, body: &mut MadBody, at: usize) {
         body.put(at, &self.local_lid.to_be_bytes());
         body.put(at + 2, &self.remote_lid.to_be_bytes());
         body.put(at + 4, &self.local_gid);
@@ -126,7 +126,7 @@ pub struct Req {
     /// Coded time in which the receiver must answer, 5 bits.
     pub remote_cm_response_timeout: u8,
     /// Transport service.
-    pub service: Service,
+    pub service: TransportService,
     /// True if the sender implements end-to-end flow control.
     pub flow_control: bool,
     /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
@@ -146,18 +146,18 @@ pub struct Req {
     /// True if the sender's queue pair uses a shared receive queue.
     pub srq: bool,
     /// The primary path.
-    pub primary: Path,
+    pub primary: ConnectionPath,
     /// The alternate path, for failover.
-    pub alternate: Option<Path>,
+    pub alternate: Option<ConnectionPath>,
     /// Private data of the consumer.
-    pub private_data: Data<92>,
+    pub private_data: BoundedData<92>,
 }
 
 impl Req {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         let [remote_timeout, local_timeout] = [43, 47].map(|at| body.u8(at));
         let [mtu, retries] = [50, 51].map(|at| body.u8(at));
-        let alternate = Path::parse(body, ALTERNATE_PATH);
+        let alternate = ConnectionPath::parse(body, ALTERNATE_PATH);
         let named = alternate.remote_lid != 0 || alternate.remote_gid != [0; 16];
         Self {
             local_comm_id: body.u32(0),
@@ -168,7 +168,7 @@ impl Req {
             responder_resources: body.u8(35),
             initiator_depth: body.u8(39),
             remote_cm_response_timeout: remote_timeout >> 3,
-            service: Service::of(remote_timeout >> 1 & 3, retries & 7),
+            service: TransportService::of(remote_timeout >> 1 & 3, retries & 7),
             flow_control: remote_timeout & 1 != 0,
             starting_psn: Psn::new(body.u24(44)),
             local_cm_response_timeout: local_timeout >> 3,
@@ -178,13 +178,13 @@ impl Req {
             rnr_retry_count: mtu & 7,
             max_cm_retries: retries >> 4,
             srq: retries & 0x08 != 0,
-            primary: Path::parse(body, PRIMARY_PATH),
+            primary: ConnectionPath::parse(body, PRIMARY_PATH),
             alternate: named.then_some(alternate),
-            private_data: Data::received(body.get(140), 92),
+            private_data: BoundedData::received(body.get(140), 92),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         let (service, extended) = self.service.bits();
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(8, &self.service_id.to_be_bytes());
@@ -212,7 +212,7 @@ impl Req {
 
 /// The message that an MRA or a REJ refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum ReferredMessage {
     /// A REQ.
     Req,
     /// A REP.
@@ -223,7 +223,7 @@ pub enum Subject {
     Reserved,
 }
 
-impl Subject {
+impl ReferredMessage {
     const fn of(byte: u8) -> Self {
         match byte >> 6 {
             0 => Self::Req,
@@ -251,25 +251,25 @@ pub struct Mra {
     /// Communication id of the receiver.
     pub remote_comm_id: u32,
     /// The received message that this MRA acknowledges.
-    pub received: Subject,
+    pub received: ReferredMessage,
     /// Coded time in which the answer will be sent, 5 bits.
     pub service_timeout: u8,
     /// Private data of the consumer.
-    pub private_data: Data<222>,
+    pub private_data: BoundedData<222>,
 }
 
 impl Mra {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            received: Subject::of(body.u8(8)),
+            received: ReferredMessage::of(body.u8(8)),
             service_timeout: body.u8(9) >> 3,
-            private_data: Data::received(body.get(10), 222),
+            private_data: BoundedData::received(body.get(10), 222),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put(8, &[self.received.to_byte(), self.service_timeout << 3]);
@@ -285,28 +285,28 @@ pub struct Rej {
     /// Communication id of the receiver.
     pub remote_comm_id: u32,
     /// The rejected message.
-    pub rejected: Subject,
+    pub rejected: ReferredMessage,
     /// Reason code, as in [`reason`](super::reason).
     pub reason: u16,
     /// Additional information, e.g. a value that would be accepted.
-    pub info: Data<72>,
+    pub info: BoundedData<72>,
     /// Private data of the consumer.
-    pub private_data: Data<148>,
+    pub private_data: BoundedData<148>,
 }
 
 impl Rej {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            rejected: Subject::of(body.u8(8)),
+            rejected: ReferredMessage::of(body.u8(8)),
             reason: body.u16(10),
-            info: Data::received(body.get(12), body.u8(9) >> 1),
-            private_data: Data::received(body.get(84), 148),
+            info: BoundedData::received(body.get(12), body.u8(9) >> 1),
+            private_data: BoundedData::received(body.get(84), 148),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put(8, &[self.rejected.to_byte(), self.info.len_byte() << 1]);
@@ -346,11 +346,11 @@ pub struct Rep {
     /// GUID of the sender's device.
     pub local_ca_guid: u64,
     /// Private data of the consumer.
-    pub private_data: Data<196>,
+    pub private_data: BoundedData<196>,
 }
 
 impl Rep {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         let [delay, retries] = [26, 27].map(|at| body.u8(at));
         Self {
             local_comm_id: body.u32(0),
@@ -366,11 +366,11 @@ impl Rep {
             rnr_retry_count: retries >> 5,
             srq: retries & 0x10 != 0,
             local_ca_guid: body.u64(28),
-            private_data: Data::received(body.get(36), 196),
+            private_data: BoundedData::received(body.get(36), 196),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put(8, &self.local_qkey.to_be_bytes());
@@ -388,25 +388,25 @@ impl Rep {
 
 /// A message of two communication ids and private data: RTU (ready to use) or DREP (reply to a disconnection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct RtuOrDrep {
     /// Communication id of the sender.
     pub local_comm_id: u32,
     /// Communication id of the receiver.
     pub remote_comm_id: u32,
     /// Private data of the consumer.
-    pub private_data: Data<224>,
+    pub private_data: BoundedData<224>,
 }
 
-impl Notice {
-    pub(super) fn parse(body: &Body) -> Self {
+impl RtuOrDrep {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            private_data: Data::received(body.get(8), 224),
+            private_data: BoundedData::received(body.get(8), 224),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put(8, self.private_data.padded());
@@ -423,20 +423,20 @@ pub struct Dreq {
     /// Number of the receiver's queue pair, 24 bits.
     pub remote_qpn: u32,
     /// Private data of the consumer.
-    pub private_data: Data<220>,
+    pub private_data: BoundedData<220>,
 }
 
 impl Dreq {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
             remote_qpn: body.u24(8),
-            private_data: Data::received(body.get(12), 220),
+            private_data: BoundedData::received(body.get(12), 220),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put_u24(8, self.remote_qpn);

@@ -6,12 +6,12 @@ use std::ops::Deref;
 ///
 /// Private data has no length on the wire: the receiver gets `N` bytes, padded with zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Data<const N: usize> {
+pub struct BoundedData<const N: usize> {
     bytes: [u8; N],
     len: u8,
 }
 
-impl<const N: usize> Data<N> {
+impl<const N: usize> BoundedData<N> {
     /// Largest number of bytes.
     pub const CAPACITY: usize = N;
 
@@ -43,7 +43,7 @@ impl<const N: usize> Data<N> {
     }
 }
 
-impl<const N: usize> Default for Data<N> {
+impl<const N: usize> Default for BoundedData<N> {
     fn default() -> Self {
         Self {
             bytes: [0; N],
@@ -52,7 +52,7 @@ impl<const N: usize> Default for Data<N> {
     }
 }
 
-impl<const N: usize> Deref for Data<N> {
+impl<const N: usize> Deref for BoundedData<N> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -60,7 +60,7 @@ impl<const N: usize> Deref for Data<N> {
     }
 }
 
-impl<const N: usize> std::fmt::Debug for Data<N> {
+impl<const N: usize> std::fmt::Debug for BoundedData<N> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Data({:02x?})", &**self)
     }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::icrc::Addresses;
+use crate::icrc::FrameAddresses;
 
 /// Bytes of the header in front of the consumer's private data.
 pub const IP_HEADER_BYTES: usize = 36;
@@ -58,7 +58,7 @@ impl PortSpace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// Addresses of the sender and the receiver of the request.
-    pub addresses: Addresses,
+    pub addresses: FrameAddresses,
     /// Source port of the sender.
     pub src_port: u16,
 }
@@ -98,11 +98,11 @@ impl IpHeader {
         let addresses = match ip >> 4 {
             4 => {
                 let [src, dst] = [src, dst].map(|[.., a, b, c, d]| Ipv4Addr::new(a, b, c, d));
-                Addresses::V4 { src, dst }
+                FrameAddresses::V4 { src, dst }
             }
             6 => {
                 let [src, dst] = [src, dst].map(Ipv6Addr::from_octets);
-                Addresses::V6 { src, dst }
+                FrameAddresses::V6 { src, dst }
             }
             other => return Err(IpHeaderError::IpVersion(other)),
         };
@@ -120,12 +120,12 @@ impl IpHeader {
         let mut header = [0; IP_HEADER_BYTES];
         header[2..4].copy_from_slice(&self.src_port.to_be_bytes());
         match self.addresses {
-            Addresses::V4 { src, dst } => {
+            FrameAddresses::V4 { src, dst } => {
                 header[1] = 4 << 4;
                 header[16..20].copy_from_slice(&src.octets());
                 header[32..].copy_from_slice(&dst.octets());
             }
-            Addresses::V6 { src, dst } => {
+            FrameAddresses::V6 { src, dst } => {
                 header[1] = 6 << 4;
                 header[4..20].copy_from_slice(&src.octets());
                 header[20..].copy_from_slice(&dst.octets());

@@ -8,12 +8,14 @@ mod ip;
 pub mod reason;
 mod sidr;
 
-pub use connection::{Dreq, Mra, Notice, Path, Rej, Rep, Req, Service, Subject};
-pub use data::Data;
+pub use connection::{
+    ConnectionPath, Dreq, Mra, ReferredMessage, Rej, Rep, Req, RtuOrDrep, TransportService,
+};
+pub use data::BoundedData;
 pub use ip::{IP_HEADER_BYTES, IpHeader, IpHeaderError, PortSpace};
 pub use sidr::{SidrRep, SidrReq, sidr_status};
 
-use crate::mad::{Body, CLASS_CM, Header, MAD_BYTES, METHOD_SEND, MadError};
+use crate::mad::{CLASS_CM, MAD_BYTES, METHOD_SEND, MadBody, MadError, MadHeader};
 
 /// Version of the management class.
 const CLASS_VERSION: u8 = 2;
@@ -35,7 +37,7 @@ pub const fn coded_time_ns(code: u8) -> u64 {
 
 /// A message of communication management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum CmMessage {
     /// Request for communication.
     Req(Req),
     /// Message receipt acknowledgement.
@@ -45,11 +47,11 @@ pub enum Message {
     /// Reply to a REQ.
     Rep(Rep),
     /// Ready to use (RTU): the answer to a REP.
-    Rtu(Notice),
+    Rtu(RtuOrDrep),
     /// Request to disconnect.
     Dreq(Dreq),
     /// The answer to a DREQ.
-    Drep(Notice),
+    Drep(RtuOrDrep),
     /// Service ID resolution request (SIDR_REQ): asks for the queue pair of a service.
     SidrReq(SidrReq),
     /// The answer to a SIDR_REQ (SIDR_REP).
@@ -76,13 +78,13 @@ pub enum CmError {
     Attribute(u16),
 }
 
-impl Message {
+impl CmMessage {
     /// Parses a management datagram, the payload of a SEND to QP1; returns the transaction id and the message.
     ///
     /// # Errors
     /// The datagram is not a supported message of communication management.
     pub fn parse(mad: &[u8]) -> Result<(u64, Self), CmError> {
-        let (header, body) = Header::parse(mad)?;
+        let (header, body) = MadHeader::parse(mad)?;
         if header.class != CLASS_CM {
             return Err(CmError::Class(header.class));
         }
@@ -97,9 +99,9 @@ impl Message {
             0x11 => Self::Mra(Mra::parse(&body)),
             0x12 => Self::Rej(Rej::parse(&body)),
             0x13 => Self::Rep(Rep::parse(&body)),
-            0x14 => Self::Rtu(Notice::parse(&body)),
+            0x14 => Self::Rtu(RtuOrDrep::parse(&body)),
             0x15 => Self::Dreq(Dreq::parse(&body)),
-            0x16 => Self::Drep(Notice::parse(&body)),
+            0x16 => Self::Drep(RtuOrDrep::parse(&body)),
             0x17 => Self::SidrReq(SidrReq::parse(&body)),
             0x18 => Self::SidrRep(SidrRep::parse(&body)),
             other => return Err(CmError::Attribute(other)),
@@ -110,7 +112,7 @@ impl Message {
     /// Encodes the message as a management datagram. Numbers are truncated to the width of their fields.
     #[must_use]
     pub fn emit(&self, transaction: u64) -> [u8; MAD_BYTES] {
-        let mut body = Body::zeroed();
+        let mut body = MadBody::zeroed();
         match self {
             Self::Req(message) => message.emit(&mut body),
             Self::Mra(message) => message.emit(&mut body),
@@ -121,7 +123,7 @@ impl Message {
             Self::SidrReq(message) => message.emit(&mut body),
             Self::SidrRep(message) => message.emit(&mut body),
         }
-        let header = Header {
+        let header = MadHeader {
             class: CLASS_CM,
             class_version: CLASS_VERSION,
             method: METHOD_SEND,

@@ -1,7 +1,7 @@
 //! Messages that resolve a service id to a datagram queue pair (IBTA vol. 1, 12.11).
 
-use super::data::Data;
-use crate::mad::Body;
+use super::data::BoundedData;
+use crate::mad::MadBody;
 
 /// Service ID resolution request: asks for the queue pair of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,20 +13,20 @@ pub struct SidrReq {
     /// Service id of the requested service.
     pub service_id: u64,
     /// Private data of the consumer.
-    pub private_data: Data<216>,
+    pub private_data: BoundedData<216>,
 }
 
 impl SidrReq {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             request_id: body.u32(0),
             pkey: body.u16(4),
             service_id: body.u64(8),
-            private_data: Data::received(body.get(16), 216),
+            private_data: BoundedData::received(body.get(16), 216),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.request_id.to_be_bytes());
         body.put(4, &self.pkey.to_be_bytes());
         body.put(8, &self.service_id.to_be_bytes());
@@ -64,25 +64,25 @@ pub struct SidrRep {
     /// Q_Key of the queue pair.
     pub qkey: u32,
     /// Additional information.
-    pub info: Data<72>,
+    pub info: BoundedData<72>,
     /// Private data of the consumer.
-    pub private_data: Data<136>,
+    pub private_data: BoundedData<136>,
 }
 
 impl SidrRep {
-    pub(super) fn parse(body: &Body) -> Self {
+    pub(super) fn parse(body: &MadBody) -> Self {
         Self {
             request_id: body.u32(0),
             status: body.u8(4),
             qpn: body.u24(8),
             service_id: body.u64(12),
             qkey: body.u32(20),
-            info: Data::received(body.get(24), body.u8(5)),
-            private_data: Data::received(body.get(96), 136),
+            info: BoundedData::received(body.get(24), body.u8(5)),
+            private_data: BoundedData::received(body.get(96), 136),
         }
     }
 
-    pub(super) fn emit(&self, body: &mut Body) {
+    pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.request_id.to_be_bytes());
         body.put(4, &[self.status, self.info.len_byte()]);
         body.put_u24(8, self.qpn);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::icrc::Addresses;
+use crate::icrc::FrameAddresses;
 use crate::psn::Psn;
 
 /// Offset of the body in a management datagram.
@@ -62,7 +62,7 @@ fn each_bit_that_is_not_reserved_is_a_field() {
             0x18 => ones[5] = 72,
             _ => {}
         }
-        let (transaction, message) = Message::parse(&mad(attribute, &ones)).expect("a message");
+        let (transaction, message) = CmMessage::parse(&mad(attribute, &ones)).expect("a message");
         assert_eq!(transaction, 0x0102_0304_0506_0708);
         let mut expected = ones;
         for (bytes, bits) in reserved(attribute) {
@@ -83,16 +83,16 @@ proptest! {
         body in proptest::collection::vec(any::<u8>(), 232),
         transaction: u64,
     ) {
-        let (_, message) = Message::parse(&mad(attribute, &body)).expect("a message");
+        let (_, message) = CmMessage::parse(&mad(attribute, &body)).expect("a message");
         let bytes = message.emit(transaction);
         prop_assert_eq!(message.attribute(), u16::from(attribute));
-        prop_assert_eq!(Message::parse(&bytes), Ok((transaction, message)));
+        prop_assert_eq!(CmMessage::parse(&bytes), Ok((transaction, message)));
     }
 
     #[test]
     fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        if let Ok((transaction, message)) = Message::parse(&bytes) {
-            prop_assert_eq!(Message::parse(&message.emit(transaction)), Ok((transaction, message)));
+        if let Ok((transaction, message)) = CmMessage::parse(&bytes) {
+            prop_assert_eq!(CmMessage::parse(&message.emit(transaction)), Ok((transaction, message)));
         }
     }
 
@@ -120,7 +120,7 @@ fn each_kind_of_foreign_datagram_has_its_reason() {
     let broken = |at: usize, value: u8| {
         let mut bytes = mad(0x14, &[0; 232]);
         bytes[at] = value;
-        Message::parse(&bytes).map(|(_, message)| message.attribute())
+        CmMessage::parse(&bytes).map(|(_, message)| message.attribute())
     };
     assert_eq!(broken(0, 1), Ok(0x14));
     assert_eq!(broken(0, 2), Err(MadError::BaseVersion(2).into()));
@@ -131,7 +131,10 @@ fn each_kind_of_foreign_datagram_has_its_reason() {
     assert_eq!(broken(17, 0x1a), Err(CmError::Attribute(0x1a)));
     for length in [0, 23, 24, 255, 257] {
         let bytes = vec![1; length];
-        assert_eq!(Message::parse(&bytes), Err(MadError::Length(length).into()));
+        assert_eq!(
+            CmMessage::parse(&bytes),
+            Err(MadError::Length(length).into())
+        );
     }
 }
 
@@ -139,12 +142,12 @@ fn each_kind_of_foreign_datagram_has_its_reason() {
 fn information_longer_than_its_place_is_cut() {
     let mut body = [7; 232];
     body[9] = 0xff;
-    let Ok((_, Message::Rej(rej))) = Message::parse(&mad(0x12, &body)) else {
+    let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(&mad(0x12, &body)) else {
         panic!("it is a REJ");
     };
     assert_eq!(*rej.info, [7; 72]);
     body[5] = 3;
-    let Ok((_, Message::SidrRep(rep))) = Message::parse(&mad(0x18, &body)) else {
+    let Ok((_, CmMessage::SidrRep(rep))) = CmMessage::parse(&mad(0x18, &body)) else {
         panic!("it is a SIDR_REP");
     };
     assert_eq!(*rep.info, [7; 3]);
@@ -152,12 +155,12 @@ fn information_longer_than_its_place_is_cut() {
 
 #[test]
 fn private_data_has_the_sizes_of_the_specification() {
-    assert!(Data::<92>::new(&[1; 92]).is_some());
-    assert!(Data::<92>::new(&[1; 93]).is_none());
-    let short = Data::<92>::new(b"hello").expect("it fits");
+    assert!(BoundedData::<92>::new(&[1; 92]).is_some());
+    assert!(BoundedData::<92>::new(&[1; 93]).is_none());
+    let short = BoundedData::<92>::new(b"hello").expect("it fits");
     assert_eq!(&*short, b"hello");
     assert_eq!(short.padded()[..7], *b"hello\0\0");
-    assert!(Data::<92>::default().is_empty());
+    assert!(BoundedData::<92>::default().is_empty());
 }
 
 #[test]
@@ -181,7 +184,7 @@ fn coded_times_are_powers_of_two() {
 /// Builds a REQ as `rdma_connect` sends it.
 fn req() -> Req {
     let header = IpHeader {
-        addresses: Addresses::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
+        addresses: FrameAddresses::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
             .expect("of one family"),
         src_port: 0xabcd,
     };
@@ -201,7 +204,7 @@ fn req() -> Req {
         responder_resources: 16,
         initiator_depth: 8,
         remote_cm_response_timeout: CM_RESPONSE_TIMEOUT,
-        service: Service::Rc,
+        service: TransportService::Rc,
         flow_control: true,
         starting_psn: Psn::new(0x0012_3456),
         local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
@@ -211,7 +214,7 @@ fn req() -> Req {
         rnr_retry_count: 6,
         max_cm_retries: MAX_CM_RETRIES,
         srq: true,
-        primary: Path {
+        primary: ConnectionPath {
             local_lid: 0xffff,
             remote_lid: 0xffff,
             local_gid: mapped(1),
@@ -225,7 +228,7 @@ fn req() -> Req {
             local_ack_timeout: 19,
         },
         alternate: None,
-        private_data: Data::new(&private_data).expect("it fits"),
+        private_data: BoundedData::new(&private_data).expect("it fits"),
     }
 }
 
@@ -251,8 +254,8 @@ fn a_req_has_the_bytes_of_the_specification() {
     put(BODY + 140, &[0, 0x40, 0xab, 0xcd]);
     put(BODY + 140 + 16, &[192, 0, 2, 1]);
     put(BODY + 140 + 32, &[192, 0, 2, 2, b'h', b'i']);
-    assert_eq!(Message::Req(req()).emit(9), expected);
-    let Ok((9, Message::Req(parsed))) = Message::parse(&expected) else {
+    assert_eq!(CmMessage::Req(req()).emit(9), expected);
+    let Ok((9, CmMessage::Req(parsed))) = CmMessage::parse(&expected) else {
         panic!("it is a REQ");
     };
     assert_eq!(parsed.primary, req().primary);

@@ -1,12 +1,12 @@
 //! Sends arbitrary packets in any order: nothing may panic, and no packet may cause more replies than it asks for.
 
 use proptest::prelude::*;
-use roce::opcode::{Operation, Position, Tail};
-use roce::packet::{Aeth, AtomicEth, Extended, Feth, Reth, Syndrome};
+use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
+use roce::packet::{Aeth, AtomicEth, ExtendedHeaders, Feth, Reth, Syndrome};
 use roce::rc::requester::{
     LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
 };
-use roce::rc::responder::{Atomic, Refusal, Responder, ResponderConfig, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, Target};
 use roce::uc;
 
 use crate::text::{FIRST, MTU, Sample};
@@ -42,7 +42,12 @@ impl Target for Memory {
         Ok(())
     }
 
-    fn finish_receive(&mut self, _: Option<u32>, _: Tail, _: bool) -> Result<(), Refusal> {
+    fn finish_receive(
+        &mut self,
+        _: Option<u32>,
+        _: LastPacketField,
+        _: bool,
+    ) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -62,7 +67,7 @@ impl Target for Memory {
         Self::check(addr, u32::try_from(into.len()).expect("a packet"))
     }
 
-    fn atomic(&mut self, addr: u64, _: u32, _: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, addr: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Self::check(addr, 8).map(|()| 0)
     }
 
@@ -71,28 +76,28 @@ impl Target for Memory {
     }
 }
 
-fn operations() -> impl Strategy<Value = Operation> {
+fn operations() -> impl Strategy<Value = PacketOperation> {
     prop::sample::select(vec![
-        Operation::Send,
-        Operation::Write,
-        Operation::ReadRequest,
-        Operation::ReadResponse,
-        Operation::Acknowledge,
-        Operation::AtomicAcknowledge,
-        Operation::CompareSwap,
-        Operation::FetchAdd,
-        Operation::Flush,
-        Operation::AtomicWrite,
-        Operation::Cnp,
+        PacketOperation::Send,
+        PacketOperation::Write,
+        PacketOperation::ReadRequest,
+        PacketOperation::ReadResponse,
+        PacketOperation::Acknowledge,
+        PacketOperation::AtomicAcknowledge,
+        PacketOperation::CompareSwap,
+        PacketOperation::FetchAdd,
+        PacketOperation::Flush,
+        PacketOperation::AtomicWrite,
+        PacketOperation::Cnp,
     ])
 }
 
-fn positions() -> impl Strategy<Value = Position> {
+fn positions() -> impl Strategy<Value = MessagePosition> {
     prop::sample::select(vec![
-        Position::First,
-        Position::Middle,
-        Position::Last,
-        Position::Only,
+        MessagePosition::First,
+        MessagePosition::Middle,
+        MessagePosition::Last,
+        MessagePosition::Only,
     ])
 }
 
@@ -108,15 +113,15 @@ prop_compose! {
         original in prop::option::of(any::<u64>()),
         imm in prop::option::of(any::<[u8; 4]>()),
         feth in any::<bool>(),
-    ) -> Extended {
-        Extended {
+    ) -> ExtendedHeaders {
+        ExtendedHeaders {
             reth: reth.map(|(addr, len)| Reth { addr, rkey: 1, len }),
             atomic: atomic.map(|addr| AtomicEth { addr, rkey: 1, swap_or_add: 1, compare: 0 }),
             aeth: aeth.and_then(Syndrome::from_byte).map(|syndrome| Aeth { syndrome, msn: 0 }),
             original,
             imm,
             feth: feth.then_some(Feth { placement: 1, selectivity: 0 }),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         }
     }
 }
@@ -139,7 +144,7 @@ prop_compose! {
 
 /// Returns the largest number of READ responses that a request asks for.
 fn responses(sample: &Sample) -> u32 {
-    let is_read = sample.bth.operation == Operation::ReadRequest;
+    let is_read = sample.bth.operation == PacketOperation::ReadRequest;
     let reth = sample.extended.reth.filter(|_| is_read);
     reth.map_or(0, |reth| reth.len.min(1 << 16).div_ceil(MTU))
 }
@@ -158,7 +163,7 @@ proptest! {
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);
-            responder.heard(now_ns);
+            responder.on_heard(now_ns);
             allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {
@@ -183,7 +188,7 @@ proptest! {
         });
         let (addr, rkey) = (0, 1);
         for len in [0, 8, 300, 2000] {
-            let tail = Tail::None;
+            let tail = LastPacketField::None;
             for operation in [
                 RequestOperation::Send { len, tail },
                 RequestOperation::Read { addr, rkey, len },

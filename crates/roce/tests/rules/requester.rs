@@ -1,13 +1,13 @@
 //! Tests of the requester's rules.
 
-use roce::counts::Counts;
-use roce::opcode::{Operation, Position, Tail};
+use roce::counts::MachineCounters;
+use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use roce::rc::requester::{
-    Failure, LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
+    LocalFault, LocalMemory, Request, RequestFailure, RequestOperation, Requester, RequesterConfig,
 };
 
 use crate::text::*;
-use Position::{First, Last, Middle, Only};
+use MessagePosition::{First, Last, Middle, Only};
 
 /// Memory that records the ranges of results. The payload of one position cannot be read, and the result of one cannot
 /// be written.
@@ -114,7 +114,7 @@ impl Bench {
 }
 
 fn send(len: u32) -> Step {
-    let tail = Tail::None;
+    let tail = LastPacketField::None;
     Post(RequestOperation::Send { len, tail })
 }
 
@@ -153,7 +153,13 @@ fn fetch_add() -> Step {
 
 /// A row of a table: the rule, the steps, the sent packets, the number of requests done, and the failure of the oldest
 /// one.
-type Row<'a> = (&'a str, Vec<Step>, &'a [&'a str], u64, Option<Failure>);
+type Row<'a> = (
+    &'a str,
+    Vec<Step>,
+    &'a [&'a str],
+    u64,
+    Option<RequestFailure>,
+);
 
 fn check(config: RequesterConfig, rows: Vec<Row<'_>>) {
     for (rule, steps, due, done, failure) in rows {
@@ -195,11 +201,11 @@ fn results_are_taken_in_order() {
             ("an atomic", vec![fetch_add(), Take(atomic_response(0, 5))], &["fetchadd 0"], 1, None),
             ("no more than max_rd_atomic are out", vec![read(1), fetch_add(), read(1), send(1), Take(response(Only, 0, 1))], &["read 0 @1000+1", "fetchadd 1", "read 2 @1000+1", "send only 3 1 ask"], 1, None),
             ("a fence waits for READs and atomics", vec![read(1), send(1), PostFenced(write_of(1)), send(1), Take(response(Only, 0, 1))], &["read 0 @1000+1", "send only 1 1 ask", "write only 2 1 @64+1 ask", "send only 3 1 ask"], 1, None),
-            ("a response that is too short", vec![read(300), Take(response(First, 0, 255))], &["read 0 @1000+300"], 0, Some(Failure::BadResponse)),
-            ("a response that ends too early", vec![read(300), Take(response(Only, 0, 256))], &["read 0 @1000+300"], 0, Some(Failure::BadResponse)),
-            ("a READ response to an atomic", vec![fetch_add(), Take(response(Only, 0, 8))], &["fetchadd 0"], 0, Some(Failure::BadResponse)),
-            ("an atomic response to a READ", vec![read(8), Take(atomic_response(0, 8))], &["read 0 @1000+8"], 0, Some(Failure::BadResponse)),
-            ("a response to a SEND", vec![send(8), Take(response(Only, 0, 8))], &["send only 0 8 ask"], 0, Some(Failure::BadResponse)),
+            ("a response that is too short", vec![read(300), Take(response(First, 0, 255))], &["read 0 @1000+300"], 0, Some(RequestFailure::BadResponse)),
+            ("a response that ends too early", vec![read(300), Take(response(Only, 0, 256))], &["read 0 @1000+300"], 0, Some(RequestFailure::BadResponse)),
+            ("a READ response to an atomic", vec![fetch_add(), Take(response(Only, 0, 8))], &["fetchadd 0"], 0, Some(RequestFailure::BadResponse)),
+            ("an atomic response to a READ", vec![read(8), Take(atomic_response(0, 8))], &["read 0 @1000+8"], 0, Some(RequestFailure::BadResponse)),
+            ("a response to a SEND", vec![send(8), Take(response(Only, 0, 8))], &["send only 0 8 ask"], 0, Some(RequestFailure::BadResponse)),
         ],
     );
 }
@@ -221,7 +227,7 @@ fn flush_and_atomic_write_end_with_an_empty_response() {
         vec![
             ("FLUSH", vec![Post(flush), Take(response(Only, 0, 0))], &["flush 0"], 1, None),
             ("ATOMIC WRITE", vec![Post(atomic_write), Take(response(Only, 0, 0))], &["atomicwrite 0"], 1, None),
-            ("no data comes with it", vec![Post(flush), Take(response(Only, 0, 1))], &["flush 0"], 0, Some(Failure::BadResponse)),
+            ("no data comes with it", vec![Post(flush), Take(response(Only, 0, 1))], &["flush 0"], 0, Some(RequestFailure::BadResponse)),
         ],
     );
 }
@@ -265,7 +271,7 @@ fn retries_are_limited() {
         vec![
             ("not before the timeout", vec![send(1), Wait(TIMEOUT_NS - 1)], &[once], 0, None),
             ("retry_cnt times", timeouts(2), &[once; 3], 0, None),
-            ("and no more", timeouts(3), &[once; 3], 0, Some(Failure::RetryExceeded)),
+            ("and no more", timeouts(3), &[once; 3], 0, Some(RequestFailure::RetryExceeded)),
             ("progress gives all retries back", progress, &[once, second, once, second, once, second, second, second], 1, None),
         ],
     );
@@ -276,8 +282,8 @@ fn retries_are_limited() {
     check(
         none,
         vec![
-            ("retry_cnt 0: the first timeout fails", timeouts(1), &[once], 0, Some(Failure::RetryExceeded)),
-            ("retry_cnt 0: so does a NAK", vec![send(1), Take(nak(0, 0))], &[once], 0, Some(Failure::RetryExceeded)),
+            ("retry_cnt 0: the first timeout fails", timeouts(1), &[once], 0, Some(RequestFailure::RetryExceeded)),
+            ("retry_cnt 0: so does a NAK", vec![send(1), Take(nak(0, 0))], &[once], 0, Some(RequestFailure::RetryExceeded)),
         ],
     );
     let seven = RequesterConfig {
@@ -291,7 +297,7 @@ fn retries_are_limited() {
             timeouts(8),
             &[once; 8],
             0,
-            Some(Failure::RetryExceeded),
+            Some(RequestFailure::RetryExceeded),
         )],
     );
     let patient = RequesterConfig {
@@ -334,7 +340,10 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     bench.requester.expire(timeout - 1, timeout + 1);
     assert_eq!(bench.requester.failure(), None);
     bench.requester.expire(timeout, timeout);
-    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::RetryExceeded)
+    );
 }
 
 #[test]
@@ -356,7 +365,10 @@ fn probes_come_early_and_do_not_count() {
         bench.run(vec![Wait(deadline - bench.now_ns)]);
     }
     assert_eq!(bench.now_ns, 1 + 3 * TIMEOUT_NS, "as without probes");
-    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::RetryExceeded)
+    );
 }
 
 /// A peer that lost its core answers late, and then answers everything at once.
@@ -448,7 +460,7 @@ fn a_receiver_that_is_not_ready_is_asked_again() {
             ("after the time of its code", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns - 1)], &[once], 0, None),
             ("and then at once", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns)], &[once; 2], 0, None),
             ("the same RNR NAK again means nothing", vec![send(1), Take(rnr(0, 12)), Take(rnr(0, 12)), Wait(wait_ns), Take(ack(0))], &[once; 2], 1, None),
-            ("rnr_retry times", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns), Take(rnr(0, 12))], &[once; 2], 0, Some(Failure::RnrRetryExceeded)),
+            ("rnr_retry times", vec![send(1), Take(rnr(0, 12)), Wait(wait_ns), Take(rnr(0, 12))], &[once; 2], 0, Some(RequestFailure::RnrRetryExceeded)),
             ("it acknowledges what is in front", vec![send(1), send(1), Take(rnr(1, 12))], &[once, "send only 1 1 ask"], 1, None),
             ("a new request waits, too", vec![send(1), Take(rnr(0, 12)), send(1), Wait(wait_ns)], &[once, once, "send only 1 1 ask"], 0, None),
         ],
@@ -481,10 +493,10 @@ fn refusals_fail_their_request() {
     check(
         config(),
         vec![
-            ("invalid request", refused(1), sent, 1, Some(Failure::RemoteInvalidRequest)),
-            ("remote access", refused(2), sent, 1, Some(Failure::RemoteAccess)),
-            ("remote operational", refused(3), sent, 1, Some(Failure::RemoteOperational)),
-            ("any other code", refused(9), sent, 1, Some(Failure::RemoteOperational)),
+            ("invalid request", refused(1), sent, 1, Some(RequestFailure::RemoteInvalidRequest)),
+            ("remote access", refused(2), sent, 1, Some(RequestFailure::RemoteAccess)),
+            ("remote operational", refused(3), sent, 1, Some(RequestFailure::RemoteOperational)),
+            ("any other code", refused(9), sent, 1, Some(RequestFailure::RemoteOperational)),
             ("a refusal behind a lost response starts a retry", vec![read(1), send(1), Take(nak(1, 2))], &["read 0 @1000+1", "send only 1 1 ask", "read 0 @1000+1", "send only 1 1 ask"], 0, None),
         ],
     );
@@ -503,12 +515,18 @@ fn own_memory_that_cannot_be_used_fails_its_request() {
     );
     bench.run(vec![Take(ack(0))]);
     assert_eq!(bench.requester.done(), 1);
-    assert_eq!(bench.requester.failure(), Some(Failure::LocalProtection));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::LocalProtection)
+    );
 
     let mut bench = Bench::new(config());
     bench.memory.unwritable = 1;
     bench.run(vec![read(1), Take(response(Only, 0, 1))]);
-    assert_eq!(bench.requester.failure(), Some(Failure::LocalProtection));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::LocalProtection)
+    );
 }
 
 #[test]
@@ -524,7 +542,7 @@ fn the_window_limits_what_is_out() {
             ("each quarter of it asks", vec![send(6 * 256), Take(ack(1))], &["send first 0 256 ask", "send middle 1 256 ask", "send middle 2 256 ask", "send middle 3 256 ask", "send middle 4 256 ask", "send last 5 256 ask"], 0, None),
             ("a longer READ is several requests, and what follows waits", vec![read(5 * 256), send(1), Take(response(First, 0, 256)), Take(response(Last, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512", "read 4 @2024+256", "send only 5 1 ask"], 0, None),
             ("of which the rest is asked for after a loss", vec![read(4 * 256), Take(response(First, 0, 256)), Take(response(First, 2, 256)), Take(response(Last, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512", "read 1 @1256+256", "read 2 @1512+512"], 0, None),
-            ("each ends with LAST", vec![read(4 * 256), Take(response(First, 0, 256)), Take(response(Middle, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512"], 0, Some(Failure::BadResponse)),
+            ("each ends with LAST", vec![read(4 * 256), Take(response(First, 0, 256)), Take(response(Middle, 1, 256))], &["read 0 @1000+512", "read 2 @1512+512"], 0, Some(RequestFailure::BadResponse)),
             ("a fence holds the first of them only", vec![read(1), PostFenced(read_of(3 * 256)), Take(response(Only, 0, 1))], &["read 0 @1000+1", "read 1 @1000+512", "read 3 @1512+256"], 1, None),
         ],
     );
@@ -551,7 +569,7 @@ fn results_name_their_request_and_place() {
 #[test]
 fn notifications_slow_the_requester_down() {
     let mut bench = Bench::new(config());
-    bench.run(vec![Take(Sample::new(Operation::Cnp, Only, 0))]);
+    bench.run(vec![Take(Sample::new(PacketOperation::Cnp, Only, 0))]);
     assert_eq!(bench.run(vec![write(600)]).len(), 1);
     let deadline = bench.requester.deadline().expect("the second waits");
     // The packet has 256 bytes of payload and 28 bytes of headers, sent at 20 Gb/s.
@@ -569,32 +587,38 @@ fn attributes_change_later() {
     bench.requester.set_max_rd_atomic(1);
     assert_eq!(bench.run(vec![read(1), read(1)]).len(), 1);
     bench.run(vec![Wait(10)]);
-    assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::RetryExceeded)
+    );
     let mut bench = Bench::new(config());
     bench.requester.set_rnr_retry(0);
     bench.run(vec![send(1), Take(rnr(0, 1))]);
-    assert_eq!(bench.requester.failure(), Some(Failure::RnrRetryExceeded));
+    assert_eq!(
+        bench.requester.failure(),
+        Some(RequestFailure::RnrRetryExceeded)
+    );
 }
 
 /// A row of a table: the configuration, the steps, and the expected counters.
-type CountRow = (RequesterConfig, Vec<Step>, Counts);
+type CountRow = (RequesterConfig, Vec<Step>, MachineCounters);
 
 #[test]
 #[rustfmt::skip] // a row is a line
 fn losses_refusals_and_notifications_are_counted() {
-    let none = Counts::default();
-    let cnp = || Take(Sample::new(Operation::Cnp, Only, 0));
+    let none = MachineCounters::default();
+    let cnp = || Take(Sample::new(PacketOperation::Cnp, Only, 0));
     let hasty = RequesterConfig { retry_cnt: 0, rnr_retry: 0, ..config() };
     let probing = RequesterConfig { probe_ns: Some(1000), ..config() };
     let rows: Vec<CountRow> = vec![
-        (config(), vec![send(1), write(1), Take(ack(1))], Counts { rdma_sends: 1, ..none }),
-        (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], Counts { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),
-        (config(), vec![write(1), Wait(TIMEOUT_NS)], Counts { completer_retry_err: 1, ..none }),
-        (probing, vec![write(1), Wait(1000)], Counts { completer_retry_err: 1, ..none }),
-        (hasty, vec![write(1), Wait(TIMEOUT_NS)], Counts { retry_exceeded_err: 1, ..none }),
-        (config(), vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, ..none }),
-        (hasty, vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
-        (config(), vec![cnp(), cnp()], Counts { rp_cnp_handled: 2, ..none }),
+        (config(), vec![send(1), write(1), Take(ack(1))], MachineCounters { rdma_sends: 1, ..none }),
+        (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], MachineCounters { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),
+        (config(), vec![write(1), Wait(TIMEOUT_NS)], MachineCounters { completer_retry_err: 1, ..none }),
+        (probing, vec![write(1), Wait(1000)], MachineCounters { completer_retry_err: 1, ..none }),
+        (hasty, vec![write(1), Wait(TIMEOUT_NS)], MachineCounters { retry_exceeded_err: 1, ..none }),
+        (config(), vec![send(1), Take(rnr(0, 12))], MachineCounters { rcvd_rnr_err: 1, ..none }),
+        (hasty, vec![send(1), Take(rnr(0, 12))], MachineCounters { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
+        (config(), vec![cnp(), cnp()], MachineCounters { rp_cnp_handled: 2, ..none }),
         // No request is outstanding that these packets could answer.
         (config(), vec![Take(ack(0)), Take(nak(0, 0)), Take(rnr(0, 12))], none),
     ];

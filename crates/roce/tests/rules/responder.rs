@@ -1,11 +1,13 @@
 //! Tests of the responder's rules.
 
-use roce::counts::Counts;
-use roce::opcode::{Operation, Position, Tail};
-use roce::rc::responder::{Access, Atomic, Refusal, Responder, ResponderConfig, Target};
+use roce::counts::MachineCounters;
+use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
+use roce::rc::responder::{
+    AllowedOperations, AtomicOperation, Refusal, Responder, ResponderConfig, Target,
+};
 
 use crate::text::*;
-use Position::{First, Last, Middle, Only};
+use MessagePosition::{First, Last, Middle, Only};
 
 /// Memory of 4096 bytes, and a receive queue.
 struct Memory {
@@ -41,13 +43,13 @@ impl Target for Memory {
     fn finish_receive(
         &mut self,
         _by_write: Option<u32>,
-        tail: Tail,
+        tail: LastPacketField,
         _solicited: bool,
     ) -> Result<(), Refusal> {
         if std::mem::take(&mut self.is_stolen) {
             return Err(Refusal::NotReady);
         }
-        if matches!(tail, Tail::Invalidate(rkey) if rkey != RKEY) {
+        if matches!(tail, LastPacketField::Invalidate(rkey) if rkey != RKEY) {
             return Err(Refusal::RemoteOperational);
         }
         self.receives -= 1;
@@ -76,14 +78,16 @@ impl Target for Memory {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
         let start = usize::try_from(addr).expect("small");
         let place = &mut self.bytes[start..start + 8];
         let original = u64::from_ne_bytes(place.try_into().expect("8 bytes"));
         match atomic {
-            Atomic::FetchAdd { add } => place.copy_from_slice(&(original + add).to_ne_bytes()),
-            Atomic::Write(bytes) => place.copy_from_slice(&bytes),
-            Atomic::CompareSwap { .. } => {}
+            AtomicOperation::FetchAdd { add } => {
+                place.copy_from_slice(&(original + add).to_ne_bytes())
+            }
+            AtomicOperation::Write(bytes) => place.copy_from_slice(&bytes),
+            AtomicOperation::CompareSwap { .. } => {}
         }
         self.writes += 1;
         Ok(original)
@@ -130,7 +134,7 @@ impl Bench {
     fn receive(&mut self, sample: &Sample) {
         self.responder
             .receive(0, &sample.packet(), false, &mut self.memory);
-        self.responder.heard(0);
+        self.responder.on_heard(0);
     }
 
     fn sent(&mut self) -> Vec<String> {
@@ -248,7 +252,7 @@ fn repeated_requests_do_not_change_memory() {
 #[test]
 #[rustfmt::skip] // a row is a line
 fn wrong_requests_are_refused() {
-    let access = Access {
+    let access = AllowedOperations {
         write: false,
         read: false,
         atomic: false,
@@ -309,6 +313,32 @@ fn wrong_requests_are_refused() {
     );
 }
 
+#[test]
+#[rustfmt::skip] // a row is a line
+fn an_invalid_request_is_described_by_its_packet_and_the_check() {
+    let no_write = AllowedOperations { write: false, ..both().access };
+    let allowed = both().access;
+    for (access, samples, text) in [
+        (allowed, vec![write(Last, 0, 1)], "Write Last with PSN {} and 1 bytes: no message has begun"),
+        (allowed, vec![write(First, 0, 256).reth(0, 300), write(First, 1, 256)], "Write First with PSN {} and 256 bytes: it does not continue a message of which 256 bytes have arrived"),
+        (allowed, vec![write(First, 0, 256).reth(0, 300), write(Middle, 1, 256)], "Write Middle with PSN {} and 256 bytes: its length is wrong behind 256 bytes of the message, which has 300; the path MTU is 256"),
+        (allowed, vec![send(First, 0, 255)], "Send First with PSN {} and 255 bytes: its length is wrong behind 0 bytes of the message; the path MTU is 256"),
+        (no_write, vec![write_only(0, 1)], "Write Only with PSN {} and 1 bytes: qp_access_flags of the queue pair lack the access"),
+    ] {
+        let mut bench = Bench::new(ResponderConfig { access, ..both() });
+        bench.answers(&samples);
+        let described = bench.responder.invalid_request().expect("an invalid request");
+        let psn = samples.last().expect("a packet").bth.psn;
+        assert_eq!(described.psn, psn);
+        let psn = format!("{:#x}", psn.get());
+        assert_eq!(described.to_string(), text.replace("{}", &psn));
+    }
+    // No access to memory is another NAK.
+    let mut bench = Bench::new(both());
+    bench.answers(&[write_only(0, 1).rkey(1)]);
+    assert!(bench.responder.has_failed() && bench.responder.invalid_request().is_none());
+}
+
 /// Makes the last packet of a SEND that invalidates an unknown key.
 fn invalidate_last(index: u32) -> Sample {
     let mut sample = send(Last, index, 1);
@@ -351,16 +381,16 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     };
     take(&mut bench, 10, write_only(1, 1));
     take(&mut bench, 20, write_only(2, 1));
-    bench.responder.heard(9);
+    bench.responder.on_heard(9);
     assert!(bench.sent().is_empty() && bench.responder.has_gap());
-    bench.responder.heard(10);
+    bench.responder.on_heard(10);
     assert_eq!(bench.sent(), ["nak0 0"]);
     assert!(!bench.responder.has_gap());
     // The packet was only overtaken, so no NAK is sent for it.
     take(&mut bench, 30, write_only(0, 1).ack());
     take(&mut bench, 30, write_only(2, 1));
     take(&mut bench, 30, write_only(1, 1).ack());
-    bench.responder.heard(40);
+    bench.responder.on_heard(40);
     assert_eq!(bench.sent(), ["ack 1"]);
 }
 
@@ -474,7 +504,7 @@ fn marked_packets_are_answered_by_one_notification_in_an_interval() {
 #[test]
 fn notifications_slow_read_responses_down() {
     let mut bench = Bench::new(both());
-    bench.receive(&Sample::new(Operation::Cnp, Only, 0));
+    bench.receive(&Sample::new(PacketOperation::Cnp, Only, 0));
     bench.receive(&read(0, 0, 600));
     assert_eq!(bench.sent(), ["response first 0 256"]);
     let at = bench.responder.deadline().expect("the second waits");
@@ -505,16 +535,16 @@ fn what_is_not_executed_is_counted_by_its_reason() {
         write_only(3, 1),
     ]);
     assert_eq!(sent, ["ack 0", "nak0 1", "rnr12 2", "nak2 2"]);
-    let due = Counts {
+    let due = MachineCounters {
         duplicate_request: 2,
         // This includes the packet after the RNR NAK.
         out_of_seq_request: 3,
         send_rnr_err: 1,
         resp_remote_access_errors: 1,
-        ..Counts::default()
+        ..MachineCounters::default()
     };
-    assert_eq!(bench.responder.counts.take(), Some(due));
-    assert_eq!(bench.responder.counts.take(), None);
+    assert_eq!(bench.responder.counts.take_nonzero(), Some(due));
+    assert_eq!(bench.responder.counts.take_nonzero(), None);
 }
 
 #[test]
@@ -527,10 +557,10 @@ fn marks_and_the_notifications_for_them_are_counted() {
             .receive(0, &sample.packet(), true, &mut bench.memory);
     }
     assert_eq!(bench.sent(), ["cnp to 20"]);
-    let due = Counts {
+    let due = MachineCounters {
         np_ecn_marked_roce_packets: 3,
         np_cnp_sent: 1,
-        ..Counts::default()
+        ..MachineCounters::default()
     };
     assert_eq!(bench.responder.counts, due);
 }

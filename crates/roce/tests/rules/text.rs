@@ -1,7 +1,7 @@
 //! Packets as short texts, for the tables of rules.
 
-use roce::opcode::{Operation, Position, Transport};
-use roce::packet::{Aeth, AtomicEth, Bth, Extended, Feth, Packet, Reth, Syndrome};
+use roce::opcode::{MessagePosition, PacketOperation, Transport};
+use roce::packet::{Aeth, AtomicEth, Bth, ExtendedHeaders, Feth, Packet, Reth, Syndrome};
 use roce::psn::Psn;
 
 /// The MTU of all tests.
@@ -15,13 +15,13 @@ pub(crate) const FIRST: Psn = Psn::new(0xff_fffe);
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) bth: Bth,
-    pub(crate) extended: Extended,
+    pub(crate) extended: ExtendedHeaders,
     pub(crate) payload: Vec<u8>,
 }
 
 impl Sample {
     /// Makes packet `index` after [`FIRST`], without payload and acknowledgement request.
-    pub(crate) fn new(operation: Operation, position: Position, index: u32) -> Self {
+    pub(crate) fn new(operation: PacketOperation, position: MessagePosition, index: u32) -> Self {
         Self {
             bth: Bth {
                 transport: Transport::Rc,
@@ -35,7 +35,7 @@ impl Sample {
                 ack_request: false,
                 psn: FIRST.plus(index),
             },
-            extended: Extended::default(),
+            extended: ExtendedHeaders::default(),
             payload: Vec::new(),
         }
     }
@@ -87,26 +87,26 @@ impl Sample {
     }
 }
 
-pub(crate) fn send(position: Position, index: u32, len: u32) -> Sample {
-    Sample::new(Operation::Send, position, index).payload(len)
+pub(crate) fn send(position: MessagePosition, index: u32, len: u32) -> Sample {
+    Sample::new(PacketOperation::Send, position, index).payload(len)
 }
 
 /// Makes a WRITE of a single packet.
 pub(crate) fn write_only(index: u32, len: u32) -> Sample {
-    let write = Sample::new(Operation::Write, Position::Only, index);
+    let write = Sample::new(PacketOperation::Write, MessagePosition::Only, index);
     write.payload(len).reth(64, len)
 }
 
-pub(crate) fn write(position: Position, index: u32, len: u32) -> Sample {
-    Sample::new(Operation::Write, position, index).payload(len)
+pub(crate) fn write(position: MessagePosition, index: u32, len: u32) -> Sample {
+    Sample::new(PacketOperation::Write, position, index).payload(len)
 }
 
 pub(crate) fn read(index: u32, addr: u64, len: u32) -> Sample {
-    Sample::new(Operation::ReadRequest, Position::Only, index).reth(addr, len)
+    Sample::new(PacketOperation::ReadRequest, MessagePosition::Only, index).reth(addr, len)
 }
 
 pub(crate) fn fetch_add(index: u32, addr: u64, add: u64) -> Sample {
-    let mut sample = Sample::new(Operation::FetchAdd, Position::Only, index);
+    let mut sample = Sample::new(PacketOperation::FetchAdd, MessagePosition::Only, index);
     sample.extended.atomic = Some(AtomicEth {
         addr,
         rkey: RKEY,
@@ -117,12 +117,12 @@ pub(crate) fn fetch_add(index: u32, addr: u64, add: u64) -> Sample {
 }
 
 pub(crate) fn atomic_write(index: u32, addr: u64) -> Sample {
-    let sample = Sample::new(Operation::AtomicWrite, Position::Only, index);
+    let sample = Sample::new(PacketOperation::AtomicWrite, MessagePosition::Only, index);
     sample.reth(addr, 8).payload(8)
 }
 
 pub(crate) fn flush(index: u32) -> Sample {
-    let mut sample = Sample::new(Operation::Flush, Position::Only, index).reth(0, 100);
+    let mut sample = Sample::new(PacketOperation::Flush, MessagePosition::Only, index).reth(0, 100);
     sample.extended.feth = Some(Feth {
         placement: 1,
         selectivity: 0,
@@ -131,7 +131,7 @@ pub(crate) fn flush(index: u32) -> Sample {
 }
 
 pub(crate) fn acknowledge(index: u32, syndrome: Syndrome) -> Sample {
-    Sample::new(Operation::Acknowledge, Position::Only, index).syndrome(syndrome)
+    Sample::new(PacketOperation::Acknowledge, MessagePosition::Only, index).syndrome(syndrome)
 }
 
 pub(crate) fn ack(index: u32) -> Sample {
@@ -146,17 +146,21 @@ pub(crate) fn rnr(index: u32, code: u8) -> Sample {
     acknowledge(index, Syndrome::RnrNak(code))
 }
 
-pub(crate) fn response(position: Position, index: u32, len: u32) -> Sample {
-    let response = Sample::new(Operation::ReadResponse, position, index).payload(len);
+pub(crate) fn response(position: MessagePosition, index: u32, len: u32) -> Sample {
+    let response = Sample::new(PacketOperation::ReadResponse, position, index).payload(len);
     match position {
-        Position::Middle => response,
+        MessagePosition::Middle => response,
         _ => response.syndrome(Syndrome::Ack(31)),
     }
 }
 
 pub(crate) fn atomic_response(index: u32, original: u64) -> Sample {
-    let mut sample = Sample::new(Operation::AtomicAcknowledge, Position::Only, index)
-        .syndrome(Syndrome::Ack(31));
+    let mut sample = Sample::new(
+        PacketOperation::AtomicAcknowledge,
+        MessagePosition::Only,
+        index,
+    )
+    .syndrome(Syndrome::Ack(31));
     sample.extended.original = Some(original);
     sample
 }
@@ -172,10 +176,10 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
     let index = bth.psn.distance(FIRST);
     let len = payload.len();
     let place = match bth.position {
-        Position::First => "first",
-        Position::Middle => "middle",
-        Position::Last => "last",
-        Position::Only => "only",
+        MessagePosition::First => "first",
+        MessagePosition::Middle => "middle",
+        MessagePosition::Last => "last",
+        MessagePosition::Only => "only",
     };
     let asks = if bth.ack_request { " ask" } else { "" };
     let reth = extended
@@ -183,20 +187,22 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
         .map(|reth| format!(" @{}+{}", reth.addr, reth.len));
     let reth = reth.unwrap_or_default();
     match (bth.operation, extended.aeth.map(|aeth| aeth.syndrome)) {
-        (Operation::Acknowledge, Some(Syndrome::Ack(_))) => format!("ack {index}"),
-        (Operation::Acknowledge, Some(Syndrome::Nak(code))) => format!("nak{code} {index}"),
-        (Operation::Acknowledge, Some(Syndrome::RnrNak(code))) => format!("rnr{code} {index}"),
-        (Operation::AtomicAcknowledge, _) => {
+        (PacketOperation::Acknowledge, Some(Syndrome::Ack(_))) => format!("ack {index}"),
+        (PacketOperation::Acknowledge, Some(Syndrome::Nak(code))) => format!("nak{code} {index}"),
+        (PacketOperation::Acknowledge, Some(Syndrome::RnrNak(code))) => {
+            format!("rnr{code} {index}")
+        }
+        (PacketOperation::AtomicAcknowledge, _) => {
             format!("original {index} {}", extended.original.unwrap_or(u64::MAX))
         }
-        (Operation::ReadResponse, aeth) => {
+        (PacketOperation::ReadResponse, aeth) => {
             let aeth = if aeth.is_some() { "" } else { " bare" };
             format!("response {place} {index} {len}{aeth}")
         }
-        (Operation::Cnp, _) => format!("cnp to {}", bth.dest_qpn),
-        (Operation::ReadRequest, _) => format!("read {index}{reth}"),
-        (Operation::Send, _) => format!("send {place} {index} {len}{asks}"),
-        (Operation::Write, _) => format!("write {place} {index} {len}{reth}{asks}"),
+        (PacketOperation::Cnp, _) => format!("cnp to {}", bth.dest_qpn),
+        (PacketOperation::ReadRequest, _) => format!("read {index}{reth}"),
+        (PacketOperation::Send, _) => format!("send {place} {index} {len}{asks}"),
+        (PacketOperation::Write, _) => format!("write {place} {index} {len}{reth}{asks}"),
         (other, _) => format!("{other:?} {index}").to_lowercase(),
     }
 }

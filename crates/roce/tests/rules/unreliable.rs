@@ -1,13 +1,13 @@
 //! Tests of the rules of unreliable connections.
 
-use roce::opcode::{Position, Tail, Transport};
+use roce::opcode::{LastPacketField, MessagePosition, Transport};
 use roce::psn::Psn;
-use roce::rc::requester::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
-use roce::rc::responder::{Atomic, Refusal, Target};
+use roce::rc::requester::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
+use roce::rc::responder::{AtomicOperation, Refusal, Target};
 use roce::uc::{Receiver, Sender};
 
 use crate::text::*;
-use Position::{First, Last, Middle, Only};
+use MessagePosition::{First, Last, Middle, Only};
 
 /// A target that records each call as a text.
 #[derive(Default)]
@@ -26,7 +26,12 @@ impl Target for Notes {
         Ok(())
     }
 
-    fn finish_receive(&mut self, _: Option<u32>, _: Tail, _: bool) -> Result<(), Refusal> {
+    fn finish_receive(
+        &mut self,
+        _: Option<u32>,
+        _: LastPacketField,
+        _: bool,
+    ) -> Result<(), Refusal> {
         self.texts.push("done".into());
         Ok(())
     }
@@ -48,7 +53,7 @@ impl Target for Notes {
         Err(Refusal::InvalidRequest)
     }
 
-    fn atomic(&mut self, _: u64, _: u32, _: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Err(Refusal::InvalidRequest)
     }
 
@@ -119,8 +124,8 @@ fn a_message_is_done_when_it_is_sent() {
         solicited: true,
         fence: false,
     };
-    assert_eq!(sender.post(send(257, Tail::Imm([1; 4]))), 1);
-    assert_eq!(sender.post(send(0, Tail::None)), 2);
+    assert_eq!(sender.post(send(257, LastPacketField::Imm([1; 4]))), 1);
+    assert_eq!(sender.post(send(0, LastPacketField::None)), 2);
     let mut psns = Vec::new();
     let mut bytes = Vec::new();
     while sender.transmit(&mut notes, &mut bytes) {
@@ -141,7 +146,7 @@ fn what_only_reliable_connections_have_fails() {
         RequestOperation::Read { addr, rkey, len },
         RequestOperation::Send {
             len,
-            tail: Tail::Invalidate(1),
+            tail: LastPacketField::Invalidate(1),
         },
     ] {
         let mut sender = Sender::new(20, 0xffff, MTU, FIRST);
@@ -151,6 +156,6 @@ fn what_only_reliable_connections_have_fails() {
             fence: false,
         });
         assert!(!sender.transmit(&mut Notes::default(), &mut Vec::new()));
-        assert_eq!(sender.failure(), Some(Failure::RemoteInvalidRequest));
+        assert_eq!(sender.failure(), Some(RequestFailure::RemoteInvalidRequest));
     }
 }

@@ -5,9 +5,9 @@ use verbs::{
     WcBuffer,
 };
 
-use super::layout::{Layout, word};
+use super::layout::{RequestRegionLayout, trailer_word};
 use crate::outbox::Outbox;
-use crate::{MAX_BATCH, Received, RpcError, UdPort, UdPortConfig};
+use crate::{MAX_BATCH, ReceivedDatagram, RpcError, UdPort, UdPortConfig};
 
 /// A client that is not connected to a server yet.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl PreparedClient {
         self,
         server: &QpEndpoint,
         region: RemoteMemory,
-        layout: Layout,
+        layout: RequestRegionLayout,
     ) -> Result<Client, RpcError> {
         self.connect_to_all(server, &[region], layout)
     }
@@ -89,7 +89,7 @@ impl PreparedClient {
         self,
         server: &QpEndpoint,
         regions: &[RemoteMemory],
-        layout: Layout,
+        layout: RequestRegionLayout,
     ) -> Result<Client, RpcError> {
         layout.check()?;
         let short = |region: &&RemoteMemory| region.len < layout.client_bytes() as u64;
@@ -121,7 +121,7 @@ impl PreparedClient {
             region,
             layout,
             next: 0,
-            selected: 0,
+            selected_worker: 0,
             workers: regions.iter().map(|&region| (0, region)).collect(),
             posted: 0,
             reaped: 0,
@@ -142,7 +142,7 @@ pub struct Client {
     next: u32,
     buffer: Box<WcBuffer<MAX_BATCH>>,
     port: UdPort,
-    layout: Layout,
+    layout: RequestRegionLayout,
     region: RemoteMemory,
     list: Postlist<Uc>,
     posted: u64,
@@ -156,7 +156,7 @@ pub struct Client {
     /// Number of the last request and region of each worker. For the selected worker, `next` and
     /// `region` hold the current values.
     workers: Box<[(u32, RemoteMemory)]>,
-    selected: usize,
+    selected_worker: usize,
 }
 
 impl Client {
@@ -178,13 +178,13 @@ impl Client {
     /// When the worker does not exist.
     #[inline]
     pub fn select(&mut self, worker: usize) {
-        self.workers[self.selected].0 = self.next;
+        self.workers[self.selected_worker].0 = self.next;
         (self.next, self.region) = self.workers[worker];
-        self.selected = worker;
+        self.selected_worker = worker;
     }
 
     /// Returns the layout of the request slots.
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> RequestRegionLayout {
         self.layout
     }
 
@@ -227,7 +227,7 @@ impl Client {
         let number = self.next.wrapping_add(1);
         // The window is a power of two.
         let slot = (self.next & (self.layout.window - 1)) as usize;
-        let word = word(number, payload).to_le_bytes();
+        let word = trailer_word(number, payload).to_le_bytes();
         let padded = payload.len().next_multiple_of(8);
         let message = if padded == 0 {
             &word[..]
@@ -246,7 +246,7 @@ impl Client {
         };
         match self
             .outbox
-            .place(self.posted + self.list.len() as u64, message)
+            .stage(self.posted + self.list.len() as u64, message)
         {
             None => self.list.rdma_write(Inline(message), remote),
             Some(slot) => self.list.rdma_write(slot, remote),
@@ -290,7 +290,7 @@ impl Client {
     /// Polls send completions until the send queue has room for `wrs` more requests.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
-        crate::port::fits(wrs, self.send_depth)?;
+        crate::port::check_fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted + wrs - self.reaped > self.send_depth {
@@ -308,7 +308,7 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
-    pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
+    pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)
     }
 }
@@ -318,12 +318,12 @@ mod tests {
     use verbs::PortGid;
 
     use super::*;
-    use crate::herd::{Doorbells, Server, connect_client};
+    use crate::herd::{DoorbellPolicy, Server, connect_client};
 
     #[test]
     fn a_postlist_that_no_send_queue_holds_is_refused() {
         let device = verbs::Provider::softnic().device(None);
-        let context = device.and_then(|d| d.open()).expect("opens");
+        let context = device.expect("a device").open().expect("opens");
         let pd = context.alloc_pd().expect("a PD");
         let port = PortGid {
             port_num: 1,
@@ -333,13 +333,13 @@ mod tests {
             send_depth: 16,
             ..UdPortConfig::default()
         };
-        let layout = Layout {
+        let layout = RequestRegionLayout {
             window: 64,
             payload: 0,
         };
-        let doorbells = Doorbells {
+        let doorbells = DoorbellPolicy {
             batch: 1,
-            ..Doorbells::default()
+            ..DoorbellPolicy::default()
         };
         let server =
             Server::new(&pd, layout, 1, doorbells, &UdPortConfig::default()).expect("made");

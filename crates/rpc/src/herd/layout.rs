@@ -6,14 +6,14 @@ use crate::RpcError;
 
 /// Layout of a request region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Layout {
+pub struct RequestRegionLayout {
     /// Number of slots of a client, a power of two.
     pub window: u32,
     /// Maximum payload of a request in bytes, a multiple of 8.
     pub payload: u32,
 }
 
-impl Layout {
+impl RequestRegionLayout {
     /// Returns the bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         self.payload as usize + 8
@@ -79,20 +79,24 @@ impl Tag {
 
     /// Returns the worker's index in an immediate.
     #[inline]
-    pub fn place(imm: u32) -> usize {
+    pub fn worker_index(imm: u32) -> usize {
         (imm >> (32 - Self::BITS)) as usize
     }
 }
 
 /// Returns the part of a server's region that belongs to a client.
-pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<RemoteMemory> {
+pub fn region_of(
+    region: &RemoteMemory,
+    layout: &RequestRegionLayout,
+    client: u32,
+) -> Option<RemoteMemory> {
     let bytes = layout.client_bytes() as u64;
     let part = region.at(bytes.checked_mul(client.into())?)?;
     (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
 }
 
 /// Returns the word that ends a request.
-pub(super) fn word(number: u32, payload: &[u8]) -> u64 {
+pub(super) fn trailer_word(number: u32, payload: &[u8]) -> u64 {
     u64::from(number) << 32 | (payload.len() as u64 & 0xffff) << 16 | u64::from(checksum(payload))
 }
 
@@ -123,14 +127,14 @@ mod tests {
 
     #[test]
     fn the_word_changes_with_number_length_and_bytes() {
-        assert_eq!(word(1, &[]), 1 << 32);
+        assert_eq!(trailer_word(1, &[]), 1 << 32);
         let words = [
-            word(1, &[]),
-            word(2, &[]),
-            word(1, &[0]),
-            word(1, &[0, 0]),
-            word(1, &[1]),
-            word(1, &[0, 1]),
+            trailer_word(1, &[]),
+            trailer_word(2, &[]),
+            trailer_word(1, &[0]),
+            trailer_word(1, &[0, 0]),
+            trailer_word(1, &[1]),
+            trailer_word(1, &[0, 1]),
         ];
         for (i, a) in words.iter().enumerate() {
             assert!(words[i + 1..].iter().all(|b| a != b), "{i}");
@@ -143,7 +147,7 @@ mod tests {
         for place in [0, 1, Tag::WORKERS - 1] {
             let tag = Tag::of_worker(place).expect("a place");
             for number in [1, 77, u32::MAX >> Tag::BITS, u32::MAX] {
-                assert_eq!(Tag::place(tag.imm(number)), place);
+                assert_eq!(Tag::worker_index(tag.imm(number)), place);
                 assert_eq!(tag.imm(number) << Tag::BITS, number << Tag::BITS);
             }
         }
@@ -152,7 +156,7 @@ mod tests {
 
     #[test]
     fn clients_have_parts_of_the_region_that_do_not_overlap() {
-        let layout = Layout {
+        let layout = RequestRegionLayout {
             window: 4,
             payload: 8,
         };

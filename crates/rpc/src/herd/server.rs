@@ -7,16 +7,18 @@ use verbs::{
     QueuePair, RemoteMemory, Uc, Ud, UdDestination, time,
 };
 
-use super::layout::{Layout, Tag, checksum, region_of};
+use super::layout::{RequestRegionLayout, Tag, checksum, region_of};
 use crate::error::MAX_LIST;
-use crate::{Counts, Handler, MAX_BATCH, Reply, Request, RpcError, UdPort, UdPortConfig};
+use crate::{
+    MAX_BATCH, Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPort, UdPortConfig,
+};
 
 /// Number of requests that a worker's pass takes from each client.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Scan {
+pub enum RegionScan {
     /// All requests that a client has sent, then those of the next client, until the batch is full.
     /// The next pass begins after the client whose requests filled the batch.
     #[default]
@@ -29,14 +31,14 @@ pub enum Scan {
 
 /// Parameters of a worker's passes and of its doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doorbells {
+pub struct DoorbellPolicy {
     /// Maximum requests of a batch: 1 to [`MAX_BATCH`].
     pub batch: usize,
     /// Number of UD queue pairs, 1 or more and a multiple of `split`. Batches rotate over them, and
     /// each batch uses `split` of them.
     pub queues: usize,
     /// Number of requests that a pass takes from each client.
-    pub scan: Scan,
+    pub scan: RegionScan,
     /// Number of queue pairs that share the responses of a batch, a power of two. Queue pair `i %
     /// split` sends the responses to client `i`. Each queue pair has its own postlist and doorbell.
     /// With 1, a batch takes one doorbell. A server that answers each client on the client's port
@@ -44,18 +46,18 @@ pub struct Doorbells {
     pub split: usize,
 }
 
-impl Default for Doorbells {
+impl Default for DoorbellPolicy {
     fn default() -> Self {
         Self {
             batch: MAX_BATCH,
             queues: 1,
-            scan: Scan::default(),
+            scan: RegionScan::default(),
             split: 1,
         }
     }
 }
 
-impl Doorbells {
+impl DoorbellPolicy {
     fn check(&self) -> Result<(), RpcError> {
         if self.batch == 0 || self.batch > MAX_BATCH || self.queues == 0 {
             return Err(RpcError::Config(format!(
@@ -75,25 +77,25 @@ impl Doorbells {
 #[derive(Debug)]
 pub struct Server {
     region: MemoryRegion,
-    layout: Layout,
-    clients: Vec<Option<Peer>>,
+    layout: RequestRegionLayout,
+    clients: Vec<Option<ClientQp>>,
     /// Registered clients, each with the fields that inspecting its slot needs. The fields are
     /// close together, because a worker with many clients inspects each one very often. `turn` is
     /// the index at which the next pass starts.
-    active: Vec<Look>,
-    turn: usize,
+    polled_slots: Vec<PolledSlot>,
+    next_client: usize,
     queues: Vec<(UdPort, Postlist<Ud>)>,
     /// Index of the first queue pair for the next batch.
     queue: usize,
-    doorbells: Doorbells,
+    doorbells: DoorbellPolicy,
     /// Client, immediate of the answer, and payload bytes of each request in the batch.
     batch: Vec<(u32, u32, usize)>,
     payloads: Vec<u8>,
-    counts: Counts,
+    counts: RpcWorkerCounts,
 }
 
 #[derive(Debug)]
-struct Peer {
+struct ClientQp {
     /// Queue pair through which the client WRITEs; the server keeps it alive and never posts on it.
     _qp: Arc<QueuePair<Uc>>,
     to: UdDestination,
@@ -101,7 +103,7 @@ struct Peer {
 
 /// Fields that inspecting a client's slot needs.
 #[derive(Debug, Clone, Copy)]
-struct Look {
+struct PolledSlot {
     client: u32,
     /// Number of the client's next request.
     number: u32,
@@ -118,9 +120,9 @@ impl Server {
     /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
-        layout: Layout,
+        layout: RequestRegionLayout,
         max_clients: usize,
-        doorbells: Doorbells,
+        doorbells: DoorbellPolicy,
         config: &UdPortConfig,
     ) -> Result<Self, RpcError> {
         layout.check()?;
@@ -142,14 +144,14 @@ impl Server {
             region,
             layout,
             clients: (0..max_clients).map(|_| None).collect(),
-            active: Vec::new(),
-            turn: 0,
+            polled_slots: Vec::new(),
+            next_client: 0,
             queues: queues.collect::<Result<_, _>>()?,
             queue: 0,
             doorbells,
             batch: Vec::with_capacity(MAX_BATCH),
             payloads: vec![0; layout.payload as usize * MAX_BATCH],
-            counts: Counts::new(MAX_BATCH),
+            counts: RpcWorkerCounts::new(MAX_BATCH),
         })
     }
 
@@ -169,13 +171,13 @@ impl Server {
     }
 
     /// Returns the counts so far.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &RpcWorkerCounts {
         &self.counts
     }
 
     /// Returns true if at least one client is registered.
     pub fn has_clients(&self) -> bool {
-        !self.active.is_empty()
+        !self.polled_slots.is_empty()
     }
 
     /// Registers a client under an unused index below `max_clients`. `qp` is the client's connected
@@ -224,8 +226,8 @@ impl Server {
         let Some(place) = self.clients.get_mut(index as usize) else {
             return Err(RpcError::Config(format!("no room for client {index}")));
         };
-        *place = Some(Peer { _qp: qp, to });
-        self.active.push(Look {
+        *place = Some(ClientQp { _qp: qp, to });
+        self.polled_slots.push(PolledSlot {
             client: index,
             number: 1,
             mask: window - 1,
@@ -240,7 +242,7 @@ impl Server {
         if let Some(place) = self.clients.get_mut(index as usize) {
             *place = None;
         }
-        self.active.retain(|look| look.client != index);
+        self.polled_slots.retain(|look| look.client != index);
     }
 
     /// Handles the requests that have arrived, up to a batch. Returns their number.
@@ -248,7 +250,7 @@ impl Server {
     /// # Errors
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
-    pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
+    pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         self.collect()?;
         if self.batch.is_empty() {
             for (port, _) in &mut self.queues {
@@ -283,7 +285,7 @@ impl Server {
             };
             // `split` is a power of two.
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
-            let reply = Reply {
+            let reply = RequestReply {
                 port,
                 list,
                 to: &peer.to,
@@ -313,7 +315,7 @@ impl Server {
     #[inline]
     fn collect(&mut self) -> Result<(), RpcError> {
         self.batch.clear();
-        if self.active.is_empty() {
+        if self.polled_slots.is_empty() {
             return Ok(());
         }
         let stride = self.layout.payload as usize;
@@ -321,12 +323,12 @@ impl Server {
         let client_words = self.layout.client_bytes() / 8;
         let all = self.region.atomics_u64(0, self.region.len() / 8)?;
         let mut in_vain = 0;
-        let turn = if self.turn < self.active.len() {
-            self.turn
+        let turn = if self.next_client < self.polled_slots.len() {
+            self.next_client
         } else {
             0
         };
-        let (before, from) = self.active.split_at_mut(turn);
+        let (before, from) = self.polled_slots.split_at_mut(turn);
         let mut looked = 0;
         for look in from.iter_mut().chain(before) {
             looked += 1;
@@ -359,7 +361,7 @@ impl Server {
                 }
                 self.batch.push((client, look.tag.imm(number), len));
                 look.number = number.wrapping_add(1);
-                if self.doorbells.scan == Scan::OneEach {
+                if self.doorbells.scan == RegionScan::OneEach {
                     break;
                 }
             }
@@ -367,18 +369,18 @@ impl Server {
                 break;
             }
         }
-        self.turn = turn + looked;
-        if self.turn > self.active.len() {
-            self.turn -= self.active.len();
+        self.next_client = turn + looked;
+        if self.next_client > self.polled_slots.len() {
+            self.next_client -= self.polled_slots.len();
         }
-        time::look_in_vain(in_vain);
+        time::charge_empty_polls(in_vain);
         Ok(())
     }
 }
 
 /// The server's end of a client's connection.
 #[derive(Debug)]
-pub struct Connected {
+pub struct ConnectedClient {
     /// Endpoint to which the client connects.
     pub endpoint: QpEndpoint,
     /// UC queue pair through which the client WRITEs; the server only keeps it alive.
@@ -396,7 +398,7 @@ pub fn connect_client(
     port: PortGid,
     cq: &CompletionQueue,
     (uc, ud): (&QpEndpoint, &QpEndpoint),
-) -> Result<Connected, RpcError> {
+) -> Result<ConnectedClient, RpcError> {
     let to = pd.ud_destination_from(port, ud)?;
     let qp = pd
         .qp::<Uc>(cq, cq)
@@ -407,7 +409,7 @@ pub fn connect_client(
         .inline_up_to(0)
         .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
         .build()?;
-    Ok(Connected {
+    Ok(ConnectedClient {
         endpoint: qp.endpoint(),
         qp: qp.connect(uc)?,
         to,

@@ -26,13 +26,13 @@ impl Adder {
         let locked = self
             .queue
             .compare_and_swap((slot, 0), self.at(word, 0), (0, MINE), false);
-        self.queue.note(locked);
+        self.queue.record_error(locked);
         let read = self.queue.read((slot, 8), 8, self.at(word, 8));
-        self.queue.note(read);
+        self.queue.record_error(read);
     }
 }
 
-impl Steps for Adder {
+impl RequestSteps for Adder {
     type Pending = u64;
     type Stats = u64;
     type Done<'b> = &'b [u8];
@@ -41,7 +41,7 @@ impl Steps for Adder {
         &mut self.queue
     }
 
-    fn arrived<'b>(
+    fn handle_completion<'b>(
         &mut self,
         word: &u64,
         slot: u32,
@@ -50,17 +50,21 @@ impl Steps for Adder {
     ) -> Result<Option<&'b [u8]>, RpcError> {
         *stats += 1;
         if self.commits[slot as usize] {
-            assert_eq!(self.queue.word(slot, 0)?, MINE, "unlocked by somebody else");
-            self.queue.copy(slot, 8, &mut bytes[..8])?;
+            assert_eq!(
+                self.queue.buffer_word(slot, 0)?,
+                MINE,
+                "unlocked by somebody else"
+            );
+            self.queue.read_buffer(slot, 8, &mut bytes[..8])?;
             return Ok(Some(&bytes[..8]));
         }
-        if self.queue.word(slot, 0)? != 0 {
+        if self.queue.buffer_word(slot, 0)? != 0 {
             self.begin(*word, slot);
             return Ok(None);
         }
-        let next = self.queue.word(slot, 8)? + 1;
+        let next = self.queue.buffer_word(slot, 8)? + 1;
         self.queue.make_room(2);
-        self.queue.fill(slot, 8, &next.to_ne_bytes())?;
+        self.queue.write_buffer(slot, 8, &next.to_ne_bytes())?;
         self.queue.write((slot, 8), 8, self.at(*word, 8))?;
         let unlocked = self
             .queue
@@ -73,8 +77,8 @@ impl Steps for Adder {
 /// Creates a client over a server's memory, both in this process. Returns the client, the memory,
 /// and the server's queue pair, which must stay alive.
 fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
-    let context = Provider::softnic().device(None).and_then(|d| d.open());
-    let context = context.expect("a device");
+    let device = Provider::softnic().device(None).expect("a device");
+    let context = device.open().expect("opens");
     let pd = context.alloc_pd().expect("a domain");
     let cq = context.create_cq(1).expect("a queue");
     let port = PortGid {
@@ -161,7 +165,10 @@ fn places_outside_are_refused_and_told_at_the_next_check() {
 #[test]
 fn a_part_of_what_is_prepared_is_posted_and_the_rest_is_forgotten() {
     let (mut adder, memory, _responder) = client(1, 1);
-    adder.queue.fill(0, 8, &9u64.to_ne_bytes()).expect("room");
+    adder
+        .queue
+        .write_buffer(0, 8, &9u64.to_ne_bytes())
+        .expect("room");
     for offset in [8, 0] {
         let to = adder.at(0, offset);
         adder.queue.write((0, 8), 8, to).expect("inside");
@@ -179,7 +186,7 @@ fn a_part_of_what_is_prepared_is_posted_and_the_rest_is_forgotten() {
         wcs.next().map(|wc| wc.expect("it was READ").wr_id())
     });
     assert_eq!(
-        (came, adder.queue.word(0, 16).expect("inside")),
+        (came, adder.queue.buffer_word(0, 16).expect("inside")),
         (Some(0), 0)
     );
 }

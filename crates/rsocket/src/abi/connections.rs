@@ -55,7 +55,7 @@ fn listen(socket: c_int, backlog: c_int) -> Result {
 
 fn accept(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result<c_int> {
     let (new, peer) = find(socket)?.accept()?;
-    addr.give(peer, addrlen);
+    addr.put_with_length(peer, addrlen);
     Ok(new)
 }
 
@@ -68,11 +68,11 @@ fn shutdown(socket: c_int, how: c_int) -> Result {
 }
 
 fn peer_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
-    addr.give(find(socket)?.name(true)?, addrlen);
+    addr.put_with_length(find(socket)?.name(true)?, addrlen);
     Ok(())
 }
 
 fn own_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
-    addr.give(find(socket)?.name(false)?, addrlen);
+    addr.put_with_length(find(socket)?.name(false)?, addrlen);
     Ok(())
 }

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 
 use c_edge::{InConst, InOut, c_functions};
 use libc::{msghdr, socklen_t};
-use rdmacm::addr::Addr;
+use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-use super::edge::{Buffer, Buffers, Name, NameRoom, Part, Room, message};
+use super::edge::{Buffer, Buffers, IovecPart, Name, NameRoom, Room, message};
 use crate::table::{RSocket, find};
 
 /// Largest datagram that any call accepts, in bytes.
@@ -61,7 +61,7 @@ fn recv_from(
     addrlen: InOut<'_, socklen_t>,
 ) -> Result<usize> {
     let (got, from) = find(socket)?.recv_from(buf.bytes(len)?, flags)?;
-    src_addr.give(from, addrlen);
+    src_addr.put_with_length(from, addrlen);
     Ok(got)
 }
 
@@ -82,7 +82,7 @@ fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<u
 }
 
 /// Fills several buffers. Waits only for the first byte, unless `flags` contain `MSG_WAITALL`.
-fn recv_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
+fn recv_all(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return recv_datagram(socket, parts, flags).map(|(got, _)| got);
     }
@@ -108,7 +108,11 @@ fn recv_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
 }
 
 /// Fills several buffers from one datagram.
-fn recv_datagram(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<(usize, Addr)> {
+fn recv_datagram(
+    socket: &RSocket,
+    parts: &[IovecPart],
+    flags: c_int,
+) -> Result<(usize, IdAddress)> {
     let room = parts
         .iter()
         .fold(0, |n: usize, part| n.saturating_add(part.len()));
@@ -126,9 +130,9 @@ fn recv_datagram(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<(usiz
 /// Sends several buffers as one datagram.
 fn send_datagram(
     socket: &RSocket,
-    parts: &[Part],
+    parts: &[IovecPart],
     flags: c_int,
-    to: Option<Addr>,
+    to: Option<IdAddress>,
 ) -> Result<usize> {
     let mut bytes = Vec::new();
     for part in parts {
@@ -141,7 +145,7 @@ fn send_datagram(
 }
 
 /// Sends several buffers in order.
-fn send_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
+fn send_all(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return send_datagram(socket, parts, flags, None);
     }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use c_edge::{Arg, Errno, InOut, Ret};
 use libc::{iovec, msghdr, pollfd, sockaddr, socklen_t};
-use rdmacm::addr::{self, Addr};
+use rdmacm::addr::{self, IdAddress};
 use rdmacm::errno::{INVALID, Result};
 
 /// Defines argument types that store a pointer until its length argument is known.
@@ -98,9 +98,9 @@ impl Room {
 
 /// One buffer of several (`struct iovec`).
 #[repr(transparent)]
-pub(super) struct Part(iovec);
+pub(super) struct IovecPart(iovec);
 
-impl Part {
+impl IovecPart {
     pub(super) fn len(&self) -> usize {
         self.0.iov_len
     }
@@ -118,7 +118,7 @@ impl Part {
 
 impl Buffers {
     /// Returns the buffers of `readv(2)` and `writev(2)`.
-    pub(super) fn parts<'a>(self, count: usize) -> Result<&'a [Part]> {
+    pub(super) fn parts<'a>(self, count: usize) -> Result<&'a [IovecPart]> {
         /// Largest number of entries: `writev(2)`.
         const IOV_MAX: usize = 1024;
         if count == 0 {
@@ -127,7 +127,7 @@ impl Buffers {
         if self.is_null() || count > IOV_MAX {
             return Err(INVALID);
         }
-        // SAFETY: not NULL, so `count` entries are valid (contract of `from_c`); a `Part` has the layout of `iovec`.
+        // SAFETY: not NULL, so `count` entries are valid (contract of `from_c`); a `IovecPart` has the layout of `iovec`.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), count) })
     }
 }
@@ -146,7 +146,7 @@ pub(super) fn message(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, Nam
 
 impl Name {
     /// Reads the address, as `bind(2)` does.
-    pub(super) fn get(self, len: socklen_t) -> Result<Addr> {
+    pub(super) fn get(self, len: socklen_t) -> Result<IdAddress> {
         let len = len as usize;
         if self.is_null() || len < size_of::<libc::sa_family_t>() {
             return Err(INVALID);
@@ -165,7 +165,7 @@ impl Name {
 
 impl NameRoom {
     /// Writes an address as `accept(2)` does: as many bytes as fit, and the full length to `len`.
-    pub(super) fn put(self, from: Addr, len: Option<&mut socklen_t>) {
+    pub(super) fn put(self, from: IdAddress, len: Option<&mut socklen_t>) {
         if let (false, Some(len)) = (self.is_null(), len) {
             let (storage, full) = addr::to_c(from);
             let fits = (*len).min(full) as usize;
@@ -182,7 +182,7 @@ impl NameRoom {
     }
 
     /// As [`put`](Self::put), with the length argument from C.
-    pub(super) fn give(self, from: Addr, len: InOut<'_, socklen_t>) {
+    pub(super) fn put_with_length(self, from: IdAddress, len: InOut<'_, socklen_t>) {
         self.put(from, len.optional());
     }
 }
@@ -202,9 +202,9 @@ impl PollFds {
 }
 
 /// A number of bytes as an unsigned C return value; an error is `(size_t)-1` with errno.
-pub struct Written(pub(super) Result<usize>);
+pub struct WrittenBytes(pub(super) Result<usize>);
 
-impl Ret for Written {
+impl Ret for WrittenBytes {
     type C = usize;
     fn into_c(self) -> usize {
         self.0.into_c().cast_unsigned()

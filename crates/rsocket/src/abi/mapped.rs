@@ -6,7 +6,7 @@ use c_edge::c_functions;
 use libc::off_t;
 use rdmacm::errno::{INVALID, Result};
 
-use super::edge::{Buffer, Room, Written};
+use super::edge::{Buffer, Room, WrittenBytes};
 use crate::table::find;
 
 c_functions! {
@@ -20,7 +20,7 @@ c_functions! {
 
     /// Writes to memory that the peer has mapped by [`riomap`]. Returns the number of bytes, or `(size_t)-1` with
     /// errno.
-    pub riowrite => write, (socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) -> Written;
+    pub riowrite => write, (socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) -> WrittenBytes;
 }
 
 fn map(
@@ -44,7 +44,7 @@ fn unmap(socket: c_int, buf: Room, _len: usize) -> Result {
     find(socket)?.stream()?.unmap(buf.addr())
 }
 
-fn write(socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) -> Written {
+fn write(socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) -> WrittenBytes {
     let write = || {
         let socket = find(socket)?;
         let offset = u64::try_from(offset).map_err(|_| INVALID)?;
@@ -52,5 +52,5 @@ fn write(socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) 
             .stream()?
             .write_mapped(buf.bytes(count)?, offset, flags)
     };
-    Written(write())
+    WrittenBytes(write())
 }

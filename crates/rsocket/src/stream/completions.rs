@@ -2,7 +2,7 @@
 
 use verbs_abi::*;
 
-use super::{Sent, Stream};
+use super::{SendPurpose, Stream};
 use crate::cq::NO_COMPLETIONS;
 use crate::protocol::Immediate;
 
@@ -18,7 +18,7 @@ impl Stream {
             }
             any = true;
             for wc in wcs.iter().take(n) {
-                self.completed(wc);
+                self.handle_completion(wc);
             }
         }
         if any {
@@ -27,23 +27,23 @@ impl Stream {
         any
     }
 
-    fn completed(&mut self, wc: &ibv_wc) {
+    fn handle_completion(&mut self, wc: &ibv_wc) {
         if wc.status != IBV_WC_SUCCESS {
             // Flushed work requests are a consequence of the disconnect; any other error has ended the connection.
             let errno = match wc.status {
                 IBV_WC_WR_FLUSH_ERR => 0,
                 _ => libc::ECONNRESET,
             };
-            self.over.get_or_insert(errno);
+            self.final_status.get_or_insert(errno);
             return;
         }
         if wc.opcode & IBV_WC_RECV == 0 {
-            match Sent::from_wr_id(wc.wr_id) {
-                Sent::Data(len) => {
+            match SendPurpose::from_wr_id(wc.wr_id) {
+                SendPurpose::Data(len) => {
                     self.sq_free += 1;
                     self.send_free += len as usize;
                 }
-                Sent::Control => self.control_free += 1,
+                SendPurpose::Control => self.control_free += 1,
             }
             return;
         }
@@ -57,17 +57,17 @@ impl Stream {
             }
             Some(Immediate::Credits(upto)) => self.allowed = upto,
             Some(Immediate::Iomap | Immediate::KeepAlive) => {}
-            Some(Immediate::Shutdown) => self.ended = true,
+            Some(Immediate::Shutdown) => self.peer_has_shut_down = true,
             Some(Immediate::Disconnect) => {
-                self.ended = true;
-                self.over.get_or_insert(0);
+                self.peer_has_shut_down = true;
+                self.final_status.get_or_insert(0);
             }
             Some(Immediate::Data(_)) | None => {
-                self.over.get_or_insert(libc::EPROTO);
+                self.final_status.get_or_insert(libc::EPROTO);
             }
         }
         if self.post_recv().is_err() {
-            self.over.get_or_insert(libc::ECONNRESET);
+            self.final_status.get_or_insert(libc::ECONNRESET);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use verbs_abi::*;
 
-use super::{MAX_TRANSFER, Mapped, Remote, Stream};
-use crate::protocol::{IOMAP_ENTRY_SIZE, Immediate, Target};
+use super::{MAX_TRANSFER, PeerWritableBuffer, RemoteAddress, Stream};
+use crate::protocol::{IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer};
 use rdmacm::device::last_errno;
 use rdmacm::errno::{Errno, INVALID, Result};
 
@@ -39,7 +39,7 @@ impl Stream {
             return Err(last_errno());
         }
         let name = offset.unwrap_or(u64::from(index) << 32);
-        let target = Target {
+        let target = RemoteBuffer {
             addr: addr.expose_provenance() as u64,
             // SAFETY: the region was just registered.
             rkey: unsafe { (*mr).rkey },
@@ -47,7 +47,7 @@ impl Stream {
         };
         self.publish_mapping(index, name, target)?;
         self.free_maps.pop_front();
-        self.mapped.push(Mapped {
+        self.mapped.push(PeerWritableBuffer {
             mr,
             addr: addr.addr(),
             index,
@@ -55,11 +55,11 @@ impl Stream {
         Ok(name)
     }
 
-    fn publish_mapping(&mut self, index: u16, name: u64, target: Target) -> Result {
+    fn publish_mapping(&mut self, index: u16, name: u64, target: RemoteBuffer) -> Result {
         let mut bytes = [0; IOMAP_ENTRY_SIZE];
         bytes[..8].copy_from_slice(&name.to_ne_bytes());
         bytes[8..].copy_from_slice(&target.to_memory());
-        let sgl_bytes = self.remote_sgl.len as usize * Target::SIZE;
+        let sgl_bytes = self.remote_sgl.len as usize * RemoteBuffer::SIZE;
         let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
         let to = self.remote_sgl.addr + entry as u64;
         self.post_control(&mut bytes, to, Immediate::Iomap)
@@ -91,7 +91,7 @@ impl Stream {
             let len = rest.len().min(MAX_TRANSFER).min(self.send_free);
             let chunk = rest.get(..len).unwrap_or_default();
             let addr = addr + done as u64;
-            self.post_data(chunk, Remote { addr, rkey }, None)?;
+            self.post_data(chunk, RemoteAddress { addr, rkey }, None)?;
             done += len;
         }
         Ok(done)
@@ -102,7 +102,8 @@ impl Stream {
         (0..self.sizes.iomap_entries).find_map(|index| {
             let at = Self::iomap_at(index);
             let name = self.shared.word(at);
-            let target = Target::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
+            let target =
+                RemoteBuffer::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
             let inside = offset.checked_sub(name)?;
             let room = u64::from(target.len).checked_sub(inside)?;
             (len as u64 <= room && target.len > 0)

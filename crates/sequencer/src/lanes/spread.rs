@@ -27,7 +27,7 @@ pub(crate) struct SpreadLane {
 struct Pending {
     /// The immediate of the request's answer.
     imm: u32,
-    waiting: bool,
+    is_outstanding: bool,
     /// The request's position among all sent.
     index: u64,
     floor: u64,
@@ -80,7 +80,7 @@ impl Lane for SpreadLane {
             let tag = tag.ok_or_else(|| RpcError::Config("too many workers".to_owned()))?;
             self.pending[Self::place(worker, number, slots)] = Pending {
                 imm: tag.imm(number),
-                waiting: true,
+                is_outstanding: true,
                 index: self.sent,
                 floor: above,
             };
@@ -106,14 +106,14 @@ impl Lane for SpreadLane {
         let slots = answered.len();
         let before = *outstanding;
         client.poll(|answer| {
-            let place = Self::place(herd::Tag::place(answer.imm), answer.imm, slots);
+            let place = Self::place(herd::Tag::worker_index(answer.imm), answer.imm, slots);
             let found = pending.get_mut(place);
-            let found = found.filter(|p| p.waiting && p.imm == answer.imm);
+            let found = found.filter(|p| p.is_outstanding && p.imm == answer.imm);
             let Some((request, n)) = found.zip(answer.u64_le()) else {
                 results.discarded += 1;
                 return;
             };
-            request.waiting = false;
+            request.is_outstanding = false;
             #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
             let index = request.index as usize & (slots - 1);
             answered[index] = true;

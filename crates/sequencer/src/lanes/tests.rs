@@ -16,7 +16,7 @@ struct World {
     taken: BTreeSet<u64>,
 }
 
-impl Datagrams for World {
+impl DatagramNetwork for World {
     fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError> {
         self.requests.extend(std::iter::repeat_n(guess, count));
         Ok(())
@@ -90,7 +90,7 @@ proptest! {
             match step {
                 Step::Send(n) => {
                     let n = n.min(lane.room());
-                    lane.send(n, results.above).expect("sends");
+                    lane.send(n, results.next_expected).expect("sends");
                 }
                 Step::Serve(n) => (0..n).for_each(|_| lane.client.serve()),
                 Step::Poll => drop(lane.poll(&mut results).expect("polls")),
@@ -131,7 +131,7 @@ proptest! {
         let mut asked = 0;
         for (n, jump) in jumps {
             let n = n.min(lane.room());
-            lane.send(n, results.above).expect("sends");
+            lane.send(n, results.next_expected).expect("sends");
             asked += n as u64;
             (0..n / 2).for_each(|_| lane.client.serve());
             lane.client.next += jump;

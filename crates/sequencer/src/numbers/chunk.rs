@@ -11,30 +11,30 @@ const INSERT_DISTANCE: usize = 32;
 
 /// Numbers that were already in the set when they were added.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Duplicates {
+pub(super) struct DuplicateNumbers {
     pub(super) count: u64,
     pub(super) first: Option<u64>,
 }
 
 /// A set of indices in a chunk.
 #[derive(Debug, Clone)]
-pub(super) struct Chunk {
-    contents: Contents,
+pub(super) struct NumberChunk {
+    contents: ChunkContents,
     len: u64,
 }
 
 #[derive(Debug, Clone)]
-enum Contents {
+enum ChunkContents {
     /// The first and last index of each run, in order.
     Runs(Vec<(u16, u16)>),
     /// One bit for each index.
     Bits(Box<[u64; WORDS]>),
 }
 
-impl Chunk {
+impl NumberChunk {
     pub(super) fn new() -> Self {
         Self {
-            contents: Contents::Runs(Vec::new()),
+            contents: ChunkContents::Runs(Vec::new()),
             len: 0,
         }
     }
@@ -45,24 +45,24 @@ impl Chunk {
 
     /// Adds the indices from `at` to `last`. Returns those that were already in the chunk.
     #[inline]
-    pub(super) fn add(&mut self, at: u16, last: u16) -> Duplicates {
+    pub(super) fn add(&mut self, at: u16, last: u16) -> DuplicateNumbers {
         let count = u64::from(last - at) + 1;
-        if let Contents::Runs(runs) = &mut self.contents {
+        if let ChunkContents::Runs(runs) = &mut self.contents {
             let before = runs.last().map(|run| run.1);
             let follows = before.is_some_and(|before| before.checked_add(1) == Some(at));
             if let Some(run) = runs.last_mut().filter(|_| follows) {
                 run.1 = last;
                 self.len += count;
-                return Duplicates::default();
+                return DuplicateNumbers::default();
             }
             if before.is_none_or(|before| before < at) && runs.len() < MAX_RUNS {
                 runs.push((at, last));
                 self.len += count;
-                return Duplicates::default();
+                return DuplicateNumbers::default();
             }
             if insert(runs, at, last) {
                 self.len += count;
-                return Duplicates::default();
+                return DuplicateNumbers::default();
             }
         }
         let duplicates = set(self.bits(), at, last);
@@ -72,26 +72,26 @@ impl Chunk {
 
     /// Turns the chunk into a bitmap. Few chunks need this, because numbers arrive in order.
     fn bits(&mut self) -> &mut [u64; WORDS] {
-        if let Contents::Runs(runs) = &self.contents {
+        if let ChunkContents::Runs(runs) = &self.contents {
             let mut bits = Box::new([0; WORDS]);
             for &(first, last) in runs {
                 set(&mut bits, first, last);
             }
-            self.contents = Contents::Bits(bits);
+            self.contents = ChunkContents::Bits(bits);
         }
         match &mut self.contents {
-            Contents::Bits(bits) => bits,
-            Contents::Runs(_) => unreachable!("made a bitmap above"),
+            ChunkContents::Bits(bits) => bits,
+            ChunkContents::Runs(_) => unreachable!("made a bitmap above"),
         }
     }
 
     pub(super) fn contains(&self, index: u16) -> bool {
         match &self.contents {
-            Contents::Runs(runs) => {
+            ChunkContents::Runs(runs) => {
                 let next = runs.partition_point(|&(first, _)| first <= index);
                 next > 0 && runs[next - 1].1 >= index
             }
-            Contents::Bits(bits) => bits[usize::from(index / 64)] >> (index % 64) & 1 == 1,
+            ChunkContents::Bits(bits) => bits[usize::from(index / 64)] >> (index % 64) & 1 == 1,
         }
     }
 
@@ -99,13 +99,13 @@ impl Chunk {
     /// boundary.
     pub(super) fn for_each_run(&self, mut each: impl FnMut(u64, u64)) {
         let bits = match &self.contents {
-            Contents::Runs(runs) => {
+            ChunkContents::Runs(runs) => {
                 for &(first, last) in runs {
                     each(first.into(), last.into());
                 }
                 return;
             }
-            Contents::Bits(bits) => bits,
+            ChunkContents::Bits(bits) => bits,
         };
         for (i, &word) in bits.iter().enumerate() {
             let (mut word, mut at) = (word, i as u64 * 64);
@@ -122,7 +122,7 @@ impl Chunk {
     }
 
     /// Returns the words of the bitmap.
-    pub(super) fn words(mut self) -> [u64; WORDS] {
+    pub(super) fn bitmap_words(mut self) -> [u64; WORDS] {
         *self.bits()
     }
 }
@@ -162,8 +162,8 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
 }
 
 /// Sets the bits from `at` to `last`. Returns those that were already set.
-fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Duplicates {
-    let mut duplicates = Duplicates::default();
+fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> DuplicateNumbers {
+    let mut duplicates = DuplicateNumbers::default();
     let (mut at, end) = (u64::from(at), u64::from(last) + 1);
     while at < end {
         let n = (64 - at % 64).min(end - at);

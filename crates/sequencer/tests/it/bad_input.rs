@@ -53,7 +53,7 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
     assert_eq!(
         Client::connect(client_of(&address))
             .expect("connects")
-            .take(10)
+            .take_numbers(10)
             .expect("still serves")
             .len(),
         10

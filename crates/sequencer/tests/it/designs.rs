@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sequencer::{
-    Checker, Client, ClientConfig, ClientReport, Design, Scan, Server, ServerConfig, Until,
-    WindowPolicy,
+    Client, ClientConfig, ClientReport, Design, NumberChecker, RegionScan, RunEnd, Server,
+    ServerConfig, WindowPolicy,
 };
 
 use crate::common::{Process, client_of, eventually};
@@ -18,7 +18,7 @@ fn server(config: ServerConfig) -> (Server, String) {
 fn run(config: ClientConfig, count: u64) -> ClientReport {
     Client::connect(config)
         .expect("connects")
-        .run(Until::Count(count))
+        .run(RunEnd::Count(count))
 }
 
 /// Runs clients as threads against a server of this process and checks every number.
@@ -42,7 +42,7 @@ fn threads(config: ServerConfig, clients: usize, count: u64, window: usize) -> V
             .collect()
     });
     let stats = server.stop();
-    let mut checker = Checker::new(stats.start);
+    let mut checker = NumberChecker::new(stats.start);
     for (i, report) in reports.iter().enumerate() {
         assert_eq!(
             report.requests, count,
@@ -112,7 +112,7 @@ fn windows_and_batches_of_every_size_work() {
                 report.failures
             );
             let stats = server.stop();
-            let mut checker = Checker::new(0);
+            let mut checker = NumberChecker::new(0);
             checker.add("client", &report);
             let verdict = checker.verdict(Some(stats.next));
             assert!(verdict.ok, "{design} {window} {batch}: {verdict}");
@@ -139,7 +139,7 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 batch: 32,
                 queues: Some(4),
                 rotate: !is_rpc,
-                scan: Scan::OneEach,
+                scan: RegionScan::OneEach,
                 split: if is_rpc { 2 } else { 1 },
                 ..ServerConfig::default()
             });
@@ -158,7 +158,7 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 threads.map(|t| t.join().expect("no panic")).into()
             });
             let stats = server.stop();
-            let mut checker = Checker::new(0);
+            let mut checker = NumberChecker::new(0);
             for report in &reports {
                 let case = format!("{design} {policy:?} {spread}: {:?}", report.failures);
                 assert_eq!(report.requests, 3_000, "{case}");
@@ -178,11 +178,11 @@ fn processes_share_the_numbers() {
             ..ServerConfig::default()
         });
         let clients: Vec<_> = (0..3)
-            .map(|_| Process::client(&client_of(&address), Until::Count(20_000)))
+            .map(|_| Process::client(&client_of(&address), RunEnd::Count(20_000)))
             .collect();
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
-        let mut checker = Checker::new(0);
+        let mut checker = NumberChecker::new(0);
         for (i, r) in reports.iter().enumerate() {
             assert_eq!(r.requests, 20_000, "{design}: {:?}", r.failures);
             checker.add(&format!("process {i}"), r);
@@ -231,7 +231,7 @@ fn numbers_end_and_do_not_start_over() {
             .map(|_| Client::connect(config.clone()).expect("connects"))
             .collect();
         let reports: Vec<_> = std::thread::scope(|s| {
-            let run = |mut c: Client| s.spawn(move || c.run(Until::Count(5_000)));
+            let run = |mut c: Client| s.spawn(move || c.run(RunEnd::Count(5_000)));
             let threads: Vec<_> = clients.into_iter().map(run).collect();
             threads
                 .into_iter()
@@ -246,7 +246,7 @@ fn numbers_end_and_do_not_start_over() {
             "{design}: the counter wrapped to {}",
             stats.next
         );
-        let mut checker = Checker::new(start);
+        let mut checker = NumberChecker::new(start);
         for (i, r) in reports.iter().enumerate() {
             assert!(
                 r.failures
@@ -280,10 +280,10 @@ fn a_killed_client_leaves_its_place_to_others() {
             max_clients: 2,
             ..ServerConfig::default()
         });
-        let mut checker = Checker::new(0);
-        let steady = Process::client(&client_of(&address), Until::DurationMs(600));
+        let mut checker = NumberChecker::new(0);
+        let steady = Process::client(&client_of(&address), RunEnd::DurationMs(600));
         for _ in 0..3 {
-            let victim = Process::client(&client_of(&address), Until::DurationMs(60_000));
+            let victim = Process::client(&client_of(&address), RunEnd::DurationMs(60_000));
             std::thread::sleep(Duration::from_millis(30));
             victim.kill();
             checker.client_died();
@@ -325,7 +325,7 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
-            .map(|_| Process::client(&config, Until::DurationMs(1_500)))
+            .map(|_| Process::client(&config, RunEnd::DurationMs(1_500)))
             .collect();
         // The freezes are frequent and long, because on a busy machine a client is rarely scheduled.
         for _ in 0..6 {
@@ -334,7 +334,7 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
         }
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
-        let mut checker = Checker::new(0);
+        let mut checker = NumberChecker::new(0);
         for (i, r) in reports.iter().enumerate() {
             assert!(
                 r.requests > 0 && r.failures.end_reason.is_none(),
@@ -360,7 +360,7 @@ fn an_idle_server_does_not_burn_cpu() {
             ..ServerConfig::default()
         });
         let mut client = Client::connect(client_of(&address)).expect("connects");
-        assert_eq!(client.take(100).expect("numbers").len(), 100);
+        assert_eq!(client.take_numbers(100).expect("numbers").len(), 100);
         (design, server, client)
     });
     std::thread::sleep(Duration::from_millis(300));
@@ -370,7 +370,7 @@ fn an_idle_server_does_not_burn_cpu() {
         let used = server.cpu_ticks() - before;
         // Of 50 ticks: a polling thread uses many of them, even if five share two cores.
         assert!(used <= 2, "{design}: {used} ticks in half a second");
-        assert_eq!(client.take(100).expect("still serves").len(), 100);
+        assert_eq!(client.take_numbers(100).expect("still serves").len(), 100);
         server.stop();
     }
 }

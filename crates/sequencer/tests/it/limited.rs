@@ -7,15 +7,16 @@ mod providers;
 use std::path::Path;
 
 use sequencer::{
-    Checker, Client, ClientConfig, ClientError, ConnectError, Design, NicConfig, Server,
-    ServerConfig, ServerError, Until,
+    Client, ClientConfig, ClientError, ConnectError, Design, NicConfig, NumberChecker, RunEnd,
+    Server, ServerConfig, ServerError,
 };
 use verbs::{Context, Provider};
 
 fn open(provider: Provider) -> Context {
     provider
         .device(None)
-        .and_then(|device| device.open())
+        .expect("a device")
+        .open()
         .expect("the software NIC opens")
 }
 
@@ -39,11 +40,11 @@ fn run(server_side: &Context, client_side: &Context, design: Design) {
     let server = Server::start_on(server_side, server_config(design)).expect("starts");
     let mut client = Client::connect_on(client_side, client_config(&server)).expect("connects");
     // Enough requests to wrap around all rings several times.
-    let report = client.run(Until::Count(20_000));
+    let report = client.run(RunEnd::Count(20_000));
     drop(client);
     let stats = server.stop();
     assert_eq!(report.requests, 20_000, "{design}: {:?}", report.failures);
-    let mut checker = Checker::new(stats.start);
+    let mut checker = NumberChecker::new(stats.start);
     checker.add("client", &report);
     let verdict = checker.verdict(Some(stats.next));
     assert!(verdict.ok, "{design}: {verdict}");
@@ -180,7 +181,7 @@ fn every_design_runs_from_a_gid_that_was_chosen() {
             ..client_config(&server)
         };
         let mut client = Client::connect_on(&context, config).expect("connects");
-        let report = client.run(Until::Count(1000));
+        let report = client.run(RunEnd::Count(1000));
         assert_eq!(report.requests, 1000, "{design}: {:?}", report.failures);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sequencer::{Checker, Client, ClientConfig, Design, Server, ServerConfig, Until};
+use sequencer::{Client, ClientConfig, Design, NumberChecker, RunEnd, Server, ServerConfig};
 
 use crate::common::{Process, client_of};
 
@@ -27,9 +27,9 @@ fn kill_9_again_and_again() {
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
-            .map(|_| Process::client(&client, Until::DurationMs(1_000)))
+            .map(|_| Process::client(&client, RunEnd::DurationMs(1_000)))
             .collect();
-        let mut checker = Checker::new(0);
+        let mut checker = NumberChecker::new(0);
         for pause in [90, 10, 130, 40, 70] {
             std::thread::sleep(Duration::from_millis(pause));
             server.kill();
@@ -72,7 +72,7 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
             let mut client =
                 Client::connect(client_of(&server.address().to_string())).expect("connects");
             // Far more numbers than one reservation.
-            let mut numbers = client.take(10_000).expect("numbers");
+            let mut numbers = client.take_numbers(10_000).expect("numbers");
             if design == Design::RpcBatchMq {
                 // Answers on different queue pairs may overtake each other.
                 numbers.sort_unstable();
@@ -97,14 +97,14 @@ fn a_server_that_forgot_is_refused_by_its_clients() {
         ..client_of(&listen)
     })
     .expect("connects");
-    assert_eq!(client.take(1_000).expect("numbers").len(), 1_000);
+    assert_eq!(client.take_numbers(1_000).expect("numbers").len(), 1_000);
     server.stop();
     let _again = Server::start(ServerConfig {
         listen,
         ..ServerConfig::default()
     })
     .expect("starts");
-    let e = client.take(1).expect_err("refused");
+    let e = client.take_numbers(1).expect_err("refused");
     assert!(e.to_string().contains("without its state file"), "{e}");
 }
 

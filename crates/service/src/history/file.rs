@@ -5,11 +5,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use lincheck::{Action, Condition, End, Operation, Outcome};
+use lincheck::{Operation, OperationEnd, OperationOutcome, RegisterAction, WriteCondition};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::verdict::History;
+use super::verdict::KeyHistories;
 
 /// Number of the first record: "kv-hist" and a version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
@@ -17,7 +17,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
 /// A record.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct Record {
+struct HistoryRecord {
     kind: u64,
     /// Number of the request within the file; in the first record [`MAGIC`].
     number: u64,
@@ -44,9 +44,9 @@ const ABSENT: u64 = 17;
 const DONE: u64 = 18;
 const REFUSED: u64 = 19;
 /// The request had no effect, because the store had no room.
-const NOTHING: u64 = 20;
+const NO_EFFECT: u64 = 20;
 /// The answer's value is not the key's, or incomplete.
-const WRONG: u64 = 21;
+const WRONG_VALUE: u64 = 21;
 /// A value from a store that reports no versions.
 const FOUND: u64 = 22;
 /// Answer to a change: `value` is 1 if the key existed before the change, otherwise 0.
@@ -95,7 +95,7 @@ pub enum HistoryError {
     /// The folder has no history files.
     #[error("{0} holds no history; `--keep` of a check leaves some")]
     Empty(PathBuf),
-    /// The file was not written by a [`Recorder`] of this version.
+    /// The file was not written by a [`HistoryRecorder`] of this version.
     #[error("{path} is no history of this version: record {record} is none")]
     Malformed {
         /// Path of the file.
@@ -107,7 +107,7 @@ pub enum HistoryError {
 
 /// Recorder of one client's history.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     file: File,
     client: u64,
     next: u64,
@@ -119,7 +119,7 @@ fn now_ns() -> u64 {
     u64::try_from(ns).unwrap_or(0)
 }
 
-impl Recorder {
+impl HistoryRecorder {
     /// Creates a file in a folder for the client with this number, which must be unique in the
     /// history.
     ///
@@ -132,11 +132,11 @@ impl Recorder {
             client,
             next: 0,
         };
-        recorder.write(Record {
+        recorder.write(HistoryRecord {
             kind: CLIENT,
             number: MAGIC,
             key: client,
-            ..Record::default()
+            ..HistoryRecord::default()
         })?;
         Ok(recorder)
     }
@@ -146,7 +146,7 @@ impl Recorder {
         self.client
     }
 
-    fn write(&mut self, record: Record) -> io::Result<()> {
+    fn write(&mut self, record: HistoryRecord) -> io::Result<()> {
         self.file.write_all(record.as_bytes())
     }
 
@@ -155,22 +155,22 @@ impl Recorder {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn call(&mut self, key: u64, action: Action) -> io::Result<u64> {
+    pub fn record_call(&mut self, key: u64, action: RegisterAction) -> io::Result<u64> {
         let (kind, value, version) = match action {
-            Action::Read => (GET, 0, 0),
-            Action::Scan => (SCAN, 0, 0),
-            Action::Write { value, condition } => match condition {
-                Condition::Always => (PUT, value, 0),
-                Condition::Absent => (PUT_ABSENT, value, 0),
-                Condition::Present => (PUT_PRESENT, value, 0),
-                Condition::Version(version) => (PUT_VERSION, value, version),
+            RegisterAction::Read => (GET, 0, 0),
+            RegisterAction::Scan => (SCAN, 0, 0),
+            RegisterAction::Write { value, condition } => match condition {
+                WriteCondition::Always => (PUT, value, 0),
+                WriteCondition::Absent => (PUT_ABSENT, value, 0),
+                WriteCondition::Present => (PUT_PRESENT, value, 0),
+                WriteCondition::Version(version) => (PUT_VERSION, value, version),
             },
-            Action::Remove { version: None } => (DELETE, 0, 0),
-            Action::Remove { version: Some(v) } => (DELETE_VERSION, 0, v),
+            RegisterAction::Remove { version: None } => (DELETE, 0, 0),
+            RegisterAction::Remove { version: Some(v) } => (DELETE_VERSION, 0, v),
         };
         let number = self.next;
         self.next += 1;
-        self.write(Record {
+        self.write(HistoryRecord {
             kind,
             number,
             at_ns: now_ns(),
@@ -185,24 +185,24 @@ impl Recorder {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn answered(&mut self, number: u64, outcome: Outcome) -> io::Result<()> {
+    pub fn record_answer(&mut self, number: u64, outcome: OperationOutcome) -> io::Result<()> {
         let (kind, value, version) = match outcome {
-            Outcome::Value { value, version } => (VALUE, value, version),
-            Outcome::Absent => (ABSENT, 0, 0),
-            Outcome::Done { version } => (DONE, 0, version),
-            Outcome::Refused { version } => (REFUSED, 0, version),
-            Outcome::Found { value } => (FOUND, value, 0),
-            Outcome::Changed { found } => (CHANGED, u64::from(found), 0),
+            OperationOutcome::Value { value, version } => (VALUE, value, version),
+            OperationOutcome::Absent => (ABSENT, 0, 0),
+            OperationOutcome::Done { version } => (DONE, 0, version),
+            OperationOutcome::Refused { version } => (REFUSED, 0, version),
+            OperationOutcome::Found { value } => (FOUND, value, 0),
+            OperationOutcome::Changed { found } => (CHANGED, u64::from(found), 0),
         };
-        self.end(kind, number, value, version)
+        self.finish(kind, number, value, version)
     }
 
     /// Records the answer that the store had no room, so the request changed nothing.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn full(&mut self, number: u64) -> io::Result<()> {
-        self.end(NOTHING, number, 0, 0)
+    pub fn record_full(&mut self, number: u64) -> io::Result<()> {
+        self.finish(NO_EFFECT, number, 0, 0)
     }
 
     /// Records an answer with a value that is not the key's, or incomplete. The history is wrong
@@ -210,20 +210,25 @@ impl Recorder {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn wrong(&mut self, number: u64, version: u64) -> io::Result<()> {
-        self.end(WRONG, number, 0, version)
+    pub fn record_wrong_value(&mut self, number: u64, version: u64) -> io::Result<()> {
+        self.finish(WRONG_VALUE, number, 0, version)
     }
 
     /// Records the answer to a scan, with a fault at this entry. The history is wrong then.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn wrong_scan(&mut self, number: u64, fault: ScanFault, entry: u64) -> io::Result<()> {
-        self.end(WRONG_SCAN, number, entry, fault as u64)
+    pub fn record_wrong_scan(
+        &mut self,
+        number: u64,
+        fault: ScanFault,
+        entry: u64,
+    ) -> io::Result<()> {
+        self.finish(WRONG_SCAN, number, entry, fault as u64)
     }
 
-    fn end(&mut self, kind: u64, number: u64, value: u64, version: u64) -> io::Result<()> {
-        self.write(Record {
+    fn finish(&mut self, kind: u64, number: u64, value: u64, version: u64) -> io::Result<()> {
+        self.write(HistoryRecord {
             kind,
             number,
             at_ns: now_ns(),
@@ -234,42 +239,42 @@ impl Recorder {
     }
 }
 
-impl Record {
-    fn action(&self) -> Option<Action> {
-        let write = |condition| Action::Write {
+impl HistoryRecord {
+    fn action(&self) -> Option<RegisterAction> {
+        let write = |condition| RegisterAction::Write {
             value: self.value,
             condition,
         };
         Some(match self.kind {
-            GET => Action::Read,
-            SCAN => Action::Scan,
-            PUT => write(Condition::Always),
-            PUT_ABSENT => write(Condition::Absent),
-            PUT_PRESENT => write(Condition::Present),
-            PUT_VERSION => write(Condition::Version(self.version)),
-            DELETE => Action::Remove { version: None },
-            DELETE_VERSION => Action::Remove {
+            GET => RegisterAction::Read,
+            SCAN => RegisterAction::Scan,
+            PUT => write(WriteCondition::Always),
+            PUT_ABSENT => write(WriteCondition::Absent),
+            PUT_PRESENT => write(WriteCondition::Present),
+            PUT_VERSION => write(WriteCondition::Version(self.version)),
+            DELETE => RegisterAction::Remove { version: None },
+            DELETE_VERSION => RegisterAction::Remove {
                 version: Some(self.version),
             },
             _ => return None,
         })
     }
 
-    fn outcome(&self) -> Option<Outcome> {
+    fn outcome(&self) -> Option<OperationOutcome> {
         let (value, version) = (self.value, self.version);
         Some(match self.kind {
-            VALUE => Outcome::Value { value, version },
-            ABSENT => Outcome::Absent,
-            DONE => Outcome::Done { version },
-            REFUSED => Outcome::Refused { version },
-            FOUND => Outcome::Found { value },
-            CHANGED if value <= 1 => Outcome::Changed { found: value == 1 },
+            VALUE => OperationOutcome::Value { value, version },
+            ABSENT => OperationOutcome::Absent,
+            DONE => OperationOutcome::Done { version },
+            REFUSED => OperationOutcome::Refused { version },
+            FOUND => OperationOutcome::Found { value },
+            CHANGED if value <= 1 => OperationOutcome::Changed { found: value == 1 },
             _ => return None,
         })
     }
 }
 
-impl History {
+impl KeyHistories {
     /// Reads all files of a folder, one for each client.
     ///
     /// # Errors
@@ -291,7 +296,7 @@ impl History {
             return Err(HistoryError::Empty(folder.to_owned()));
         }
         paths.sort();
-        let mut history = History::default();
+        let mut history = KeyHistories::default();
         for path in paths {
             let bytes = fs::read(&path).map_err(|e| of(&path, e))?;
             if let Err(record) = add(&bytes, &mut history) {
@@ -303,15 +308,15 @@ impl History {
 }
 
 /// Adds the records of a file to the history. The error is the index of the first invalid record.
-fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
+fn add(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
     // The client was killed before it wrote its first record, so it sent no request.
     if bytes.is_empty() {
         return Ok(());
     }
     // A kill may cut off the last record; ignore an incomplete one.
     let records = bytes
-        .chunks_exact(size_of::<Record>())
-        .map_while(|chunk| Record::read_from_bytes(chunk).ok());
+        .chunks_exact(size_of::<HistoryRecord>())
+        .map_while(|chunk| HistoryRecord::read_from_bytes(chunk).ok());
     let mut records = records.enumerate();
     let process = match records.next() {
         Some((_, first)) if (first.kind, first.number) == (CLIENT, MAGIC) => first.key,
@@ -341,17 +346,17 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
         match (record.outcome(), record.kind) {
             (Some(outcome), _) => {
                 let at_ns = record.at_ns;
-                operation.end = Some(End { at_ns, outcome });
+                operation.end = Some(OperationEnd { at_ns, outcome });
                 history.keys.entry(key).or_default().push(operation);
             }
-            (None, NOTHING) => {}
-            (None, WRONG) => history.wrong.push(format!(
+            (None, NO_EFFECT) => {}
+            (None, WRONG_VALUE) => history.faults.push(format!(
                 "key {key}: client {process} got a value of version {} that is not the key's, or not whole",
                 record.version
             )),
             (None, WRONG_SCAN) => {
                 let fault = ScanFault::describe(record.version, record.value).ok_or(i)?;
-                history.wrong.push(format!("a scan of client {process} {fault}"));
+                history.faults.push(format!("a scan of client {process} {fault}"));
             }
             _ => return Err(i),
         }
@@ -372,28 +377,28 @@ mod tests {
     #[test]
     fn a_store_without_versions_is_recorded_and_judged() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut one = Recorder::create(folder.path(), 1).expect("a file");
+        let mut one = HistoryRecorder::create(folder.path(), 1).expect("a file");
         let mut record = |action, outcome| {
-            let number = one.call(7, action).expect("written");
-            one.answered(number, outcome).expect("written");
+            let number = one.record_call(7, action).expect("written");
+            one.record_answer(number, outcome).expect("written");
         };
-        let condition = Condition::Absent;
-        let insert = |value| Action::Write { value, condition };
-        record(insert(1), Outcome::Changed { found: false });
-        record(insert(2), Outcome::Changed { found: true });
-        record(Action::Scan, Outcome::Found { value: 1 });
+        let condition = WriteCondition::Absent;
+        let insert = |value| RegisterAction::Write { value, condition };
+        record(insert(1), OperationOutcome::Changed { found: false });
+        record(insert(2), OperationOutcome::Changed { found: true });
+        record(RegisterAction::Scan, OperationOutcome::Found { value: 1 });
         record(
-            Action::Remove { version: None },
-            Outcome::Changed { found: true },
+            RegisterAction::Remove { version: None },
+            OperationOutcome::Changed { found: true },
         );
-        record(Action::Read, Outcome::Absent);
-        let verdict = History::read(folder.path()).expect("read").judge();
+        record(RegisterAction::Read, OperationOutcome::Absent);
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(verdict.operations, 5);
-        let scan = one.call(7, Action::Scan).expect("written");
-        one.answered(scan, Outcome::Found { value: 1 })
+        let scan = one.record_call(7, RegisterAction::Scan).expect("written");
+        one.record_answer(scan, OperationOutcome::Found { value: 1 })
             .expect("written");
-        let verdict = History::read(folder.path()).expect("read").judge();
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert_eq!(verdict.violations.len(), 1, "{verdict:?}");
         let ghost = "SCAN -> 0x1   fits nowhere";
         assert!(verdict.violations[0].contains(ghost), "{verdict:?}");
@@ -402,51 +407,51 @@ mod tests {
     #[test]
     fn what_is_recorded_is_read_and_judged() {
         let folder = tempfile::tempdir().expect("a folder");
-        let empty = History::read(folder.path()).expect_err("nothing there");
+        let empty = KeyHistories::read(folder.path()).expect_err("nothing there");
         assert!(matches!(empty, HistoryError::Empty(_)));
-        let mut one = Recorder::create(folder.path(), 1).expect("a file");
-        let mut two = Recorder::create(folder.path(), 2).expect("a file");
-        let put = |value| Action::Write {
+        let mut one = HistoryRecorder::create(folder.path(), 1).expect("a file");
+        let mut two = HistoryRecorder::create(folder.path(), 2).expect("a file");
+        let put = |value| RegisterAction::Write {
             value,
-            condition: Condition::Always,
+            condition: WriteCondition::Always,
         };
-        let (first, second) = (one.call(7, put(1)).expect("written"), 1);
-        one.answered(first, Outcome::Done { version: 1 })
+        let (first, second) = (one.record_call(7, put(1)).expect("written"), 1);
+        one.record_answer(first, OperationOutcome::Done { version: 1 })
             .expect("written");
-        assert_eq!(one.call(7, put(2)).expect("written"), second);
-        let read = two.call(7, Action::Read).expect("written");
-        let found = Outcome::Value {
+        assert_eq!(one.record_call(7, put(2)).expect("written"), second);
+        let read = two.record_call(7, RegisterAction::Read).expect("written");
+        let found = OperationOutcome::Value {
             value: 2,
             version: 2,
         };
-        two.answered(read, found).expect("written");
-        let full = two.call(8, put(9)).expect("written");
-        two.full(full).expect("written");
+        two.record_answer(read, found).expect("written");
+        let full = two.record_call(8, put(9)).expect("written");
+        two.record_full(full).expect("written");
         // Empty file, as of a client that was killed right after creating it.
         File::create_new(folder.path().join("client-3000")).expect("a file");
         // Record that a kill has cut off.
         two.file.write_all(&[1; 20]).expect("written");
-        let verdict = History::read(folder.path()).expect("read").judge();
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(
             (verdict.keys, verdict.operations, verdict.unknown),
             (1, 3, 1)
         );
 
-        let mut three = Recorder::create(folder.path(), 3).expect("a file");
-        let read = three.call(7, Action::Read).expect("written");
-        let stale = Outcome::Value {
+        let mut three = HistoryRecorder::create(folder.path(), 3).expect("a file");
+        let read = three.record_call(7, RegisterAction::Read).expect("written");
+        let stale = OperationOutcome::Value {
             value: 1,
             version: 1,
         };
-        three.answered(read, stale).expect("written");
-        let read = three.call(9, Action::Read).expect("written");
-        three.wrong(read, 5).expect("written");
-        let scan = three.call(9, Action::Scan).expect("written");
+        three.record_answer(read, stale).expect("written");
+        let read = three.record_call(9, RegisterAction::Read).expect("written");
+        three.record_wrong_value(read, 5).expect("written");
+        let scan = three.record_call(9, RegisterAction::Scan).expect("written");
         three
-            .wrong_scan(scan, ScanFault::Missing, 0x700)
+            .record_wrong_scan(scan, ScanFault::Missing, 0x700)
             .expect("written");
-        let verdict = History::read(folder.path()).expect("read").judge();
+        let verdict = KeyHistories::read(folder.path()).expect("read").check();
         let parts = ["not whole", "misses 0x700", "GET -> 0x1, version 1"];
         assert_eq!(verdict.violations.len(), parts.len(), "{verdict:?}");
         for (violation, part) in verdict.violations.iter().zip(parts) {
@@ -455,19 +460,19 @@ mod tests {
 
         // Answer with a time before its request.
         let other = tempfile::tempdir().expect("a folder");
-        let mut four = Recorder::create(other.path(), 4).expect("a file");
-        let read = four.call(7, Action::Read).expect("written");
-        let early = Record {
+        let mut four = HistoryRecorder::create(other.path(), 4).expect("a file");
+        let read = four.record_call(7, RegisterAction::Read).expect("written");
+        let early = HistoryRecord {
             kind: ABSENT,
             number: read,
-            ..Record::default()
+            ..HistoryRecord::default()
         };
         four.write(early).expect("written");
-        let e = History::read(other.path()).expect_err("no history");
+        let e = KeyHistories::read(other.path()).expect_err("no history");
         assert!(matches!(e, HistoryError::Malformed { record: 2, .. }));
 
         fs::write(folder.path().join("client-4"), [0; 48]).expect("written");
-        let e = History::read(folder.path()).expect_err("no history");
+        let e = KeyHistories::read(folder.path()).expect_err("no history");
         assert!(matches!(e, HistoryError::Malformed { record: 0, .. }));
     }
 }

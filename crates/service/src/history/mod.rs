@@ -1,25 +1,25 @@
 //! Histories: the requests of concurrent clients, their answers and their times, recorded for a
 //! check by [`lincheck`].
 //!
-//! The objects are numbered registers, such as the keys of a store. Each client has a [`Recorder`],
+//! The objects are numbered registers, such as the keys of a store. Each client has a [`HistoryRecorder`],
 //! which writes its own file: a record before a request is sent, and a record when its answer has
 //! been received. Each record is one `write(2)`, so a killed client leaves records of all requests
 //! that it sent. A request without an answer has an unknown outcome. Times are those of
-//! `CLOCK_MONOTONIC`, which all processes of a host share. [`History::read`] merges the files of a
-//! folder, and [`History::judge`] checks them.
+//! `CLOCK_MONOTONIC`, which all processes of a host share. [`KeyHistories::read`] merges the files of a
+//! folder, and [`KeyHistories::check`] checks them.
 //!
 //! ```
-//! use service::history::{History, Recorder};
-//! use lincheck::{Action, Condition, Outcome};
+//! use service::history::{KeyHistories, HistoryRecorder};
+//! use lincheck::{RegisterAction, WriteCondition, OperationOutcome};
 //!
 //! let folder = tempfile::tempdir()?;
-//! let mut client = Recorder::create(folder.path(), 1)?;
-//! let put = client.call(7, Action::Write { value: 55, condition: Condition::Always })?;
-//! client.answered(put, Outcome::Done { version: 1 })?;
-//! let get = client.call(7, Action::Read)?;
-//! client.answered(get, Outcome::Absent)?;
+//! let mut client = HistoryRecorder::create(folder.path(), 1)?;
+//! let put = client.record_call(7, RegisterAction::Write { value: 55, condition: WriteCondition::Always })?;
+//! client.record_answer(put, OperationOutcome::Done { version: 1 })?;
+//! let get = client.record_call(7, RegisterAction::Read)?;
+//! client.record_answer(get, OperationOutcome::Absent)?;
 //!
-//! let verdict = History::read(folder.path())?.judge();
+//! let verdict = KeyHistories::read(folder.path())?.check();
 //! assert!(!verdict.is_linearizable());
 //! println!("{}", verdict.violations[0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -28,5 +28,5 @@
 mod file;
 mod verdict;
 
-pub use file::{HistoryError, Recorder, ScanFault};
-pub use verdict::{History, Verdict};
+pub use file::{HistoryError, HistoryRecorder, ScanFault};
+pub use verdict::{HistoryVerdict, KeyHistories};

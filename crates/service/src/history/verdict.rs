@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 /// A history: the operations on each key, by the key's number.
 #[derive(Debug, Default)]
-pub struct History {
+pub struct KeyHistories {
     pub(super) keys: BTreeMap<u64, Vec<Operation>>,
-    pub(super) wrong: Vec<String>,
+    pub(super) faults: Vec<String>,
 }
 
 /// Verdict on a history.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct HistoryVerdict {
     /// Number of keys that were used.
     pub keys: u64,
     /// Number of operations on these keys.
@@ -27,19 +27,19 @@ pub struct Verdict {
     pub violations: Vec<String>,
 }
 
-impl Verdict {
+impl HistoryVerdict {
     /// Returns true if the history is linearizable.
     pub fn is_linearizable(&self) -> bool {
         self.violations.is_empty()
     }
 }
 
-impl History {
+impl KeyHistories {
     /// Checks the history, key by key.
-    pub fn judge(&self) -> Verdict {
-        let mut verdict = Verdict {
-            violations: self.wrong.clone(),
-            ..Verdict::default()
+    pub fn check(&self) -> HistoryVerdict {
+        let mut verdict = HistoryVerdict {
+            violations: self.faults.clone(),
+            ..HistoryVerdict::default()
         };
         for (key, operations) in &self.keys {
             verdict.keys += 1;
@@ -49,13 +49,13 @@ impl History {
                     verdict.unknown += stats.unknown;
                     verdict.states_max = verdict.states_max.max(stats.states_max);
                 }
-                Err(violation) => verdict.violations.push(words(*key, &violation)),
+                Err(violation) => verdict.violations.push(describe(*key, &violation)),
             }
         }
         verdict
     }
 }
 
-fn words(key: u64, violation: &Violation) -> String {
+fn describe(key: u64, violation: &Violation) -> String {
     format!("key {key}: {violation}")
 }

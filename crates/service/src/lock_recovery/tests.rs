@@ -126,16 +126,16 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
     let owner = recovery.next_owner();
     recovery.add(0, owner, access(&[]));
     table.lock(1, lock_word(owner, 9, 1));
-    assert!(recovery.release(0, 0), "it is free");
+    assert!(recovery.handle_complaint(0, 0), "it is free");
     assert!(
-        recovery.release(0, 2) && recovery.release(1, 0),
+        recovery.handle_complaint(0, 2) && recovery.handle_complaint(1, 0),
         "there is none"
     );
-    assert!(!recovery.release(0, 1) && !recovery.release(0, 1));
+    assert!(!recovery.handle_complaint(0, 1) && !recovery.handle_complaint(0, 1));
     assert_eq!(recovery.counts(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
-    assert!(recovery.release(0, 0));
+    assert!(recovery.handle_complaint(0, 0));
     assert_eq!((table.get(0), recovery.counts()), ((0, 0), (1, 0)));
 }
 
@@ -151,14 +151,14 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     recovery.add(0, owner, access(&entries));
     (0..3).for_each(|object| table.lock(object, words[object]));
     assert!(
-        recovery.release(0, 2),
+        recovery.handle_complaint(0, 2),
         "with a lease of 0 it is over at once"
     );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
     assert_eq!(recovery.counts(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
-    assert!(recovery.release(0, 1));
+    assert!(recovery.handle_complaint(0, 1));
     assert_eq!((table.get(1), recovery.counts()), ((0, 0), (3, 1)));
     assert!(lock(&recovery.clients).is_empty());
 }

@@ -6,8 +6,8 @@ use crate::random::Random;
 /// Generator of ranks.
 #[derive(Debug, Clone)]
 pub(super) enum Zipf {
-    Flat(Flat),
-    Steep(Steep),
+    SmallExponent(SmallExponent),
+    LargeExponent(LargeExponent),
 }
 
 impl Zipf {
@@ -16,17 +16,17 @@ impl Zipf {
     pub(super) fn new(n: u64, exponent: f64) -> Self {
         let exponent = exponent.clamp(0.0, 64.0);
         if exponent >= 1.0 {
-            Self::Steep(Steep::new(n, exponent))
+            Self::LargeExponent(LargeExponent::new(n, exponent))
         } else {
-            Self::Flat(Flat::new(n, exponent))
+            Self::SmallExponent(SmallExponent::new(n, exponent))
         }
     }
 
     #[inline]
     pub(super) fn rank(&self, random: &mut Random) -> u64 {
         match self {
-            Self::Flat(zipf) => zipf.rank(random),
-            Self::Steep(zipf) => zipf.rank(random),
+            Self::SmallExponent(zipf) => zipf.rank(random),
+            Self::LargeExponent(zipf) => zipf.rank(random),
         }
     }
 }
@@ -34,7 +34,7 @@ impl Zipf {
 /// Generator for exponents below 1, from a single draw: Gray et al., "Quickly generating
 /// billion-record synthetic databases", SIGMOD 1994, the method of YCSB.
 #[derive(Debug, Clone)]
-pub(super) struct Flat {
+pub(super) struct SmallExponent {
     n: f64,
     theta: f64,
     alpha: f64,
@@ -42,7 +42,7 @@ pub(super) struct Flat {
     eta: f64,
 }
 
-impl Flat {
+impl SmallExponent {
     #[expect(clippy::cast_precision_loss, reason = "counts of keys")]
     fn new(n: u64, theta: f64) -> Self {
         let zeta = zeta(n, theta);
@@ -94,7 +94,7 @@ fn zeta(n: u64, theta: f64) -> f64 {
 /// "Rejection-inversion to generate variates from monotone discrete distributions", ACM TOMACS
 /// 1996). It follows the law exactly, with fewer than 2 draws on average.
 #[derive(Debug, Clone)]
-pub(super) struct Steep {
+pub(super) struct LargeExponent {
     exponent: f64,
     n: f64,
     /// Integral of the density up to one half before the first number, and up to one half after the
@@ -102,10 +102,10 @@ pub(super) struct Steep {
     first: f64,
     last: f64,
     /// Distance below its number within which a draw is always accepted.
-    accepted: f64,
+    acceptance_distance: f64,
 }
 
-impl Steep {
+impl LargeExponent {
     #[expect(clippy::cast_precision_loss, reason = "counts of keys")]
     fn new(n: u64, exponent: f64) -> Self {
         let mut zipf = Self {
@@ -113,11 +113,11 @@ impl Steep {
             n: n as f64,
             first: 0.0,
             last: 0.0,
-            accepted: 0.0,
+            acceptance_distance: 0.0,
         };
         zipf.first = zipf.integral(1.5) - 1.0;
         zipf.last = zipf.integral(zipf.n + 0.5);
-        zipf.accepted = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.density(2.0));
+        zipf.acceptance_distance = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.density(2.0));
         zipf
     }
 
@@ -151,7 +151,7 @@ impl Steep {
             let u = self.last + random.unit() * (self.first - self.last);
             let x = self.inverse(u);
             let k = (x + 0.5).floor().clamp(1.0, self.n);
-            if k - x <= self.accepted || u >= self.integral(k + 0.5) - self.density(k) {
+            if k - x <= self.acceptance_distance || u >= self.integral(k + 0.5) - self.density(k) {
                 return k as u64 - 1;
             }
         }

@@ -3,11 +3,12 @@
 //! The owner arms and disarms the word; peers add that they have woken a thread. A peer wakes the *program*
 //! by writing a token to the completion channel ([`channel`](super::channel)), or wakes the owner's *engine*.
 //!
-//! A peer publishes and then reads the armed word. The owner arms the word and then looks for published
-//! messages. One of the two must see the other's store, so both need a full barrier in between. Until a queue
-//! is armed for the first time, its word is [`ARMED_NO`] and peers execute no barrier. The first arming makes
-//! every core execute one (`membarrier(2)`) and sets [`ARMED_FENCED`]. While that bit is set, peers execute
-//! their own barrier. [`Armed::end_fences`] clears the bit, and the next arming is then like the first.
+//! A peer publishes a message and then reads the armed word. The owner arms the word and then looks
+//! for published messages. Peer or owner must see the other's store, so both need a full barrier
+//! between their two steps. Until a queue is armed for the first time, its word is [`ARMED_NO`] and
+//! peers execute no barrier. The first arming makes every core execute a barrier (`membarrier(2)`)
+//! and sets [`ARMED_FENCED`]. While that bit is set, peers execute their own barrier.
+//! [`ArmedWord::end_fences`] clears the bit, and the next arming is then like the first.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -17,43 +18,49 @@ pub const ARMED_NO: u32 = 0;
 pub const ARMED_ANY: u32 = 1;
 /// The CQ is armed for the next solicited or failed completion.
 pub const ARMED_SOLICITED: u32 = 2;
-/// Added by the peer that has woken the engine, so that other peers need not.
+/// Bit of the armed word: a peer has woken the owner's engine, so other peers need not wake the
+/// engine.
 pub const ARMED_ENGINE_WOKEN: u32 = 4;
-/// Peers execute a barrier between publishing and reading the word.
+/// Bit of the armed word: peers execute a barrier between publishing a message and reading the
+/// word.
 pub const ARMED_FENCED: u32 = 8;
-/// A peer whose message certainly causes a completion that the owner waits for may wake the program itself.
+/// Bit of the armed word: a peer may wake the program itself, if the peer's message certainly
+/// causes a completion that the owner waits for.
 pub const ARMED_DIRECT: u32 = 16;
-/// Added by the peer that writes the token, together with its slot in the upper bits.
+/// Bit of the armed word: a peer has woken the program by a token. The upper bits of the word hold
+/// the peer's slot.
 pub const ARMED_PROGRAM_WOKEN: u32 = 32;
 
-/// One step of the arming counter, by which a word that was disarmed and armed again differs from before.
+/// Step of the arming counter in the armed word. Each arming adds a step, so a word that was
+/// disarmed and armed again has another value.
 const ARMING: u32 = 1 << 6;
 const ARMINGS: u32 = 0xffff * ARMING;
 const SLOT_SHIFT: u32 = 22;
 const SLOT: u32 = 0x3ff << SLOT_SHIFT;
 const WAKES: u32 = ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN | SLOT;
 
-/// Number of times that a peer tries to change a word that others change concurrently.
+/// Maximum number of times that a peer tries to change an armed word while other threads change the
+/// word.
 const TRIES: u32 = 16;
 
 /// The thread that a peer must wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeTarget {
-    /// No thread waits, or another peer has woken it.
+    /// No thread must be woken: no thread waits, or another peer has woken the waiting thread.
     Nobody,
-    /// The program, to be woken by a token.
+    /// The program must be woken, by a token in the completion channel.
     Program,
-    /// The engine.
+    /// The owner's engine must be woken.
     Engine,
 }
 
 /// The armed word of a completion queue.
 #[derive(Clone, Copy)]
-pub struct Armed<'a>(pub &'a AtomicU32);
+pub struct ArmedWord<'a>(pub &'a AtomicU32);
 
-impl Armed<'_> {
-    /// Returns true if the word is [`ARMED_NO`], so that a peer that has published need not call
-    /// [`wake_target`](Self::wake_target).
+impl ArmedWord<'_> {
+    /// Returns true if the word is [`ARMED_NO`]. A peer that has published a message then need not
+    /// call [`wake_target`](Self::wake_target).
     #[inline(always)]
     pub fn is_unarmed_unfenced(self) -> bool {
         // SYNC POINT A: the first arming makes every core execute a barrier between the owner's store and its
@@ -79,8 +86,9 @@ impl Armed<'_> {
         // owner sees what this thread has published.
         fence(Ordering::SeqCst);
         for _ in 0..TRIES {
-            // Acquire: the owner stored what it found, and whether a completion is certain, before it armed
-            // the word. Later findings change the word.
+            // Acquire: before the owner armed the word, it stored the messages that it had found
+            // and whether a completion is certain. If the owner finds more messages later, it
+            // changes the word.
             let value = self.0.load(Ordering::Acquire);
             let is_wanted = value & ARMED_ANY != 0 || (value & ARMED_SOLICITED != 0 && solicited);
             if !is_wanted || value & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0 {
@@ -97,13 +105,15 @@ impl Armed<'_> {
                 #[allow(clippy::cast_possible_truncation)] // 10 bits
                 WakeTarget::Program => ARMED_PROGRAM_WOKEN | (slot as u32) << SLOT_SHIFT,
             };
-            // If the word was disarmed and armed again, its owner has found what this thread has published.
-            // If the word is no longer direct, this thread still has to wake a thread.
+            // The exchange fails if the owner has disarmed and armed the word again. The owner has
+            // then found the message of this thread. The exchange also fails if ARMED_DIRECT was
+            // cleared; the next attempt then wakes the engine.
             if self.exchange(value, value & !WAKES | added) {
                 return target;
             }
         }
-        // Only an incorrect peer changes the word so often. A needless wake-up of the engine is harmless.
+        // Only an incorrect peer changes the word TRIES times meanwhile. A needless wake-up of the
+        // engine is harmless.
         WakeTarget::Engine
     }
 
@@ -119,17 +129,28 @@ impl Armed<'_> {
         self.0.load(Ordering::Relaxed) & (ARMED_ANY | ARMED_SOLICITED) != 0
     }
 
-    /// Returns the slot of the peer that has written a token or is about to write one.
+    /// Returns true if the CQ is armed, but only for solicited or failed completions.
+    pub fn is_armed_for_solicited(self) -> bool {
+        self.0.load(Ordering::Relaxed) & (ARMED_ANY | ARMED_SOLICITED) == ARMED_SOLICITED
+    }
+
+    /// Returns true if a peer has woken a thread of the owner since the CQ was armed.
+    pub fn is_woken(self) -> bool {
+        self.0.load(Ordering::Relaxed) & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0
+    }
+
+    /// Returns the slot of the peer that has written a token or is about to write a token.
     pub fn program_woken_by(self) -> Option<usize> {
         slot_of(self.0.load(Ordering::Acquire))
     }
 
-    /// Arms the word for `what`; only the owner targets this. If the word is armed already, the additions of
-    /// peers are kept.
+    /// Arms the word for `what`; only the owner calls this function. If the word is armed already,
+    /// the bits that peers have added are kept.
     ///
-    /// Returns true at the first arming, also the first after [`end_fences`](Self::end_fences). The owner must
-    /// then execute a barrier on every core before it looks for published messages. Otherwise the owner targets
-    /// [`fence_after_change`](Self::fence_after_change) before that look.
+    /// Returns true at the first arming, and at the first arming after
+    /// [`end_fences`](Self::end_fences). The owner must then execute a barrier on every core before
+    /// it looks for published messages. At other armings the owner calls
+    /// [`fence_after_change`](Self::fence_after_change) before it looks for published messages.
     pub fn arm(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_DIRECT } else { 0 };
         loop {
@@ -153,8 +174,8 @@ impl Armed<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// Disarms the word; only the owner targets this. Returns the slot of the peer that has written a token or
-    /// is about to.
+    /// Disarms the word; only the owner calls this function. Returns the slot of the peer that has
+    /// written a token or is about to write a token.
     pub fn disarm(self) -> Option<usize> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
@@ -164,14 +185,14 @@ impl Armed<'_> {
         }
     }
 
-    /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has signaled
-    /// the program.
+    /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
+    /// woken the program.
     pub fn end_direct(self) -> bool {
         self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
-    /// Permits peers to wake a thread again, but only the engine, after a token led to no completion. Returns
-    /// false if the word had no signal.
+    /// Permits peers to wake the engine, but not the program, after a token led to no completion.
+    /// Returns false if no peer had woken the program.
     pub fn clear_program_wake(self) -> bool {
         let cleared = ARMED_PROGRAM_WOKEN | ARMED_DIRECT | SLOT;
         self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
@@ -203,7 +224,8 @@ mod tests {
     #[cfg(loom)]
     use crate::sync::AtomicU64;
 
-    /// A peer publishes while the owner arms: the owner finds the message, or exactly one wake-up occurs.
+    /// A peer publishes a message while the owner arms the word: the owner finds the message, or
+    /// exactly one wake-up occurs.
     #[cfg(loom)]
     #[test]
     fn loom_what_is_published_is_found_or_wakes_somebody() {
@@ -217,11 +239,11 @@ mod tests {
                         let (word, published) = (word.clone(), published.clone());
                         loom::thread::spawn(move || {
                             published.fetch_add(1, Ordering::Release);
-                            Armed(&word).wake_target(false, slot, |_| candidate)
+                            ArmedWord(&word).wake_target(false, slot, |_| candidate)
                         })
                     })
                     .collect();
-                let armed = Armed(&word);
+                let armed = ArmedWord(&word);
                 assert!(!armed.arm(ARMED_ANY, true));
                 armed.fence_after_change();
                 let found = published.load(Ordering::Relaxed);
@@ -237,23 +259,24 @@ mod tests {
         }
     }
 
-    /// A peer publishes while the owner ends direct wake-ups, or disarms and arms again.
+    /// A peer publishes a message while the owner ends direct wake-ups, or disarms and arms the
+    /// word again.
     #[cfg(loom)]
     #[test]
     fn loom_a_change_of_the_word_loses_no_wake_up() {
         use loom::sync::Arc;
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(ARMED_FENCED));
-            Armed(&word).arm(ARMED_ANY, true);
+            ArmedWord(&word).arm(ARMED_ANY, true);
             let published = Arc::new(AtomicU64::new(0));
             let peer = loom::thread::spawn({
                 let (word, published) = (word.clone(), published.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).wake_target(false, 3, |_| WakeTarget::Program)
+                    ArmedWord(&word).wake_target(false, 3, |_| WakeTarget::Program)
                 }
             });
-            let armed = Armed(&word);
+            let armed = ArmedWord(&word);
             let _ = armed.end_direct();
             let first = armed.disarm();
             armed.arm(ARMED_ANY, true);
@@ -271,7 +294,7 @@ mod tests {
     #[test]
     fn who_is_woken() {
         let word = AtomicU32::new(ARMED_NO);
-        let armed = Armed(&word);
+        let armed = ArmedWord(&word);
         assert!(armed.is_unarmed_unfenced());
         assert_eq!(
             armed.wake_target(true, 1, |_| WakeTarget::Program),
@@ -280,6 +303,7 @@ mod tests {
 
         assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
         assert!(!armed.is_unarmed_unfenced() && armed.is_armed());
+        assert!(armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
             armed.wake_target(false, 1, |_| WakeTarget::Program),
             WakeTarget::Nobody
@@ -293,10 +317,12 @@ mod tests {
             WakeTarget::Nobody,
             "woken already"
         );
+        assert!(armed.is_woken());
         assert!(armed.clear_engine_wake() && !armed.clear_engine_wake());
         assert_eq!(armed.disarm(), None);
 
         assert!(!armed.arm(ARMED_ANY, true), "not the first time");
+        assert!(!armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
             armed.wake_target(false, 5, |_| WakeTarget::Engine),
             WakeTarget::Engine
@@ -347,7 +373,8 @@ mod tests {
         assert!(armed.is_unarmed_unfenced());
     }
 
-    /// A peer delayed after publishing wakes no thread if the owner has found the message, armed or not.
+    /// A peer that was delayed after publishing wakes no thread if the owner has found the message,
+    /// armed or not.
     #[cfg(loom)]
     #[test]
     fn loom_a_token_has_a_message() {
@@ -359,13 +386,15 @@ mod tests {
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).wake_target(false, 3, |_| match found.load(Ordering::Relaxed) {
-                        0 => WakeTarget::Program,
-                        _ => WakeTarget::Nobody,
+                    ArmedWord(&word).wake_target(false, 3, |_| {
+                        match found.load(Ordering::Relaxed) {
+                            0 => WakeTarget::Program,
+                            _ => WakeTarget::Nobody,
+                        }
                     })
                 }
             });
-            let armed = Armed(&word);
+            let armed = ArmedWord(&word);
             let look = || {
                 let new =
                     found.load(Ordering::Relaxed) == 0 && published.load(Ordering::Acquire) == 1;
@@ -394,9 +423,9 @@ mod tests {
     fn garbage_wakes_at_most_the_engine() {
         for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_PROGRAM_WOKEN, 1 << 31] {
             let word = AtomicU32::new(value);
-            let _ = Armed(&word).wake_target(true, 7, |_| WakeTarget::Program);
-            Armed(&word).arm(ARMED_ANY, true);
-            Armed(&word).disarm();
+            let _ = ArmedWord(&word).wake_target(true, 7, |_| WakeTarget::Program);
+            ArmedWord(&word).arm(ARMED_ANY, true);
+            ArmedWord(&word).disarm();
             let left = word.load(Ordering::Relaxed) & !ARMINGS;
             assert_eq!(left, ARMED_FENCED, "{value:#x}");
         }

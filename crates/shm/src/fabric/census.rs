@@ -1,4 +1,4 @@
-//! Counts of the objects of all processes of a fabric, for a process outside of it.
+//! The objects of all processes of a fabric, for a process outside of it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,37 +15,89 @@ use super::layout::*;
 use super::segment::{DirectoryMap, Segment};
 use crate::keys::key_of;
 
-/// A process of a fabric and what it has at the moment.
+/// A process of a fabric, and the verbs objects that the process has at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricProcess {
-    /// Its process id.
+    /// Process id of the process.
     pub pid: u64,
-    /// Its queue pairs.
-    pub queue_pairs: usize,
-    /// Its protection domains.
-    pub domains: usize,
-    /// Its memory regions, without windows.
+    /// Queue pairs of the process.
+    pub queue_pairs: Vec<KnownQueuePair>,
+    /// Completion queues of the process.
+    pub completion_queues: Vec<KnownCompletionQueue>,
+    /// Protection domains that the process has allocated, without imported domains.
+    pub domains: Vec<KnownDomain>,
+    /// Memory regions of the process, without memory windows.
     pub regions: Vec<KnownRegion>,
+}
+
+/// A queue pair of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownQueuePair {
+    /// Number of the object's device, from 0.
+    pub device: u32,
+    /// `port_num`; 0 until a port is chosen.
+    pub port_num: u32,
+    /// QP number of the queue pair.
+    pub qpn: u32,
+    /// `ibv_qp_type`.
+    pub qp_type: u32,
+    /// `ibv_qp_state`.
+    pub state: u32,
+    /// Number of the connected queue pair.
+    pub dest_qpn: u32,
+    /// `sq_psn`, as the program set it.
+    pub sq_psn: u32,
+    /// `rq_psn`, as the program set it.
+    pub rq_psn: u32,
+    /// Number of the object's protection domain.
+    pub domain: u32,
+}
+
+/// A completion queue of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownCompletionQueue {
+    /// Number of the object's device, from 0.
+    pub device: u32,
+    /// A number that no other completion queue of the fabric has.
+    pub cqn: u32,
+    /// Number of entries of the completion queue.
+    pub cqe: u32,
+    /// Number of objects that use the completion queue; a queue pair counts once for each of its two queues.
+    pub users: u32,
+}
+
+/// A protection domain of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownDomain {
+    /// Number of the object's device, from 0.
+    pub device: u32,
+    /// Number of the domain in its process.
+    pub number: u32,
+    /// Number of verbs objects that the process has created in the domain.
+    pub users: u32,
 }
 
 /// A memory region of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownRegion {
+    /// Number of the object's device, from 0.
+    pub device: u32,
     /// L_Key and R_Key.
     pub key: u32,
-    /// Address of its first byte, as work requests name it.
+    /// Address of the region's first byte in work requests.
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Number of its protection domain.
+    /// Number of the object's protection domain.
     pub domain: u32,
 }
 
-/// The processes of the fabric in `dir`. This process does not join, makes nothing and waits for nobody; where there is no
-/// fabric, nobody is in it.
+/// Returns the processes of the fabric in `dir`, or an empty list if the folder does not exist.
+/// This process does not join the fabric, creates no file and waits for no other process.
 ///
 /// # Errors
-/// The folder is not this user's alone; its files cannot be read or mapped, or are of another version.
+/// Returns an error if another user owns or can enter the folder. Returns an error if a file cannot
+/// be read or mapped, or has another layout version.
 pub fn census(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
     if !check_ours(dir)? {
         return Ok(Vec::new());
@@ -69,7 +121,7 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
         return Err(io::Error::other("the fabric is of another version"));
     }
     let mut found = Vec::new();
-    for entry in &directory.procs {
+    for (slot, entry) in directory.procs.iter().enumerate() {
         let incarnation = entry.incarnation.load(Ordering::Acquire);
         let pid = entry.pid.load(Ordering::Relaxed);
         let start_time = entry.start_time.load(Ordering::Relaxed);
@@ -77,8 +129,8 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
             continue;
         }
         match open(&segment_path(dir, incarnation)).and_then(|file| Segment::open(&file)) {
-            Ok(segment) => found.push(process_of(pid, &segment)),
-            // It has left meanwhile.
+            Ok(segment) => found.push(process_of(pid, slot, &segment)),
+            // The process has left the fabric meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
@@ -94,33 +146,97 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn process_of(pid: u64, segment: &Segment) -> FabricProcess {
-    let queue_pairs = (0..MAX_QPS)
-        .filter_map(|index| segment.find_qp(index))
-        .filter(|qp| qp.state.load(Ordering::Relaxed) != 0);
-    let domains = (0..MAX_PDS)
-        .filter_map(|index| segment.find_pd(index))
-        .filter(|pd| !matches!(pd.handle.load(Ordering::Relaxed), 0 | OBJECT_DESTROYED));
+fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
     FabricProcess {
         pid,
-        queue_pairs: queue_pairs.count(),
-        domains: domains.count(),
+        queue_pairs: (0..MAX_QPS)
+            .filter_map(|index| queue_pair(segment, slot, index))
+            .collect(),
+        completion_queues: (0..MAX_CQS)
+            .filter_map(|index| completion_queue(segment, slot, index))
+            .collect(),
+        domains: (0..MAX_PDS)
+            .filter_map(|index| domain(segment, index))
+            .collect(),
         regions: (0..MR_SLOTS)
             .filter_map(|index| region(segment, index))
             .collect(),
     }
 }
 
-/// The region in a place of the table of keys; `None` where there is none, it is a window, or it changes.
+/// Returns a number that identifies an object of a kind in the fabric, as a QP number identifies a queue pair.
+fn number_in_fabric(slot: usize, index: usize) -> Option<u32> {
+    u32::try_from(slot << QP_BITS | index).ok()
+}
+
+fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
+    let qp = segment.find_qp(index)?;
+    let state = qp.state.load(Ordering::Acquire).checked_sub(1)?;
+    Some(KnownQueuePair {
+        device: qp.device.load(Ordering::Relaxed),
+        port_num: qp.port_num.load(Ordering::Relaxed),
+        qpn: number_in_fabric(slot, index)?,
+        qp_type: qp.qp_type.load(Ordering::Relaxed),
+        state,
+        dest_qpn: qp.dest_qpn.load(Ordering::Relaxed),
+        sq_psn: qp.sq_psn.load(Ordering::Relaxed),
+        rq_psn: qp.rq_psn.load(Ordering::Relaxed),
+        domain: qp.pd.load(Ordering::Relaxed),
+    })
+}
+
+fn completion_queue(segment: &Segment, slot: usize, index: usize) -> Option<KnownCompletionQueue> {
+    let cq = segment.find_cq(index)?;
+    let cqe = cq.cqe.load(Ordering::Relaxed);
+    (cqe != 0).then_some(KnownCompletionQueue {
+        device: cq.device.load(Ordering::Relaxed),
+        cqn: number_in_fabric(slot, index)?,
+        cqe,
+        users: cq.users.load(Ordering::Relaxed),
+    })
+}
+
+fn domain(segment: &Segment, index: usize) -> Option<KnownDomain> {
+    let pd = segment.find_pd(index)?;
+    let number = pd.object.handle.load(Ordering::Acquire);
+    (!matches!(number, 0 | OBJECT_DESTROYED)).then(|| KnownDomain {
+        device: pd.device.load(Ordering::Relaxed),
+        number,
+        users: pd.object.uses.load(Ordering::Relaxed),
+    })
+}
+
+/// Returns the number of the device of protection domain `number` of a process: an own or an imported domain.
+fn device_of(segment: &Segment, number: u32) -> Option<u32> {
+    let index = usize::try_from(number).ok()? % MAX_PDS;
+    if let Some(own) = domain(segment, index).filter(|own| own.number == number) {
+        return Some(own.device);
+    }
+    let used = segment.header().imports_used.load(Ordering::Acquire);
+    (0..usize::try_from(used).ok()?.min(MAX_IMPORTS))
+        .filter_map(|index| segment.find_import(index))
+        .find(|import| {
+            import.home.load(Ordering::Acquire) != 0
+                && import.kind.load(Ordering::Relaxed) == IMPORT_PD
+                && import.number.load(Ordering::Relaxed) == number
+        })
+        .map(|import| import.device.load(Ordering::Relaxed))
+}
+
+/// Returns the region in slot `index` of the table of keys; `None` if the slot is free, holds a
+/// window, or changes meanwhile.
 fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let place = segment.find_mr(index)?;
     let entry = place.entry.load(Ordering::Acquire);
     let owner = Owner::from_word(place.pd.load(Ordering::Relaxed));
+    let domain = owner.number()?;
     let region = KnownRegion {
+        // The domain of a region may end while this reads it.
+        device: device_of(segment, domain).unwrap_or(0),
         key: key_of(entry),
         addr: place.addr.load(Ordering::Relaxed),
         len: place.len.load(Ordering::Relaxed),
-        domain: owner.number()?,
+        domain,
     };
     std::sync::atomic::fence(Ordering::Acquire);
     let is_same = place.entry.load(Ordering::Relaxed) == entry;
@@ -138,16 +254,26 @@ mod tests {
         let dir = tmp.path().join("fabric");
         assert_eq!(census(&dir).unwrap(), []);
         assert!(!dir.exists());
-        let members = [Fabric::join(&dir).unwrap(), Fabric::join(&dir).unwrap()];
+        let members = [
+            Fabric::join_fabric(&dir).unwrap(),
+            Fabric::join_fabric(&dir).unwrap(),
+        ];
         members[0]
             .reserve(QPS_AT + 5 * size_of::<QpShared>(), size_of::<QpShared>())
             .unwrap();
         let segment = &members[0].me.segment;
-        segment.qp(5).unwrap().state.store(1, Ordering::Relaxed);
+        let qp = segment.qp(5).unwrap();
+        qp.device.store(3, Ordering::Relaxed);
+        qp.sq_psn.store(77, Ordering::Relaxed);
+        qp.state.store(1, Ordering::Relaxed);
         let found = census(&dir).unwrap();
-        let mut queue_pairs: Vec<_> = found.iter().map(|one| one.queue_pairs).collect();
-        queue_pairs.sort_unstable();
-        assert_eq!(queue_pairs, [0, 1]);
+        let queue_pairs: Vec<_> = found.iter().flat_map(|one| &one.queue_pairs).collect();
+        let [pair] = queue_pairs[..] else {
+            panic!("{queue_pairs:?}");
+        };
+        let qpn = u32::try_from(members[0].me.slot << QP_BITS | 5).unwrap();
+        assert_eq!((pair.qpn, pair.device, pair.sq_psn), (qpn, 3, 77));
+        assert_eq!((pair.state, pair.dest_qpn), (0, 0));
         assert!(
             found
                 .iter()

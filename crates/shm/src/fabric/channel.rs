@@ -1,8 +1,9 @@
-//! Completion channels as peers reach them: FIFOs in the fabric's folder.
+//! Completion channels between processes: FIFOs in the fabric's folder, to which peers write
+//! tokens.
 //!
-//! A *token* in a channel's FIFO announces an event, and names a completion queue that may have it. The
-//! program waits for the FIFO as `channel->fd`. The owner writes a token for an event that it has caused
-//! itself; a peer writes a token for an event that its message causes.
+//! A *token* in a channel's FIFO announces an event, and names a completion queue that may have the
+//! event. The program waits for the FIFO as `channel->fd`. The owner writes a token for an event
+//! that the owner has caused. A peer writes a token for an event that the peer's message causes.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +19,7 @@ use super::folder::channel_path;
 use super::process::own_pid;
 use crate::lock::lock;
 
-/// Maximum number of a peer's channels that this process holds open at a time.
+/// Maximum number of completion channels of a peer that this process holds open at a time.
 const MOST_OPEN: usize = 1024;
 
 /// A completion channel of this process.
@@ -62,9 +63,9 @@ impl Channel {
         self.program.as_fd()
     }
 
-    /// Takes a token and returns the index of the completion queue in it, which may be any number. Returns
-    /// `None` if the FIFO is empty, and in a forked child of the owner.
-    pub fn take(&self) -> Option<u16> {
+    /// Takes a token from the FIFO and returns its completion queue index, which is untrusted
+    /// input. Returns `None` if the FIFO is empty, and in a forked child of the owner.
+    pub fn take_token(&self) -> Option<u16> {
         if own_pid() != self.pid {
             return None;
         }
@@ -81,7 +82,7 @@ impl Channel {
     }
 
     /// Returns the number of tokens in the FIFO.
-    pub fn count(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.tokens).unwrap_or(0);
         usize::try_from(bytes).unwrap_or(0) / 2
     }
@@ -110,7 +111,8 @@ fn open(path: &Path, flags: libc::c_int) -> io::Result<File> {
         .open(path)
 }
 
-/// Writes a token and returns true on success; a FIFO takes 2 bytes as a whole or not at all.
+/// Writes a token and returns true on success; the kernel writes the 2 bytes of a token together or
+/// not at all.
 fn write_token(fifo: &File, cq: u16) -> bool {
     rustix::io::retry_on_intr(|| rustix::io::write(fifo, &cq.to_ne_bytes())).is_ok()
 }
@@ -145,7 +147,8 @@ impl PeerChannels {
             return None;
         }
         if open.len() >= MOST_OPEN {
-            // The peer must have destroyed most of these channels.
+            // The peer creates channels with ever new numbers, and must have destroyed most of
+            // these channels.
             open.clear();
         }
         let file = Arc::new(file);

@@ -27,7 +27,8 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
             }
             Err(found) => found,
         };
-        // The directory has another layout. If no process uses it, begin with a new one.
+        // The directory has another layout version. If no process uses the directory, replace it by
+        // a new one.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(FabricError::Version {
                 path: dir.to_owned(),
@@ -44,7 +45,8 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
     }
 }
 
-/// Opens the directory's file, creating it if necessary, and returns its length before that.
+/// Opens the directory's file, creating it if necessary, and returns the length of the file when it
+/// was opened.
 fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
     let file = OpenOptions::new()
         .read(true)
@@ -67,8 +69,8 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
     Ok((file, meta.len()))
 }
 
-/// Maps the directory, and initializes it if its file is empty. Returns the version found if it differs from
-/// this one.
+/// Maps the directory, and initializes it if its file is empty. Returns the layout version of the
+/// file if it differs from [`LAYOUT_VERSION`].
 fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u64>, FabricError> {
     let fresh = len == 0;
     if fresh {
@@ -108,7 +110,7 @@ pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
 }
 
 /// Frees the slots and files of processes that have ended. The caller holds the folder's lock.
-pub(super) fn clean_up(dir: &Path, directory: &Directory) {
+pub(super) fn remove_ended_processes(dir: &Path, directory: &Directory) {
     let mut live = std::collections::HashSet::new();
     for entry in &directory.procs {
         let incarnation = entry.incarnation.load(Ordering::Acquire);

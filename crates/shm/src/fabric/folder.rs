@@ -92,7 +92,8 @@ pub(super) fn remove_files(dir: &Path, incarnation: u64) {
 /// lock.
 pub(super) fn lock_folder(dir: &Path) -> Result<File, FabricError> {
     loop {
-        // The last process to leave removes the folder and its lock; begin again in that case.
+        // The last process that leaves a fabric removes the folder and its lock. If this happens
+        // meanwhile, begin again.
         if make_folder(dir)?
             && let Some(held) = take_lock(dir)?
         {

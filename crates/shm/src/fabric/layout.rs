@@ -1,8 +1,8 @@
 //! The layout of the fabric's shared memory.
 //!
-//! Every structure here is `repr(C)` and made of atomics, because another process may write at any time.
-//! All-zero bytes are valid, and the sizes are checked below. A change of any structure is a change of
-//! [`LAYOUT_VERSION`]; processes of different versions refuse each other.
+//! Every structure here is `repr(C)` and made of atomics, because another process may write at any
+//! time. All-zero bytes are valid, and the sizes are checked below. A change of any structure needs
+//! a new [`LAYOUT_VERSION`]; processes of different versions refuse each other.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -13,8 +13,8 @@ pub use super::armed::{ARMED_ANY, ARMED_NO, ARMED_SOLICITED};
 
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
-/// Version of everything in this file and of the ring's records.
-pub const LAYOUT_VERSION: u64 = 10;
+/// Version of the fabric's layout: of all structures in this file, and of the records in rings.
+pub const LAYOUT_VERSION: u64 = 12;
 
 /// Slots for processes in a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
@@ -24,7 +24,8 @@ pub const QP_BITS: u32 = 14;
 pub const MAX_QPS: usize = 1 << QP_BITS;
 /// Maximum number of completion queues of a process.
 pub const MAX_CQS: usize = 1 << 14;
-/// Maximum number of numbered shared receive queues of a process: those for XRC.
+/// Maximum number of XRC shared receive queues of a process; only these shared receive queues have
+/// a number.
 pub const MAX_SRQS: usize = 1 << QP_BITS;
 /// Maximum number of attachments of a process's queue pairs to multicast groups.
 pub const MAX_MCASTS: usize = 4096;
@@ -61,16 +62,18 @@ pub struct Directory {
     pub procs: [ProcEntry; MAX_PROCS],
 }
 
-/// Entry of one process in the directory. `incarnation` 0: free.
+/// Entry of one process in the directory. The entry is free if `incarnation` is 0.
 #[repr(C)]
 pub struct ProcEntry {
-    /// Random, never 0; names the process's files and distinguishes a reused slot from its earlier use.
+    /// Random number of this run of the process, never 0. It names the process's files and
+    /// distinguishes a reused slot from its earlier use.
     pub incarnation: AtomicU64,
     /// Process id.
     pub pid: AtomicU64,
-    /// Field 22 of `/proc/PID/stat`; distinguishes a reused pid from its earlier use.
+    /// Start time of the process: field 22 of `/proc/PID/stat`. It distinguishes a reused pid from
+    /// its earlier use.
     pub start_time: AtomicU64,
-    /// In entry 0, which belongs to no process: the slot that was assigned last.
+    /// Slot that was assigned last. The field is used only in entry 0, which belongs to no process.
     pub last_slot: AtomicU64,
 }
 
@@ -90,11 +93,11 @@ pub struct SegmentHeader {
     pub hazards_used: AtomicU64,
     /// A secret of the process for hashing keys.
     pub key_secret: AtomicU64,
-    /// Not zero: the engine is needed (see `engine` in `softnic`).
+    /// Unused word; it keeps the offsets of the later fields.
     pub engine_calls: AtomicU64,
     /// Upper bound (exclusive) of the multicast attachments in use.
     pub mcasts_used: AtomicU64,
-    /// Position of the next connection notice.
+    /// Position in the mailbox of the next connection notice that a peer puts.
     pub mailbox_tail: AtomicU64,
     pad0: [AtomicU64; 7],
     /// Position up to which the owner has read the connection notices.
@@ -102,11 +105,13 @@ pub struct SegmentHeader {
     pad1: [AtomicU64; 7],
     /// Upper bound (exclusive) of the imports in use.
     pub imports_used: AtomicU64,
-    /// Not zero: other processes have imported an object of this process.
+    /// Nonzero if other processes have imported an object of this process.
     pub exported: AtomicU64,
     /// Upper bound (exclusive) of the flows in use.
     pub flows_used: AtomicU64,
-    pad2: [AtomicU64; 5],
+    /// Names the owner's ports, so that peers find their traffic counters; 0: they are not counted.
+    pub port_key: AtomicU64,
+    pad2: [AtomicU64; 4],
     /// One bit for each page before the arena, set if memory backs the page.
     pub backed: [AtomicU64; TABLE_PAGES / 64],
 }
@@ -114,7 +119,7 @@ pub struct SegmentHeader {
 /// State of a queue pair that peers read.
 #[repr(C, align(128))]
 pub struct QpShared {
-    /// 0: no queue pair; else 1 + the queue pair's state.
+    /// State of the queue pair plus 1; 0 if the entry has no queue pair.
     pub state: AtomicU32,
     /// `ibv_qp_type`.
     pub qp_type: AtomicU32,
@@ -132,32 +137,47 @@ pub struct QpShared {
     pub min_rnr_timer: AtomicU32,
     /// Incarnation of the connected queue pair's process.
     pub dest_incarnation: AtomicU64,
-    /// `max_dest_rd_atomic`; 0 refuses READs and atomics.
+    /// `max_dest_rd_atomic`; with 0 the queue pair refuses READs and atomics.
     pub max_dest_rd_atomic: AtomicU32,
-    /// The XRC domain that the queue pair receives for; 0: none.
+    /// Number of the XRC domain that the queue pair receives for; 0 if it is no XRC target.
     pub xrc_domain: AtomicU32,
-    /// Not zero: the next message causes a completion, whatever its type. Written when the receive CQ is
-    /// armed.
+    /// Nonzero if the next message causes a completion, whatever its operation. Written when the
+    /// receive CQ is armed.
     pub next_message_completes: AtomicU32,
-    /// Number of the port of its host to which it belongs, from 1. 0 until a port is chosen.
+    /// Number of the queue pair's port among all ports of its host, from 1; 0 until a port is chosen.
     pub port: AtomicU32,
-    /// Position in the only ring to this queue pair, in slots. Every message that ends at or before it causes
-    /// a completion. Written and valid together with `next_message_completes`.
+    /// Position in slots in the only ring to this queue pair. Every message that ends at or before
+    /// this position causes a completion. Written and valid together with `next_message_completes`.
     pub takes_until: AtomicU64,
-    /// Written by requesters: 1 + `ibv_event_type` of the event that their request caused on this queue pair.
+    /// Event that a requester's error caused on this queue pair: 1 + `ibv_event_type`, written by
+    /// the requester.
     pub remote_error: AtomicU32,
-    pad1: [AtomicU32; 15],
+    /// `sq_psn`.
+    pub sq_psn: AtomicU32,
+    /// `rq_psn`.
+    pub rq_psn: AtomicU32,
+    /// Number of the device, from 0.
+    pub device: AtomicU32,
+    /// `port_num`; 0 until a port is chosen.
+    pub port_num: AtomicU32,
+    pad1: [AtomicU32; 11],
 }
 
-/// State of a completion queue that peers read.
+/// State of a completion queue that peers read, and change to wake its owner.
 #[repr(C, align(64))]
 pub struct CqShared {
     /// The armed word; [`armed`](super::armed) describes it.
     pub armed: AtomicU32,
-    /// Number of the completion channel; 0: none.
+    /// Number of the completion channel; 0 if the CQ has no channel.
     pub channel: AtomicU32,
     /// Number of tokens that peers could not write to the channel.
     pub lost_tokens: AtomicU32,
+    /// Number of entries that the program has asked for; 0: no queue, or a queue without a handle.
+    pub cqe: AtomicU32,
+    /// Number of objects that use the queue; a queue pair counts once for each of its two queues.
+    pub users: AtomicU32,
+    /// Number of the device, from 0.
+    pub device: AtomicU32,
 }
 
 /// State of a shared receive queue for XRC that peers read.
@@ -174,7 +194,7 @@ pub struct SrqShared {
 pub struct McastShared {
     /// GID of the group, in memory order.
     pub mgid: [AtomicU64; 2],
-    /// 0: the entry is free; else 1 + the queue pair's index.
+    /// Index of the attached queue pair plus 1; 0 if the entry is free.
     pub qp: AtomicU32,
     pad0: AtomicU32,
 }
@@ -182,8 +202,8 @@ pub struct McastShared {
 /// A flow: selects the raw packets for a queue pair (`ibv_create_flow(3)`).
 #[repr(C, align(64))]
 pub struct FlowShared {
-    /// Low half: 0 if the entry is free, else 1 + the queue pair's index. High half: number of times that the
-    /// entry was taken, so that a reader detects stale data.
+    /// Low half: index of the queue pair plus 1, or 0 if the entry is free. High half: number of
+    /// times that the entry was used for a flow, so that a reader detects stale data.
     pub entry: AtomicU64,
     /// `ibv_flow_attr_type`.
     pub kind: AtomicU32,
@@ -193,7 +213,8 @@ pub struct FlowShared {
     pub layers: AtomicU32,
     /// Tag of the flow's completions.
     pub tag: AtomicU32,
-    /// 0, or 1 + the index of the RSS configuration for the flow's packets.
+    /// Index of the RSS configuration for the flow's packets plus 1; 0 if the flow has no RSS
+    /// configuration.
     pub rss: AtomicU32,
     pad0: [AtomicU32; 9],
     /// The headers to match, laid out as in `steering::Headers`.
@@ -202,9 +223,9 @@ pub struct FlowShared {
     pub mask: [AtomicU64; 8],
 }
 
-/// Added to a flow's priority: matching packets are tried against flows of lower priority too.
+/// Bit in a flow's priority: matching packets are also checked against flows of lower priority.
 pub const FLOW_DONT_TRAP: u32 = 1 << 16;
-/// Added to a flow's priority: matching packets are dropped.
+/// Bit in a flow's priority: matching packets are dropped.
 pub const FLOW_DROP: u32 = 1 << 17;
 
 /// RSS configuration of a queue pair: how raw packets are distributed over work queues.
@@ -212,7 +233,7 @@ pub const FLOW_DROP: u32 = 1 << 17;
 pub struct RssShared {
     /// Bits of `ibv_rx_hash_fields`.
     pub fields: AtomicU64,
-    /// Number of work queues in the table: a power of two; 0: the entry is free.
+    /// Number of work queues in the indirection table, a power of two; 0 if the entry is free.
     pub size: AtomicU32,
     pad0: AtomicU32,
     /// The key of the Toeplitz function.
@@ -224,12 +245,13 @@ pub struct RssShared {
 /// State of a memory region or memory window that peers read.
 #[repr(C, align(64))]
 pub struct MrShared {
-    /// Low half: L_Key and R_Key, 0 if the entry is free. High half: number of times that the entry was
-    /// taken, so that a reader detects stale data.
+    /// Low half: L_Key and R_Key, 0 if the entry is free. High half: number of times that the entry
+    /// was used for a region or window, so that a reader detects stale data.
     pub entry: AtomicU64,
     /// `ibv_access_flags`, plus `keys::ACCESS_*` bits.
     pub access: AtomicU32,
-    /// Number of the protection domain; for a window of type 2, of its queue pair.
+    /// Owner of the region or window, encoded by `nic_core::rights::Owner`. It is the number of the
+    /// protection domain, or of the queue pair for a window of type 2.
     pub pd: AtomicU32,
     /// Address of the first byte in work requests.
     pub addr: AtomicU64,
@@ -250,14 +272,24 @@ pub struct MrShared {
 /// An object that other processes may import.
 #[repr(C)]
 pub struct ObjectShared {
-    /// Handle of the object; 0: the entry is free; or `OBJECT_DESTROYED`.
+    /// Handle of the object, or [`OBJECT_DESTROYED`]; 0 if the entry is free.
     pub handle: AtomicU32,
-    /// Number of objects that the home process has made of it.
+    /// Number of verbs objects that the home process has created in this domain or on this memory.
     pub uses: AtomicU32,
 }
 
 /// `handle` of an object that an importer has destroyed and the home process has not yet released.
 pub const OBJECT_DESTROYED: u32 = u32::MAX;
+
+/// A protection domain.
+#[repr(C)]
+pub struct PdShared {
+    /// Handle and use count.
+    pub object: ObjectShared,
+    /// Number of the device, from 0.
+    pub device: AtomicU32,
+    pad0: AtomicU32,
+}
 
 /// A device memory allocation.
 #[repr(C)]
@@ -278,17 +310,18 @@ pub struct DmShared {
 pub struct ImportShared {
     /// Incarnation of the home process; 0: the entry is free.
     pub home: AtomicU64,
-    /// Slot of the home process.
+    /// Slot of the home process in the directory.
     pub slot: AtomicU32,
     /// One of `IMPORT_*`.
     pub kind: AtomicU32,
     /// Handle of the object in the home process.
     pub handle: AtomicU32,
-    /// For a protection domain: its number in this process.
+    /// Number of an imported protection domain in this process.
     pub number: AtomicU32,
-    /// Number of objects that this process has made of it.
+    /// Number of verbs objects that this process has created in the imported domain or on the memory.
     pub uses: AtomicU32,
-    pad0: AtomicU32,
+    /// Number of the device of this process through which it was imported, from 0.
+    pub device: AtomicU32,
 }
 
 /// `kind` of an import: a protection domain.
@@ -310,7 +343,8 @@ pub const BACKING_NULL: u32 = 4;
 
 /// A hazard slot: the memory regions that a thread is accessing, at most two.
 ///
-/// A word is 0, or the process slot in the upper and the region's index in the lower 32 bits.
+/// Each word is 0, or has the owner's process slot in its upper and the region's index in its lower
+/// 32 bits.
 #[repr(C, align(64))]
 pub struct Hazard {
     /// One word for each region that can be pinned at a time.
@@ -320,7 +354,7 @@ pub struct Hazard {
 /// A lock for remote atomics.
 #[repr(C, align(64))]
 pub struct AtomicLock {
-    /// 0, or the incarnation of the process that holds the lock.
+    /// Holder of the lock: the pid of the process, or 0 if the lock is free.
     pub holder: AtomicU64,
 }
 
@@ -345,7 +379,7 @@ pub struct RingHeader {
     pub closed: AtomicU32,
     /// Incarnation of the receiving process.
     pub dest_incarnation: AtomicU64,
-    /// Not zero: the sender has deferred work requests, which may wait for room in the ring.
+    /// Nonzero if the sender has deferred work requests, which may wait for room in the ring.
     pub has_deferred: AtomicU32,
     pad0: [AtomicU32; 5],
     /// GRH of every message of this ring (UD).
@@ -353,27 +387,28 @@ pub struct RingHeader {
     /// Source LID (low 16 bits), SL (next 8 bits), source path bits (next 8), GRH present (bit 32).
     pub path: AtomicU64,
     pad1: [AtomicU64; 2],
-    /// Position of the consumer.
+    /// Position of the consumer in the ring; the consumer has released all slots before it.
     pub head: AtomicU64,
-    /// 0, or the status with which the receiver rejected the record at `head`.
+    /// Status with which the receiver rejected the record at `head`; 0 if no record was rejected.
     pub nak: AtomicU32,
-    /// Not zero: the receiver no longer uses the ring.
+    /// Nonzero if the receiver no longer uses the ring.
     pub detached: AtomicU32,
     pad2: [AtomicU64; 6],
 }
 
-/// `closed` of a ring: its sender may send more.
+/// Value of `closed` for a ring whose sender may send more messages.
 pub const RING_OPEN: u32 = 0;
-/// `closed` of a ring: its sender will send no more, and its records remain valid.
+/// Value of `closed` for a ring whose sender will send no more messages; records in the ring remain
+/// valid.
 pub const RING_CLOSED: u32 = 1;
-/// `closed` of a ring: its sender has flushed the records that the receiver has not taken. The program owns
-/// the memory of those records again, so they are void.
+/// Value of `closed` for a ring whose sender has flushed the records that the receiver has not
+/// taken. These records are void, because the program owns their memory again.
 pub const RING_WITHDRAWN: u32 = 2;
 
 /// `magic` of a ring.
 pub const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
 
-/// Bytes of a page.
+/// Bytes of a memory page.
 pub const PAGE: usize = 4096;
 const fn after(offset: usize, bytes: usize) -> usize {
     (offset + bytes).next_multiple_of(PAGE)
@@ -398,17 +433,17 @@ pub const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
 pub const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
 /// Offset of the device memories.
-pub const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<ObjectShared>());
+pub const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<PdShared>());
 /// Offset of the imports.
 pub const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
 /// Offset of the flows.
 pub const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
 /// Offset of the RSS configurations.
 pub const RSS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
-/// Offset of the arena from which rings are allocated.
+/// Offset in a segment of the arena from which rings are allocated.
 pub const ARENA_AT: usize =
     after(RSS_AT, MAX_RSS * size_of::<RssShared>()).next_multiple_of(1 << 20);
-/// Pages before the arena.
+/// Number of pages of a segment before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
 pub const SEGMENT_BYTES: usize = 4 << 30;
@@ -419,7 +454,7 @@ const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
 const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
-const _: () = assert!(size_of::<ImportShared>() == 32);
+const _: () = assert!(size_of::<ImportShared>() == 32 && size_of::<PdShared>() == 16);
 const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<RssShared>() == 576);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);

@@ -1,18 +1,19 @@
 //! The mailbox: through it a process learns of a ring that a peer made for one of its queue pairs.
 //!
-//! A mailbox has many producers (any thread of any process of the fabric) and one consumer (the owner, under
-//! a lock). A producer may be killed between any two instructions. A single compare-and-swap therefore
-//! publishes a connection notice (a *notice* in this code), and the consumer needs no further store to find
-//! it.
+//! A mailbox has many producers (any thread of any process of the fabric) and one consumer (the
+//! owner, under a lock). A producer may be killed between any two instructions. A single
+//! compare-and-swap therefore publishes a connection notice (a *notice* in this code), and the
+//! producer makes no further store that the consumer needs.
 //!
-//! A slot holds a lap number and a notice (0: empty). Producers look for the first slot that is empty *in the
-//! lap of its position*. The consumer empties a slot by writing the next lap's empty value. The
-//! compare-and-swap of a producer that was delayed with an old position therefore fails, and no notice can
-//! land behind the consumer.
+//! A slot holds a lap number and a notice (0: empty). A producer looks for the first slot that is
+//! empty *in the lap of its position*. The consumer empties a slot by writing the empty value of
+//! the next lap. A producer that was delayed has an old position, so its compare-and-swap fails. No
+//! notice can therefore be put at a position that the consumer has passed.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Capacity in notices: more rings than peers are likely to announce to a process between two polls.
+/// Capacity of a mailbox in notices. Peers are unlikely to announce so many rings to a process
+/// between two polls.
 pub const MAILBOX_SLOTS: usize = 8192;
 /// Bits of a notice.
 const NOTICE_BITS: u32 = 48;
@@ -29,8 +30,9 @@ pub struct Mailbox<'a> {
     pub slots: &'a [AtomicU64],
     /// A position at or before the first empty slot; a hint for producers.
     pub tail: &'a AtomicU64,
-    /// The consumer's position: earlier notices have been taken and [dealt with](Self::acknowledge). Producers
-    /// read it to detect a full mailbox, and to wait before they exit.
+    /// Position of the consumer: the consumer has [acknowledged](Self::acknowledge) all earlier
+    /// notices. A producer reads `head` to detect a full mailbox, and to wait for acknowledgement
+    /// before it exits.
     pub head: &'a AtomicU64,
 }
 
@@ -52,7 +54,7 @@ impl Mailbox<'_> {
             }
             let slot = &self.slots[(pos & (n - 1)) as usize];
             let free = empty(pos, n);
-            // SYNC POINT M: the sender wrote the announced ring before.
+            // SYNC POINT M: the sender has written the ring's header before it puts the notice.
             if slot
                 .compare_exchange(free, free | notice, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
@@ -72,7 +74,7 @@ impl Mailbox<'_> {
     }
 
     /// Takes the notice at `*pos`, the owner's position, and advances `*pos`.
-    pub fn take(&self, pos: &mut u64) -> Option<u64> {
+    pub fn take_notice(&self, pos: &mut u64) -> Option<u64> {
         let n = self.slots.len() as u64;
         let slot = &self.slots[(*pos & (n - 1)) as usize];
         // SYNC POINT M
@@ -92,7 +94,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns the number of notices put so far; never fewer than the caller has put.
-    pub fn count(&self) -> u64 {
+    pub fn notice_count(&self) -> u64 {
         self.tail.load(Ordering::Acquire)
     }
 
@@ -147,7 +149,7 @@ mod tests {
                 .collect();
             let (mut pos, mut sum, mut count) = (0, 0, 0);
             while count < 2 {
-                match owned.mailbox().take(&mut pos) {
+                match owned.mailbox().take_notice(&mut pos) {
                     Some(n) => {
                         owned.mailbox().acknowledge(pos);
                         sum += n;
@@ -170,24 +172,24 @@ mod tests {
         let mut pos = 0;
         for n in 1..100 {
             owned.mailbox().put(n).unwrap();
-            // The producer died before it advanced the hint.
+            // The producer died after it put its notice and before it advanced the hint `tail`.
             owned.tail.store(0, Ordering::Relaxed);
-            assert_eq!(owned.mailbox().take(&mut pos), Some(n));
+            assert_eq!(owned.mailbox().take_notice(&mut pos), Some(n));
             owned.mailbox().acknowledge(pos);
-            assert_eq!(owned.mailbox().take(&mut pos), None);
+            assert_eq!(owned.mailbox().take_notice(&mut pos), None);
         }
     }
 
-    /// An exiting sender waits until its notices have been dealt with: the owner of a notice that was only
-    /// taken has yet to open the ring.
+    /// An exiting sender waits until its notices have been acknowledged: after taking a notice, the
+    /// owner still has to open the ring.
     #[cfg(not(loom))]
     #[test]
     fn a_notice_that_was_taken_is_not_acknowledged_yet() {
         let owned = Owned::new(4);
         owned.mailbox().put(7).unwrap();
-        let count = owned.mailbox().count();
+        let count = owned.mailbox().notice_count();
         let mut pos = 0;
-        assert_eq!(owned.mailbox().take(&mut pos), Some(7));
+        assert_eq!(owned.mailbox().take_notice(&mut pos), Some(7));
         assert!(!owned.mailbox().is_acknowledged(count));
         owned.mailbox().acknowledge(pos);
         assert!(owned.mailbox().is_acknowledged(count));
@@ -202,7 +204,7 @@ mod tests {
         }
         assert_eq!(owned.mailbox().put(5), Err(MailboxFull));
         let mut pos = 0;
-        assert_eq!(owned.mailbox().take(&mut pos), Some(1));
+        assert_eq!(owned.mailbox().take_notice(&mut pos), Some(1));
         owned.mailbox().acknowledge(pos);
         owned.mailbox().put(5).unwrap();
     }

@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{FileType, Mode};
 
 use channel::{Channel, PeerChannels, open_fifo};
-use directory::{DIRECTORY, clean_up, free_slot, open_directory};
+use directory::{DIRECTORY, free_slot, open_directory, remove_ended_processes};
 use error::io_error;
 use folder::{
     SOCKETS, UnlistedFiles, lock_folder, make_folder, remove_channels, remove_files, segment_path,
@@ -48,16 +48,18 @@ use folder::{
 };
 use layout::*;
 use peer::open_pidfd;
-use segment::{Arena, DirectoryMap, Segment};
+use segment::{DirectoryMap, Segment, SegmentArena};
 
 use crate::errno::exhaustion_errno;
 use crate::lock::lock;
 use crate::process_memory::{ProcessMemory, allow_peer_access};
 
-pub use census::{FabricProcess, KnownRegion, census};
+pub use census::{
+    FabricProcess, KnownCompletionQueue, KnownDomain, KnownQueuePair, KnownRegion, census,
+};
 pub use error::FabricError;
 pub use folder::pid_namespace;
-pub use name::Name;
+pub use name::ProcessName;
 pub use others::{OtherFabric, other_fabrics};
 pub use peer::Peer;
 pub use process::random_nonzero;
@@ -71,7 +73,7 @@ pub struct Fabric {
     segment_file: File,
     /// This process, as a peer of itself.
     pub me: Arc<Peer>,
-    arena: Mutex<Arena>,
+    arena: Mutex<SegmentArena>,
     /// Number of completion channels that this process has made.
     channels_made: AtomicU32,
     peers: Mutex<HashMap<usize, Arc<Peer>>>,
@@ -81,8 +83,8 @@ impl Fabric {
     /// Returns the folder of the fabric that this process would join: `VERBATIM_FABRIC_DIR`, or
     /// `/dev/shm/verbatim-UID`.
     ///
-    /// The default name ends with the inode of the PID namespace unless that is the initial one, because pids
-    /// of different namespaces cannot be compared.
+    /// The default name ends with the inode of the PID namespace, except in the initial PID
+    /// namespace. Pids of different namespaces cannot be compared.
     pub fn default_dir() -> Result<PathBuf, FabricError> {
         folder::default_dir()
     }
@@ -116,10 +118,10 @@ impl Fabric {
     }
 
     /// Joins the fabric in `dir`, after removing the entries and files of dead processes.
-    pub fn join(dir: &Path) -> Result<Self, FabricError> {
+    pub fn join_fabric(dir: &Path) -> Result<Self, FabricError> {
         let held = lock_folder(dir)?;
         let (file, directory) = open_directory(dir)?;
-        clean_up(dir, directory.get());
+        remove_ended_processes(dir, directory.get());
 
         let incarnation = random_nonzero();
         let pid = process::own_pid();
@@ -159,7 +161,7 @@ impl Fabric {
             segment_file,
             peers: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
             me,
-            arena: Mutex::new(Arena::new()),
+            arena: Mutex::new(SegmentArena::new()),
             channels_made: AtomicU32::new(0),
         })
     }
@@ -191,7 +193,8 @@ impl Fabric {
         }
     }
 
-    /// Returns the process in `slot`; `None` if the slot is free or the process's segment cannot be used.
+    /// Returns the process in directory slot `slot`; `None` if the slot is free or the process's
+    /// segment cannot be used.
     pub fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
         self.try_peer(slot).ok().flatten()
     }
@@ -237,11 +240,11 @@ impl Fabric {
         }
     }
 
-    /// Returns the process with that name, if it is still alive.
+    /// Returns the process with the given [`ProcessName`], if that process is still alive.
     ///
     /// # Errors
     /// Returns the errors of [`try_peer`](Self::try_peer).
-    pub fn peer_by_name(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn peer_by_name(&self, name: ProcessName) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.try_peer(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
     }
@@ -332,8 +335,8 @@ impl Fabric {
         lock(&self.arena).free(offset, bytes);
     }
 
-    /// Ensures that memory backs `len` bytes at `offset` of this process's segment, before the arena, and
-    /// publishes that fact to peers.
+    /// Ensures that memory backs `len` bytes at `offset` of this process's segment, which lie
+    /// before the arena. Peers can then read in the segment's header that memory backs these bytes.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let segment = &self.me.segment;
         if !segment.is_backed(offset, len) {

@@ -9,16 +9,16 @@ use rustix::io::{pread, write};
 
 /// Name of a process in a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct ProcessName {
     /// Slot in the directory.
     pub slot: usize,
     /// Incarnation of the process in that slot.
     pub incarnation: u64,
-    /// Which of its devices, from 0.
+    /// Index of the process's device, from 0.
     pub device: u8,
 }
 
-/// The device is in the bits of the word from this one on.
+/// Position of the lowest bit of the device number in the second word of a name file.
 const DEVICE_SHIFT: u32 = 56;
 
 /// First word of a name file.
@@ -26,8 +26,8 @@ const NAME_MAGIC: u64 = u64::from_le_bytes(*b"VRBTNAME");
 /// Size of a name file: magic, slot and device, and incarnation, 8 bytes each.
 const BYTES: usize = 24;
 
-impl Name {
-    /// The same process with another of its devices.
+impl ProcessName {
+    /// Returns the name of another device of the same process.
     #[must_use]
     pub fn with_device(self, device: u8) -> Self {
         Self { device, ..self }
@@ -77,7 +77,7 @@ impl Name {
 /// Fuzz target for [`crate::fuzz`]: parses any bytes as a name file.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    if let Some(name) = Name::parse(bytes) {
+    if let Some(name) = ProcessName::parse(bytes) {
         assert_eq!(name.words().as_flattened(), bytes);
     }
 }
@@ -89,23 +89,23 @@ mod tests {
 
     #[test]
     fn a_name_is_read_back_and_nothing_else_is_one() {
-        let name = Name {
+        let name = ProcessName {
             slot: 7,
             incarnation: 0x1234_5678_9abc_def0,
             device: 3,
         };
         let file = name.as_file().unwrap();
-        assert_eq!(Name::of_file(file.as_fd()), Some(name));
+        assert_eq!(ProcessName::of_file(file.as_fd()), Some(name));
         assert!(write(&file, b"x").is_err());
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(Name::of_file(null.as_fd()), None);
+        assert_eq!(ProcessName::of_file(null.as_fd()), None);
         let (reader, _writer) = io::pipe().unwrap();
-        assert_eq!(Name::of_file(reader.as_fd()), None);
+        assert_eq!(ProcessName::of_file(reader.as_fd()), None);
         let whole = [NAME_MAGIC, 7, 9].map(u64::to_ne_bytes);
         let whole = whole.as_flattened();
-        assert!(Name::parse(whole).is_some());
-        assert_eq!(Name::parse(&whole[..23]), None);
-        assert_eq!(Name::parse(&[whole, b"x"].concat()), None);
-        assert_eq!(Name::parse(&[0; BYTES]), None);
+        assert!(ProcessName::parse(whole).is_some());
+        assert_eq!(ProcessName::parse(&whole[..23]), None);
+        assert_eq!(ProcessName::parse(&[whole, b"x"].concat()), None);
+        assert_eq!(ProcessName::parse(&[0; BYTES]), None);
     }
 }

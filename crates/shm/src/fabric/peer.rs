@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::channel::{PeerChannel, PeerChannels};
-use super::name::Name;
+use super::name::ProcessName;
 use super::segment::Segment;
 use crate::process_memory::ProcessMemory;
 
-/// Nanoseconds after a process's end until the reliable queue pairs of its peers give up.
+/// Time in nanoseconds from a process's end until reliable queue pairs connected to that process
+/// fail.
 const GIVE_UP_NS: u64 = 50_000_000;
 
 /// A process of the fabric as its peers see it.
@@ -32,7 +33,8 @@ pub struct Peer {
     /// True if the peer is this process itself.
     pub is_self: bool,
     pub(super) dead: AtomicBool,
-    /// Time when this process noticed the death; 0 before.
+    /// Time at which this process noticed the peer's death, in nanoseconds; 0 while the peer is
+    /// alive.
     pub(super) died_ns: AtomicU64,
     pub(super) wake: File,
     pub(super) channels: PeerChannels,
@@ -43,8 +45,8 @@ pub struct Peer {
 
 impl Peer {
     /// Returns the name, which distinguishes the process from every earlier and later process of the fabric.
-    pub fn name(&self) -> Name {
-        Name {
+    pub fn name(&self) -> ProcessName {
+        ProcessName {
             device: 0,
             slot: self.slot,
             incarnation: self.incarnation,
@@ -57,8 +59,9 @@ impl Peer {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Returns true if the process has ended or is exiting. Asks the system, whose answer is newer than the
-    /// engine's; used after the process's memory could not be reached.
+    /// Returns true if the process has ended or is exiting. The function asks the kernel, because
+    /// the engine may not have noticed the death yet. Call it after an access to the process's
+    /// memory has failed.
     #[cold]
     pub fn has_ended(&self) -> bool {
         if self.is_self {
@@ -70,11 +73,12 @@ impl Peer {
         self.is_dead()
     }
 
-    /// Returns true if the process has been dead for so long that its senders give up.
+    /// Returns true if the process has been dead for so long that reliable queue pairs connected to
+    /// it fail.
     ///
-    /// On a wire a sender gives up after its timeout at the earliest. Two programs that exit together rely on
-    /// that delay. Each may have sent a message that the other no longer awaits (`ibv_srq_pingpong -q 4`),
-    /// and exits after its own completions.
+    /// On a wire a requester fails after its timeout at the earliest. Two programs that exit
+    /// together rely on that delay. Each program may have sent a message that the other no longer
+    /// awaits (`ibv_srq_pingpong -q 4`), and exits after its own completions.
     #[cold]
     pub fn is_given_up(&self) -> bool {
         let since = self.died_ns.load(Ordering::Relaxed);
@@ -110,11 +114,13 @@ impl Peer {
     #[cold]
     pub fn wake(&self) {
         if self.pidfd.is_none() {
-            // Without a pidfd, ask here: valgrind runs one thread at a time, mostly one that polls, so the
-            // engine may not run.
+            // Without a pidfd the engine cannot notice the peer's end, so ask the kernel here.
+            // Under valgrind, which lacks pidfds, one thread runs at a time, mostly a polling
+            // thread, and the engine may not run.
             self.has_ended();
         }
-        // A full FIFO means that the engine has been woken already; a closed one, that the engine is gone.
+        // If the FIFO is full, the engine has been woken already. If the FIFO is closed, the engine
+        // has ended.
         let _ = rustix::io::write(&self.wake, &[0]);
     }
 }

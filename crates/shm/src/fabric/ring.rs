@@ -15,13 +15,14 @@
 //! The slot behind the postlist must have no record either. It may hold payload of the previous lap, which
 //! can look like a header. The producer therefore writes zero there (the *terminator*) before it publishes.
 //!
-//! No terminator is needed if all records of the last lap had the same size and none was abandoned half
-//! written. Headers are then at the same slots in each lap. A terminator is expensive if each record is
-//! published alone: the consumer reads that line next, and the producer writes it twice. The consumer reads
-//! no index from a second cache line.
+//! No terminator is needed if all records of the last lap had the same size and none was abandoned
+//! half written. Headers are then at the same slots in each lap. A terminator is expensive if each
+//! record is published alone: the consumer reads the terminator's cache line next, and the producer
+//! writes that line twice. The consumer learns of new records from their headers alone, and reads
+//! no producer index from a second cache line.
 //!
-//! The consumer frees slots by publishing its position in `head` with `Release` (SYNC POINT C). The producer
-//! reads `head` with `Acquire` (SYNC POINT C) before it overwrites them.
+//! The consumer frees slots by publishing its position in `head` with `Release` (SYNC POINT C). The
+//! producer reads `head` with `Acquire` (SYNC POINT C) before it overwrites freed slots.
 //!
 //! # Inlining
 //!
@@ -30,9 +31,10 @@
 //!
 //! # Trust
 //!
-//! The other side may write anything. The producer keeps its own position, and accepts a `head` only between
-//! the last `head` and its own position. The consumer keeps its own position too, and checks that each record
-//! ends inside the ring. Violations are reported as [`Garbage`].
+//! The process at the other end of a ring may write anything. The producer keeps its own position,
+//! and accepts a `head` only between the last `head` and its own position. The consumer keeps its
+//! own position too, and checks that each record ends inside the ring. Violations are reported as
+//! [`InvalidRingValue`].
 
 mod consumer;
 mod producer;
@@ -46,12 +48,13 @@ pub use producer::{Producer, ProducerRun};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 16;
-/// Slots of a cache line.
+/// Number of slots in a cache line.
 const SLOTS_PER_LINE: u64 = 4;
-/// Number of cache lines that are claimed ahead when records are published one by one.
+/// Number of cache lines that a producer claims ahead when it publishes records one by one.
 const CLAIM_LINES: u64 = 8;
 
-/// `kind` of the record that fills the rest of the ring, so that the next one starts at slot 0.
+/// `kind` of a wrap record, which fills the ring up to its end. The next record then starts at slot
+/// 0.
 const KIND_WRAP: u8 = 0x7f;
 
 /// Lap bit of a header's first word, beside the seven bits of `kind`.
@@ -59,20 +62,20 @@ const LAP_BIT: u64 = 0x80;
 
 /// The fields of a record's header: 16 bytes in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Header {
+pub struct RecordHeader {
     /// Kind of the record: 1 to 0x7e. 0 means no record; 0x7f is a record that fills the rest of the ring.
     pub kind: u8,
     /// Flag bits, whose meaning depends on `kind`.
     pub flags: u8,
     /// Immediate data, in the byte order of the work request.
     pub imm: u32,
-    /// A 32-bit value, whose meaning depends on `kind` (the message length).
+    /// A 32-bit value whose meaning depends on `kind`, such as the message length.
     pub len: u32,
-    /// A second 32-bit value, whose meaning depends on `kind` (the Q_Key).
+    /// A second 32-bit value whose meaning depends on `kind`, such as the Q_Key.
     pub extra: u32,
 }
 
-impl Header {
+impl RecordHeader {
     #[inline(always)]
     fn words(self, slots: u16) -> (u64, u64) {
         (
@@ -100,13 +103,13 @@ impl Header {
     }
 }
 
-/// Error: the other side wrote something that no correct peer writes.
+/// Error: the process at the other end of a ring has written a value that no correct peer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Garbage;
+pub struct InvalidRingValue;
 
-/// The memory of a ring: `slots` 16-byte slots and the word with the consumer's position.
+/// The memory of a ring: `slots` 16-byte slots, and the word with the consumer's position.
 ///
-/// Shared by a [`Producer`] and a [`Consumer`], usually in two processes.
+/// A [`Producer`] and a [`Consumer`] share this memory, usually from two processes.
 #[derive(Clone, Copy)]
 pub struct RingMemory {
     words: *const AtomicU64,
@@ -139,7 +142,8 @@ impl RingMemory {
         if pos & self.slots == 0 { 0 } else { LAP_BIT }
     }
 
-    /// Returns the header word without its lap bit; `None` if `word` is no record of the lap of `pos`.
+    /// Returns the header word without its lap bit; `None` if `word` is not the header of a record
+    /// of the lap of `pos`.
     #[inline(always)]
     fn in_lap(&self, word: u64, pos: u64) -> Option<u64> {
         let word = word ^ self.lap(pos);
@@ -161,14 +165,15 @@ pub const fn record_slots(payload: usize) -> u64 {
 
 /// One lap of a ring, in which positions need no mask.
 #[derive(Clone, Copy)]
-struct Lap {
-    /// Address that slot 0 would have if the positions of all earlier laps preceded it in memory.
+struct RingLap {
+    /// Address that slot 0 would have if earlier laps lay before this lap in memory, so that no
+    /// position needs a mask.
     origin: *const AtomicU64,
     /// The lap bit of a header's first word.
     bit: u64,
 }
 
-impl Lap {
+impl RingLap {
     /// Returns the lap that contains `pos`.
     #[inline(always)]
     fn of(ring: &RingMemory, pos: u64) -> Self {
@@ -204,7 +209,8 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Returns the `len` bytes from slot `pos` on; they must not pass the ring's end.
+    /// Returns the payload of `len` bytes that starts at slot `pos`; the bytes must not pass the
+    /// ring's end.
     #[inline(always)]
     fn of_ring(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
         Self {
@@ -252,18 +258,18 @@ impl<'a> Payload<'a> {
 }
 
 /// A record as the consumer sees it.
-pub struct Record<'a> {
+pub struct RingRecord<'a> {
     /// The record's header.
-    pub header: Header,
-    /// The space behind the header, a multiple of 16 bytes and at least as long as the payload.
+    pub header: RecordHeader,
+    /// Space behind the header in bytes: a multiple of 16, and at least as long as the payload.
     pub payload: Payload<'a>,
     slots: u64,
 }
 
-impl<'a> Record<'a> {
+impl<'a> RingRecord<'a> {
     /// Returns a record that did not come through a ring; `payload` is its payload.
     #[must_use]
-    pub fn of_bytes(header: Header, payload: &'a mut [u8]) -> Self {
+    pub fn of_bytes(header: RecordHeader, payload: &'a mut [u8]) -> Self {
         Self {
             header,
             payload: Payload {
@@ -275,7 +281,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Returns the number of slots of this record, to be given to [`Consumer::advance`].
+    /// Returns the number of slots of this record, which the caller passes to
+    /// [`Consumer::advance`].
     #[inline]
     pub fn slots(&self) -> u64 {
         self.slots
@@ -301,7 +308,7 @@ pub fn fuzz(bytes: &[u8]) {
     // SAFETY: the vector has two words per slot, and outlives both sides.
     let memory = unsafe { RingMemory::new(words.as_ptr(), &raw const head, SLOTS) };
     let mut consumer = Consumer::new(memory);
-    // The loop reads the same words repeatedly, as from a peer that always writes the same.
+    // The loop reads the same words repeatedly, as if a peer wrote the same words in each lap.
     for _ in 0..4 * SLOTS {
         let Ok(Some(record)) = consumer.peek() else {
             break;
@@ -318,16 +325,16 @@ pub fn fuzz(bytes: &[u8]) {
             Ok(true) => {
                 producer.place(40);
                 producer.commit(
-                    Header {
+                    RecordHeader {
                         kind: 1,
-                        ..Header::default()
+                        ..RecordHeader::default()
                     },
                     40,
                 );
                 producer.publish();
             }
             Ok(false) => break,
-            Err(Garbage) => return,
+            Err(InvalidRingValue) => return,
         }
         assert!(producer.accepted_head() <= producer.pos());
     }

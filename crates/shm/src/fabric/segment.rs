@@ -15,18 +15,18 @@ use super::mailbox::{MAILBOX_SLOTS, Mailbox};
 use super::ring::{RingMemory, SLOT_BYTES};
 
 /// A shared mapping of a file, unmapped when dropped.
-pub struct Mapping {
+pub struct FileMapping {
     ptr: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a mapping is a range of addresses that is valid in every thread; all access to shared contents goes
 // through atomics or raw copies.
-unsafe impl Send for Mapping {}
+unsafe impl Send for FileMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for FileMapping {}
 
-impl Mapping {
+impl FileMapping {
     /// Maps the first `len` bytes of `file`, readable and writable.
     pub fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
         Self::at(file, 0, len)
@@ -53,7 +53,7 @@ impl Mapping {
         Ok(Self { ptr, len })
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first mapped byte.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
@@ -67,7 +67,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: the range came from `mmap`, and every holder of pointers into it also holds the mapping.
         let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
@@ -75,7 +75,7 @@ impl Drop for Mapping {
 }
 
 /// The shared directory of a fabric.
-pub struct DirectoryMap(Mapping);
+pub struct DirectoryMap(FileMapping);
 
 impl DirectoryMap {
     /// Bytes of the directory's file.
@@ -83,7 +83,7 @@ impl DirectoryMap {
 
     /// Maps the directory's file, which has at least `BYTES` bytes.
     pub fn new(file: &File) -> std::io::Result<Self> {
-        Ok(Self(Mapping::new(file, Self::BYTES)?))
+        Ok(Self(FileMapping::new(file, Self::BYTES)?))
     }
 
     /// Returns the directory itself.
@@ -94,13 +94,35 @@ impl DirectoryMap {
     }
 }
 
+/// A page of a file as words, which other processes may write at any time.
+pub struct AtomicPage(FileMapping);
+
+impl AtomicPage {
+    /// Bytes of the page.
+    pub const BYTES: usize = PAGE;
+
+    /// Maps the first page of a file, which has memory: accessing a hole is a SIGBUS if the file system is full.
+    pub fn new(file: &File) -> std::io::Result<Self> {
+        Ok(Self(FileMapping::new(file, PAGE)?))
+    }
+
+    /// Returns word `index` of the page, modulo their number.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        let index = index % (PAGE / size_of::<AtomicU64>());
+        // SAFETY: the mapping has a page and is page-aligned; any content is a valid word, and the reference does not
+        // outlive the mapping.
+        unsafe { &*self.0.as_ptr().cast::<AtomicU64>().add(index) }
+    }
+}
+
 /// A process's segment: this process's own, or a peer's.
 ///
 /// Most of a segment is never used, and its unused part is inaccessible. Valgrind's leak check reads all
 /// readable memory, and reading 4 GiB of a shared-memory file would allocate all of it.
 pub struct Segment {
-    map: Mapping,
-    /// Number of bytes from the start that can be accessed; covers at least the tables.
+    map: FileMapping,
+    /// Number of accessible bytes from the start of the segment; at least the tables are
+    /// accessible.
     usable: AtomicUsize,
 }
 
@@ -108,7 +130,8 @@ macro_rules! table {
     ($(#[$doc:meta])* $name:ident, $find:ident, $ty:ty, $at:expr, $count:expr) => {
         $(#[$doc])*
         ///
-        /// The entry must be in use: accessing an unused one is a SIGBUS if `/dev/shm` is full.
+        /// The entry must be in use: access to an entry that was never in use raises SIGBUS if
+        /// `/dev/shm` is full.
         #[inline]
         pub fn $name(&self, index: usize) -> Option<&$ty> {
             if index >= $count {
@@ -119,7 +142,7 @@ macro_rules! table {
             Some(unsafe { &*self.map.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
         }
 
-        /// Returns the same for any index; `None` if the entry was never in use.
+        /// Returns the same entry for an untrusted index; `None` if the entry was never in use.
         #[allow(dead_code, reason = "not every table is looked into by others")]
         pub fn $find(&self, index: usize) -> Option<&$ty> {
             let at = $at + index.min($count) * size_of::<$ty>();
@@ -128,12 +151,12 @@ macro_rules! table {
     };
 }
 
-/// Makes the file system allocate memory for `len` bytes at `offset` of `file`, because later exhaustion
-/// would be a SIGBUS.
+/// Makes the file system allocate memory for `len` bytes at `offset` of `file`. Without this, an
+/// access would raise SIGBUS if `/dev/shm` is full.
 ///
-/// A signal interrupts `fallocate(2)` even with SA_RESTART, and the kernel then frees what it had allocated.
-/// The function therefore allocates small steps and repeats interrupted ones, so that a program with a fast
-/// timer gets its memory, too.
+/// A signal interrupts `fallocate(2)` even with SA_RESTART, and the kernel then frees what it had
+/// allocated. The function therefore allocates small steps and repeats interrupted steps. A program
+/// with a fast timer thus gets its memory, too.
 pub(super) fn reserve(file: &File, offset: usize, len: usize) -> std::io::Result<()> {
     const STEP: usize = 64 << 10;
     for at in (offset..offset + len).step_by(STEP) {
@@ -147,8 +170,8 @@ impl Segment {
     /// Makes the segment of this process in `file`.
     pub fn create(file: &File) -> std::io::Result<Self> {
         ftruncate(file, SEGMENT_BYTES as u64)?;
-        // Reserve what is written without a further check, so that a full /dev/shm is an error and not a
-        // SIGBUS.
+        // Reserve the parts that are written without a further check, so that a full /dev/shm
+        // causes an error and not a SIGBUS.
         let first = [
             (0, QPS_AT),
             (LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()),
@@ -163,21 +186,21 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Returns the words and bits of `backed` for the pages of `len` bytes at `at`.
+    /// Returns the words and bits of `backed` for the pages of the `len` bytes at offset `at`.
     fn pages(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let backed = &self.header().backed;
         (at / PAGE..(at + len).div_ceil(PAGE))
             .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
     }
 
-    /// Returns true if memory backs `len` bytes at `at`, before the arena. They can then be accessed even if
-    /// `/dev/shm` is full.
+    /// Returns true if memory backs the `len` bytes at offset `at`, which lie before the arena.
+    /// These bytes can then be accessed even if `/dev/shm` is full.
     pub(super) fn is_backed(&self, at: usize, len: usize) -> bool {
         self.pages(at, len)
             .all(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Records that memory backs `len` bytes at `at`.
+    /// Records that memory backs the `len` bytes at offset `at`.
     pub(super) fn set_backed(&self, at: usize, len: usize) {
         for (word, bit) in self.pages(at, len) {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -186,14 +209,14 @@ impl Segment {
 
     fn map(file: &File) -> std::io::Result<Self> {
         let segment = Self {
-            map: Mapping::with(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
+            map: FileMapping::with(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
             usable: AtomicUsize::new(0),
         };
         segment.use_until(ARENA_AT)?;
         Ok(segment)
     }
 
-    /// Makes the bytes before `end`, which lies in the mapping, accessible.
+    /// Makes all bytes of the segment before offset `end` accessible; `end` lies in the mapping.
     #[inline]
     fn use_until(&self, end: usize) -> std::io::Result<()> {
         // Relaxed: once `mprotect` has returned, the bytes are accessible for all threads.
@@ -205,7 +228,8 @@ impl Segment {
 
     #[cold]
     fn use_more(&self, end: usize) -> std::io::Result<()> {
-        /// Bytes made accessible by one call, large enough to keep calls rare.
+        /// Number of bytes that one `mprotect` call makes accessible, large enough to keep calls
+        /// rare.
         const STEP: usize = 4 << 20;
         let end = end.next_multiple_of(STEP).min(self.map.len());
         let prot = MprotectFlags::READ | MprotectFlags::WRITE;
@@ -252,7 +276,7 @@ impl Segment {
     );
     table!(
         /// Returns protection domain `index`.
-        pd, find_pd, ObjectShared, PDS_AT, MAX_PDS
+        pd, find_pd, PdShared, PDS_AT, MAX_PDS
     );
     table!(
         /// Returns device memory `index`.
@@ -294,7 +318,7 @@ impl Segment {
             // SAFETY: faults in a page of the mapping, and changes nothing in it.
             match unsafe { madvise(page.cast(), PAGE, Advice::LinuxPopulateWrite) } {
                 Ok(()) => self.set_backed(at, len),
-                // Linux before 5.14 does not know this advice.
+                // Linux before 5.14 does not know `MADV_POPULATE_WRITE`.
                 Err(rustix::io::Errno::INVAL) => {}
                 Err(_) => return Err(libc::ENOMEM),
             }
@@ -302,8 +326,8 @@ impl Segment {
         self.qp(index).ok_or(libc::ENOMEM)
     }
 
-    /// Returns the owner's completion queue index stored in `said`, or `usize::MAX` if no such completion
-    /// queue was ever in use.
+    /// Returns the completion queue index in `stored`, which the owner has written, or `usize::MAX`
+    /// if no completion queue with that index was ever in use.
     pub fn checked_cq_index(&self, stored: &AtomicU32) -> usize {
         let index = stored.load(Ordering::Relaxed) as usize;
         if self.find_cq(index).is_some() {
@@ -382,13 +406,13 @@ impl Segment {
 }
 
 /// Allocator of the arena in this process's segment.
-pub struct Arena {
+pub struct SegmentArena {
     next: usize,
     reserved: usize,
     free: std::collections::BTreeMap<usize, Vec<usize>>,
 }
 
-impl Arena {
+impl SegmentArena {
     /// Returns an arena that is completely free.
     #[allow(clippy::new_without_default)] // an arena belongs to one segment; a default value would have no meaning
     pub fn new() -> Self {

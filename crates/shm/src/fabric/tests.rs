@@ -13,8 +13,8 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn two_members_see_each_other_and_the_last_one_leaves_nothing() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
-    let b = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
+    let b = Fabric::join_fabric(&dir).unwrap();
     assert_ne!(a.me.slot, b.me.slot);
     let seen = a.peer(b.me.slot).unwrap();
     assert_eq!(seen.incarnation, b.me.incarnation);
@@ -30,7 +30,7 @@ fn fabrics_do_not_begin_with_the_same_numbers() {
     let slots: Vec<usize> = (0..4)
         .map(|_| {
             let (_tmp, dir) = folder();
-            let only = Fabric::join(&dir).unwrap();
+            let only = Fabric::join_fabric(&dir).unwrap();
             only.leave();
             only.me.slot
         })
@@ -43,7 +43,7 @@ fn a_folder_that_others_can_enter_is_refused() {
     let (_tmp, dir) = folder();
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    let e = Fabric::join_fabric(&dir).map(|_| ()).unwrap_err();
     assert!(e.to_string().contains("others could enter"), "{e}");
 }
 
@@ -51,19 +51,19 @@ fn a_folder_that_others_can_enter_is_refused() {
 fn a_file_in_the_folders_place_is_refused() {
     let (_tmp, dir) = folder();
     fs::write(&dir, "x").unwrap();
-    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    let e = Fabric::join_fabric(&dir).map(|_| ()).unwrap_err();
     assert!(e.to_string().contains("not a folder"), "{e}");
 }
 
 #[test]
 fn an_older_directory_that_nobody_uses_is_replaced() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
     a.directory.get().version.store(0, Ordering::Relaxed);
-    let e = Fabric::join(&dir).map(|_| ()).unwrap_err();
+    let e = Fabric::join_fabric(&dir).map(|_| ()).unwrap_err();
     assert!(e.to_string().contains("different version"), "{e}");
     drop(a);
-    Fabric::join(&dir).unwrap().leave();
+    Fabric::join_fabric(&dir).unwrap().leave();
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_damaged_directory_is_replaced_and_foreign_files_stay() {
     for garbage in [&b"short"[..], &[0xa5; 70_000]] {
         fs::write(dir.join("directory"), garbage).unwrap();
         fs::write(dir.join("notes.txt"), "mine").unwrap();
-        let a = Fabric::join(&dir).unwrap();
+        let a = Fabric::join_fabric(&dir).unwrap();
         a.leave();
         assert!(dir.join("notes.txt").exists());
     }
@@ -82,7 +82,7 @@ fn a_damaged_directory_is_replaced_and_foreign_files_stay() {
 #[test]
 fn what_the_dead_left_is_removed_by_the_next_to_come() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
     // The entry of a process that has ended: this pid with another start time.
     let entry = &a.directory.get().procs[77];
     entry.pid.store(process::own_pid(), Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn what_the_dead_left_is_removed_by_the_next_to_come() {
     fs::write(segment_path(&dir, 0x1234), "old").unwrap();
     fs::write(wake_path(&dir, 0x9999), "killed while joining").unwrap();
     fs::write(folder::channel_path(&dir, 0x1234, 5), "old").unwrap();
-    let b = Fabric::join(&dir).unwrap();
+    let b = Fabric::join_fabric(&dir).unwrap();
     assert!(!segment_path(&dir, 0x1234).exists());
     assert!(!wake_path(&dir, 0x9999).exists());
     assert!(!folder::channel_path(&dir, 0x1234, 5).exists());
@@ -103,8 +103,8 @@ fn what_the_dead_left_is_removed_by_the_next_to_come() {
 #[test]
 fn a_peer_with_a_garbled_segment_is_not_opened() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
-    let b = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
+    let b = Fabric::join_fabric(&dir).unwrap();
     b.me.segment.header().magic.store(1, Ordering::Relaxed);
     assert!(a.peer(b.me.slot).is_none());
     a.leave();
@@ -114,32 +114,32 @@ fn a_peer_with_a_garbled_segment_is_not_opened() {
 #[test]
 fn peers_write_tokens_into_the_channels_of_a_process() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
-    let b = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
+    let b = Fabric::join_fabric(&dir).unwrap();
     let (one, other) = (a.make_channel().unwrap(), a.make_channel().unwrap());
     assert_ne!(one.number(), other.number());
     let seen = b.peer(a.me.slot).unwrap();
     assert!(seen.channel(one.number()).unwrap().write_token(3));
     assert!(one.put(4));
-    assert_eq!((one.count(), other.count()), (2, 0));
+    assert_eq!((one.token_count(), other.token_count()), (2, 0));
     assert_eq!(
-        [one.take(), one.take(), one.take()],
+        [one.take_token(), one.take_token(), one.take_token()],
         [Some(3), Some(4), None]
     );
     assert!(seen.channel(0).is_none() && seen.channel(77).is_none());
 
-    // A full FIFO: the writer gets false, and nothing blocks.
+    // The FIFO is full: a further write returns false and does not block.
     let bell = seen.channel(one.number()).unwrap();
     let room = (0..1 << 20).find(|_| !bell.write_token(9)).unwrap();
     assert!(!one.put(9));
-    assert_eq!(one.count(), room);
-    assert_eq!(one.take(), Some(9));
+    assert_eq!(one.token_count(), room);
+    assert_eq!(one.take_token(), Some(9));
 
     // A channel number is never reused.
     let number = one.number();
     drop(one);
     assert_ne!(a.make_channel().unwrap().number(), number);
-    // No SIGPIPE, although the reader is gone.
+    // A write to a FIFO without a reader raises no SIGPIPE.
     while bell.write_token(1) {}
     a.leave();
     drop(other);
@@ -150,7 +150,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
 #[test]
 fn a_file_in_the_place_of_a_channel_gets_no_token() {
     let (_tmp, dir) = folder();
-    let a = Fabric::join(&dir).unwrap();
+    let a = Fabric::join_fabric(&dir).unwrap();
     let path = folder::channel_path(&dir, a.me.incarnation, 1);
     fs::write(&path, "").unwrap();
     assert!(a.me.channel(1).is_none());
@@ -160,7 +160,8 @@ fn a_file_in_the_place_of_a_channel_gets_no_token() {
     assert!(!dir.exists());
 }
 
-/// Every signal interrupts `fallocate(2)`; a program's timer must not appear as a lack of memory.
+/// Every signal interrupts `fallocate(2)`, but a program with a fast timer must not see an error
+/// for lack of memory.
 #[test]
 fn memory_is_reserved_under_a_fast_timer() {
     extern "C" fn tick(_: libc::c_int) {}
@@ -172,7 +173,7 @@ fn memory_is_reserved_under_a_fast_timer() {
     let (_tmp, dir) = folder();
     DirBuilder::new().mode(0o700).create(&dir).unwrap();
     let file = File::create_new(dir.join("file")).unwrap();
-    // In a child, so that the signals hit only the thread that reserves, and no other test.
+    // The reservation runs in a child process, so that the timer's signals reach no other test.
     // SAFETY: the child makes only calls that a fork of a threaded process may make: system calls, and no
     // allocation on success.
     let status = unsafe {
@@ -198,7 +199,7 @@ fn memory_is_reserved_under_a_fast_timer() {
 fn what_is_not_used_of_a_segment_cannot_be_read() {
     let file = tempfile::tempfile().unwrap();
     let segment = Segment::create(&file).unwrap();
-    // /proc lists the segment as an unlinked file; no other mapping here is as large.
+    // `/proc` lists the segment as an unlinked file; no other mapping of this test is as large.
     let readable = || -> usize {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()).to_string();

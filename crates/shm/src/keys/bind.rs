@@ -1,4 +1,4 @@
-//! Bind and invalidation of memory windows: keys to a part of a memory region.
+//! Bind and invalidation of memory windows: keys that give access to a part of a memory region.
 
 use std::sync::atomic::Ordering;
 
@@ -6,12 +6,12 @@ use nic_core::rights::Owner;
 
 use super::entry::{find, invalidate, key_of, prefix, publish_key};
 use super::hazards::wait_for_accesses;
-use super::table::{Keys, Table};
-use super::windows::{BindRequest, Window, WindowId, WindowType};
+use super::table::{KeyTable, PrivateKeyTable};
+use super::windows::{BindRequest, MemoryWindow, WindowId, WindowType};
 use crate::fabric::Fabric;
 use crate::fabric::layout::*;
 
-impl Keys {
+impl KeyTable {
     /// Allocates an unbound memory window, and returns its id and its initial key.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ impl Keys {
             let key = crate::fabric::random_nonzero() as u32;
             match self.free_place(fabric, &table, key) {
                 Ok((index, _)) => {
-                    let window = Window {
+                    let window = MemoryWindow {
                         window_type,
                         pd,
                         key,
@@ -127,8 +127,8 @@ impl Keys {
 
     /// Invalidates a window of type 2 that queue pair `qpn` has bound, for a local or remote invalidation.
     ///
-    /// Returns false for any other key. Neither a memory region of `ibv_reg_mr` nor a window of type 1 can be
-    /// invalidated (IBTA vol. 1, 10.6.6.3).
+    /// Returns false if `key` is not the key of such a window. Neither a memory region of
+    /// `ibv_reg_mr` nor a window of type 1 can be invalidated (IBTA vol. 1, 10.6.6.3).
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = self.table();
         let Some((index, mr)) = find(&fabric.me, key) else {
@@ -148,13 +148,14 @@ impl Keys {
 /// Returns the region of a bind request, if the window may be bound to it.
 fn bindable<'f>(
     fabric: &'f Fabric,
-    table: &Table,
+    table: &PrivateKeyTable,
     pd: u32,
     new: &BindRequest,
 ) -> Option<(usize, &'f MrShared)> {
     const REMOTE_CHANGES: u32 =
         (verbs_abi::IBV_ACCESS_REMOTE_WRITE | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
-    // Local write does not concern peers; programs set the flag, and adapters accept it.
+    // Access flags that a bind may have. LOCAL_WRITE does not concern peers, but programs set it
+    // and adapters accept it.
     const KNOWN: u32 = REMOTE_CHANGES
         | verbs_abi::IBV_ACCESS_LOCAL_WRITE.cast_unsigned()
         | (verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_ZERO_BASED).cast_unsigned();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 
-/// Number of slots that are searched, beginning at a key's hash.
+/// Maximum number of slots that a lookup of a key searches, beginning at the key's hash.
 pub(super) const PROBES: usize = 16;
 
 #[inline]
@@ -21,13 +21,13 @@ pub fn key_of(entry: u64) -> u32 {
     entry as u32
 }
 
-/// Returns the upper 24 bits of a key, which the program does not choose.
+/// Returns the upper 24 bits of a key, which the process chooses and not the program.
 #[inline]
 pub(super) fn prefix(key: u32) -> u32 {
     key >> 8
 }
 
-/// Returns the value that follows `entry` in its slot, for a region with `key`.
+/// Returns the next value of [`MrShared::entry`] after `entry`, for a region with `key`.
 pub(super) fn next_entry(entry: u64, key: u32) -> u64 {
     ((entry >> 32) + 1) << 32 | u64::from(key)
 }
@@ -53,12 +53,12 @@ pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
 /// Stores the key of a region or window in its slot; peers find it from now on.
 pub(super) fn publish_key(mr: &MrShared, key: u32) {
     let entry = mr.entry.load(Ordering::Relaxed);
-    // SYNC POINT K: the other fields belong to this key (see `find`).
+    // SYNC POINT K: the slot's other fields already describe the region of this key (see `find`).
     mr.entry.store(next_entry(entry, key), Ordering::Release);
 }
 
-/// Removes the key of a region, and returns the slot's new entry; `None` if another process has removed it
-/// first.
+/// Removes the key of a region, and returns the slot's new entry; `None` if another process has
+/// already removed the key.
 pub(super) fn remove_key(mr: &MrShared, key: u32) -> Option<u64> {
     let entry = mr.entry.load(Ordering::Relaxed);
     let gone = next_entry(entry, 0);

@@ -1,10 +1,11 @@
 //! Hazard slots: they keep a region registered while it is accessed.
 //!
-//! A thread that accesses a region first writes the region's name into its hazard slot, and then checks again
-//! that the key is still valid. Deregistration clears the key, and then waits until no hazard slot of any
-//! process names the region. Both sides need a full barrier between store and load. Only the rare
-//! deregistration pays for it: `membarrier(2)` makes every running thread of the fabric's processes execute
-//! one. An access therefore costs two plain stores to the thread's own cache line.
+//! A thread that accesses a region first writes the region's name into its hazard slot, and then
+//! checks again that the key is still valid. Deregistration clears the key, and then waits until no
+//! hazard slot of any process names the region. Both sides need a full barrier between store and
+//! load. Only the rare deregistration pays for both barriers: `membarrier(2)` makes every running
+//! thread of the fabric's processes execute one. An access therefore costs two plain stores to the
+//! thread's own cache line.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -26,7 +27,7 @@ impl Hazards {
     pub(super) fn new() -> Self {
         Self {
             free: Mutex::new((0..HAZARDS).rev().collect()),
-            fence_on_access: !barrier::register(),
+            fence_on_access: !barrier::register_global_expedited(),
         }
     }
 
@@ -41,7 +42,7 @@ impl Hazards {
         peer: &Peer,
         index: usize,
         entry: u64,
-    ) -> Option<Pin> {
+    ) -> Option<RegionPin> {
         let hazard = match self.known_hazard() {
             Some(hazard) => hazard,
             None => claim(self, fabric)?,
@@ -69,7 +70,7 @@ impl Hazards {
         peer: &Peer,
         index: usize,
         entry: u64,
-    ) -> Option<Pin> {
+    ) -> Option<RegionPin> {
         debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
         hazard.store(hazard_name(peer.slot, index), Ordering::Relaxed);
         // SYNC POINT H
@@ -78,7 +79,7 @@ impl Hazards {
         } else {
             compiler_fence(Ordering::SeqCst);
         }
-        let pin = Pin { hazard };
+        let pin = RegionPin { hazard };
         let mr = peer.segment.mr(index)?;
         (mr.entry.load(Ordering::Acquire) == entry).then_some(pin)
     }
@@ -116,11 +117,11 @@ fn hazard_name(slot: usize, index: usize) -> u64 {
 }
 
 /// A pin: the region stays registered while this value lives.
-pub struct Pin {
+pub struct RegionPin {
     hazard: &'static AtomicU64,
 }
 
-impl Drop for Pin {
+impl Drop for RegionPin {
     #[inline]
     fn drop(&mut self) {
         self.hazard.store(0, Ordering::Release);
@@ -129,14 +130,14 @@ impl Drop for Pin {
 
 /// The hazard slot of a thread, claimed at its first access.
 #[derive(Clone, Copy)]
-struct Claim {
+struct HazardSlotClaim {
     hazards: &'static Hazards,
     hazard: &'static Hazard,
 }
 
 thread_local! {
-    /// Without a destructor, so that an access needs a single load to find it.
-    static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
+    /// The thread-local has no destructor, so that an access finds the claim by a single load.
+    static CLAIM: Cell<Option<HazardSlotClaim>> = const { Cell::new(None) };
     static RELEASE_AT_EXIT: ReleaseAtExit = const { ReleaseAtExit { slot: Cell::new(None) } };
 }
 
@@ -150,7 +151,7 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
     };
     let at = HAZARDS_AT + slot * size_of::<Hazard>();
     if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
-        // Using the slot without memory would be a SIGBUS; the work request fails instead.
+        // A store to a slot without memory would raise SIGBUS; the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
         lock(&hazards.free).push(slot);
         return None;
@@ -162,7 +163,7 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
         .hazards_used
         .fetch_max(slot as u64 + 1, Ordering::SeqCst);
     let hazard = fabric.me.segment.hazard(slot)?;
-    CLAIM.set(Some(Claim { hazards, hazard }));
+    CLAIM.set(Some(HazardSlotClaim { hazards, hazard }));
     // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
     let _ = RELEASE_AT_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));
     Some(hazard)

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 use nic_core::rights::Owner;
 
 use super::entry::{PROBES, find, hash, key_of, next_entry, prefix, publish_key, remove_key};
-use super::hazards::{Hazards, Pin, wait_for_accesses};
-use super::windows::{ACCESS_WINDOWS, Windows};
+use super::hazards::{Hazards, RegionPin, wait_for_accesses};
+use super::windows::{ACCESS_WINDOWS, MemoryWindows};
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::lock::lock;
@@ -31,35 +31,36 @@ pub struct NewRegion<'a> {
 
 /// The part of the table of keys that only this process sees.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct PrivateKeyTable {
     /// Number of slots in use.
     pub(super) used: usize,
-    pub(super) windows: Windows,
+    pub(super) windows: MemoryWindows,
 }
 
 /// The table of keys and the hazard slots of this process.
-pub struct Keys {
+pub struct KeyTable {
     /// Serialises registration.
-    registering: Mutex<Table>,
+    registering: Mutex<PrivateKeyTable>,
     hazards: Hazards,
 }
 
-impl Keys {
+impl KeyTable {
     /// Returns an empty table.
     #[allow(clippy::new_without_default)] // a table with 4096 hazard slots is not a default value
     pub fn new() -> Self {
         Self {
-            registering: Mutex::new(Table::default()),
+            registering: Mutex::new(PrivateKeyTable::default()),
             hazards: Hazards::new(),
         }
     }
 
     /// Locks the table for registration or bind.
-    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, PrivateKeyTable> {
         lock(&self.registering)
     }
 
-    /// Registers a region, and returns its key, for which `taken` returns false.
+    /// Registers a region, and returns its new key; `taken` returns true for keys that must not be
+    /// chosen.
     ///
     /// # Errors
     /// Returns `ENOMEM` if the table or shared memory is full.
@@ -115,7 +116,7 @@ impl Keys {
     pub(super) fn free_place<'f>(
         &self,
         fabric: &'f Fabric,
-        table: &Table,
+        table: &PrivateKeyTable,
         key: u32,
     ) -> Result<(usize, &'f MrShared), i32> {
         if table.used >= MR_SLOTS / 2 {
@@ -123,8 +124,8 @@ impl Keys {
         }
         let me = &fabric.me.segment;
         let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
-        // Reserve the slots before reading them: if /dev/shm is full, reading a page without memory is a
-        // SIGBUS.
+        // Reserve memory for the slots before reading them. If /dev/shm is full, reading a page
+        // without memory raises SIGBUS.
         let begin = start % MR_SLOTS;
         let wrapped = (begin + PROBES).saturating_sub(MR_SLOTS);
         for (first, count) in [(begin, PROBES - wrapped), (0, wrapped)] {
@@ -166,7 +167,7 @@ impl Keys {
     pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.table();
         let Some((index, mr)) = find(&fabric.me, key) else {
-            // The region still counted as a slot in use.
+            // Another process has removed the key, but `used` still counts the region's slot.
             table.used -= 1;
             return Ok(false);
         };
@@ -192,7 +193,7 @@ impl Keys {
         peer: &Peer,
         index: usize,
         entry: u64,
-    ) -> Option<Pin> {
+    ) -> Option<RegionPin> {
         self.hazards.pin(fabric, peer, index, entry)
     }
 
@@ -210,21 +211,22 @@ impl Keys {
         peer: &Peer,
         index: usize,
         entry: u64,
-    ) -> Option<Pin> {
+    ) -> Option<RegionPin> {
         self.hazards.pin_at(hazard, peer, index, entry)
     }
 }
 
 /// Invalidates a key of another process, and returns the owner of its region.
 ///
-/// The process keeps its resources for the region until it deregisters the region itself.
+/// The owner keeps its resources for the region until the owner itself deregisters the region.
 ///
 /// # Errors
 /// Returns `ENOENT` if `owner` has no such region. Returns `EBUSY` while memory windows are bound to it.
 pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
     let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
     let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
-    // SYNC POINT B: the binding thread sets the flag first, and then checks that the key is still valid.
+    // SYNC POINT B: a thread that binds a window first sets ACCESS_WINDOWS, and then checks that
+    // the key is still valid.
     let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
     if bound() {
         return Err(libc::EBUSY);
@@ -232,7 +234,7 @@ pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owne
     let taken = remove_key(mr, key).ok_or(libc::ENOENT)?;
     if bound() {
         let back = next_entry(taken, key);
-        // If the slot has changed since, its owner has deregistered the region and reused the slot.
+        // If the slot has changed since, the owner has deregistered the region and reused the slot.
         let _ = mr
             .entry
             .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);

@@ -43,23 +43,23 @@ pub struct BindRequest {
     pub access: u32,
 }
 
-pub(super) struct Window {
+pub(super) struct MemoryWindow {
     pub(super) window_type: WindowType,
     pub(super) pd: u32,
-    /// The current key, or the last one if the window is unbound.
+    /// Key of the window: the current key, or the last key if the window is unbound.
     pub(super) key: u32,
-    /// Index of the bound region.
+    /// Index of the region to which the window is bound; `None` if the window is unbound.
     pub(super) bound: Option<usize>,
 }
 
 /// The windows of this process by index, and the number of windows bound to each region.
 #[derive(Default)]
-pub(super) struct Windows {
-    pub(super) windows: HashMap<usize, Window>,
+pub(super) struct MemoryWindows {
+    pub(super) windows: HashMap<usize, MemoryWindow>,
     bound: HashMap<usize, usize>,
 }
 
-impl Windows {
+impl MemoryWindows {
     pub(super) fn is_place(&self, index: usize) -> bool {
         self.windows.contains_key(&index)
     }

@@ -5,16 +5,17 @@ use std::io::{self, Read, Seek};
 use std::ops::Range;
 
 /// `/proc/self/maps`, kept open.
-pub(super) struct Maps(File);
+pub(super) struct ProcSelfMaps(File);
 
-impl Maps {
+impl ProcSelfMaps {
     pub(super) fn open() -> io::Result<Self> {
         let _hold_off = cancellation::HoldOff::new();
         File::open("/proc/self/maps").map(Self)
     }
 
-    /// Returns the areas mapped now, in the order of addresses. Only one thread may call this at a time.
-    pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
+    /// Returns the mapped areas of this process in address order. Only one thread may call this
+    /// function at a time.
+    pub(super) fn areas(&self) -> io::Result<Vec<MappedArea>> {
         let _hold_off = cancellation::HoldOff::new();
         let mut maps = String::new();
         let mut file = &self.0;
@@ -23,22 +24,26 @@ impl Maps {
         let mut areas = Vec::new();
         // Programs have tens of thousands of areas.
         areas.try_reserve_exact(maps.lines().count())?;
-        areas.extend(maps.lines().filter_map(Area::parse));
+        areas.extend(maps.lines().filter_map(MappedArea::parse));
         Ok(areas)
     }
 }
 
-/// Returns the areas mapped in this process, in the order of addresses.
-pub(super) fn areas() -> io::Result<Vec<Area>> {
-    Maps::open()?.areas()
+/// Returns the mapped areas of this process in address order.
+pub(super) fn areas() -> io::Result<Vec<MappedArea>> {
+    ProcSelfMaps::open()?.areas()
 }
 
 /// Returns the area in which `range` starts, if all of `range` is mapped readable, and writable if `write` is
 /// set.
 ///
 /// # Errors
-/// Returns `EFAULT` otherwise.
-pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Result<&Area, i32> {
+/// Returns `EFAULT` if the range is not mapped in this way.
+pub(super) fn area_of(
+    areas: &[MappedArea],
+    range: Range<usize>,
+    write: bool,
+) -> Result<&MappedArea, i32> {
     let mut at = range.start;
     let mut first = None;
     for area in areas {
@@ -61,8 +66,8 @@ pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Resul
 /// found.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(maps: &str) {
-    let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
-    for Area { start, end, .. } in &areas {
+    let areas: Vec<_> = maps.lines().filter_map(MappedArea::parse).collect();
+    for MappedArea { start, end, .. } in &areas {
         for write in [false, true] {
             if let Ok(first) = area_of(&areas, *start..*end, write) {
                 assert!(first.readable && (first.writable || !write));
@@ -72,22 +77,22 @@ pub fn fuzz(maps: &str) {
 }
 
 /// A line of `/proc/self/maps`.
-pub(super) struct Area {
+pub(super) struct MappedArea {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// The mapping is private (copy-on-write).
+    /// True if the mapping is private (copy-on-write).
     pub(super) private: bool,
     pub(super) offset: u64,
     pub(super) inode: u64,
     /// Id of the segment if the area is SysV shared memory.
     pub(super) sysv: Option<u64>,
-    /// The area has a special purpose: a stack that grows, or pages of the kernel.
+    /// True if the area has a special purpose: a stack that grows, or pages of the kernel.
     pub(super) special: bool,
 }
 
-impl Area {
+impl MappedArea {
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;

@@ -2,21 +2,21 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::fault::Fault;
+use super::fault::MemoryFault;
 
-/// A lock that survives the death of its holder: the word holds the holder's pid, and a waiter checks that
-/// this process still runs.
+/// A lock that survives the death of its holder. The lock word holds the holder's pid, and a
+/// waiting thread checks that this process still runs.
 pub(super) struct HeldAtomicLock<'a>(&'a AtomicU64);
 
 impl<'a> HeldAtomicLock<'a> {
-    pub(super) fn take(word: &'a AtomicU64) -> Result<Self, Fault> {
+    pub(super) fn take(word: &'a AtomicU64) -> Result<Self, MemoryFault> {
         let me = u64::from(std::process::id());
         for spins in 0u64.. {
             match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(Self(word)),
                 Err(holder) if spins % 1024 == 1023 => {
-                    // A holder keeps the lock for microseconds. A dead holder, or a garbage value, is
-                    // replaced.
+                    // A holder keeps the lock for microseconds. If the word's pid is dead or
+                    // invalid, this thread takes the lock over.
                     let alive =
                         holder == me || std::path::Path::new(&format!("/proc/{holder}")).exists();
                     if !alive
@@ -31,7 +31,7 @@ impl<'a> HeldAtomicLock<'a> {
                 Err(_) => std::hint::spin_loop(),
             }
         }
-        Err(Fault)
+        Err(MemoryFault)
     }
 }
 

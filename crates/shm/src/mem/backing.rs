@@ -20,12 +20,12 @@ pub struct RangeBacking {
     pub inode: u64,
     /// Offset of the range in the backing.
     pub offset: u64,
-    /// Keeps the backing unchanged.
-    pub hold: Hold,
+    /// Resource that keeps the backing unchanged while the region is registered.
+    pub hold: ReachabilityGuard,
 }
 
 /// A resource that keeps memory reachable for peers while it is registered.
-pub enum Hold {
+pub enum ReachabilityGuard {
     /// No resource is needed.
     Nothing,
     /// An open descriptor.
@@ -50,7 +50,7 @@ impl RangeBacking {
             handle: 0,
             inode: 0,
             offset: 0,
-            hold: Hold::Nothing,
+            hold: ReachabilityGuard::Nothing,
         }
     }
 }
@@ -71,10 +71,10 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             handle: memory.fd.as_raw_fd().cast_unsigned(),
             inode: memory.inode,
             offset: offset as u64,
-            hold: Hold::Descriptor(memory.fd),
+            hold: ReachabilityGuard::Descriptor(memory.fd),
         });
     }
-    // The lock is held from here on, so that the set of shared pages does not change.
+    // The lock of `sharing` is held from here on, so that the set of shared pages does not change.
     let mut sharing = sharing();
     let areas = sharing
         .areas()
@@ -86,7 +86,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
             inode: id,
             offset: first.offset + (addr - first.start) as u64,
-            hold: Hold::Nothing,
+            hold: ReachabilityGuard::Nothing,
         });
     }
     let region = sharing.register(&areas, (addr, len), share);
@@ -100,7 +100,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             ..backing
         };
     }
-    backing.hold = Hold::Private(region);
+    backing.hold = ReachabilityGuard::Private(region);
     Ok(backing)
 }
 

@@ -1,30 +1,31 @@
 //! Copies of memory that other processes see, and that programs may have unmapped.
 
-use super::fault::Fault;
+use super::fault::MemoryFault;
 
 /// Number of bytes that [`copy`] stores last, in one move.
 pub(super) const LAST: usize = 8;
 
-/// Copies bytes between memory to which others may be writing.
+/// Copies bytes between memory to which other threads and processes may be writing.
 ///
-/// Up to 16 bytes are copied in as few and as large moves as possible, so that an aligned word is never seen
-/// half written. The last bytes are stored last. The specification leaves their order open. However, programs
-/// have always polled on the last byte of a peer's WRITE, because adapters write from front to back.
+/// Up to 16 bytes are copied in as few and as large moves as possible, so that an aligned word is
+/// never seen half written. The last bytes are stored last. The specification leaves the order of
+/// the bytes open. However, programs poll on the last byte of a peer's WRITE, because adapters
+/// write from front to back.
 ///
 /// # Errors
-/// Returns [`Fault`] if memory of this process is unmapped or forbids the access. Some of the bytes may have
+/// Returns [`MemoryFault`] if memory of this process is unmapped or forbids the access. Some of the bytes may have
 /// been copied.
 ///
 /// # Safety
 /// No reference to the `len` bytes at `dst`, and no mutable reference to those at `src`, exists. The two
 /// ranges do not overlap unless they are equal. Memory mapped there may be written or read, respectively.
 #[inline(always)]
-pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Fault> {
+pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), MemoryFault> {
     // SAFETY: contract of this function.
     if unsafe { moves::copy(dst, src, len) } {
         Ok(())
     } else {
-        Err(Fault)
+        Err(MemoryFault)
     }
 }
 
@@ -33,7 +34,8 @@ mod moves {
     use super::super::guard::guarded;
     use super::LAST;
 
-    /// Loads two words of the same size, one at the front and one at the end, and then stores both.
+    /// Loads two words of the same size, at the start and at the end of the source, and then stores
+    /// both words.
     macro_rules! ends {
         ($front:literal, $back:literal, $dst:ident, $src:ident, $end:expr) => {
             guarded!(
@@ -66,7 +68,7 @@ mod moves {
                 2..=3 => ends!("ax", "cx", dst, src, len - 2),
                 4..=7 => ends!("eax", "ecx", dst, src, len - 4),
                 9..=16 => ends!("rax", "rcx", dst, src, len - 8),
-                // The GRH of every UD message.
+                // 40 bytes are the GRH of a UD message.
                 40 => three(dst, src, 40),
                 _ => long(dst, src, len),
             }
@@ -181,7 +183,7 @@ mod moves {
         }
     }
 
-    /// Length from which [`wide`] is faster.
+    /// Length in bytes from which [`wide`] is faster than [`narrow`].
     const WIDE: usize = 160;
 
     /// Copies [`WIDE`] bytes or more in unspecified order, on a processor with AVX.
@@ -193,8 +195,8 @@ mod moves {
     #[inline]
     unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len >= WIDE);
-        // The loop's stores are aligned and so cross no cache line; the bytes before the first aligned
-        // address are copied first.
+        // The loop's stores are aligned and so cross no cache line; the bytes before the first
+        // aligned address are copied before the loop.
         let skip = 32 - dst.addr() % 32;
         // SAFETY: contract of this function; the moves stay within `len` bytes, of which at least 128 are
         // behind `skip`. The last moves may copy some bytes twice.
@@ -303,7 +305,8 @@ mod tests {
 
     use super::*;
 
-    /// A program that polls the last byte of a peer's WRITE uses the other bytes once the last one is new.
+    /// A program that polls the last byte of a peer's WRITE uses the other bytes once the last byte
+    /// is new.
     #[test]
     fn the_last_byte_comes_last() {
         const ROUNDS: u64 = 300;
@@ -328,7 +331,8 @@ mod tests {
                     while memory[len - 1].load(Ordering::Acquire) != new {
                         std::hint::spin_loop();
                     }
-                    // Read at once: the time between the first store and the last is short.
+                    // Load these bytes without delay: the time between the first store and the last
+                    // is short.
                     let places = [0, len / 4, len / 2, len / 4 * 3, len - 17, len - 9];
                     let is_old = |at: usize| memory[at].load(Ordering::Relaxed) != new;
                     early += u32::from(places.into_iter().any(is_old));
@@ -395,9 +399,13 @@ mod tests {
         let edge = Edge::new();
         let there = Edge::new();
         for len in (1..200).chain([1000, 4000, PAGE]) {
-            // From all bytes mapped to no byte mapped.
+            // The loop covers every case from all bytes mapped to no byte mapped.
             for present in (0..=len).rev().step_by(if len < 80 { 1 } else { 13 }) {
-                let expected = if present == len { Ok(()) } else { Err(Fault) };
+                let expected = if present == len {
+                    Ok(())
+                } else {
+                    Err(MemoryFault)
+                };
                 let (at, good) = (edge.before(present), there.before(len));
                 // SAFETY: the pages belong to this test, and no reference to them exists.
                 let (read, written) = unsafe { (copy(good, at, len), copy(at, good, len)) };

@@ -5,16 +5,16 @@ use std::ops::Range;
 
 /// Counts overlapping ranges, and finds the parts that no range covers.
 #[derive(Debug, Default)]
-pub(super) struct Coverage {
-    /// Number of ranges from each address up to the next key. Neighbouring counts differ, and the first is
-    /// not 0.
-    counts: BTreeMap<usize, u32>,
+pub(super) struct RangeCoverage {
+    /// Number of ranges that cover each address from a key up to the next key. Neighbouring counts
+    /// differ, and the first count is not 0.
+    range_counts: BTreeMap<usize, u32>,
 }
 
-impl Coverage {
+impl RangeCoverage {
     pub(super) const fn new() -> Self {
         Self {
-            counts: BTreeMap::new(),
+            range_counts: BTreeMap::new(),
         }
     }
 
@@ -31,7 +31,7 @@ impl Coverage {
     pub(super) fn touches(&self, range: &Range<usize>) -> bool {
         self.count_at(range.start) > 0
             || self
-                .counts
+                .range_counts
                 .range(range.clone())
                 .any(|(_, &count)| count > 0)
     }
@@ -40,7 +40,7 @@ impl Coverage {
     pub(super) fn uncovered(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut free = Vec::new();
         let mut from = (self.count_at(range.start) == 0).then_some(range.start);
-        for (&at, &count) in self.counts.range(range.clone()) {
+        for (&at, &count) in self.range_counts.range(range.clone()) {
             match (from, count) {
                 (Some(start), 1..) => {
                     if start < at {
@@ -59,7 +59,7 @@ impl Coverage {
     }
 
     fn count_at(&self, at: usize) -> u32 {
-        self.counts
+        self.range_counts
             .range(..=at)
             .next_back()
             .map_or(0, |(_, &count)| count)
@@ -71,19 +71,19 @@ impl Coverage {
         }
         for bound in [range.start, range.end] {
             let count = self.count_at(bound);
-            self.counts.entry(bound).or_insert(count);
+            self.range_counts.entry(bound).or_insert(count);
         }
-        for (_, count) in self.counts.range_mut(range.clone()) {
+        for (_, count) in self.range_counts.range_mut(range.clone()) {
             *count = change(*count);
         }
         for bound in [range.start, range.end] {
             let before = self
-                .counts
+                .range_counts
                 .range(..bound)
                 .next_back()
                 .map_or(0, |(_, &count)| count);
-            if self.counts.get(&bound) == Some(&before) {
-                self.counts.remove(&bound);
+            if self.range_counts.get(&bound) == Some(&before) {
+                self.range_counts.remove(&bound);
             }
         }
     }
@@ -102,10 +102,10 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a separate counter for each address.
+        /// Compares [`RangeCoverage`] with a separate counter for each address.
         #[test]
         fn it_counts(added in prop::collection::vec((range(), any::<bool>()), 0..30), asked in range()) {
-            let mut coverage = Coverage::new();
+            let mut coverage = RangeCoverage::new();
             let mut plain = [0u32; END];
             for (range, _) in &added {
                 coverage.add(range);
@@ -122,7 +122,7 @@ mod tests {
             for (range, _) in added.iter().filter(|(_, removed)| !*removed) {
                 coverage.remove(range);
             }
-            prop_assert!(coverage.counts.is_empty());
+            prop_assert!(coverage.range_counts.is_empty());
         }
     }
 }

@@ -2,4 +2,4 @@
 
 /// Error: the bytes are unmapped, or their process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault;
+pub struct MemoryFault;

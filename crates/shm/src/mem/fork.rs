@@ -20,30 +20,31 @@ use rustix::mm::{
 };
 
 use super::page::PAGE;
-use super::sharing::{Sharing, sharing};
+use super::sharing::{SharedPages, sharing};
 
 /// State of a fork in progress: the child's task, and the means by which the child reports completion.
-struct Fork {
-    /// Locked, so that no thread shares pages meanwhile.
-    held: MutexGuard<'static, Sharing>,
-    /// Shared page ranges; the two flags are readable and writable.
+struct ForkInProgress {
+    /// Lock of [`SharedPages`], held so that no thread shares pages during the fork.
+    held: MutexGuard<'static, SharedPages>,
+    /// Ranges of shared pages; the two flags of each range are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
-    done: Option<Completion>,
+    done: Option<CopyCompletion>,
 }
 
 /// Means by which the child reports that it has copied the pages.
-enum Completion {
+enum CopyCompletion {
     /// The read and write ends of a pipe. The child closes both when it is done, or when it dies.
     Pipe(OwnedFd, OwnedFd),
-    /// Used if no descriptors are left for a pipe: a page that both processes share. The child sets its first
-    /// word to a non-zero value.
+    /// A page that both processes share, used if no descriptors are left for a pipe. The child sets
+    /// its first word to a nonzero value.
     Page(*mut AtomicU32),
 }
 
-/// Time for which the parent waits for the word in a page; a child that has died never sets it.
+/// Time for which the parent waits for the word in the shared page; a child that has died never
+/// sets the word.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Completion {
+impl CopyCompletion {
     fn new() -> Option<Self> {
         if let Ok((read, write)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) {
             return Some(Self::Pipe(read, write));
@@ -60,7 +61,8 @@ impl Completion {
         match self {
             Self::Pipe(read, write) => {
                 drop(write);
-                // The pipe carries no data: the read returns once the child has closed its end.
+                // The pipe carries no data: the read returns once all copies of the pipe's write
+                // end are closed.
                 let _ = std::fs::File::from(read).read(&mut [0]);
             }
             Self::Page(page) => {
@@ -100,7 +102,7 @@ impl Completion {
 }
 
 thread_local! {
-    static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
+    static FORK: RefCell<Option<ForkInProgress>> = const { RefCell::new(None) };
 }
 
 /// Installs the fork handlers for this process and its children. Returns false if that fails.
@@ -125,11 +127,11 @@ extern "C" fn prepare() {
     let done = if ranges.is_empty() {
         None
     } else {
-        Completion::new()
+        CopyCompletion::new()
     };
-    // If the thread-locals are already destroyed, the thread is ending, and the child sees its parent's
-    // pages.
-    let _ = FORK.try_with(|fork| fork.replace(Some(Fork { held, ranges, done })));
+    // If the thread-locals are already destroyed, the thread is ending. The child then keeps the
+    // shared pages of its parent.
+    let _ = FORK.try_with(|fork| fork.replace(Some(ForkInProgress { held, ranges, done })));
 }
 
 extern "C" fn parent() {
@@ -162,12 +164,12 @@ extern "C" fn child() {
 }
 
 /// Replaces inherited pages by private pages with the same contents.
-///
-/// If memory is exhausted, the child exits, as a process does that touches overcommitted memory that the
+/// If memory is exhausted, the child exits. A process also ends when it touches overcommitted
+/// memory that the system cannot provide.
 /// system cannot provide.
 ///
 /// # Safety
-/// `range` is mapped as `readable` and `writable` report_done, and no other thread of this process uses it.
+/// `range` is mapped as `readable` and `writable` say, and no other thread of this process uses it.
 unsafe fn make_private(range: &Range<usize>, (readable, writable): (bool, bool)) {
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let (null, len) = (std::ptr::null_mut(), range.len());

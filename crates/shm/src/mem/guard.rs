@@ -15,7 +15,7 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::{guarded, install};
 
-/// On other architectures a fault ends the process.
+/// On other architectures accesses are not guarded, and a fault ends the process.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn install() {}
 
@@ -26,11 +26,12 @@ mod x86_64 {
     use std::sync::Once;
     use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-    /// Executes instructions that may fault; the value is false if one faulted, and the instructions after it
-    /// were not executed.
+    /// Executes instructions that may fault. The value is false if an instruction faulted; later
+    /// instructions were then not executed.
     ///
-    /// The instructions change no memory except their operands, and neither the stack nor the direction flag.
-    /// They change only registers that are declared as `out`, whose values are not used.
+    /// The instructions change no memory except their operands, and neither the stack nor the
+    /// direction flag. They change only registers that are declared as `out`, whose values are not
+    /// used.
     macro_rules! guarded {
         ([$($instruction:expr),+ $(,)?], $($operands:tt)*) => {
             'accessed: {
@@ -53,24 +54,24 @@ mod x86_64 {
     }
     pub(in crate::mem) use guarded;
 
-    /// An entry of the table; each field is an offset from the field's own address.
+    /// An entry of the exception table; each field is an offset from the field's own address.
     #[repr(C)]
-    struct Entry {
+    struct ExceptionEntry {
         begin: i32,
         end: i32,
         resume_address: i32,
     }
 
     unsafe extern "C" {
-        /// Defined by the linker, at the start and the end of all sections of that name.
-        static __start_softnic_faults: [Entry; 0];
-        static __stop_softnic_faults: [Entry; 0];
+        /// Symbols that the linker defines at the start and the end of the exception table.
+        static __start_softnic_faults: [ExceptionEntry; 0];
+        static __stop_softnic_faults: [ExceptionEntry; 0];
     }
 
-    /// Returns the address at which to continue after a fault at `ip`.
+    /// Returns the address at which to continue after the instruction at `ip` has faulted.
     fn resume_address(ip: usize) -> Option<usize> {
-        let mut entry = (&raw const __start_softnic_faults).cast::<Entry>();
-        let stop = (&raw const __stop_softnic_faults).cast::<Entry>();
+        let mut entry = (&raw const __start_softnic_faults).cast::<ExceptionEntry>();
+        let stop = (&raw const __stop_softnic_faults).cast::<ExceptionEntry>();
         while entry < stop {
             let at = |field: *const i32| {
                 // SAFETY: the field lies in the section, which holds only entries.
@@ -115,8 +116,8 @@ mod x86_64 {
                 before.1.store(old.sa_flags, Ordering::Relaxed);
                 let mut new = old;
                 new.sa_sigaction = handler as *const () as usize;
-                // SA_ONSTACK: run on the thread's alternate stack, if it has one, because the previous
-                // handler may need that.
+                // SA_ONSTACK: the handler runs on the thread's alternate stack, if the thread has
+                // one, because the previous handler may need that stack.
                 new.sa_flags =
                     (old.sa_flags | libc::SA_SIGINFO | libc::SA_ONSTACK) & !libc::SA_RESETHAND;
                 // SAFETY: `handler` is async-signal-safe, and its library stays loaded.
@@ -146,7 +147,7 @@ mod x86_64 {
         call_previous_handler(signal, info, context, sent);
     }
 
-    /// Passes a signal that no guarded access caused to the previous action.
+    /// Passes a signal that no guarded access caused to the handler that was installed before.
     fn call_previous_handler(
         signal: libc::c_int,
         info: *mut libc::siginfo_t,

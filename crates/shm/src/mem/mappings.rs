@@ -11,15 +11,15 @@ use super::page::PAGE;
 use super::peer_file::open_memfd;
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
-use crate::fabric::segment::Mapping;
+use crate::fabric::segment::FileMapping;
 use crate::lock::lock;
 
 /// A peer's backing, mapped in this process.
 pub enum PeerMapping {
     /// A mapping of a memfd.
-    Memfd(Mapping),
+    Memfd(FileMapping),
     /// Mapped pages of a file, and the offset of the first one.
-    Pages(Mapping, u64),
+    Pages(FileMapping, u64),
     /// An attached SysV segment.
     Sysv(SysvAttachment),
 }
@@ -56,29 +56,29 @@ impl PeerMapping {
     }
 }
 
-/// Key of a mapping: the part of a peer's memory that it shows.
+/// Key of a mapping: identifies the part of a peer's memory that is mapped.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct MappingKey {
     incarnation: u64,
     kind: u32,
     inode: u64,
-    /// The mapped range of a file of pages.
+    /// Range of the file that is mapped, for [`PeerMapping::Pages`].
     pages: Range<u64>,
 }
 
-/// Maximum number of mappings of peers' memory. A process may have 65,530 mappings in all
-/// (`vm.max_map_count`), and needs them for its own memory.
+/// Maximum number of mappings of peers' memory. Linux permits a process 65,530 mappings in all
+/// (`vm.max_map_count`), and the process needs mappings for its own memory.
 const MOST_MAPPINGS: usize = 8192;
 
 /// Mappings of peers' memory.
 #[derive(Default)]
-pub struct Mappings {
+pub struct PeerMappings {
     maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
     /// `mem_epoch` of each peer when unused mappings were last dropped.
     epochs: Mutex<HashMap<u64, u64>>,
 }
 
-impl Mappings {
+impl PeerMappings {
     /// Returns the mapping of the backing that `mr` of `peer` describes, and makes it if necessary.
     pub(super) fn get(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
         let kind = mr.backing.load(Ordering::Relaxed);
@@ -114,10 +114,10 @@ impl Mappings {
             BACKING_MEMFD | BACKING_PAGES => {
                 let (file, len) = open_memfd(peer, handle, inode)?;
                 if kind == BACKING_MEMFD {
-                    PeerMapping::Memfd(Mapping::new(&file, len)?)
+                    PeerMapping::Memfd(FileMapping::new(&file, len)?)
                 } else if pages.end <= len as u64 {
                     let (first, len) = (pages.start, (pages.end - pages.start) as usize);
-                    PeerMapping::Pages(Mapping::at(&file, first, len)?, first)
+                    PeerMapping::Pages(FileMapping::at(&file, first, len)?, first)
                 } else {
                     return Err(io::Error::other("the peer's memory ends before its region"));
                 }
@@ -129,7 +129,8 @@ impl Mappings {
         Ok(map)
     }
 
-    /// Drops the unused mappings of the incarnations that `of` selects; a later use maps them again.
+    /// Drops the unused mappings of the incarnations for which `of` returns true; a later use maps
+    /// them again.
     pub fn drop_unused(&self, of: impl Fn(u64) -> bool) {
         lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
     }

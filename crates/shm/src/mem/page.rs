@@ -1,4 +1,4 @@
 //! The page size.
 
-/// Bytes of a normal page.
+/// Number of bytes in a normal page.
 pub(super) const PAGE: usize = 4096;

@@ -7,8 +7,8 @@ use rustix::mm::{Advice, madvise};
 use super::areas::{area_of, areas};
 use super::page::PAGE;
 
-/// Prefaults the pages of a range of this process's memory, as on-demand paging does. Returns false if they
-/// are not mapped, or not writable although `write` is set.
+/// Prefaults the pages of a range of this process's memory, as on-demand paging does. Returns false
+/// if the range is not mapped, or not mapped writable although `write` is set.
 #[cold]
 pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     let (Ok(addr), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else {
@@ -34,7 +34,7 @@ pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     };
     match done {
         Ok(()) => true,
-        // Linux before 5.14 does not know this advice.
+        // Linux before 5.14 does not know `MADV_POPULATE_WRITE`.
         Err(rustix::io::Errno::INVAL) => {
             areas().is_ok_and(|areas| area_of(&areas, addr..addr + len, write).is_ok())
         }
@@ -42,15 +42,15 @@ pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     }
 }
 
-/// Returns true if this process may read the memory. Call it only after a failed copy: it makes a system call
-/// for each page.
+/// Returns true if this process may read the memory. Call this function only after a failed copy:
+/// it makes a system call for each page.
 #[cold]
 pub fn is_readable(at: *const u8, len: usize) -> bool {
     is_accessible(at.cast_mut(), len, libc::process_vm_readv)
 }
 
-/// Returns true if this process may write the memory. Like [`is_readable`], it is for failed copies, whose
-/// target bytes are undefined: it overwrites the first byte in each page.
+/// Returns true if this process may write the memory. Call this function only after a failed copy,
+/// whose target bytes are undefined: it overwrites the first byte in each page.
 #[cold]
 pub fn is_writable(at: *mut u8, len: usize) -> bool {
     is_accessible(at, len, libc::process_vm_writev)

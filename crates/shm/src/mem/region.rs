@@ -1,18 +1,19 @@
-//! An accessible memory region: its bytes can be read and written by a mapping or by system calls.
+//! A memory region that this process can access: its bytes are read and written by a mapping or by
+//! system calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nic_core::rights::{self, Owner, Permitted};
+use nic_core::rights::{self, Owner, PermittedRange};
 
 use super::atomic_lock::HeldAtomicLock;
 use super::copy::{LAST, copy};
-use super::fault::Fault;
-use super::mappings::{Mappings, PeerMapping};
+use super::fault::MemoryFault;
+use super::mappings::{PeerMapping, PeerMappings};
 use super::word::{self, AtomicOp};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
-use crate::process_memory::{Direction, ProcessMemory};
+use crate::process_memory::{CopyDirection, ProcessMemory};
 
 /// Access path to the bytes of a memory region.
 #[derive(Clone)]
@@ -30,7 +31,7 @@ enum AccessPath {
 
 /// An accessible memory region of this process or of a peer.
 #[derive(Clone)]
-pub struct Region {
+pub struct AccessibleRegion {
     /// The owning process, if it differs from the process in whose table the key was looked up.
     pub owner: Option<Arc<Peer>>,
     /// Value of [`MrShared::entry`] when the region was read.
@@ -52,33 +53,34 @@ pub struct Region {
 
 // SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in every
 // thread.
-unsafe impl Send for Region {}
+unsafe impl Send for AccessibleRegion {}
 
-/// Bytes copied at once between two places that both cannot be mapped.
+/// Number of bytes copied at once between two regions of which neither can be mapped.
 pub const BOUNCE: usize = 16 << 10;
 
-/// Returns offset and length of pieces of at most [`BOUNCE`] bytes.
+/// Splits `len` bytes into pieces of at most [`BOUNCE`] bytes; returns offset and length of each
+/// piece.
 fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
         .step_by(BOUNCE)
         .map(move |at| (at, BOUNCE.min(len - at)))
 }
 
-impl Region {
-    /// Makes the region `index` of `peer` accessible. The caller has pinned it with the table value `entry`,
-    /// so it stays registered.
+impl AccessibleRegion {
+    /// Makes the region `index` of `peer` accessible. The caller has pinned the region with the
+    /// table value `entry`, so the region stays registered.
     pub fn open(
-        maps: &Mappings,
+        maps: &PeerMappings,
         peer: &Peer,
         (index, entry): (usize, u64),
         mr: &MrShared,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, MemoryFault> {
         let addr = mr.addr.load(Ordering::Relaxed);
         let len = mr.len.load(Ordering::Relaxed);
         let backing = mr.backing.load(Ordering::Relaxed);
         let base = mr.base.load(Ordering::Relaxed);
         let by_system_call = || {
-            let memory = peer.memory.as_ref().ok_or(Fault)?;
+            let memory = peer.memory.as_ref().ok_or(MemoryFault)?;
             Ok(AccessPath::BySystemCall(Arc::clone(memory)))
         };
         let path = if backing == BACKING_NULL {
@@ -91,7 +93,7 @@ impl Region {
             match maps.get(peer, mr) {
                 Ok(map) => {
                     let offset = mr.offset.load(Ordering::Relaxed);
-                    let first = map.at(offset, len).ok_or(Fault)?;
+                    let first = map.at(offset, len).ok_or(MemoryFault)?;
                     AccessPath::Direct(first, Some(map))
                 }
                 Err(e) => {
@@ -115,7 +117,8 @@ impl Region {
             private: backing == BACKING_PRIVATE,
             own: peer.is_self,
             base,
-            // The addresses in work requests may differ from the CPU's addresses, also in alignment.
+            // Addresses in work requests may differ from the CPU's addresses, and then may be
+            // aligned differently.
             cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
             path,
         })
@@ -123,7 +126,7 @@ impl Region {
 
     /// Returns the address of the bytes `at` in this process, if the region is mapped.
     #[inline]
-    pub fn direct(&self, at: Permitted) -> Option<*mut u8> {
+    pub fn direct(&self, at: PermittedRange) -> Option<*mut u8> {
         match self.path {
             AccessPath::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
             AccessPath::BySystemCall(_) | AccessPath::Null => None,
@@ -143,13 +146,13 @@ impl Region {
     /// No mutable reference to the `at.len()` bytes at `src` exists. `at` belongs to this region, which is
     /// pinned.
     #[inline]
-    pub unsafe fn write(&self, at: Permitted, src: *const u8) -> Result<(), Fault> {
+    pub unsafe fn write(&self, at: PermittedRange, src: *const u8) -> Result<(), MemoryFault> {
         match self.direct(at) {
             // SAFETY: contract of this function; the pin keeps peers' memory mapped, and `copy` handles
             // memory that the program has unmapped.
             Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {}
-            None => self.by_system_call(at, src.cast_mut(), Direction::Write)?,
+            None => self.by_system_call(at, src.cast_mut(), CopyDirection::Write)?,
         }
         Ok(())
     }
@@ -159,7 +162,7 @@ impl Region {
     /// # Safety
     /// No reference to the `at.len()` bytes at `dst` exists. `at` belongs to this region, which is pinned.
     #[inline]
-    pub unsafe fn read(&self, at: Permitted, dst: *mut u8) -> Result<(), Fault> {
+    pub unsafe fn read(&self, at: PermittedRange, dst: *mut u8) -> Result<(), MemoryFault> {
         match self.direct(at) {
             // SAFETY: as in `write`.
             Some(src) => unsafe { copy(dst, src, at.len() as usize)? },
@@ -170,7 +173,7 @@ impl Region {
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
             }
-            None => self.by_system_call(at, dst, Direction::Read)?,
+            None => self.by_system_call(at, dst, CopyDirection::Read)?,
         }
         Ok(())
     }
@@ -178,27 +181,32 @@ impl Region {
     #[cold]
     fn by_system_call(
         &self,
-        at: Permitted,
+        at: PermittedRange,
         local: *mut u8,
-        direction: Direction,
-    ) -> Result<(), Fault> {
+        direction: CopyDirection,
+    ) -> Result<(), MemoryFault> {
         let AccessPath::BySystemCall(memory) = &self.path else {
-            return Err(Fault);
+            return Err(MemoryFault);
         };
         let remote = self.base.wrapping_add(at.offset()) as usize;
         // SAFETY: `local` is valid for `at.len()` bytes (contract of the callers).
         unsafe { memory.transfer(direction, local, remote, (at.len() as usize, LAST)) }
-            .map_err(|_| Fault)
+            .map_err(|_| MemoryFault)
     }
 
-    /// Applies `op` to the 8 bytes `at` and returns their old value, atomically with respect to all atomics
-    /// of all NICs in this fabric.
+    /// Applies `op` to the 8 bytes `at` and returns their old value. The operation is atomic with
+    /// respect to all atomics of all NICs in this fabric.
     ///
-    /// `at` is 8 bytes of this region, which is pinned, and their address is a multiple of 8.
+    /// The bytes `at` belong to this region, which is pinned, and their address is a multiple of 8.
     #[inline]
-    pub fn atomic(&self, peer: &Peer, at: Permitted, op: AtomicOp) -> Result<u64, Fault> {
+    pub fn atomic(
+        &self,
+        peer: &Peer,
+        at: PermittedRange,
+        op: AtomicOp,
+    ) -> Result<u64, MemoryFault> {
         if at.len() != 8 {
-            return Err(Fault);
+            return Err(MemoryFault);
         }
         if self.cpu_atomics
             && let Some(ptr) = self.direct(at)
@@ -213,10 +221,15 @@ impl Region {
     /// Executes an atomic on memory without a shared mapping: reads, modifies and writes under a lock of the
     /// owner's segment. The address selects the lock.
     #[cold]
-    fn atomic_locked(&self, peer: &Peer, at: Permitted, op: AtomicOp) -> Result<u64, Fault> {
+    fn atomic_locked(
+        &self,
+        peer: &Peer,
+        at: PermittedRange,
+        op: AtomicOp,
+    ) -> Result<u64, MemoryFault> {
         let index = (self.base.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
         let owner = self.owner.as_deref().unwrap_or(peer);
-        let lock = owner.segment.atomic_lock(index).ok_or(Fault)?;
+        let lock = owner.segment.atomic_lock(index).ok_or(MemoryFault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;
         // SAFETY: `old` and `new` have 8 bytes, and so does `at` (checked in `atomic`); the caller has pinned

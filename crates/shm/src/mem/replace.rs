@@ -1,10 +1,11 @@
-//! Replaces pages in use by other pages with the same contents, without a visible effect on any thread.
+//! Replaces pages that running threads use by other pages with the same contents; the threads
+//! notice nothing.
 //!
-//! `userfaultfd(2)` blocks the threads that write to the pages meanwhile. Replacement is therefore safe in a
-//! program whose threads keep running.
+//! `userfaultfd(2)` blocks the threads that write to the pages during the replacement. Replacement
+//! is therefore safe in a program whose threads keep running.
 //!
-//! System calls are made directly and not through the C library's functions, because programs override those
-//! (UCX's `mremap` ignores the fifth argument).
+//! The module makes system calls directly and not through the C library's functions, because
+//! programs override these functions (UCX's `mremap` ignores the fifth argument).
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -21,14 +22,14 @@ use rustix::mm::{
 /// their `ioctl`s.
 mod uffd {
     #[repr(C)]
-    pub(super) struct Api {
+    pub(super) struct UffdioApi {
         pub(super) api: u64,
         pub(super) features: u64,
         pub(super) ioctls: u64,
     }
 
     #[repr(C)]
-    pub(super) struct Register {
+    pub(super) struct UffdioRegister {
         pub(super) start: u64,
         pub(super) len: u64,
         pub(super) mode: u64,
@@ -55,7 +56,7 @@ mod uffd {
 
 /// Source of the new pages.
 #[derive(Clone, Copy)]
-pub(super) enum Pages<'a> {
+pub(super) enum PageSource<'a> {
     /// Pages of a file, whose offsets equal their target addresses.
     Shared(BorrowedFd<'a>),
     /// Private pages of this process.
@@ -63,31 +64,31 @@ pub(super) enum Pages<'a> {
 }
 
 /// A mapping that has not been moved to its target address; unmapped when dropped.
-struct Unplaced(*mut c_void, usize);
+struct UnplacedMapping(*mut c_void, usize);
 
-impl Drop for Unplaced {
+impl Drop for UnplacedMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this module, and no other code knows its address.
         let _ = unsafe { munmap(self.0, self.1) };
     }
 }
 
-/// Maps pages for `range` at another address, and prefaults all of them: exhaustion is an error here and not
-/// a SIGBUS later.
-fn map(range: &Range<usize>, pages: Pages<'_>) -> Result<Unplaced> {
+/// Maps pages for `range` at another address, and prefaults all of them. If memory is exhausted,
+/// the caller gets an error now and no SIGBUS later.
+fn map(range: &Range<usize>, pages: PageSource<'_>) -> Result<UnplacedMapping> {
     let (null, len) = (std::ptr::null_mut(), range.len());
     let writable = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new mappings at an address that the kernel chooses.
     let at = unsafe {
         match pages {
-            Pages::Shared(file) => {
+            PageSource::Shared(file) => {
                 let flags = MapFlags::SHARED | MapFlags::NORESERVE;
                 mmap(null, len, writable, flags, file, range.start as u64)?
             }
-            Pages::Private => mmap_anonymous(null, len, writable, MapFlags::PRIVATE)?,
+            PageSource::Private => mmap_anonymous(null, len, writable, MapFlags::PRIVATE)?,
         }
     };
-    let unplaced = Unplaced(at, len);
+    let unplaced = UnplacedMapping(at, len);
     populate(at, len)?;
     Ok(unplaced)
 }
@@ -109,19 +110,19 @@ impl WriteGuard {
             | UserfaultfdFlags::from_bits_retain(uffd::USER_MODE_ONLY);
         // SAFETY: faults are blocked only in registered ranges, and until this value is dropped.
         let guard = Self(unsafe { userfaultfd(flags) }?);
-        let mut api = uffd::Api {
+        let mut api = uffd::UffdioApi {
             api: uffd::API,
             features: uffd::FEATURE_PAGEFAULT_FLAG_WP | uffd::FEATURE_WP_HUGETLBFS_SHMEM,
             ioctls: 0,
         };
-        // SAFETY: `Api` is the structure of this call.
+        // SAFETY: `UffdioApi` is the structure of this call.
         unsafe { ioctl(&guard.0, Updater::<{ uffd::UFFDIO_API }, _>::new(&mut api)) }?;
         Ok(guard)
     }
 
     fn protect(&self, range: &Range<usize>) -> Result<()> {
         let (start, len) = (range.start as u64, range.len() as u64);
-        let mut register = uffd::Register {
+        let mut register = uffd::UffdioRegister {
             start,
             len,
             mode: uffd::REGISTER_MODE_WP,
@@ -146,7 +147,7 @@ impl WriteGuard {
     }
 }
 
-/// Returns an error if this process cannot block writing threads.
+/// Returns an error if this process cannot block threads that write to a page.
 pub(super) fn is_possible() -> std::io::Result<()> {
     WriteGuard::new()?;
     Ok(())
@@ -187,7 +188,7 @@ impl Drop for NoSignals {
 /// `range` starts and ends at a page boundary and is mapped readable and writable. It holds neither the stack
 /// nor thread-locals of this thread, nor other memory that this function writes to. No thread maps or unmaps
 /// pages in it meanwhile.
-pub(super) unsafe fn replace(range: &Range<usize>, pages: Pages<'_>) -> Result<()> {
+pub(super) unsafe fn replace(range: &Range<usize>, pages: PageSource<'_>) -> Result<()> {
     let guard = WriteGuard::new()?;
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let len = range.len();
@@ -232,7 +233,7 @@ mod tests {
         }
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 1 << 47).unwrap();
-        let memory = map(&(0..LEN), Pages::Private).unwrap();
+        let memory = map(&(0..LEN), PageSource::Private).unwrap();
         let start = memory.0.expose_provenance();
         let range = start..start + LEN;
         let stop = AtomicBool::new(false);
@@ -260,8 +261,8 @@ mod tests {
             for _ in 0..200 {
                 // SAFETY: the memory belongs to this test, and is not a stack.
                 unsafe {
-                    replace(&range, Pages::Shared(file.as_fd())).unwrap();
-                    replace(&range, Pages::Private).unwrap();
+                    replace(&range, PageSource::Shared(file.as_fd())).unwrap();
+                    replace(&range, PageSource::Private).unwrap();
                 }
             }
             stop.store(true, Ordering::Relaxed);

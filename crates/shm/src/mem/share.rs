@@ -6,10 +6,11 @@
 //! address space and holds each page at the offset that equals its address. Regions that share pages
 //! therefore share them in the file, too.
 //!
-//! The program must not notice. The obstacles and their solutions:
+//! The program must not notice that pages are replaced. These obstacles have these solutions:
 //!
-//! - Threads that write meanwhile are blocked (`replace`). A system call that writes there in another thread
-//!   would fail. All other threads must therefore be asleep when pages are shared.
+//! - Threads that write meanwhile are blocked (`replace`). A system call of another thread that
+//!   writes to the pages would fail. All other threads must therefore be asleep when pages are
+//!   shared.
 //! - Peers write to private regions by system call, and so does the engine on behalf of peers. Pages that
 //!   contain such a region stay private.
 //! - A forked child must not share pages with its parent: `fork` gives the child private copies.
@@ -26,17 +27,18 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::areas::Area;
+use super::areas::MappedArea;
 use super::fork;
 use super::page::PAGE;
-use super::replace::{Pages, replace};
-use super::sharing::{SharedFile, Sharing, sharing};
+use super::replace::{PageSource, replace};
+use super::sharing::{SharedFile, SharedPages, sharing};
 
-/// Maximum size of a shared region: sharing takes 0.5 ms per MiB, and large copies gain less.
+/// Maximum size in bytes of a shared region: sharing takes 0.5 ms per MiB, and large copies gain
+/// less.
 const MOST: usize = 64 << 20;
 
-/// Maximum number of regions shared at a time. Each may split a mapping of this process in three, and a
-/// process may have 65,530 mappings (`vm.max_map_count`).
+/// Maximum number of regions shared at a time. Each shared region may split a mapping of this
+/// process in three, and Linux permits a process 65,530 mappings (`vm.max_map_count`).
 const MOST_REGIONS: usize = 8192;
 
 /// Thread id of the engine, which may run while pages are shared, because its writes are known.
@@ -76,7 +78,7 @@ impl Drop for PrivateRegion {
                 sharing.regions -= 1;
                 sharing.shared.remove(&self.pages);
                 if let Err(e) = sharing.unshare(file, &self.pages) {
-                    // The pages remain usable; a later region finds them shared.
+                    // The shared pages remain usable, and a later region on them finds them shared.
                     tracing::debug!("the pages at {:#x?} stay shared: {e}", self.pages);
                 }
             }
@@ -84,7 +86,7 @@ impl Drop for PrivateRegion {
     }
 }
 
-/// Returns true if this process permits sharing; determined once.
+/// Returns true if this process permits sharing of pages; the answer is determined once.
 fn allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
@@ -99,16 +101,17 @@ fn allowed() -> bool {
 /// An allocator that replaces the C library's defines all three of the functions checked here.
 fn malloc_is_glibc() -> bool {
     let found = [c"malloc", c"calloc", c"realloc"].map(definition);
-    found.contains(&Definition::Glibc) && !found.contains(&Definition::Other)
+    found.contains(&AllocatorDefinition::Glibc) && !found.contains(&AllocatorDefinition::Other)
 }
 
 /// The object that defines a function of the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Definition {
+enum AllocatorDefinition {
     Glibc,
     Other,
-    /// The lookup ended at an entry of a procedure linkage table. That is where a program that is not
-    /// position-independent, such as Debian's python3, has the address of a function whose address it takes.
+    /// The lookup ended at an entry of a procedure linkage table. A program that is not
+    /// position-independent, such as Debian's python3, takes this entry's address for the
+    /// function's address.
     Unknown,
 }
 
@@ -116,7 +119,7 @@ enum Definition {
 const RTLD_DL_SYMENT: libc::c_int = 1;
 
 /// Returns the object that defines the function `name` in this process.
-fn definition(name: &CStr) -> Definition {
+fn definition(name: &CStr) -> AllocatorDefinition {
     let mut info: libc::Dl_info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
@@ -132,7 +135,7 @@ fn definition(name: &CStr) -> Definition {
             && libc::dladdr1(function, &raw mut info, &raw mut entry, RTLD_DL_SYMENT) != 0
     };
     if !found || info.dli_fname.is_null() {
-        return Definition::Other;
+        return AllocatorDefinition::Other;
     }
     // SAFETY: the loader's entries and names stay valid while the object is loaded. The C library and the
     // program are never unloaded; of other objects neither is used after this function.
@@ -144,9 +147,9 @@ fn definition(name: &CStr) -> Definition {
         )
     };
     match object.to_bytes().rsplit(|&b| b == b'/').next() {
-        _ if undefined => Definition::Unknown,
-        Some(b"libc.so.6") => Definition::Glibc,
-        _ => Definition::Other,
+        _ if undefined => AllocatorDefinition::Unknown,
+        Some(b"libc.so.6") => AllocatorDefinition::Glibc,
+        _ => AllocatorDefinition::Other,
     }
 }
 
@@ -154,14 +157,15 @@ fn refused(why: &'static str) -> io::Error {
     io::Error::other(why)
 }
 
-impl Sharing {
-    /// Registers `len` bytes of private memory at `addr`, and shares their pages if `wanted` is set and
-    /// sharing is safe.
+impl SharedPages {
+    /// Registers `len` bytes of private memory at `addr`, and shares their pages if `wanted` is set
+    /// and sharing is safe.
     ///
-    /// All of the bytes are mapped in `areas`, which the caller read while it held the lock of [`Sharing`].
+    /// All bytes are mapped in `areas`, which the caller read while it held the lock of
+    /// [`SharedPages`].
     pub(super) fn register(
         &mut self,
-        areas: &[Area],
+        areas: &[MappedArea],
         (addr, len): (usize, usize),
         wanted: bool,
     ) -> PrivateRegion {
@@ -186,8 +190,8 @@ impl Sharing {
         }
     }
 
-    /// Replaces those of `pages` that are not yet pages of the file.
-    fn share(&mut self, areas: &[Area], pages: &Range<usize>) -> io::Result<SharedFile> {
+    /// Replaces the private pages in the range `pages` by pages of the file.
+    fn share(&mut self, areas: &[MappedArea], pages: &Range<usize>) -> io::Result<SharedFile> {
         let file = self.file()?;
         let mut private: Vec<Range<usize>> = Vec::new();
         for (part, area) in parts(areas, pages) {
@@ -217,12 +221,12 @@ impl Sharing {
             // SAFETY: these are whole pages, mapped readable and writable a moment ago. All other threads are
             // asleep, and would have to unmap memory that is being registered. This thread does not write to
             // the pages (just checked).
-            unsafe { replace(part, Pages::Shared(file.fd.as_fd())) }?;
+            unsafe { replace(part, PageSource::Shared(file.fd.as_fd())) }?;
         }
         Ok(file)
     }
 
-    /// Makes those of `pages` private that no shared region covers any more.
+    /// Makes pages in the range `pages` private again, unless another shared region covers them.
     fn unshare(&mut self, file: &SharedFile, pages: &Range<usize>) -> io::Result<()> {
         let free = self.shared.uncovered(pages);
         if free.is_empty() {
@@ -233,7 +237,7 @@ impl Sharing {
             for (part, area) in parts(&areas, &range) {
                 if area.is_of(file) && area.writable && !overlaps_used_stack(&part) {
                     // SAFETY: as in `share`; the region on these pages has just been deregistered.
-                    unsafe { replace(&part, Pages::Private) }?;
+                    unsafe { replace(&part, PageSource::Private) }?;
                 }
             }
             let (from, len) = (range.start as u64, range.len() as u64);
@@ -244,7 +248,7 @@ impl Sharing {
     }
 }
 
-impl Area {
+impl MappedArea {
     /// Returns true if the area maps the file's pages for these addresses.
     fn is_of(&self, file: &SharedFile) -> bool {
         self.inode == file.inode && self.offset == self.start as u64 && self.readable
@@ -257,11 +261,11 @@ impl Area {
     }
 }
 
-/// Returns the parts of `range` in each of the areas, without unmapped parts.
+/// Returns the part of `range` in each of the areas; unmapped parts are left out.
 fn parts<'a>(
-    areas: &'a [Area],
+    areas: &'a [MappedArea],
     range: &Range<usize>,
-) -> impl Iterator<Item = (Range<usize>, &'a Area)> {
+) -> impl Iterator<Item = (Range<usize>, &'a MappedArea)> {
     let range = range.clone();
     areas.iter().filter_map(move |area| {
         let part = area.start.max(range.start)..area.end.min(range.end);

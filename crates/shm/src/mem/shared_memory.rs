@@ -14,26 +14,27 @@ use rustix::mm::{Advice, madvise};
 use super::page::PAGE;
 use super::peer_file::open_memfd;
 use crate::fabric::Peer;
-use crate::fabric::segment::Mapping;
+use crate::fabric::segment::FileMapping;
 use crate::lock::lock;
 
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A backing that peers can map: a sealed memfd of this process.
 #[derive(Clone)]
-pub(super) struct Backing {
+pub(super) struct MemfdBacking {
     len: usize,
     pub(super) fd: Arc<OwnedFd>,
     pub(super) inode: u64,
 }
 
 /// The shareable memory of this process, by address.
-static SHARED: Mutex<BTreeMap<usize, Backing>> = Mutex::new(BTreeMap::new());
+static SHARED: Mutex<BTreeMap<usize, MemfdBacking>> = Mutex::new(BTreeMap::new());
 
 /// Zeroed memory that other processes of the fabric can map once it is registered.
 ///
-/// One-sided verbs on it are plain copies instead of system calls. Allocations of 1 MiB or more use huge
-/// pages if the system has them. The memory is freed when the value is dropped; deregister it first.
+/// One-sided verbs on this memory are plain copies instead of system calls. Allocations of 1 MiB or
+/// more use huge pages if the system has them. Dropping the value frees the memory; deregister the
+/// memory before.
 #[derive(Debug)]
 pub struct SharedMemory {
     ptr: NonNull<u8>,
@@ -53,7 +54,7 @@ impl SharedMemory {
         self.ptr.as_ptr()
     }
 
-    /// Returns the number of bytes asked for; at least 1.
+    /// Returns the length in bytes that the caller asked for; at least 1.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -69,7 +70,7 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         lock(&SHARED).remove(&self.ptr.addr().get());
-        // SAFETY: the range came from `Mapping::new` in `alloc_shared` and belongs to this value alone.
+        // SAFETY: the range came from `FileMapping::new` in `alloc_shared` and belongs to this value alone.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.mapped) };
     }
 }
@@ -118,7 +119,7 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
     // Sealed against shrinking, so that a peer that has mapped the file never gets a SIGBUS.
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     let inode = File::from(fd.try_clone()?).metadata()?.ino();
-    let mapping = Mapping::new(&fd, mapped)?;
+    let mapping = FileMapping::new(&fd, mapped)?;
     let ptr = mapping.as_ptr();
     let advice = match pages {
         None if huge => Some(Advice::LinuxHugepage),
@@ -129,10 +130,10 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
         // SAFETY: the range was just mapped. Without huge pages, the mapping keeps small pages.
         let _ = unsafe { madvise(ptr.cast(), mapped, advice) };
     }
-    // Populate now: exhaustion is an error here instead of a SIGBUS later.
+    // Prefault now: if memory is exhausted, the caller gets an error instead of a SIGBUS later.
     // SAFETY: the range was just mapped.
     match unsafe { madvise(ptr.cast(), mapped, Advice::LinuxPopulateWrite) } {
-        // Linux before 5.14 does not know this advice.
+        // Linux before 5.14 does not know `MADV_POPULATE_WRITE`.
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
     }
@@ -142,11 +143,11 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
 impl SharedMemory {
     /// Records a mapping of the whole file `fd`, so that registration finds it; `len` is the length asked
     /// for.
-    fn enter(mapping: Mapping, fd: OwnedFd, inode: u64, len: usize) -> io::Result<Self> {
+    fn enter(mapping: FileMapping, fd: OwnedFd, inode: u64, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(mapping.as_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapped = mapping.len();
         std::mem::forget(mapping);
-        let backing = Backing {
+        let backing = MemfdBacking {
             len: mapped,
             fd: Arc::new(fd),
             inode,
@@ -168,13 +169,13 @@ impl SharedMemory {
         if len == 0 || len > mapped {
             return Err(io::Error::other("the peer's memory is not what it says"));
         }
-        let mapping = Mapping::new(&file, mapped)?;
+        let mapping = FileMapping::new(&file, mapped)?;
         Self::enter(mapping, file.into(), inode, len)
     }
 }
 
 /// Returns the shared memory that contains all of `addr..end`, and the offset of `addr` in it.
-pub(super) fn shared_at(addr: usize, end: usize) -> Option<(Backing, usize)> {
+pub(super) fn shared_at(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
     let shared = lock(&SHARED);
     let (&start, backing) = shared.range(..=addr).next_back()?;
     (end <= start + backing.len).then(|| (backing.clone(), addr - start))

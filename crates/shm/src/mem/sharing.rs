@@ -6,27 +6,27 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-use super::areas::{Area, Maps, areas};
-use super::coverage::Coverage;
+use super::areas::{MappedArea, ProcSelfMaps, areas};
+use super::coverage::RangeCoverage;
 use crate::lock::lock;
 
 /// Bytes of the file: the size of a process's address space.
 const FILE_BYTES: u64 = 1 << 47;
 
-/// The registered regions of private memory, and those whose pages are shared.
-pub(super) struct Sharing {
+/// The registered regions of private memory, and the set of pages that are shared.
+pub(super) struct SharedPages {
     /// The process that owns these pages; a forked child begins with an empty record.
     pub(super) pid: u32,
     file: Option<SharedFile>,
-    /// Kept open while the file exists: fork and deregistration must read the areas even if no descriptors
-    /// are left.
-    maps: Option<Maps>,
+    /// `/proc/self/maps`, kept open while the file exists. Fork and deregistration must read the
+    /// areas even if no descriptors are left.
+    maps: Option<ProcSelfMaps>,
     /// Number of shared regions.
     pub(super) regions: usize,
     /// Coverage of the regions whose pages are all shared.
-    pub(super) shared: Coverage,
+    pub(super) shared: RangeCoverage,
     /// Coverage of the regions that peers access by system call.
-    pub(super) private: Coverage,
+    pub(super) private: RangeCoverage,
 }
 
 #[derive(Clone)]
@@ -35,28 +35,29 @@ pub(super) struct SharedFile {
     pub(super) inode: u64,
 }
 
-static SHARING: Mutex<Sharing> = Mutex::new(Sharing::new(0));
+static SHARING: Mutex<SharedPages> = Mutex::new(SharedPages::new(0));
 
 /// Locks and returns the record of the calling process.
-pub(super) fn sharing() -> MutexGuard<'static, Sharing> {
+pub(super) fn sharing() -> MutexGuard<'static, SharedPages> {
     let mut sharing = lock(&SHARING);
     let pid = std::process::id();
     if sharing.pid != pid {
-        // The file belongs to the parent. The child's copies of its pages, if any, are private (see `fork`).
-        *sharing = Sharing::new(pid);
+        // The file belongs to the parent. The child's copies of shared pages, if any, are private
+        // (see `fork`).
+        *sharing = SharedPages::new(pid);
     }
     sharing
 }
 
-impl Sharing {
+impl SharedPages {
     const fn new(pid: u32) -> Self {
         Self {
             pid,
             file: None,
             maps: None,
             regions: 0,
-            shared: Coverage::new(),
-            private: Coverage::new(),
+            shared: RangeCoverage::new(),
+            private: RangeCoverage::new(),
         }
     }
 
@@ -65,12 +66,12 @@ impl Sharing {
         self.file.as_ref().map(|file| file.inode)
     }
 
-    /// Returns the file, and makes it if necessary.
+    /// Returns the file that holds shared pages, and makes the file if necessary.
     pub(super) fn file(&mut self) -> io::Result<SharedFile> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
         }
-        let maps = Maps::open()?;
+        let maps = ProcSelfMaps::open()?;
         let fd = memfd_create(
             "verbatim-pages",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -92,7 +93,7 @@ impl Sharing {
     ///
     /// # Errors
     /// Returns the system's error if `/proc/self/maps` cannot be read.
-    pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
+    pub(super) fn areas(&self) -> io::Result<Vec<MappedArea>> {
         match &self.maps {
             Some(maps) => maps.areas(),
             None => areas(),

@@ -1,6 +1,6 @@
 //! Atomics on 8 bytes that the program may have unmapped.
 
-use super::fault::Fault;
+use super::fault::MemoryFault;
 
 /// An atomic operation.
 #[derive(Clone, Copy, Debug)]
@@ -21,14 +21,14 @@ pub enum AtomicOp {
 /// Applies `op` to the word at `ptr`, and returns the old value.
 ///
 /// # Errors
-/// Returns [`Fault`] if `ptr` is not mapped writable.
+/// Returns [`MemoryFault`] if `ptr` is not mapped writable.
 ///
 /// # Safety
 /// `ptr` is aligned to 8 bytes. No reference to memory that may be mapped there exists, and other threads
 /// access the same bytes as whole words only.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
+pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
     use super::guard::guarded;
     // Operands and result pass through memory: a guarded block has no register outputs.
     let mut word;
@@ -58,7 +58,7 @@ pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
             }
         }
     };
-    if done { Ok(word) } else { Err(Fault) }
+    if done { Ok(word) } else { Err(MemoryFault) }
 }
 
 /// Applies `op` to the word at `ptr`, and returns the old value.
@@ -70,7 +70,7 @@ pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
 /// `ptr` is aligned to 8 bytes and writable. No reference to the word exists, and other threads access the
 /// same bytes as whole words only.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
+pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
     use std::sync::atomic::{AtomicU64, Ordering};
     // SAFETY: contract of this function.
     let word = unsafe { AtomicU64::from_ptr(ptr) };
@@ -113,7 +113,7 @@ mod tests {
             AtomicOp::CompareSwap { expect: 0, swap: 1 },
         ] {
             // SAFETY: no memory is ever mapped at this address.
-            assert_eq!(unsafe { change(nowhere, op) }, Err(Fault));
+            assert_eq!(unsafe { change(nowhere, op) }, Err(MemoryFault));
         }
     }
 }

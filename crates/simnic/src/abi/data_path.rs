@@ -4,11 +4,11 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::handle::{on_known, or_errno};
+use super::handle::{or_errno, with_known_object};
 use crate::cq::Cqe;
 use crate::memory::Payload;
-use crate::post::{Datagram, MAX_SGE, SendRequest};
-use crate::recvs::{Recv, RecvList};
+use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
+use crate::recvs::{PostedRecv, RecvList};
 use crate::threads::synchronize;
 
 pub(super) unsafe extern "C" fn post_send(
@@ -19,7 +19,7 @@ pub(super) unsafe extern "C" fn post_send(
     synchronize();
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_send(3)` requires.
     let posted = unsafe {
-        on_known((*qp).context, (*qp).handle, |world, index| {
+        with_known_object((*qp).context, (*qp).handle, |world, index| {
             let refuse = |wr: *mut ibv_send_wr| {
                 if let Some(place) = bad_wr.as_mut() {
                     *place = wr;
@@ -30,7 +30,7 @@ pub(super) unsafe extern "C" fn post_send(
             while let Some(this) = wr.as_ref() {
                 if list.room > 0
                     && let Some(datagram) = as_datagram(this)
-                    && world.build_like(index, &mut list, &datagram)
+                    && world.repeat_datagram(index, &mut list, &datagram)
                 {
                     wr = this.next;
                     continue;
@@ -60,13 +60,13 @@ pub(super) unsafe extern "C" fn post_send(
 /// Reads a work request without SGEs as a datagram; `None` if it has SGEs. Only the queue pair knows if it is a
 /// datagram.
 #[inline(always)]
-fn as_datagram(wr: &ibv_send_wr) -> Option<Datagram> {
+fn as_datagram(wr: &ibv_send_wr) -> Option<EmptyDatagram> {
     if wr.num_sge != 0 {
         return None;
     }
     // SAFETY: all members of the unions are integers and pointers.
     let (imm, ud) = unsafe { (wr.imm.imm_data, wr.wr.ud) };
-    Some(Datagram {
+    Some(EmptyDatagram {
         opcode: wr.opcode,
         flags: wr.send_flags,
         wr_id: wr.wr_id,
@@ -162,8 +162,8 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
-        on_known((*qp).context, (*qp).handle, |world, index| {
-            let mut recvs = Recvs { next: wr, last: wr };
+        with_known_object((*qp).context, (*qp).handle, |world, index| {
+            let mut recvs = PostedRecvList { next: wr, last: wr };
             world.post_recvs(index, &mut recvs).inspect_err(|_| {
                 if let Some(place) = bad_wr.as_mut() {
                     *place = recvs.last;
@@ -175,15 +175,15 @@ pub(super) unsafe extern "C" fn post_recv(
 }
 
 /// A list of receive work requests (`ibv_post_recv(3)`) while it is posted.
-struct Recvs {
+struct PostedRecvList {
     next: *mut ibv_recv_wr,
     /// The work request that was taken last.
     last: *mut ibv_recv_wr,
 }
 
-impl RecvList<c_int> for &mut Recvs {
+impl RecvList<c_int> for &mut PostedRecvList {
     #[inline(always)]
-    fn next(&mut self) -> Option<Result<Recv, c_int>> {
+    fn next(&mut self) -> Option<Result<PostedRecv, c_int>> {
         self.last = self.next;
         // SAFETY: the caller of `post_recv` guarantees a valid list.
         unsafe {
@@ -194,7 +194,7 @@ impl RecvList<c_int> for &mut Recvs {
     }
 
     #[inline(always)]
-    fn skip(&mut self, recv: &Recv) -> bool {
+    fn take_if_equal(&mut self, recv: &PostedRecv) -> bool {
         // SAFETY: the caller of `post_recv` guarantees a valid list. A work request with one SGE has an SGE if its
         // address is not NULL.
         unsafe {
@@ -220,7 +220,7 @@ impl RecvList<c_int> for &mut Recvs {
 /// # Safety
 /// The work request is valid as `ibv_post_recv(3)` requires.
 #[inline(always)]
-unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<Recv> {
+unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<PostedRecv> {
     // SAFETY: contract of this function.
     let sges = unsafe { read_sges(wr.sg_list, wr.num_sge) }?;
     let (addr, len, lkey) = match sges {
@@ -228,7 +228,7 @@ unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<Recv> {
         [sge] => (sge.addr, sge.length, sge.lkey),
         _ => return None,
     };
-    Some(Recv {
+    Some(PostedRecv {
         wr_id: wr.wr_id,
         addr,
         len,
@@ -251,7 +251,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     synchronize();
     // SAFETY: a CQ of this provider; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
-        on_known((*cq).context, (*cq).handle, |world, index| {
+        with_known_object((*cq).context, (*cq).handle, |world, index| {
             let mut place = wc;
             let each = |cqe: &Cqe| {
                 place.write(completion(cqe));
@@ -288,5 +288,5 @@ fn completion(cqe: &Cqe) -> ibv_wc {
 /// Does nothing: completion events are not simulated, so programs must poll.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
     // SAFETY: a CQ of this provider.
-    or_errno(unsafe { on_known((*cq).context, (*cq).handle, |_, _| Ok(())) })
+    or_errno(unsafe { with_known_object((*cq).context, (*cq).handle, |_, _| Ok(())) })
 }

@@ -2,15 +2,15 @@
 
 use std::ffi::{c_char, c_int};
 
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 use verbs_abi::*;
 
 use super::data_path;
-use super::handle::{Handle, on, or_errno, or_null, set_errno};
+use super::handle::{ObjectHandle, or_errno, or_null, set_errno, with_object};
 use crate::nic::lid;
 use crate::post::MAX_SGE;
 use crate::threads::world;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// Largest number of work requests in a queue.
 pub(super) const MAX_WR: u32 = 1 << 15;
@@ -22,7 +22,8 @@ pub(super) const MAX_QP: usize = (1 << 24) - 1;
 pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let listed = world(|world| {
         let count = u32::try_from(world.machines.len()).unwrap_or(0);
-        let devices = (0..count).map(|index| Handle::give(describe(world, index), world, index));
+        let devices = (0..count)
+            .map(|index| ObjectHandle::into_pointer(describe(world, index), world, index));
         devices.chain([std::ptr::null_mut()]).collect::<Vec<_>>()
     });
     let list = listed.unwrap_or_else(|| vec![std::ptr::null_mut()]);
@@ -34,12 +35,12 @@ pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mu
 }
 
 /// Returns the device of a host, named `sim3`, or of a DPU, named `sim3_dpu`.
-fn describe(world: &World, machine: u32) -> ibv_device {
+fn describe(world: &Simulation, machine: u32) -> ibv_device {
     let mut device = ibv_device::zeroed();
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
     let name = match world.machines.get(machine as usize) {
-        Some(dpu) if dpu.place == Place::Dpu => format!("sim{}_dpu", dpu.nic),
+        Some(dpu) if dpu.place == CorePlace::Dpu => format!("sim{}_dpu", dpu.nic),
         _ => format!("sim{machine}"),
     };
     for (place, byte) in device.name.iter_mut().zip(name.bytes()) {
@@ -57,7 +58,7 @@ pub(super) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
     unsafe {
         let mut len = 0;
         while !(*list.add(len)).is_null() {
-            drop(Handle::take(*list.add(len)));
+            drop(ObjectHandle::take_back_from_c(*list.add(len)));
             len += 1;
         }
         drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
@@ -74,7 +75,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> 
 
 pub(super) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of this provider.
-    unsafe { on(device, |_, machine| Ok(guid(machine).to_be())) }.unwrap_or(0)
+    unsafe { with_object(device, |_, machine| Ok(guid(machine).to_be())) }.unwrap_or(0)
 }
 
 /// Returns a locally administered EUI-64 that contains the number of the machine.
@@ -85,9 +86,9 @@ fn guid(machine: u32) -> u64 {
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of this provider.
     let opened = unsafe {
-        on(device, |world, machine| {
+        with_object(device, |world, machine| {
             let mut context = ibv_context::zeroed();
-            context.device = Handle::give(describe(world, machine), world, machine);
+            context.device = ObjectHandle::into_pointer(describe(world, machine), world, machine);
             context.ops.post_send = Some(data_path::post_send);
             context.ops.post_recv = Some(data_path::post_recv);
             context.ops.post_srq_recv = Some(data_path::post_srq_recv);
@@ -96,7 +97,7 @@ pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
             context.cmd_fd = -1;
             context.async_fd = -1;
             context.num_comp_vectors = 1;
-            Ok(Handle::give(context, world, machine))
+            Ok(ObjectHandle::into_pointer(context, world, machine))
         })
     };
     or_null(opened)
@@ -108,8 +109,8 @@ pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     }
     // SAFETY: a context of this provider, closed once.
     unsafe {
-        let context = Handle::take(context);
-        drop(Handle::take(context.abi.device));
+        let context = ObjectHandle::take_back_from_c(context);
+        drop(ObjectHandle::take_back_from_c(context.abi.device));
     }
     0
 }
@@ -132,7 +133,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
         (
-            on(context, |world, machine| Ok(attributes(world, machine))),
+            with_object(context, |world, machine| Ok(attributes(world, machine))),
             attr.as_mut(),
         )
     };
@@ -146,7 +147,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     }
 }
 
-fn attributes(world: &World, machine: u32) -> ibv_device_attr {
+fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     let most = |count: u32| c_int::try_from(count).unwrap_or(c_int::MAX);
     attr.node_guid = guid(machine).to_be();
@@ -184,7 +185,7 @@ pub(super) unsafe extern "C" fn ibv_query_port(
 ) -> c_int {
     // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
-        let queried = on(context, |world, machine| Ok((world.costs.mtu, machine)));
+        let queried = with_object(context, |world, machine| Ok((world.costs.mtu, machine)));
         (queried, attr.as_mut())
     };
     let (Ok((mtu, machine)), Some(place), 1) = (queried, place, port_num) else {
@@ -219,7 +220,8 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     // SAFETY: a context of this provider, and a place for the GID.
-    let (queried, place) = unsafe { (on(context, |_, machine| Ok(machine)), gid.as_mut()) };
+    let (queried, place) =
+        unsafe { (with_object(context, |_, machine| Ok(machine)), gid.as_mut()) };
     let (Ok(machine), Some(place), 1, 0) = (queried, place, port_num, index) else {
         set_errno(libc::EINVAL);
         return -1;
@@ -238,7 +240,7 @@ pub(super) unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     // SAFETY: a context of this provider, and a place for the P_Key.
-    let (queried, place) = unsafe { (on(context, |_, _| Ok(())), pkey.as_mut()) };
+    let (queried, place) = unsafe { (with_object(context, |_, _| Ok(())), pkey.as_mut()) };
     let (Ok(()), Some(place), 1, 0) = (queried, place, port_num, index) else {
         set_errno(libc::EINVAL);
         return -1;
@@ -252,8 +254,8 @@ pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
     pd.context = context;
     // SAFETY: a context of this provider.
     or_null(unsafe {
-        on(context, |world, machine| {
-            Ok(Handle::give(pd, world, machine))
+        with_object(context, |world, machine| {
+            Ok(ObjectHandle::into_pointer(pd, world, machine))
         })
     })
 }
@@ -263,6 +265,6 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         return libc::EINVAL;
     }
     // SAFETY: a protection domain of this provider, released once.
-    drop(unsafe { Handle::take(pd) });
+    drop(unsafe { ObjectHandle::take_back_from_c(pd) });
     or_errno(Ok(()))
 }

@@ -5,20 +5,20 @@ use std::ffi::c_int;
 use verbs_abi::ibv_context;
 
 use crate::threads::world;
-use crate::world::World;
+use crate::world::Simulation;
 
 /// The C structure of an object, and the object's identity. The structure begins at a cache line, so that the data path
 /// needs only one line of it.
 #[repr(C, align(64))]
-pub(super) struct Handle<T> {
+pub(super) struct ObjectHandle<T> {
     pub(super) abi: T,
     world: u64,
     pub(super) index: u32,
 }
 
-impl<T> Handle<T> {
+impl<T> ObjectHandle<T> {
     /// Makes a handle, which C then owns.
-    pub(super) fn give(abi: T, world: &World, index: u32) -> *mut T {
+    pub(super) fn into_pointer(abi: T, world: &Simulation, index: u32) -> *mut T {
         let handle = Box::new(Self {
             abi,
             world: world.id,
@@ -30,8 +30,8 @@ impl<T> Handle<T> {
     /// Takes a handle back from C.
     ///
     /// # Safety
-    /// `handle` came from [`give`](Self::give) and was not taken back.
-    pub(super) unsafe fn take(handle: *mut T) -> Box<Self> {
+    /// `handle` came from [`into_pointer`](Self::into_pointer) and was not taken back.
+    pub(super) unsafe fn take_back_from_c(handle: *mut T) -> Box<Self> {
         // SAFETY: contract of this function.
         unsafe { Box::from_raw(handle.cast()) }
     }
@@ -40,15 +40,15 @@ impl<T> Handle<T> {
 /// Calls `with` on the object's simulation and index.
 ///
 /// # Safety
-/// `handle` is NULL or came from [`Handle::give`] and was not taken back.
+/// `handle` is NULL or came from [`ObjectHandle::into_pointer`] and was not taken back.
 #[inline]
-pub(super) unsafe fn on<T, R>(
+pub(super) unsafe fn with_object<T, R>(
     handle: *mut T,
-    with: impl FnOnce(&mut World, u32) -> Result<R, c_int>,
+    with: impl FnOnce(&mut Simulation, u32) -> Result<R, c_int>,
 ) -> Result<R, c_int> {
     // SAFETY: contract of this function.
-    let handle = unsafe { handle.cast::<Handle<T>>().as_ref() }.ok_or(libc::EINVAL)?;
-    let here = |here: &mut World| {
+    let handle = unsafe { handle.cast::<ObjectHandle<T>>().as_ref() }.ok_or(libc::EINVAL)?;
+    let here = |here: &mut Simulation| {
         if here.id == handle.world {
             with(here, handle.index)
         } else {
@@ -62,15 +62,15 @@ pub(super) unsafe fn on<T, R>(
 /// from the C structure. Both are in cache lines that are needed anyway, unlike the identity after the C structure.
 ///
 /// # Safety
-/// `context` is NULL or came from [`Handle::give`] and was not taken back.
+/// `context` is NULL or came from [`ObjectHandle::into_pointer`] and was not taken back.
 #[inline(always)]
-pub(super) unsafe fn on_known<R>(
+pub(super) unsafe fn with_known_object<R>(
     context: *mut ibv_context,
     index: u32,
-    with: impl FnOnce(&mut World, u32) -> Result<R, c_int>,
+    with: impl FnOnce(&mut Simulation, u32) -> Result<R, c_int>,
 ) -> Result<R, c_int> {
     // SAFETY: contract of this function.
-    unsafe { on(context, |world, _| with(world, index)) }
+    unsafe { with_object(context, |world, _| with(world, index)) }
 }
 
 /// Sets errno.

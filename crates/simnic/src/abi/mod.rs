@@ -9,16 +9,16 @@ mod data_path;
 mod device;
 mod handle;
 mod objects;
+mod texts;
 
 use verbs_abi::Symbols;
 
 /// Returns the simulated NICs as a provider: each machine of the calling thread's cluster is a device.
-///
-/// Functions that need no device, such as those that return the names of codes, are taken from `texts`.
 #[must_use]
-pub fn symbols(texts: &Symbols) -> Symbols {
+pub fn symbols() -> Symbols {
     use device::*;
     use objects::*;
+    use texts::*;
     Symbols {
         ibv_get_device_list,
         ibv_free_device_list,
@@ -58,6 +58,10 @@ pub fn symbols(texts: &Symbols) -> Symbols {
         ibv_detach_mcast,
         ibv_init_ah_from_wc,
         ibv_create_ah_from_wc,
-        ..*texts
+        ibv_fork_init,
+        ibv_wc_status_str,
+        ibv_event_type_str,
+        ibv_node_type_str,
+        ibv_port_state_str,
     }
 }

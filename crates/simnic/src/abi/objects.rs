@@ -6,17 +6,17 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
-use super::handle::{Handle, on, or_errno, or_null, set_errno};
+use super::handle::{ObjectHandle, or_errno, or_null, set_errno, with_object};
 use crate::cq::Cq;
-use crate::line::Line;
-use crate::memory::Region;
+use crate::fifo_queue::FifoQueue;
+use crate::memory::SimulatedRegion;
 use crate::mr::Mr;
 use crate::port::OwnPort;
 use crate::post::{MAX_SGE, transport};
 use crate::qp::Qp;
-use crate::reads::Reads;
-use crate::recvs::Recvs;
-use crate::world::World;
+use crate::reads::OutstandingReads;
+use crate::recvs::PostedRecvs;
+use crate::world::Simulation;
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -28,9 +28,9 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
     // SAFETY: a protection domain of this provider. The caller guarantees that the memory stays valid until the region
     // is deregistered.
     let registered = unsafe {
-        on(pd, |world, machine| {
-            let region = Region::new(addr.expose_provenance() as u64, length as u64);
-            let key = place(&mut world.mrs, |_| Mr {
+        with_object(pd, |world, machine| {
+            let region = SimulatedRegion::new(addr.expose_provenance() as u64, length as u64);
+            let key = insert(&mut world.mrs, |_| Mr {
                 machine,
                 region,
                 access,
@@ -40,14 +40,14 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
             mr.context = (*pd).context;
             (mr.pd, mr.addr, mr.length) = (pd, addr, length);
             (mr.handle, mr.lkey, mr.rkey) = (key, key, key);
-            Ok(Handle::give(mr, world, key))
+            Ok(ObjectHandle::into_pointer(mr, world, key))
         })
     };
     or_null(registered)
 }
 
 /// Adds an object to a table; keys are never reused.
-fn place<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
+fn insert<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
     let index = u32::try_from(table.len()).map_err(|_| libc::ENOMEM)?;
     table.push(Some(make(index)));
     Ok(index)
@@ -71,11 +71,11 @@ pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     }
     // SAFETY: a region of this provider, released once. Without its simulation, nothing accesses it any more.
     unsafe {
-        let _ = on(mr, |world, key| {
+        let _ = with_object(mr, |world, key| {
             world.mrs[key as usize] = None;
             Ok(())
         });
-        drop(Handle::take(mr));
+        drop(ObjectHandle::take_back_from_c(mr));
     }
     0
 }
@@ -85,7 +85,7 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
 ) -> *mut ibv_comp_channel {
     // SAFETY: a context of this provider.
     let created = unsafe {
-        on(context, |world, machine| {
+        with_object(context, |world, machine| {
             use rustix::event::{EventfdFlags, eventfd};
             let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| e.raw_os_error())?;
             let channel = ibv_comp_channel {
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
                 fd: fd.into_raw_fd(),
                 refcnt: 0,
             };
-            Ok(Handle::give(channel, world, machine))
+            Ok(ObjectHandle::into_pointer(channel, world, machine))
         })
     };
     or_null(created)
@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     }
     // SAFETY: a channel of this provider with its original descriptor, released once.
     unsafe {
-        let channel = Handle::take(channel);
+        let channel = ObjectHandle::take_back_from_c(channel);
         drop(OwnedFd::from_raw_fd(channel.abi.fd));
     }
     0
@@ -125,17 +125,17 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
     // SAFETY: a context of this provider.
     let created = unsafe {
-        on(context, |world, _| {
-            let index = place(&mut world.cqs, |_| Cq {
+        with_object(context, |world, _| {
+            let index = insert(&mut world.cqs, |_| Cq {
                 capacity: cqe.cast_unsigned(),
                 handle: std::ptr::null(),
-                cqes: Line::default(),
+                cqes: FifoQueue::default(),
                 overrun: false,
                 watcher: None,
                 stamp: 0,
             })?;
             cq.handle = index;
-            let given = Handle::give(cq, world, index);
+            let given = ObjectHandle::into_pointer(cq, world, index);
             if let Some(Some(queue)) = world.cqs.get_mut(index as usize) {
                 queue.handle = given;
             }
@@ -155,11 +155,11 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
     // SAFETY: a CQ of this provider, released once.
     unsafe {
-        let _ = on(cq, |world, index| {
+        let _ = with_object(cq, |world, index| {
             world.cqs[index as usize] = None;
             Ok(())
         });
-        drop(Handle::take(cq));
+        drop(ObjectHandle::take_back_from_c(cq));
     }
     0
 }
@@ -208,14 +208,16 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
         let Some(init) = init.as_mut() else {
             return or_null(Err(libc::EINVAL));
         };
-        or_null(on(pd, |world, machine| create_qp(world, machine, pd, init)))
+        or_null(with_object(pd, |world, machine| {
+            create_qp(world, machine, pd, init)
+        }))
     }
 }
 
 /// # Safety
 /// The handles are of this provider, or NULL.
 unsafe fn create_qp(
-    world: &mut World,
+    world: &mut Simulation,
     machine: u32,
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -225,7 +227,11 @@ unsafe fn create_qp(
     };
     // SAFETY: contract of this function.
     let cqs = unsafe {
-        let index = |cq: *mut ibv_cq| cq.cast::<Handle<ibv_cq>>().as_ref().map(|cq| cq.index);
+        let index = |cq: *mut ibv_cq| {
+            cq.cast::<ObjectHandle<ibv_cq>>()
+                .as_ref()
+                .map(|cq| cq.index)
+        };
         index(init.send_cq).zip(index(init.recv_cq))
     };
     let (send_cq, recv_cq) = cqs.ok_or(libc::EINVAL)?;
@@ -241,7 +247,7 @@ unsafe fn create_qp(
         return Err(libc::EINVAL);
     }
     let signal_all = init.sq_sig_all != 0;
-    let index = place(&mut world.qps, |_| {
+    let index = insert(&mut world.qps, |_| {
         Box::new(Qp {
             machine,
             transport,
@@ -252,21 +258,21 @@ unsafe fn create_qp(
             signal_all,
             qkey: 0,
             access: 0,
-            guard: 0,
-            receives: false,
+            access_check: 0,
+            can_receive: false,
             port: OwnPort::NONE,
             peer: 0,
-            recvs: Recvs::default(),
+            recvs: PostedRecvs::default(),
             outstanding: 0,
-            wqes: Line::default(),
-            lists: Line::default(),
-            arrived: 0,
+            wqes: FifoQueue::default(),
+            lists: FifoQueue::default(),
+            lists_at_nic: 0,
             in_service: false,
-            last_answer: 0,
+            last_response: 0,
             last_handled: 0,
             refetches_until: 0,
-            held_up: 0,
-            reads: Reads::default(),
+            refetch_delay: 0,
+            reads: OutstandingReads::default(),
             last_delivery: 0,
             last_empty: None,
             last_posted: None,
@@ -279,7 +285,7 @@ unsafe fn create_qp(
     (qp.qp_context, qp.pd) = (init.qp_context, pd);
     (qp.send_cq, qp.recv_cq) = (init.send_cq, init.recv_cq);
     (qp.handle, qp.qp_num, qp.qp_type) = (index, index, init.qp_type);
-    Ok(Handle::give(qp, world, index))
+    Ok(ObjectHandle::into_pointer(qp, world, index))
 }
 
 pub(super) unsafe extern "C" fn ibv_query_qp(
@@ -290,7 +296,7 @@ pub(super) unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     // SAFETY: a queue pair of this provider, and places for the results.
     let queried = unsafe {
-        on(qp, |world, index| {
+        with_object(qp, |world, index| {
             let qp = world.qp(index).ok_or(libc::EINVAL)?;
             let mut found = ibv_qp_attr::zeroed();
             found.qp_state = qp.state;
@@ -324,12 +330,17 @@ pub(super) unsafe extern "C" fn ibv_modify_qp(
         let Some(attr) = attr.as_ref() else {
             return libc::EINVAL;
         };
-        on(qp, |world, index| modify(world, index, attr, mask))
+        with_object(qp, |world, index| modify(world, index, attr, mask))
     };
     or_errno(modified)
 }
 
-fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
+fn modify(
+    world: &mut Simulation,
+    index: u32,
+    attr: &ibv_qp_attr,
+    mask: c_int,
+) -> Result<(), c_int> {
     let qp = world.qp(index).ok_or(libc::EINVAL)?;
     let has = |bit| mask & bit != 0;
     if has(IBV_QP_QKEY) {
@@ -341,7 +352,7 @@ fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Res
     if has(IBV_QP_DEST_QPN) {
         qp.peer = attr.dest_qp_num;
     }
-    qp.changed();
+    qp.update_derived();
     if !has(IBV_QP_STATE) {
         return Ok(());
     }
@@ -356,7 +367,7 @@ fn modify(world: &mut World, index: u32, attr: &ibv_qp_attr, mask: c_int) -> Res
         return Err(libc::EINVAL);
     }
     qp.state = attr.qp_state;
-    qp.changed();
+    qp.update_derived();
     if attr.qp_state == IBV_QPS_ERR {
         world.flush(index);
     }
@@ -369,11 +380,11 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     // SAFETY: a queue pair of this provider, released once.
     unsafe {
-        let _ = on(qp, |world, index| {
+        let _ = with_object(qp, |world, index| {
             world.remove_qp(index);
             Ok(())
         });
-        drop(Handle::take(qp));
+        drop(ObjectHandle::take_back_from_c(qp));
     }
     0
 }
@@ -385,7 +396,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
     // SAFETY: a protection domain of this provider, and the program's attributes.
     let created = unsafe {
         let attr = attr.as_ref().ok_or(libc::EINVAL);
-        on(pd, |world, machine| {
+        with_object(pd, |world, machine| {
             let attr = attr?;
             let there = usize::from(attr.dlid);
             if attr.port_num != 1 || !(1..=world.machines.len()).contains(&there) {
@@ -396,7 +407,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
                 pd,
                 handle: u32::from(attr.dlid),
             };
-            Ok(Handle::give(ah, world, machine))
+            Ok(ObjectHandle::into_pointer(ah, world, machine))
         })
     };
     or_null(created)
@@ -407,7 +418,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
         return libc::EINVAL;
     }
     // SAFETY: an address handle of this provider, released once.
-    drop(unsafe { Handle::take(ah) });
+    drop(unsafe { ObjectHandle::take_back_from_c(ah) });
     0
 }
 

@@ -3,12 +3,12 @@
 use verbs_abi as abi;
 
 use crate::cq::Cqe;
-use crate::line::Line;
-use crate::message::{SUCCESS, code};
+use crate::fifo_queue::FifoQueue;
+use crate::message::{SUCCESS, code_u8};
 use crate::queue::Ps;
-use crate::world::World;
+use crate::world::Simulation;
 
-impl World {
+impl Simulation {
     /// Ends a work request, with a completion if it is signaled or has failed.
     pub(super) fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
         let message = &self.messages[id];
@@ -24,7 +24,7 @@ impl World {
         }
         let home = &mut self.machines[machine as usize];
         let (cqe_cost, pcie) = (self.shapes.cqe(home.place), home.costs.pcie);
-        let written = home.to_host.take(now, cqe_cost.to_host).max(at);
+        let written = home.to_host.reserve_time(now, cqe_cost.to_host).max(at);
         let shape = self.shapes.get(shape);
         let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);
         let cqe = Cqe {
@@ -37,7 +37,7 @@ impl World {
             slid: 0,
             with_imm: false,
             status,
-            opcode: code(completed(opcode.into())),
+            opcode: code_u8(completion_opcode(opcode.into())),
         };
         self.complete(cq, cqe);
     }
@@ -55,13 +55,13 @@ impl World {
             Some(list) if qp.in_service => list.len,
             _ => 0,
         };
-        let rest = behind(&mut qp.wqes, keep);
+        let rest = split_after(&mut qp.wqes, keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.lists.split_off(usize::from(keep > 0));
-        qp.arrived = qp.arrived.min(qp.lists.len());
+        qp.lists_at_nic = qp.lists_at_nic.min(qp.lists.len());
         for (id, times) in rest {
             for _ in 0..times {
-                self.finish(id, code(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+                self.finish(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
                 self.messages.free(id);
             }
         }
@@ -75,8 +75,8 @@ impl World {
                 src_qp: 0,
                 slid: 0,
                 with_imm: false,
-                status: code(abi::IBV_WC_WR_FLUSH_ERR),
-                opcode: code(abi::IBV_WC_RECV),
+                status: code_u8(abi::IBV_WC_WR_FLUSH_ERR),
+                opcode: code_u8(abi::IBV_WC_RECV),
             };
             self.complete(recv_cq, cqe);
         }
@@ -84,7 +84,7 @@ impl World {
 }
 
 /// Removes and returns the WQEs after the first `keep`: messages, with their number of work requests.
-fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
+fn split_after(wqes: &mut FifoQueue<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
     let mut whole = 0;
     for &(_, times) in wqes.as_slice() {
         if times > keep {
@@ -105,7 +105,7 @@ fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
 }
 
 /// Returns the completion opcode of a work request.
-fn completed(opcode: u32) -> u32 {
+fn completion_opcode(opcode: u32) -> u32 {
     match opcode {
         abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM => abi::IBV_WC_RDMA_WRITE,
         abi::IBV_WR_RDMA_READ => abi::IBV_WC_RDMA_READ,
@@ -128,9 +128,9 @@ mod tests {
             ids.collect::<Vec<_>>()
         };
         for keep in 0..8 {
-            let mut wqes = Line::default();
+            let mut wqes = FifoQueue::default();
             messages.iter().for_each(|&message| wqes.push(message));
-            let rest = behind(&mut wqes, keep);
+            let rest = split_after(&mut wqes, keep);
             let (kept, taken) = (each(wqes.as_slice()), each(&rest));
             assert_eq!(kept.len(), 6.min(keep as usize));
             assert_eq!([kept, taken].concat(), each(&messages));

@@ -3,26 +3,26 @@
 use nicmodel::Transport;
 use verbs_abi as abi;
 
-use crate::event::Event;
-use crate::message::{SUCCESS, code};
+use crate::event::SimulationEvent;
+use crate::message::{SUCCESS, code_u8};
 use crate::prefetch::prefetch;
-use crate::qp::{List, Qp};
+use crate::qp::{PostedWqes, Qp};
 use crate::queue::Ps;
-use crate::world::World;
+use crate::world::Simulation;
 
-impl World {
+impl Simulation {
     /// Processes the arrival of a list of WQEs, or of its doorbell, at the NIC.
-    pub(crate) fn announced(&mut self, index: u32, at: Ps) {
+    pub(crate) fn handle_doorbell(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
-        qp.arrived += 1;
+        qp.lists_at_nic += 1;
         if !qp.in_service {
             qp.in_service = true;
             let machine = qp.machine;
-            self.want_unit(index, machine, at);
+            self.request_unit(index, machine, at);
         }
     }
 
-    fn want_unit(&mut self, index: u32, machine: u32, at: Ps) {
+    fn request_unit(&mut self, index: u32, machine: u32, at: Ps) {
         let units = self.costs.units;
         let nic = self.nic(machine);
         if nic.busy_units < units {
@@ -42,62 +42,76 @@ impl World {
         let nic = &mut self.nics[machine.nic as usize];
         // These fields are in another cache line and rarely needed.
         let begins = if nic.reading > 0 {
-            qp.held_up = 0;
+            qp.refetch_delay = 0;
             now.max(qp.refetches_until)
         } else {
             now
         };
-        let (Some(&List { len, rung, shape }), Some(&(first, _))) =
-            (qp.lists.front(), qp.wqes.front())
+        let (
+            Some(&PostedWqes {
+                len,
+                by_doorbell: rung,
+                shape,
+            }),
+            Some(&(first, _)),
+        ) = (qp.lists.front(), qp.wqes.front())
         else {
             return;
         };
         let ready = if rung {
             let fetch = self.shapes.fetch(shape, len, machine.place);
             nic.counters.read_bytes += fetch.read_bytes;
-            machine.to_host.slip_in(now, fetch.to_host);
+            machine.to_host.use_between(now, fetch.to_host);
             let wait = machine.costs.fetch_wait;
-            let fetched = machine.to_device.take(now, fetch.to_device).max(now + wait);
+            let fetched = machine
+                .to_device
+                .reserve_time(now, fetch.to_device)
+                .max(now + wait);
             fetched.max(begins)
         } else {
             begins
         };
         let at = ready + self.shapes.get(self.messages[first].shape).unit;
-        self.events.push(at, Event::Emit { qp: index });
+        self.events
+            .push(at, SimulationEvent::SendNext { qp: index });
     }
 
     /// Sends a WQE to the network, and those that follow within the horizon.
     #[inline(never)]
-    pub(crate) fn emit(&mut self, index: u32, at: Ps) {
+    pub(crate) fn send_next(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
         if let Some(Some(qp)) = self.qps.get_mut(index as usize)
             && self.nics[self.machines[qp.machine as usize].nic as usize].reading > 0
-            && qp.held_up > 0
+            && qp.refetch_delay > 0
         {
-            let at = at + std::mem::take(&mut qp.held_up);
-            return self.events.push(at, Event::Emit { qp: index });
+            let at = at + std::mem::take(&mut qp.refetch_delay);
+            return self
+                .events
+                .push(at, SimulationEvent::SendNext { qp: index });
         }
         let mut next = Some(at);
         while let Some(at) = next {
             if at > horizon {
-                return self.events.push(at, Event::Emit { qp: index });
+                return self
+                    .events
+                    .push(at, SimulationEvent::SendNext { qp: index });
             }
             // The last WQE of a list needs additional work.
             let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
             let run = if self.qp(index).is_some_and(several) {
-                self.emit_run(index, at, horizon)
+                self.send_run(index, at, horizon)
             } else {
                 None
             };
             next = match run {
-                None => self.emit_one(index, at),
+                None => self.send_one(index, at),
                 next => next,
             };
         }
     }
 
     /// Sends one WQE; returns the time at which the next WQE of its list leaves.
-    fn emit_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
+    fn send_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
         let qp = self.qp(index)?;
         let ((message, times), list) = (qp.wqes.front_mut()?, qp.lists.front_mut()?);
         let message = *message;
@@ -110,8 +124,8 @@ impl World {
         let next = qp.wqes.front().map(|&(next, _)| next);
         if done {
             qp.lists.pop();
-            qp.arrived -= 1;
-            let (more, machine) = (qp.arrived > 0, qp.machine);
+            qp.lists_at_nic -= 1;
+            let (more, machine) = (qp.lists_at_nic > 0, qp.machine);
             qp.in_service = more;
             self.release_unit(index, machine, more, at);
         }
@@ -122,9 +136,9 @@ impl World {
 
     /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages to
     /// existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
-    /// of another kind. The function does the work of `emit_one` and `transmit`, with common work done once and
+    /// of another kind. The function does the work of `send_one` and `transmit`, with common work done once and
     /// variables in registers.
-    fn emit_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+    fn send_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
         let Self {
             qps,
             cqs,
@@ -161,7 +175,7 @@ impl World {
             let shape = shapes.get(message.shape);
             let dest = peer.unwrap_or(message.dest);
             let target = match qps.get_mut(dest as usize) {
-                Some(Some(target)) if target.transport == qp.transport && target.receives => {
+                Some(Some(target)) if target.transport == qp.transport && target.can_receive => {
                     target.fetch_for_arrival(cqs);
                     target
                 }
@@ -175,31 +189,35 @@ impl World {
             // Messages between a host and its DPU do not use the network.
             let passes_network = nic != home.nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
-            let (wire, inbound) = (shape.out_wire, shape.inbound);
-            let fetch = if shape.fetched { payload_fetch } else { 0 };
+            let (wire, inbound) = (shape.request_wire, shape.inbound);
+            let fetch = if shape.fetches_payload {
+                payload_fetch
+            } else {
+                0
+            };
             // Sends all work requests that this message represents; the time after the last one belongs to the next
             // message.
             loop {
                 let leaves = next + fetch;
                 // The message leaves after its port has sent all earlier messages.
                 let out = if passes_network {
-                    link_out.take(leaves, wire)
+                    link_out.reserve_time(leaves, wire)
                 } else {
                     leaves
                 };
                 qp.last_completion = qp.last_completion.max(out);
                 let came = if passes_network {
                     let port = to.ports.of_receiver(&mut target.port);
-                    port.arriving.take(out, wire) + costs.network
+                    port.arriving.reserve_time(out, wire) + costs.network
                 } else {
                     out
                 };
-                let handled = to.inbound.take(came, inbound).max(qp.last_handled);
+                let handled = to.inbound.reserve_time(came, inbound).max(qp.last_handled);
                 qp.last_handled = handled;
                 to.arriving.insert_by((handled, id), |(at, _)| *at);
-                if to.handles_at.is_none_or(|next| handled < next) {
-                    to.handles_at = Some(handled);
-                    events.push(handled, Event::Handle { nic });
+                if to.next_processed_at.is_none_or(|next| handled < next) {
+                    to.next_processed_at = Some(handled);
+                    events.push(handled, SimulationEvent::MessageProcessed { nic });
                 }
                 sent += 1;
                 left -= 1;
@@ -271,7 +289,7 @@ impl World {
         }
         let (dest, reliable, signaled) = (message.dest, shape.reliable, message.signaled);
         let target = match qps.get(dest as usize) {
-            Some(Some(target)) if target.transport == transport && target.receives => {
+            Some(Some(target)) if target.transport == transport && target.can_receive => {
                 target.fetch_for_arrival(cqs);
                 Some((target.machine, target.port))
             }
@@ -281,7 +299,7 @@ impl World {
             return;
         };
         let home = &machines[qp.machine as usize];
-        let left = if shape.fetched {
+        let left = if shape.fetches_payload {
             at + 2 * home.costs.pcie
         } else {
             at
@@ -294,7 +312,7 @@ impl World {
         sent.counters.sent += 1;
         let out = if passes_network {
             let port = sent.ports.of_sender(&mut qp.port);
-            port.out.take(left, shape.out_wire)
+            port.out.reserve_time(left, shape.request_wire)
         } else {
             left
         };
@@ -305,11 +323,14 @@ impl World {
             let mut port = known_port;
             let came = if passes_network {
                 let link = &mut nic.ports.of_receiver(&mut port).arriving;
-                link.take(out, shape.out_wire) + costs.network
+                link.reserve_time(out, shape.request_wire) + costs.network
             } else {
                 out
             };
-            let handled = nic.inbound.take(came, shape.inbound).max(qp.last_handled);
+            let handled = nic
+                .inbound
+                .reserve_time(came, shape.inbound)
+                .max(qp.last_handled);
             qp.last_handled = handled;
             nic.arriving.insert_by((handled, id), |(at, _)| *at);
             if port != known_port
@@ -317,15 +338,16 @@ impl World {
             {
                 target.port = port;
             }
-            let first = nic.handles_at.is_none_or(|next| handled < next);
+            let first = nic.next_processed_at.is_none_or(|next| handled < next);
             if first {
-                nic.handles_at = Some(handled);
+                nic.next_processed_at = Some(handled);
             }
             if told {
                 self.finish(id, SUCCESS, at, out);
             }
             if first {
-                self.events.push(handled, Event::Handle { nic: to });
+                self.events
+                    .push(handled, SimulationEvent::MessageProcessed { nic: to });
             }
             return;
         }
@@ -334,20 +356,21 @@ impl World {
             self.finish(id, SUCCESS, at, out);
         }
         if reliable {
-            self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);
-            self.events.push(back, Event::Return { message: id });
+            self.messages[id].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
+            self.events
+                .push(back, SimulationEvent::ResponseArrived { message: id });
         } else {
             self.messages.free(id);
         }
     }
 
     /// Processes a response or acknowledgement at the requester.
-    pub(crate) fn returned(&mut self, id: u32) {
-        let answer = self.messages.answer(id).copied().unwrap_or_default();
+    pub(crate) fn handle_response(&mut self, id: u32) {
+        let answer = self.messages.read_fields(id).copied().unwrap_or_default();
         let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.cache_slot);
         let message = &self.messages[id];
         let index = message.qp;
-        let Some(home) = self.home(index) else {
+        let Some(home) = self.machine_of_qp(index) else {
             self.messages.free(id);
             return;
         };
@@ -362,7 +385,7 @@ impl World {
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
             (Some(qp), Some(slot), Some(capacity)) => {
-                qp.reads.end(slot, &mut nic.reading, capacity)
+                qp.reads.record_response(slot, &mut nic.reading, capacity)
             }
             _ => true,
         };
@@ -370,22 +393,24 @@ impl World {
             nic.counters.wqe_cache_misses += 1;
             let refetch = &transfers.refetch;
             nic.counters.read_bytes += refetch.read_bytes;
-            machine.to_host.slip_in(now, refetch.to_host);
-            let fetched = machine.to_device.take(now, refetch.to_device);
+            machine.to_host.use_between(now, refetch.to_host);
+            let fetched = machine.to_device.reserve_time(now, refetch.to_device);
             // The queue pair's unit fetches the lost WQEs one after the other, and sends nothing in the meantime.
             if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
                 done = fetched.max(now.max(qp.refetches_until) + wait);
                 qp.refetches_until = done;
-                qp.held_up += wait;
+                qp.refetch_delay += wait;
             }
         }
         let message = &self.messages[id];
         if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
-            let written = machine.to_host.take(now, transfers.answer.to_host);
+            let written = machine
+                .to_host
+                .reserve_time(now, transfers.response.to_host);
             done = done.max(written) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
-                self.messages[id].status = code(abi::IBV_WC_LOC_PROT_ERR);
+                self.messages[id].status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
             }
         }
         let failed = self.messages[id].status != SUCCESS;
@@ -394,7 +419,7 @@ impl World {
         self.messages.free(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
-            qp.changed();
+            qp.update_derived();
             self.flush(index);
         }
     }

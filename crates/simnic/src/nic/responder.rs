@@ -6,27 +6,27 @@ use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
 use crate::cq::Cqe;
-use crate::event::Event;
-use crate::fifo::Fifo;
+use crate::event::SimulationEvent;
 use crate::memory::Payload;
-use crate::message::{SUCCESS, code};
-use crate::port::{OwnPort, Port};
+use crate::message::{SUCCESS, code_u8};
+use crate::port::{NicPort, OwnPort};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
-use crate::world::World;
+use crate::serial_resource::SerialResource;
+use crate::world::Simulation;
 
 use super::lid;
 
 /// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
 
-impl World {
+impl Simulation {
     /// Processes the first message that has arrived at a NIC, and those that follow within the horizon.
     #[inline(never)]
     pub(crate) fn handle(&mut self, index: u32) {
         let (now, horizon) = (self.now, self.horizon());
         let nic = &mut self.nics[index as usize];
-        if nic.handles_at != Some(now) {
+        if nic.next_processed_at != Some(now) {
             // An earlier message had its own event, which replaced this one.
             return;
         }
@@ -37,17 +37,18 @@ impl World {
                 break;
             };
             // A host has the index of its NIC.
-            let machine = self.home(self.messages[id].dest).unwrap_or(index);
-            self.handled(machine, id, at);
+            let machine = self.machine_of_qp(self.messages[id].dest).unwrap_or(index);
+            self.handle_processed(machine, id, at);
         }
         let nic = &mut self.nics[index as usize];
-        nic.handles_at = nic.arriving.front().map(|&(at, _)| at);
-        if let Some(next) = nic.handles_at {
-            self.events.push(next, Event::Handle { nic: index });
+        nic.next_processed_at = nic.arriving.front().map(|&(at, _)| at);
+        if let Some(next) = nic.next_processed_at {
+            self.events
+                .push(next, SimulationEvent::MessageProcessed { nic: index });
         }
     }
 
-    /// Does the work of `handled` for the most frequent messages, as long as these come first: SENDs of datagrams, and
+    /// Does the work of `handle_processed` for the most frequent messages, as long as these come first: SENDs of datagrams, and
     /// unreliable WRITEs.
     fn receive_run(&mut self, nic: u32, horizon: Ps) {
         let now = self.now;
@@ -99,16 +100,16 @@ impl World {
             let home = &mut machines[machine as usize];
             let dma = &shape.at(home.place).responder;
             nic.counters.read_bytes += dma.read_bytes;
-            let written = home.to_host.take(at, dma.to_host);
-            home.to_device.slip_in(at, dma.to_device);
-            home.mmio.take(now, at, dma.to_device);
+            let written = home.to_host.reserve_time(at, dma.to_host);
+            home.to_device.use_between(at, dma.to_device);
+            home.mmio.reserve_time(now, at, dma.to_device);
             let visible = (written + home.costs.pcie).max(target.last_delivery);
             target.last_delivery = visible;
             if is_write {
                 let (key, addr) = (message.key, message.remote_addr);
                 let payload = std::mem::replace(&mut messages[id].payload, Payload::EMPTY);
                 let length = payload.bytes().len();
-                let access = target.guard.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let access = target.access_check.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
                 let region = mrs.get_mut(key as usize).and_then(Option::as_mut);
                 let region = region.filter(|mr| {
                     mr.machine == machine
@@ -126,7 +127,7 @@ impl World {
                 messages.free(id);
                 continue;
             }
-            let recv = if target.guard == message.key {
+            let recv = if target.access_check == message.key {
                 target.recvs.pop()
             } else {
                 None
@@ -141,13 +142,13 @@ impl World {
             let placed = length.saturating_add(GRH_BYTES);
             let mut status = SUCCESS;
             if placed > recv.len {
-                status = code(abi::IBV_WC_LOC_LEN_ERR);
+                status = code_u8(abi::IBV_WC_LOC_LEN_ERR);
             } else if length > 0 {
                 let region = mrs.get(recv.lkey as usize).and_then(Option::as_ref);
                 let region = region.filter(|mr| mr.machine == machine);
                 let (addr, bytes) = (recv.addr + u64::from(GRH_BYTES), message.payload.bytes());
                 if !region.is_some_and(|mr| mr.region.write(addr, bytes)) {
-                    status = code(abi::IBV_WC_LOC_PROT_ERR);
+                    status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
                 }
             }
             if let Some(Some(queue)) = cqs.get_mut(target.recv_cq as usize) {
@@ -158,10 +159,10 @@ impl World {
                     imm: if shape.with_imm { message.imm } else { 0 },
                     qpn: message.dest,
                     src_qp: message.qp,
-                    slid: lid(message.home),
+                    slid: lid(message.requester_machine),
                     with_imm: shape.with_imm,
                     status,
-                    opcode: const { code(abi::IBV_WC_RECV) },
+                    opcode: const { code_u8(abi::IBV_WC_RECV) },
                 };
                 queue.put(cqe, threads, events);
             }
@@ -171,29 +172,30 @@ impl World {
 
     /// Makes the DMA transfers of a message that the NIC has processed.
     #[inline(never)]
-    fn handled(&mut self, machine: u32, id: u32, at: Ps) {
+    fn handle_processed(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
         let shape = self.shapes.get(self.messages[id].shape);
         let (dma, reliable) = (&shape.at(home.place).responder, shape.reliable);
         nic.counters.read_bytes += dma.read_bytes;
-        let written = home.to_host.take(at, dma.to_host);
+        let written = home.to_host.reserve_time(at, dma.to_host);
         if shape.answers {
             nic.counters.received += 1;
-            let read = home.to_device.take(at, dma.to_device);
-            self.answer(id, machine, at, read.max(written));
+            let read = home.to_device.reserve_time(at, dma.to_device);
+            self.schedule_response(id, machine, at, read.max(written));
             return;
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
-        home.to_device.slip_in(at, dma.to_device);
-        home.mmio.take(now, at, dma.to_device);
+        home.to_device.use_between(at, dma.to_device);
+        home.mmio.reserve_time(now, at, dma.to_device);
         let visible = written + home.costs.pcie;
         let status = self.deliver(id, machine, visible);
         if reliable {
-            self.messages[id].status = code(status);
-            self.events.push(at, Event::Respond { message: id });
+            self.messages[id].status = code_u8(status);
+            self.events
+                .push(at, SimulationEvent::SendResponse { message: id });
         } else {
             self.messages.free(id);
         }
@@ -215,15 +217,18 @@ impl World {
         let nic = self.machines[machine as usize].nic;
         let counters = &mut self.nics[nic as usize].counters;
         let datagram = target.transport == Transport::Ud;
-        if datagram && target.guard != message.key {
+        if datagram && target.access_check != message.key {
             counters.dropped += 1;
             return abi::IBV_WC_SUCCESS;
         }
         // The contents and the target of a WRITE.
         let mut written = None;
         if write && length > 0 {
-            let (addr, key, access) =
-                (message.remote_addr, message.key, target.guard.cast_signed());
+            let (addr, key, access) = (
+                message.remote_addr,
+                message.key,
+                target.access_check.cast_signed(),
+            );
             let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
             let region = region.filter(|mr| {
                 let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
@@ -274,10 +279,10 @@ impl World {
             imm: if with_imm { message.imm } else { 0 },
             qpn: message.dest,
             src_qp: message.qp,
-            slid: lid(message.home),
+            slid: lid(message.requester_machine),
             with_imm,
-            status: code(status),
-            opcode: code(if write {
+            status: code_u8(status),
+            opcode: code_u8(if write {
                 abi::IBV_WC_RECV_RDMA_WITH_IMM
             } else {
                 abi::IBV_WC_RECV
@@ -292,7 +297,7 @@ impl World {
     }
 
     /// Schedules the response to a READ or atomic for the time when its data is available.
-    fn answer(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
+    fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
         let lock_bits = self.costs.lock_bits;
         let home = &mut self.machines[machine as usize];
         let (hold, pcie) = (home.costs.lock_hold, home.costs.pcie);
@@ -304,51 +309,58 @@ impl World {
         } else {
             let locks = &mut home.locks;
             if locks.is_empty() {
-                locks.resize(1 << lock_bits, Fifo::default());
+                locks.resize(1 << lock_bits, SerialResource::default());
             }
             // The lock is held during the DMA read and the DMA write.
             let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
-            locks[slot].take(now, hold).max(moved)
+            locks[slot].reserve_time(now, hold).max(moved)
         };
         if let Some(target) = self.qp(dest) {
-            leaves = leaves.max(target.last_answer);
-            target.last_answer = leaves;
+            leaves = leaves.max(target.last_response);
+            target.last_response = leaves;
         }
-        self.events.push(leaves, Event::Respond { message: id });
+        self.events
+            .push(leaves, SimulationEvent::SendResponse { message: id });
     }
 
     /// Sends a response or acknowledgement to the requester.
     pub(crate) fn respond(&mut self, id: u32) {
         let message = &self.messages[id];
         let (requester, responder) = (message.qp, message.dest);
-        let homes = self.home(requester).zip(self.home(responder));
+        let homes = self
+            .machine_of_qp(requester)
+            .zip(self.machine_of_qp(responder));
         let Some((home, machine)) = homes else {
             self.messages.free(id);
             return;
         };
         let now = self.now;
         let shape = self.shapes.get(message.shape);
-        let (wire, answers) = (shape.back_wire, !shape.operation.verb.sends_payload());
+        let (wire, answers) = (shape.response_wire, !shape.operation.verb.sends_payload());
         if answers {
             match self.execute(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
-                Err(status) => self.messages[id].status = code(status),
+                Err(status) => self.messages[id].status = code_u8(status),
             }
         }
         let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
         let (to, from) = (nic_of(home), nic_of(machine));
         // Messages between a host and its DPU do not use the network.
         let came = if to != from || home == machine {
-            let out = self.on_port(responder, from).out.take(now, wire);
-            self.on_port(requester, to).arriving.take(out, wire) + self.costs.network
+            let out = self.port_mut(responder, from).out.reserve_time(now, wire);
+            self.port_mut(requester, to)
+                .arriving
+                .reserve_time(out, wire)
+                + self.costs.network
         } else {
             now
         };
-        self.events.push(came, Event::Return { message: id });
+        self.events
+            .push(came, SimulationEvent::ResponseArrived { message: id });
     }
 
     /// Returns the port of an existing queue pair on its NIC, which its request has used before.
-    fn on_port(&mut self, index: u32, nic: usize) -> &mut Port {
+    fn port_mut(&mut self, index: u32, nic: usize) -> &mut NicPort {
         let ports = &mut self.nics[nic].ports;
         match self.qps.get_mut(index as usize) {
             Some(Some(qp)) => ports.of_sender(&mut qp.port),
@@ -359,12 +371,12 @@ impl World {
     /// Reads or changes the responder's memory; returns the old contents, or the status of a failure.
     fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
         // Earlier WRITEs must be visible first.
-        self.settle(machine, self.now);
-        let operands = self.messages.answer(id).copied().unwrap_or_default();
+        self.make_visible(machine, self.now);
+        let operands = self.messages.read_fields(id).copied().unwrap_or_default();
         let message = &self.messages[id];
         let refused = abi::IBV_WC_REM_ACCESS_ERR;
         let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
-        let qp_access = target.map_or(0, |target| target.guard.cast_signed());
+        let qp_access = target.map_or(0, |target| target.access_check.cast_signed());
         let shape = self.shapes.get(message.shape);
         let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
         let wanted = if verb == Verb::RdmaRead {

@@ -9,10 +9,10 @@ use verbs_abi::*;
 use super::context::device_of;
 use super::edge::{Grh, In, InConst, OrMinusOne, Out};
 use crate::ah::Ah;
-use crate::capabilities::Feature;
+use crate::capabilities::OptionalFeature;
 use crate::device::{self, Device, Port};
 use crate::live;
-use crate::multicast::Group;
+use crate::multicast::MulticastGroup;
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
@@ -83,7 +83,7 @@ pub(super) fn attach_mcast(
 ) -> Result<(), c_int> {
     let (qp, group) = membership(qp, gid)?;
     let nic = qp.nic;
-    nic.capabilities.require(Feature::Multicast)?;
+    nic.capabilities.require(OptionalFeature::Multicast)?;
     if nic.attachments.attach(&nic.fabric, qp.index, group)? {
         qp.attached.fetch_add(1, Ordering::Relaxed);
     }
@@ -106,9 +106,15 @@ pub(super) fn detach_mcast(
 
 /// Returns the queue pair and the group of `ibv_attach_mcast(3)`: "only QPs of transport service type IBV_QPT_UD may be
 /// attached to multicast groups". Groups are told apart by their GIDs alone.
-fn membership(qp: *mut ibv_qp, gid: InConst<'_, ibv_gid>) -> Result<(Arc<Qp>, Group), c_int> {
+fn membership(
+    qp: *mut ibv_qp,
+    gid: InConst<'_, ibv_gid>,
+) -> Result<(Arc<Qp>, MulticastGroup), c_int> {
     live::find::<Qp>(qp)
         .filter(|qp| qp.qp_type == QpType::Ud)
-        .zip(gid.optional().and_then(|gid| Group::of(gid.bytes())))
+        .zip(
+            gid.optional()
+                .and_then(|gid| MulticastGroup::of(gid.bytes())),
+        )
         .ok_or(libc::EINVAL)
 }

@@ -7,7 +7,7 @@ use verbs_abi::ibv_context;
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::live::{self, Object};
+use crate::live::{self, VerbsObject};
 use crate::nic::{Nic, NicError};
 use crate::process;
 use shm::errno::errno_of;
@@ -16,7 +16,7 @@ use shm::fabric::FabricError;
 /// An open device in the table of live handles. Contexts themselves are never freed.
 struct OpenDevice(&'static Context);
 
-impl Object for OpenDevice {
+impl VerbsObject for OpenDevice {
     type C = ibv_context;
     const KIND: &'static str = "ibv_context";
 }

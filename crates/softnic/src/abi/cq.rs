@@ -11,7 +11,7 @@ use super::edge::{In, OrMinusOne, Out};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
-use crate::cq::{Channel, Cq, Polling};
+use crate::cq::{CompletionChannel, Cq, ExtendedCq};
 use crate::live;
 use crate::registry;
 use crate::why;
@@ -22,7 +22,7 @@ use shm::errno::errno_of;
 struct ChannelHandle {
     abi: AbiCell<ibv_comp_channel>,
     context: &'static Context,
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
 }
 
 live::object!(ChannelHandle, ibv_comp_channel);
@@ -31,7 +31,7 @@ pub(super) fn create_comp_channel(
     context: *mut ibv_context,
 ) -> Result<*mut ibv_comp_channel, c_int> {
     let of = context_of(context)?;
-    let channel = Channel::new(of.nic).map_err(|e| errno_of(&e))?;
+    let channel = CompletionChannel::new(of.nic).map_err(|e| errno_of(&e))?;
     let mut abi = ibv_comp_channel::zeroed();
     abi.context = context;
     abi.fd = channel.raw_fd();
@@ -73,7 +73,7 @@ pub(super) fn create_cq(
 pub(super) fn new_cq(
     (cqe, comp_vector): (u32, u32),
     mut abi: ibv_cq_ex,
-    polling: Option<Polling>,
+    polling: Option<ExtendedCq>,
 ) -> Result<Arc<Cq>, c_int> {
     let context = context_of(abi.context)?;
     let channel = live::find::<ChannelHandle>(abi.channel);
@@ -139,9 +139,10 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     if !live::start_ending::<Cq>(handle) {
         return Err(libc::EINVAL);
     }
+    cq.hide();
     cq.nic.objects.remove_cq(cq.index);
     cq.discard_events();
-    cq.end();
+    cq.end_overrun_tracking();
     if let Some(channel) = &cq.channel {
         channel.uses.fetch_sub(1, Ordering::Relaxed);
     }

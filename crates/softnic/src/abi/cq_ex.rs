@@ -9,7 +9,7 @@ use verbs_abi::*;
 use super::cq::new_cq;
 use super::edge::{Arg, In, Out, c_functions};
 use super::fast::follow;
-use crate::cq::{Cq, Current, Polling};
+use crate::cq::{Cq, CurrentCompletion, ExtendedCq};
 use crate::faults;
 use crate::live;
 use crate::recv::TagInfo;
@@ -69,7 +69,7 @@ pub(super) fn create_cq_ex(
     abi.read_tm_info = Some(read_tm_info);
     abi.read_flow_tag = Some(read_flow_tag);
     abi.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
-    let polling = Polling::new(init.wc_flags, flags);
+    let polling = ExtendedCq::new(init.wc_flags, flags);
     let cq = new_cq((init.cqe, init.comp_vector), abi, Some(polling))?;
     Ok(live::hand_out(cq).cast())
 }
@@ -85,9 +85,9 @@ pub(super) fn now_ns(clock: ClockId) -> u64 {
 }
 
 /// A queue and its extended part, owned by the thread that polls it. `None` if there is no such queue.
-struct Polled<'a>(Option<(&'a Cq, &'a Polling)>);
+struct PolledCq<'a>(Option<(&'a Cq, &'a ExtendedCq)>);
 
-impl Arg for Polled<'_> {
+impl Arg for PolledCq<'_> {
     type C = *mut ibv_cq_ex;
     #[inline(always)]
     unsafe fn from_c(handle: *mut ibv_cq_ex) -> Self {
@@ -98,10 +98,10 @@ impl Arg for Polled<'_> {
     }
 }
 
-impl Polled<'_> {
+impl PolledCq<'_> {
     /// Reads a value of the current completion; 0 if there is no such queue.
     #[inline(always)]
-    fn read<T: Default>(&self, f: impl FnOnce(&Current) -> T) -> T {
+    fn read<T: Default>(&self, f: impl FnOnce(&CurrentCompletion) -> T) -> T {
         self.0.map_or_else(T::default, |(_, polling)| {
             // SAFETY: `current` belongs to the thread that polls, which is this one (`ibv_create_cq_ex(3)`: only it may
             // read); the reference ends with `f`.
@@ -112,8 +112,8 @@ impl Polled<'_> {
 
 /// Makes the next completion the current one. Returns `ENOENT` if there is none.
 ///
-/// The calling thread polls the queue: it has passed `Polling::start`.
-fn advance<const FAULTS: bool>(cq: &Cq, polling: &Polling) -> c_int {
+/// The calling thread polls the queue: it has passed `ExtendedCq::start`.
+fn advance<const FAULTS: bool>(cq: &Cq, polling: &ExtendedCq) -> c_int {
     let mut out = [MaybeUninit::uninit()];
     let polled = if FAULTS {
         cq.poll_under_faults(&mut out)
@@ -133,7 +133,7 @@ fn advance<const FAULTS: bool>(cq: &Cq, polling: &Polling) -> c_int {
         (*handle).status = wc.status;
         let current = &mut *polling.current();
         current.wc = wc;
-        current.tag = TagInfo::take(&mut current.wc);
+        current.tag = TagInfo::take_from_completion(&mut current.wc);
         if polling.delivers(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
             current.timestamp_ns = now_ns(ClockId::Monotonic);
         }
@@ -144,36 +144,36 @@ fn advance<const FAULTS: bool>(cq: &Cq, polling: &Polling) -> c_int {
     0
 }
 
-fn start<const FAULTS: bool>(cq: Polled<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
+fn start<const FAULTS: bool>(cq: PolledCq<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
     let Some((cq, polling)) = cq.0 else {
         return libc::EINVAL;
     };
     if attr.optional().is_some_and(|a| a.comp_mask != 0) {
         return libc::EINVAL;
     }
-    polling.start();
+    polling.acquire();
     let result = advance::<FAULTS>(cq, polling);
     if result != 0 {
         // "Only if it succeeds is ibv_end_poll to be called" (`ibv_create_cq_ex(3)`).
-        polling.end();
+        polling.release();
     }
     result
 }
 
-fn next<const FAULTS: bool>(cq: Polled<'_>) -> c_int {
+fn next<const FAULTS: bool>(cq: PolledCq<'_>) -> c_int {
     match cq.0 {
         Some((cq, polling)) => advance::<FAULTS>(cq, polling),
         None => libc::EINVAL,
     }
 }
 
-fn end(cq: Polled<'_>) {
+fn end(cq: PolledCq<'_>) {
     if let Some((_, polling)) = cq.0 {
-        polling.end();
+        polling.release();
     }
 }
 
-fn tm_info(cq: Polled<'_>, info: Out<'_, ibv_wc_tm_info>) {
+fn tm_info(cq: PolledCq<'_>, info: Out<'_, ibv_wc_tm_info>) {
     let tag = cq.read(|c| c.tag);
     info.put(ibv_wc_tm_info {
         tag: tag.tag,
@@ -182,12 +182,12 @@ fn tm_info(cq: Polled<'_>, info: Out<'_, ibv_wc_tm_info>) {
 }
 
 c_functions! {
-    start_poll => start::<false>, (cq: Polled, attr: In<ibv_poll_cq_attr>) -> c_int;
-    start_poll_under_faults => start::<true>, (cq: Polled, attr: In<ibv_poll_cq_attr>) -> c_int;
-    next_poll => next::<false>, (cq: Polled) -> c_int;
-    next_poll_under_faults => next::<true>, (cq: Polled) -> c_int;
-    end_poll => end, (cq: Polled) -> ();
-    read_tm_info => tm_info, (cq: Polled, info: Out<ibv_wc_tm_info>) -> ();
+    start_poll => start::<false>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
+    start_poll_under_faults => start::<true>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
+    next_poll => next::<false>, (cq: PolledCq) -> c_int;
+    next_poll_under_faults => next::<true>, (cq: PolledCq) -> c_int;
+    end_poll => end, (cq: PolledCq) -> ();
+    read_tm_info => tm_info, (cq: PolledCq, info: Out<ibv_wc_tm_info>) -> ();
 }
 
 macro_rules! readers {
@@ -195,7 +195,7 @@ macro_rules! readers {
         $(#[$meta])*
         unsafe extern "C" fn $name(handle: *mut ibv_cq_ex) -> $type {
             // SAFETY: the program reads a queue that this thread polls (`ibv_create_cq_ex(3)`).
-            unsafe { Polled::from_c(handle) }.read(|$c| $value)
+            unsafe { PolledCq::from_c(handle) }.read(|$c| $value)
         }
     )*};
 }
@@ -219,7 +219,7 @@ readers! {
 }
 
 #[inline(always)]
-fn imm_data(current: &Current) -> u32 {
+fn imm_data(current: &CurrentCompletion) -> u32 {
     // SAFETY: both members of the union are a `u32`.
     unsafe { current.wc.imm.imm_data }
 }

@@ -6,14 +6,14 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use shm::errno::errno_of;
-use shm::fabric::{Name, Peer};
+use shm::fabric::{Peer, ProcessName};
 use verbs_abi::*;
 
 use super::context::{self, the_nic};
 use super::edge::Out;
 use super::ops;
 use crate::abi_cell::AbiCell;
-use crate::capabilities::Capabilities;
+use crate::capabilities::DeviceCapabilities;
 use crate::context::Context;
 use crate::device::{Device, PortCounts};
 use crate::identity::Identity;
@@ -28,7 +28,7 @@ fn all_devices() -> &'static [AbiCell<verbs_device>] {
     static DEVICES: OnceLock<Vec<AbiCell<verbs_device>>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         // If the environment is not valid, there is no list and no context either: the NIC has reported it.
-        let transport = Capabilities::from_env().unwrap_or_default().transport;
+        let transport = DeviceCapabilities::from_env().unwrap_or_default().transport;
         let identity = Identity::from_env().unwrap_or_default();
         let counts = PortCounts::from_env().unwrap_or_default();
         let device = |number| {
@@ -138,7 +138,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
         return Err(libc::EBADF);
     }
     // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
-    let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
+    let name = ProcessName::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
     let home = nic.fabric.peer_by_name(name)?.ok_or(libc::ENODEV)?;
     let device = all_devices().get(usize::from(name.device));

@@ -9,14 +9,14 @@ use verbs_abi::*;
 use super::context::{context_of, nic_of, the_nic};
 use super::edge::{In, c_functions};
 use super::mr::{MrRange, register_mr};
-use crate::capabilities::Feature;
+use crate::capabilities::OptionalFeature;
 use crate::device;
 use crate::dm::Dm;
-use crate::imports::{self, Exported, Kind, Shared};
+use crate::imports::{self, ExportedObject, ImportedKind, SharedObject};
 use crate::live;
 use crate::pd::Pd;
 use shm::errno::errno_of;
-use shm::mem::{Fault, SharedMemory, alloc_shared, copy};
+use shm::mem::{MemoryFault, SharedMemory, alloc_shared, copy};
 
 c_functions! {
     memcpy_to_dm => to_dm, (dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int>;
@@ -39,7 +39,7 @@ pub(super) fn alloc_dm(
     let _hold_off = cancellation::HoldOff::new();
     // The memory belongs to this process, whichever process has opened the device.
     let can = &nic_of(context)?.capabilities;
-    can.require(Feature::DeviceMemory)?;
+    can.require(OptionalFeature::DeviceMemory)?;
     let attr = attr.get()?;
     if attr.comp_mask != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -54,21 +54,26 @@ pub(super) fn alloc_dm(
     let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
     let nic = the_nic()?;
     let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
-    let own = Exported::new(nic, Kind::Dm, |index| {
+    let own = ExportedObject::new(nic, ImportedKind::Dm, |index| {
         if let Some(dm) = nic.me().segment.dm(index) {
             dm.fd.store(fd, Ordering::Relaxed);
             dm.inode.store(inode, Ordering::Relaxed);
             dm.len.store(memory.len() as u64, Ordering::Relaxed);
         }
     })?;
-    let dm = Dm::new(abi(context), Shared::Own(own), memory);
+    let dm = Dm::new(abi(context), SharedObject::Own(own), memory);
     Ok(live::hand_out(Arc::new(dm)))
 }
 
 /// `ibv_import_dm(3)`.
 pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mut ibv_dm, c_int> {
     let c = context_of(context)?;
-    let of = Shared::import(c.nic, c.home(), Kind::Dm, dm_handle)?;
+    let of = SharedObject::import(
+        (c.nic, c.device.number),
+        c.home(),
+        ImportedKind::Dm,
+        dm_handle,
+    )?;
     let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;
     let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
     let file = (
@@ -111,7 +116,7 @@ fn from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Resu
 fn copy_bytes(to: *mut c_void, from: *const c_void, length: usize) -> Result<(), c_int> {
     // SAFETY: `Dm::range` has checked one side, which the caller's `Arc<Dm>` keeps mapped; the other is `length` bytes of
     // the program's (`ibv_memcpy_to_dm(3)`).
-    unsafe { copy(to.cast(), from.cast(), length) }.map_err(|_: Fault| libc::EFAULT)
+    unsafe { copy(to.cast(), from.cast(), length) }.map_err(|_: MemoryFault| libc::EFAULT)
 }
 
 pub(super) fn reg_dm_mr(

@@ -3,26 +3,35 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::In;
 use super::usage::busy;
-use crate::imports::{Exported, Kind, Shared};
+use crate::imports::{ExportedObject, ImportedKind, SharedObject};
 use crate::live;
 use crate::pd::{Pd, Td};
 
 pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
     let context = context_of(context)?;
-    let own = Shared::Own(Exported::new(context.nic, Kind::Pd, |_| {})?);
+    let nic = context.nic;
+    let own = ExportedObject::new(nic, ImportedKind::Pd, |index| {
+        if let Some(pd) = nic.me().segment.pd(index) {
+            let device = context.device.number.into();
+            pd.device.store(device, Ordering::Relaxed);
+        }
+    })?;
+    let own = SharedObject::Own(own);
     Ok(live::hand_out(Pd::of_shared(context, own)))
 }
 
 /// `ibv_import_pd(3)`.
 pub(super) fn import_pd(context: *mut ibv_context, pd_handle: u32) -> Result<*mut ibv_pd, c_int> {
     let context = context_of(context)?;
-    let imported = Shared::import(context.nic, context.home(), Kind::Pd, pd_handle)?;
+    let through = (context.nic, context.device.number);
+    let imported = SharedObject::import(through, context.home(), ImportedKind::Pd, pd_handle)?;
     Ok(live::hand_out(Pd::of_shared(context, imported)))
 }
 
@@ -42,7 +51,7 @@ pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     pd.itself()
-        .map_or_else(|| busy(&pd.uses), Shared::destroy)?;
+        .map_or_else(|| busy(&pd.uses), SharedObject::destroy)?;
     live::take_back::<Pd>(handle);
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::context::context_of;
 use super::edge::{In, OrMinusOne, Out};
 use super::wq::Wq;
 use crate::cq::Cq;
-use crate::event::Unacknowledged;
+use crate::event::UnacknowledgedEvents;
 use crate::live;
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -19,7 +19,7 @@ pub(super) fn get_async_event(
     OrMinusOne(context_of(context).and_then(|context| {
         let place = event.get()?;
         let event = context.next_event().map_err(|e| errno_of(&e))?;
-        with_counter(&event, Unacknowledged::got_one);
+        with_counter(&event, UnacknowledgedEvents::got_one);
         place.write(event);
         Ok(0)
     }))
@@ -33,7 +33,7 @@ pub(super) fn ack_async_event(event: In<'_, ibv_async_event>) {
 
 /// Calls `count` with the counter of the object that an event concerns.
 #[allow(unsafe_code)]
-fn with_counter(event: &ibv_async_event, count: impl FnOnce(&Unacknowledged)) {
+fn with_counter(event: &ibv_async_event, count: impl FnOnce(&UnacknowledgedEvents)) {
     // SAFETY: every event type below concerns an object, whose address is in each pointer of the union.
     let object = || unsafe { event.element.qp };
     match event.event_type {

@@ -6,12 +6,12 @@ use std::mem::MaybeUninit;
 use verbs_abi::*;
 
 use crate::cq::Cq;
-use crate::live::Object;
+use crate::live::VerbsObject;
 use crate::qp::Qp;
 use crate::qp_state::QpState;
 use crate::recv::RecvQueue;
 use crate::send;
-use crate::sge::Copies;
+use crate::sge::AlignedSges;
 use crate::srq::Srq;
 use crate::xrc::Xrc;
 
@@ -21,7 +21,7 @@ use crate::xrc::Xrc;
 /// `handle` is NULL or live, and the object is not destroyed while the result is used. (The handle of an object is its
 /// address: `live::hand_out`.)
 #[inline(always)]
-pub(super) unsafe fn follow<'a, T: Object>(handle: *mut T::C) -> Option<&'a T> {
+pub(super) unsafe fn follow<'a, T: VerbsObject>(handle: *mut T::C) -> Option<&'a T> {
     // SAFETY: NULL or the address of a `T` (contract of this function).
     unsafe { handle.cast::<T>().as_ref() }
 }
@@ -168,7 +168,7 @@ unsafe fn post_list(
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut copies = Copies::none();
+    let mut copies = AlignedSges::none();
     // SAFETY: `wr` is NULL or the next of the list (contract of this function; `next` below); an `sg_list` that is not
     // NULL has `num_sge` entries (`ibv_post_recv(3)`), at most `max_sge` (checked before `copies.of`).
     unsafe {

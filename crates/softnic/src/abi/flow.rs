@@ -10,8 +10,8 @@ use crate::abi_cell::AbiCell;
 use crate::live;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::steering::Flow;
-use nic_core::flows::{FlowKind, Pattern, Rule, field, layer};
+use crate::steering::OwnFlow;
+use nic_core::flows::{FlowKind, FlowRule, HeaderMatch, field, layer};
 
 /// A flow; the program's handle points to its first field.
 #[repr(C)]
@@ -45,7 +45,7 @@ pub(super) fn create_flow(
 
 /// Returns the flow that the program describes: attributes with specifications behind them.
 #[allow(unsafe_code)]
-fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
+fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
@@ -73,14 +73,14 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
         return Err(libc::EINVAL);
     }
     let kind = FlowKind::from_code(first.r#type).ok_or(libc::EINVAL)?;
-    let mut flow = Flow {
+    let mut flow = OwnFlow {
         qp: qp.index,
-        rule: Rule {
+        rule: FlowRule {
             kind,
             priority: first.priority,
             dont_trap,
             drop: false,
-            pattern: Pattern::any(),
+            pattern: HeaderMatch::any(),
         },
         tag: 0,
         spread: qp.spread.as_ref().map(|spread| spread.place),
@@ -91,7 +91,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
 
 /// Adds the `count` specifications from `spec` on, which lie behind the program's attributes.
 #[allow(unsafe_code)]
-fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
+fn add_specs(flow: &mut OwnFlow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
     for _ in 0..count {
         // SAFETY: each of the `count` specifications starts with its type and its size (`ibv_create_flow(3)`); they need
@@ -117,7 +117,7 @@ fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_in
 
 /// Adds one specification.
 #[allow(unsafe_code)]
-fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
+fn add_spec(flow: &mut OwnFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
     /// Reads a specification that is long enough.
     macro_rules! read {
         ($type:ty) => {{
@@ -132,7 +132,7 @@ fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<()
     /// Requires fields to have the values that their masks select; integers are in network order.
     macro_rules! want {
         ($spec:ident: $($field:ident: $member:ident),+) => {
-            $(pattern.want(field::$field, bytes(&$spec.val.$member), bytes(&$spec.mask.$member));)+
+            $(pattern.require(field::$field, bytes(&$spec.val.$member), bytes(&$spec.mask.$member));)+
         };
     }
     match kind {

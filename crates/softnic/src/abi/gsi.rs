@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use link::Flow;
+use link::PacketFlow;
 use roce::mad::MAD_BYTES;
 use verbs_abi::Gsi;
 
@@ -48,10 +48,10 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
             mad.cast::<[u8; MAD_BYTES]>().read(),
         )
     };
-    let Some(addresses) = nic.port.addresses_between(sgid, dgid) else {
+    let Some(addresses) = nic.port.frame_addresses(sgid, dgid) else {
         return libc::EADDRNOTAVAIL;
     };
-    let flow = Flow {
+    let flow = PacketFlow {
         addresses,
         traffic_class: 0,
         hop_limit: HOP_LIMIT,

@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::edge::set_errno;
 use crate::abi_cell::AbiCell;
-use crate::capabilities::Feature;
+use crate::capabilities::OptionalFeature;
 use crate::dm::Dm;
 use crate::imports::{find_region, pd_uses};
 use crate::live;
@@ -19,7 +19,7 @@ use crate::why;
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, NewRegion};
-use shm::mem::{Hold, RangeBacking, backing_of};
+use shm::mem::{RangeBacking, ReachabilityGuard, backing_of};
 
 /// A memory region; the program's handle points to its first field.
 #[repr(C)]
@@ -28,7 +28,7 @@ pub(super) struct Mr {
     /// The key at creation, whatever the program writes into `abi`.
     key: u32,
     /// The registration, which re-registration changes.
-    now: Mutex<Registration>,
+    now: Mutex<CurrentRegistration>,
     /// The device memory that the region is made of.
     dm: Option<Arc<Dm>>,
     /// The process that an imported region belongs to.
@@ -38,12 +38,12 @@ pub(super) struct Mr {
 live::object!(Mr, ibv_mr);
 
 /// The present registration of a region.
-struct Registration {
+struct CurrentRegistration {
     pd: Arc<Pd>,
     range: MrRange,
     access: c_int,
     /// Keeps the backing memory for peers.
-    backing: Hold,
+    backing: ReachabilityGuard,
     /// False after a re-registration that failed.
     registered: bool,
     /// True if a re-registration found that an importer had destroyed the region, and the domain no longer counts it.
@@ -51,10 +51,11 @@ struct Registration {
 }
 
 impl Mr {
-    /// Makes the handle of a region with that key; `addr` is the address that the program sees.
+    /// Makes the handle of a region with that key and that R_Key, which is the same or 0. `addr` is the address that the
+    /// program sees.
     fn make(
-        key: u32,
-        now: Registration,
+        (key, rkey): (u32, u32),
+        now: CurrentRegistration,
         addr: *mut c_void,
         dm: Option<Arc<Dm>>,
         owner: Option<Arc<Peer>>,
@@ -66,7 +67,7 @@ impl Mr {
         abi.length = now.range.length;
         abi.handle = key;
         abi.lkey = key;
-        abi.rkey = key;
+        abi.rkey = rkey;
         live::hand_out(Arc::new(Self {
             abi: AbiCell::new(abi),
             key,
@@ -141,14 +142,14 @@ pub(super) fn register_mr(
         pd.context
             .nic
             .capabilities
-            .require(Feature::OnDemandPaging)?;
+            .require(OptionalFeature::OnDemandPaging)?;
     }
     let (key, hold) = enter(&pd, range, access, |nic, new| {
         // Processes that share the domain use its keys side by side.
         let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();
         nic.keys.register(&nic.fabric, new, taken)
     })?;
-    Ok(new_mr(pd, range, access, (key, hold), dm))
+    Ok(new_mr(pd, range, access, ((key, key), hold), dm))
 }
 
 /// Makes the region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum
@@ -172,7 +173,15 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
         backing: &RangeBacking::null(),
     };
     let key = nic.keys.register(&nic.fabric, &new, |_| false)?;
-    Ok(new_mr(pd, &range, access, (key, Hold::Nothing), None))
+    // `mlx5_alloc_null_mr` of rdma-core, whose driver alone has this verb, gives no R_Key either.
+    let keys = (key, 0);
+    Ok(new_mr(
+        pd,
+        &range,
+        access,
+        (keys, ReachabilityGuard::Nothing),
+        None,
+    ))
 }
 
 /// Makes the program's handle of a region that has been entered in the key table.
@@ -180,11 +189,11 @@ fn new_mr(
     pd: Arc<Pd>,
     range: &MrRange,
     access: c_int,
-    (key, backing): (u32, Hold),
+    (keys, backing): ((u32, u32), ReachabilityGuard),
     dm: Option<Arc<Dm>>,
 ) -> *mut ibv_mr {
     pd.enter();
-    let now = Registration {
+    let now = CurrentRegistration {
         pd,
         range: *range,
         access,
@@ -198,7 +207,7 @@ fn new_mr(
     } else {
         range.addr
     };
-    Mr::make(key, now, addr, dm, None)
+    Mr::make(keys, now, addr, dm, None)
 }
 
 /// The memory that a region is made of, and the address of its first byte in work requests.
@@ -228,7 +237,7 @@ fn enter<T>(
     range: &MrRange,
     access: c_int,
     register: impl FnOnce(&Nic, &NewRegion<'_>) -> Result<T, c_int>,
-) -> Result<(T, Hold), c_int> {
+) -> Result<(T, ReachabilityGuard), c_int> {
     /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
     const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
     const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
@@ -305,7 +314,7 @@ pub(super) fn rereg_mr(
     };
     let mut given_up = false;
     let changed = live::find::<Mr>(handle).ok_or(libc::EINVAL).and_then(|mr| {
-        let change = Change {
+        let change = RequestedChanges {
             flags,
             pd: pd(),
             addr,
@@ -324,7 +333,7 @@ pub(super) fn rereg_mr(
 }
 
 /// The changes that a re-registration asks for; `flags` tell which of the other fields count.
-struct Change {
+struct RequestedChanges {
     flags: c_int,
     pd: Option<Arc<Pd>>,
     addr: *mut c_void,
@@ -334,7 +343,7 @@ struct Change {
 
 /// Registers the region again under its key, with the changes of `change`. Sets `given_up` once the old registration
 /// has been given up.
-fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
+fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c_int> {
     let mut now = lock(&mr.now);
     let flags = change.flags;
     // A region without memory cannot change.
@@ -386,7 +395,7 @@ fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
     })?;
     pd.enter();
     now.pd.leave();
-    show(mr, &pd, &range);
+    update_program_mr(mr, &pd, &range);
     now.pd = pd;
     now.range = range;
     now.access = access;
@@ -396,7 +405,7 @@ fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
 
 /// Updates the structure of a region that the program sees.
 #[allow(unsafe_code)]
-fn show(mr: &Mr, pd: &Pd, range: &MrRange) {
+fn update_program_mr(mr: &Mr, pd: &Pd, range: &MrRange) {
     let abi = mr.abi.handle();
     // SAFETY: `mr` keeps the structure; no other thread uses the region while it is changed (`ibv_rereg_mr(3)`), and
     // other threads that change it wait for `mr.now`, which the caller holds.
@@ -469,7 +478,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
     let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
     let base = usize::try_from(shared.base.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
-    let now = Registration {
+    let now = CurrentRegistration {
         range: MrRange {
             addr: std::ptr::with_exposed_provenance_mut(base),
             length,
@@ -477,12 +486,18 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
         },
         access: shared.access.load(Ordering::Relaxed).cast_signed(),
         pd,
-        backing: Hold::Nothing,
+        backing: ReachabilityGuard::Nothing,
         registered: true,
         gone: false,
     };
     // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
-    Ok(Mr::make(key, now, std::ptr::null_mut(), None, Some(owner)))
+    Ok(Mr::make(
+        (key, key),
+        now,
+        std::ptr::null_mut(),
+        None,
+        Some(owner),
+    ))
 }
 
 /// Takes the handle back and leaves the region as it is. An own region that no other process has destroyed stays

@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::edge::In;
 use super::mr::Mr;
-use crate::capabilities::Feature;
+use crate::capabilities::OptionalFeature;
 use crate::live;
 use crate::mw::Mw;
 use crate::pd::Pd;
@@ -24,7 +24,7 @@ pub(super) fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Result<*mut ibv
         _ => return Err(libc::EINVAL),
     };
     let nic = pd.context.nic;
-    nic.capabilities.require(Feature::MemoryWindows)?;
+    nic.capabilities.require(OptionalFeature::MemoryWindows)?;
     let window = nic.keys.alloc_window(&nic.fabric, window_type, pd.number)?;
     Ok(live::hand_out(Arc::new(Mw::new(pd, mw_type, window))))
 }

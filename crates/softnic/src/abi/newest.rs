@@ -13,12 +13,11 @@ use super::context::{context_of, device_of, nic_of};
 use super::edge::{In, Out, c_functions};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
-use crate::comp_cntr::{self, CompCntr, Completes};
+use crate::comp_cntr::{self, CompCntr, CountedQp};
 use crate::live;
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::qp_state::QpState;
-use crate::strings;
 
 type Made<T> = Result<*mut T, c_int>;
 type Done = Result<(), c_int>;
@@ -68,11 +67,11 @@ c_functions! {
 
 /// A DMA handle; the program's handle points to its first field.
 #[repr(C)]
-struct Dmah {
+struct DmaHandle {
     abi: AbiCell<ibv_dmah>,
 }
 
-live::object!(Dmah, ibv_dmah);
+live::object!(DmaHandle, ibv_dmah);
 
 fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah> {
     const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
@@ -92,11 +91,13 @@ fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Ma
         return Err(libc::EINVAL);
     }
     let abi = AbiCell::new(ibv_dmah { context });
-    Ok(live::hand_out(Arc::new(Dmah { abi })))
+    Ok(live::hand_out(Arc::new(DmaHandle { abi })))
 }
 
 fn dealloc_dmah(dmah: *mut ibv_dmah) -> Done {
-    live::take_back::<Dmah>(dmah).ok_or(libc::EINVAL).map(drop)
+    live::take_back::<DmaHandle>(dmah)
+        .ok_or(libc::EINVAL)
+        .map(drop)
 }
 
 fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done {
@@ -135,7 +136,7 @@ struct Buf {
 const _: () = assert!(std::mem::offset_of!(Buf, abi) == 0);
 const _: () = assert!(size_of::<usize>() == size_of::<ibv_buf>());
 
-impl live::Object for Buf {
+impl live::VerbsObject for Buf {
     type C = ibv_buf;
     const KIND: &'static str = "ibv_buf";
 }
@@ -185,7 +186,7 @@ pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, lengt
 /// # Errors
 /// `EINVAL` if it is not.
 pub fn check_dmah(dmah: *mut ibv_dmah) -> Done {
-    live::find::<Dmah>(dmah).ok_or(libc::EINVAL).map(drop)
+    live::find::<DmaHandle>(dmah).ok_or(libc::EINVAL).map(drop)
 }
 
 fn query_comp_cntr_caps(
@@ -255,15 +256,15 @@ fn attach_comp_cntr(
         return Err(libc::EINVAL);
     }
     let qpn = qp.qpn;
-    let qp: Arc<dyn Completes> = qp;
+    let qp: Arc<dyn CountedQp> = qp;
     comp_cntr::attach(qpn, Arc::downgrade(&qp), &counter, attr.op_mask)
 }
 
-impl Completes for Qp {
+impl CountedQp for Qp {
     fn look(&self) {
-        self.send_cq.look();
+        self.send_cq.move_completions_to_buffer();
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.look();
+            self.recv_cq.move_completions_to_buffer();
         }
     }
 }
@@ -292,14 +293,14 @@ fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> Done {
 
 fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
     let (counter, place) = (find(counter)?, value.get()?);
-    comp_cntr::look(&counter);
+    comp_cntr::poll_counted_qps(&counter);
     place.write(counter.completions.load(Ordering::Acquire));
     Ok(())
 }
 
 fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
     let (counter, place) = (find(counter)?, value.get()?);
-    comp_cntr::look(&counter);
+    comp_cntr::poll_counted_qps(&counter);
     place.write(counter.errors.load(Ordering::Acquire));
     Ok(())
 }

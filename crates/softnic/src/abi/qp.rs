@@ -11,7 +11,7 @@ use super::edge::{In, InOut, Out};
 use super::usage::busy;
 use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
-use crate::capabilities::{Feature, Limits};
+use crate::capabilities::{Limits, OptionalFeature};
 use crate::comp_cntr;
 use crate::context::Context;
 use crate::cq::Cq;
@@ -21,7 +21,7 @@ use crate::pd::Pd;
 use crate::qp::{NewQp, Qp};
 use crate::qp_state::QpType;
 use crate::registry;
-use crate::send::Builder;
+use crate::send::WrBuilder;
 use crate::srq::Srq;
 use crate::why;
 use crate::xrc::Xrc;
@@ -101,7 +101,7 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
         qp_type: attr.qp_type,
         sq_sig_all: attr.sq_sig_all,
     };
-    let made = new_qp(pd, &mut init, ops.map(|_| Builder::new()));
+    let made = new_qp(pd, &mut init, ops.map(|_| WrBuilder::new()));
     attr.cap = init.cap;
     let qp = made?;
     if block_self {
@@ -114,13 +114,13 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
 }
 
 /// The queues in which a queue pair completes and from which it receives.
-struct Queues {
+struct QpQueues {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
 }
 
-impl Queues {
+impl QpQueues {
     fn of(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
         let no_cq =
             |name| why::invalid(|| format!("{name} is no completion queue of this process"));
@@ -163,7 +163,7 @@ impl Queues {
 fn new_qp(
     pd: Arc<Pd>,
     init: &mut ibv_qp_init_attr,
-    builder: Option<Builder>,
+    builder: Option<WrBuilder>,
 ) -> Result<Arc<Qp>, c_int> {
     let qp_type = match QpType::try_from(init.qp_type) {
         Ok(t) => t,
@@ -181,9 +181,9 @@ fn new_qp(
         return Err(libc::EOPNOTSUPP);
     }
     if !init.srq.is_null() {
-        can.require(Feature::Srq)?;
+        can.require(OptionalFeature::Srq)?;
     }
-    let queues = Queues::of(qp_type, init)?;
+    let queues = QpQueues::of(qp_type, init)?;
     queues.require_device_of(context)?;
     let sends_xrc = qp_type == QpType::XrcSend;
     grant(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
@@ -214,8 +214,8 @@ fn new_qp(
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
-    qp.send_cq.uses.fetch_add(1, Ordering::Relaxed);
-    qp.recv_cq.uses.fetch_add(1, Ordering::Relaxed);
+    qp.send_cq.enter(1);
+    qp.recv_cq.enter(1);
     if let Some(srq) = &qp.srq {
         srq.uses.fetch_add(1, Ordering::Relaxed);
     }
@@ -304,7 +304,7 @@ fn create_xrc_recv(
     if let Some(pd) = &qp.domain {
         pd.enter();
     }
-    domain.gatherer.uses.fetch_add(2, Ordering::Relaxed);
+    domain.gatherer.enter(2);
     handle.uses.fetch_add(1, Ordering::Relaxed);
     domain.add_receiver(&qp);
     Ok(live::hand_out(qp))

@@ -13,7 +13,7 @@ use crate::faults;
 use crate::incidents;
 use crate::live;
 use crate::qp::Qp;
-use crate::send::{self, Builder, FlushRange, List};
+use crate::send::{self, BuiltPostlist, FlushRange, WrBuilder};
 
 /// Returns the operations of each transport: Table 1 of the paper; IBTA vol. 1, table 44.
 pub(super) fn supported(qp_type: ibv_qp_type) -> u64 {
@@ -91,16 +91,16 @@ pub(super) fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 /// The list that this thread builds, between start and complete.
-struct Building<'a> {
+struct ListBeingBuilt<'a> {
     qp: &'a Qp,
-    builder: &'a Builder,
-    list: &'a mut List,
+    builder: &'a WrBuilder,
+    list: &'a mut BuiltPostlist,
     /// The `wr_id` and `wr_flags` that the program has set for the next operation.
     wr_id: u64,
     wr_flags: u32,
 }
 
-impl<'a> Building<'a> {
+impl<'a> ListBeingBuilt<'a> {
     /// # Safety
     /// `handle` is NULL, or a queue pair that this thread builds a list for: between `ibv_wr_start` and
     /// `ibv_wr_complete` or `ibv_wr_abort`. Until the result ends there is no other for that queue pair.
@@ -129,7 +129,7 @@ impl<'a> Building<'a> {
         wr.send_flags = self.wr_flags & !IBV_SEND_INLINE;
         wr.opcode = opcode;
         fill(&mut wr);
-        self.list.begin(wr);
+        self.list.append_wr(wr);
     }
 }
 
@@ -137,16 +137,16 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: NULL or live, since the program begins a list for it (`ibv_wr_post(3)`).
     let qp = unsafe { follow::<Qp>(qp.cast()) };
     if let Some(builder) = qp.and_then(|qp| qp.builder.as_ref()) {
-        builder.start();
+        builder.acquire_list();
     }
 }
 
 unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program has begun a list from this thread, and ends it here (`ibv_wr_post(3)`).
-    let Some(building) = (unsafe { Building::of(qp) }) else {
+    let Some(building) = (unsafe { ListBeingBuilt::of(qp) }) else {
         return libc::EINVAL;
     };
-    let Building {
+    let ListBeingBuilt {
         qp, builder, list, ..
     } = building;
     let refused = if FAULTS {
@@ -176,7 +176,7 @@ macro_rules! building {
                 let $arg = unsafe { <$type as Arg>::from_c($arg) };
             )*
             // SAFETY: the program has begun a list from this thread (`ibv_wr_post(3)`).
-            if let Some($building) = &mut unsafe { Building::of(qp) } {
+            if let Some($building) = &mut unsafe { ListBeingBuilt::of(qp) } {
                 $body;
             }
         }
@@ -292,7 +292,7 @@ fn atomic(remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ibv_send_
 
 /// Copies the payload: "the buffers can be reused immediately" (`ibv_wr_post(3)`).
 #[inline(always)]
-fn set_inline(building: &mut Building<'_>, buffers: &[ibv_data_buf]) {
+fn set_inline(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
     if building.list.last().is_none() {
         return;
     }

@@ -11,7 +11,6 @@ use super::edge::{In, InConst, InOut, OrMinusOne, Out};
 use crate::capabilities::Transport;
 use crate::device::{self, Device, LinkLayer, Port};
 use crate::faults;
-use crate::strings;
 
 pub(super) fn query_device(
     context: *mut ibv_context,
@@ -285,22 +284,22 @@ pub(super) fn set_ece(_qp: *mut ibv_qp, ece: In<'_, ibv_ece>) -> Result<(), c_in
     }
 }
 
-fn text(s: &'static CStr) -> *const c_char {
+fn c_str_pointer(s: &'static CStr) -> *const c_char {
     s.as_ptr()
 }
 
 pub(super) fn wc_status_str(status: ibv_wc_status) -> *const c_char {
-    text(strings::wc_status_str(status))
+    c_str_pointer(strings::wc_status_str(status))
 }
 
 pub(super) fn event_type_str(event: ibv_event_type) -> *const c_char {
-    text(strings::event_type_str(event))
+    c_str_pointer(strings::event_type_str(event))
 }
 
 pub(super) fn node_type_str(node_type: ibv_node_type) -> *const c_char {
-    text(strings::node_type_str(node_type))
+    c_str_pointer(strings::node_type_str(node_type))
 }
 
 pub(super) fn port_state_str(state: ibv_port_state) -> *const c_char {
-    text(strings::port_state_str(state))
+    c_str_pointer(strings::port_state_str(state))
 }

@@ -10,7 +10,7 @@ use super::context::context_of;
 use super::edge::{In, InOut};
 use super::usage::busy;
 use super::xrc::XrcdHandle;
-use crate::capabilities::Feature;
+use crate::capabilities::OptionalFeature;
 use crate::cq::Cq;
 use crate::device;
 use crate::live;
@@ -26,11 +26,11 @@ pub(super) fn create_srq(
 ) -> Result<*mut ibv_srq, c_int> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let init = init.get()?;
-    new_srq(pd, init.srq_context, init.attr, Kind::Basic)
+    new_srq(pd, init.srq_context, init.attr, SrqPurpose::Basic)
 }
 
 /// The purpose of a shared receive queue.
-enum Kind {
+enum SrqPurpose {
     Basic,
     Xrc(XrcSrq),
     /// Tag matching, with the CQ in which operations complete, and the largest number of entries.
@@ -41,12 +41,12 @@ fn new_srq(
     pd: Arc<Pd>,
     srq_context: *mut c_void,
     attr: ibv_srq_attr,
-    kind: Kind,
+    kind: SrqPurpose,
 ) -> Result<*mut ibv_srq, c_int> {
     let can = &pd.context.nic.capabilities;
     can.require(match kind {
-        Kind::Tags(..) => Feature::TagMatching,
-        Kind::Basic | Kind::Xrc(_) => Feature::Srq,
+        SrqPurpose::Tags(..) => OptionalFeature::TagMatching,
+        SrqPurpose::Basic | SrqPurpose::Xrc(_) => OptionalFeature::Srq,
     })?;
     let (max_wr, max_sge) = (can.limits.max_srq_wr, can.limits.max_srq_sge);
     if attr.max_wr == 0 || attr.max_wr > max_wr || attr.max_sge > max_sge {
@@ -64,18 +64,18 @@ fn new_srq(
     let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
     let mut queue = queue.ok_or(libc::ENOMEM)?;
     let (xrc, tags_cq) = match kind {
-        Kind::Basic => (None, None),
-        Kind::Xrc(xrc) => (Some(xrc), None),
-        Kind::Tags(cq, max_entries) => {
+        SrqPurpose::Basic => (None, None),
+        SrqPurpose::Xrc(xrc) => (Some(xrc), None),
+        SrqPurpose::Tags(cq, max_entries) => {
             queue.match_tags(max_entries);
-            cq.uses.fetch_add(1, Ordering::Relaxed);
+            cq.enter(1);
             (None, Some(cq))
         }
     };
     pd.enter();
     let srq = Arc::new(Srq::new(pd, abi, queue, xrc, tags_cq));
     if let Some(xrc) = &srq.xrc {
-        xrc.cq.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.cq.enter(1);
         xrc.uses.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
     }
@@ -110,7 +110,7 @@ pub(super) fn create_srq_ex(
         return Err(libc::EINVAL);
     }
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
-    new_srq(pd, attr.srq_context, attr.attr, Kind::Basic)
+    new_srq(pd, attr.srq_context, attr.attr, SrqPurpose::Basic)
 }
 
 /// Makes a shared receive queue for XRC.
@@ -132,7 +132,7 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
         cq,
         number,
     };
-    new_srq(pd, attr.srq_context, attr.attr, Kind::Xrc(xrc))
+    new_srq(pd, attr.srq_context, attr.attr, SrqPurpose::Xrc(xrc))
         .inspect_err(|_| handle.domain.remove_srq(number))
 }
 
@@ -150,7 +150,7 @@ fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
-    let kind = Kind::Tags(cq, caps.max_num_tags);
+    let kind = SrqPurpose::Tags(cq, caps.max_num_tags);
     new_srq(pd, attr.srq_context, attr.attr, kind)
 }
 
@@ -208,14 +208,14 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     }
     if let Some(xrc) = &srq.xrc {
         xrc.domain.remove_srq(xrc.number);
-        xrc.cq.uses.fetch_sub(1, Ordering::Relaxed);
+        xrc.cq.leave();
         xrc.uses.fetch_sub(1, Ordering::Relaxed);
     }
     if let Some((cq, wrs)) = srq.own_completions() {
         cq.expect_less(wrs);
     }
     if let Some(cq) = &srq.tags_cq {
-        cq.uses.fetch_sub(1, Ordering::Relaxed);
+        cq.leave();
     }
     srq.context.discard_events(handle.cast());
     srq.unacknowledged.wait();

@@ -95,7 +95,7 @@ fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c
         IBV_WR_TAG_SYNC => wc.opcode = IBV_WC_TM_SYNC,
         _ => return Err(libc::EINVAL),
     }
-    if !list.agrees() {
+    if !list.is_synchronised() {
         wc.wc_flags = IBV_WC_TM_SYNC_REQ;
     }
     let wanted = flags & IBV_OPS_SIGNALED != 0 || wc.status != IBV_WC_SUCCESS;

@@ -16,14 +16,14 @@ use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::device::{self, LinkLayer, Place};
+use crate::device::{self, LinkLayer, PortPlace};
 use crate::live;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, SpreadUse};
 use crate::qp_state::QpType;
 use crate::registry;
 use crate::xrc::Xrc;
-use nic_core::flows::{KEY_BYTES, Spread, hash_field};
+use nic_core::flows::{KEY_BYTES, RssConfig, hash_field};
 
 /// A work queue; the program's handle points to its first field.
 #[repr(C)]
@@ -140,7 +140,7 @@ pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<()
     for &to in through {
         let mut change = ibv_qp_attr::zeroed();
         change.qp_state = to;
-        change.port_num = Place::FIRST.port_num;
+        change.port_num = PortPlace::FIRST.port_num;
         let port = if to == IBV_QPS_INIT { IBV_QP_PORT } else { 0 };
         wq.qp.modify(&change, IBV_QP_STATE | port)?;
     }
@@ -239,7 +239,7 @@ fn add_raw_qp(
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
-    cq.uses.fetch_add(2, Ordering::Relaxed);
+    cq.enter(2);
     pd.enter();
     cq.add_sender(&qp);
     cq.add_receiver(&qp);
@@ -248,7 +248,7 @@ fn add_raw_qp(
 
 /// Returns how a queue pair spreads received packets over the work queues of a table.
 #[allow(unsafe_code)]
-fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_int> {
+fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<RssConfig, c_int> {
     let has_queues = !init.send_cq.is_null() || !init.recv_cq.is_null() || !init.srq.is_null();
     let hash = &init.rx_hash_conf;
     if has_queues
@@ -261,7 +261,7 @@ fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_i
     if usize::from(hash.rx_hash_key_len) != KEY_BYTES || hash.rx_hash_key.is_null() {
         return Err(libc::EINVAL);
     }
-    Ok(Spread {
+    Ok(RssConfig {
         fields: hash.rx_hash_fields_mask,
         // SAFETY: not NULL, and as long as `rx_hash_key_len` says (both above; `ibv_create_qp_ex(3)`).
         key: unsafe { hash.rx_hash_key.cast::<[u8; KEY_BYTES]>().read_unaligned() },

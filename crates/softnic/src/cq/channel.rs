@@ -1,6 +1,6 @@
 //! Completion channels: their events, and the tokens that announce them.
 //!
-//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`Signaled::take_signaled`]).
+//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`ChannelCq::take_signaled`]).
 //! Each event has one token in the channel's FIFO, and is taken with a token. The descriptor is therefore readable
 //! exactly as long as there is an event. A peer signals a completion queue before it writes the token, so the token may
 //! come after the event.
@@ -27,7 +27,7 @@ pub(crate) struct CqHandle(pub(crate) *mut ibv_cq);
 unsafe impl Send for CqHandle {}
 
 /// The view that a channel has of a completion queue.
-pub(crate) trait Signaled: Send + Sync {
+pub(crate) trait ChannelCq: Send + Sync {
     /// Returns the program's handle.
     fn handle(&self) -> CqHandle;
     /// Returns true if a peer has signaled the queue.
@@ -39,18 +39,18 @@ pub(crate) trait Signaled: Send + Sync {
 }
 
 /// A completion channel: events of the completion queues that use it.
-pub(crate) struct Channel {
+pub(crate) struct CompletionChannel {
     fifo: channel::Channel,
-    events: Mutex<Events>,
+    events: Mutex<ChannelEvents>,
     /// The completion queues that use the channel, by index.
-    cqs: Mutex<BTreeMap<usize, Weak<dyn Signaled>>>,
+    cqs: Mutex<BTreeMap<usize, Weak<dyn ChannelCq>>>,
     /// Number of completion queues that use the channel.
     pub(crate) uses: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Events {
-    queue: VecDeque<Event>,
+struct ChannelEvents {
+    queue: VecDeque<CqEvent>,
     /// Number of tokens for which the FIFO had no room.
     lacking: usize,
     /// Number of tokens that were taken before their event was added.
@@ -59,13 +59,13 @@ struct Events {
     surplus: Vec<usize>,
 }
 
-struct Event {
+struct CqEvent {
     cq: CqHandle,
     /// The slot of the peer that writes the event's token; `None` if this process has written it.
     token_of: Option<usize>,
 }
 
-impl Channel {
+impl CompletionChannel {
     pub(crate) fn new(nic: &'static Nic) -> io::Result<Self> {
         Ok(Self {
             fifo: nic.fabric.make_channel()?,
@@ -81,7 +81,7 @@ impl Channel {
     }
 
     /// Adds a completion queue that uses the channel.
-    pub(crate) fn add(&self, index: usize, cq: Weak<dyn Signaled>) {
+    pub(crate) fn add(&self, index: usize, cq: Weak<dyn ChannelCq>) {
         lock(&self.cqs).insert(index, cq);
     }
 
@@ -94,7 +94,7 @@ impl Channel {
     /// does.
     pub(super) fn push(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
         let mut events = lock(&self.events);
-        events.queue.push_back(Event { cq, token_of });
+        events.queue.push_back(CqEvent { cq, token_of });
         match token_of {
             None => self.put(&mut events, index),
             Some(_) if events.spare > 0 => {
@@ -105,7 +105,7 @@ impl Channel {
         }
     }
 
-    fn put(&self, events: &mut Events, cq: usize) {
+    fn put(&self, events: &mut ChannelEvents, cq: usize) {
         // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
         if !self.fifo.put(u16::try_from(cq).unwrap_or(u16::MAX)) {
             events.lacking += 1;
@@ -126,7 +126,7 @@ impl Channel {
         let of_peer = events.queue.iter().filter(|e| e.token_of == Some(slot));
         let (of_peer, all) = (of_peer.count(), events.queue.len());
         // The peer may have died after the write.
-        let missing = all.saturating_sub(self.fifo.count() + events.lacking);
+        let missing = all.saturating_sub(self.fifo.token_count() + events.lacking);
         for _ in 0..missing.min(of_peer) {
             self.put(&mut events, usize::MAX);
         }
@@ -145,7 +145,7 @@ impl Channel {
     /// Returns the number of tokens in the FIFO.
     #[cfg(test)]
     pub(super) fn tokens(&self) -> usize {
-        self.fifo.count()
+        self.fifo.token_count()
     }
 
     /// Returns the next event; waits for one unless the descriptor is non-blocking.
@@ -154,7 +154,7 @@ impl Channel {
     /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal.
     pub(crate) fn next(&self) -> io::Result<CqHandle> {
         loop {
-            if let Some(named) = self.fifo.take() {
+            if let Some(named) = self.fifo.take_token() {
                 if let Some(event) = self.event_of_token(named.into()) {
                     return Ok(event);
                 }
@@ -162,7 +162,7 @@ impl Channel {
             }
             let fd = self.fifo.fd();
             let blocks = !fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::waits_outside(fd.as_raw_fd()) {
+            if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
             poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
@@ -175,7 +175,7 @@ impl Channel {
         if let Some(event) = self.pop(false) {
             return Some(event);
         }
-        let take = |cq: &Arc<dyn Signaled>| Some((cq.take_signaled()?, cq.handle()));
+        let take = |cq: &Arc<dyn ChannelCq>| Some((cq.take_signaled()?, cq.handle()));
         let named = lock(&self.cqs).get(&named).and_then(Weak::upgrade);
         let mut taken = named.as_ref().and_then(take);
         if taken.is_none() {
@@ -224,12 +224,12 @@ impl Channel {
         events.queue = kept;
         let gone = gone.into_iter().map(|event| event.token_of);
         for token_of in gone.chain(program_woken_by.map(Some)) {
-            let owed = token_of.filter(|_| self.fifo.count() <= events.queue.len() + others);
+            let owed = token_of.filter(|_| self.fifo.token_count() <= events.queue.len() + others);
             match owed {
                 Some(slot) => events.surplus.push(slot),
                 None if events.lacking > 0 => events.lacking -= 1,
                 None => {
-                    self.fifo.take();
+                    self.fifo.take_token();
                 }
             }
         }

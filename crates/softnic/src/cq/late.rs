@@ -11,19 +11,19 @@ use verbs_abi::*;
 
 /// Late completions, in the order in which they were made.
 #[derive(Default)]
-pub(super) struct Late(VecDeque<One>);
+pub(super) struct LateCompletions(VecDeque<LateCompletion>);
 
-struct One {
+struct LateCompletion {
     due_ns: u64,
     solicited: bool,
     wc: ibv_wc,
 }
 
-impl Late {
+impl LateCompletions {
     /// Adds a completion that is due at `due_ns`, or when the completions before it are, if that is later.
     pub(super) fn push(&mut self, wc: ibv_wc, solicited: bool, due_ns: u64) {
         let behind = self.0.back().map_or(0, |last| last.due_ns);
-        self.0.push_back(One {
+        self.0.push_back(LateCompletion {
             due_ns: due_ns.max(behind),
             solicited,
             wc,
@@ -66,13 +66,13 @@ mod tests {
 
     #[test]
     fn none_overtakes_another_and_those_of_a_queue_pair_are_forgotten() {
-        let mut late = Late::default();
+        let mut late = LateCompletions::default();
         for (wr_id, qp_num, due_ns) in [(1, 7, 50), (2, 8, 10), (3, 7, 60)] {
             let mut wc = ibv_wc::zeroed();
             (wc.wr_id, wc.qp_num) = (wr_id, qp_num);
             late.push(wc, wr_id == 2, due_ns);
         }
-        let next = |late: &mut Late, now| {
+        let next = |late: &mut LateCompletions, now| {
             late.pop_due(now)
                 .map(|(wc, solicited)| (wc.wr_id, solicited))
         };

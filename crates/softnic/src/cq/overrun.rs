@@ -30,7 +30,7 @@ const OVERRUN_LOOKS: u32 = 250;
 
 /// The largest number of completions in a completion queue from which the program takes nothing.
 #[derive(Default)]
-pub(super) struct Demand {
+pub(super) struct CqDemand {
     /// Work requests of queues that are not shared and complete here.
     wrs: u64,
     /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
@@ -39,9 +39,9 @@ pub(super) struct Demand {
 }
 
 // SAFETY: the pointers are compared, never dereferenced.
-unsafe impl Send for Demand {}
+unsafe impl Send for CqDemand {}
 
-impl Demand {
+impl CqDemand {
     fn total(&self) -> u64 {
         let shared = self.shared.iter().map(|&(_, wrs, _)| wrs);
         shared.fold(self.wrs, u64::saturating_add)
@@ -67,8 +67,8 @@ impl Demand {
 }
 
 /// The engine's knowledge of a queue that can be overrun.
-pub(super) struct Overrun {
-    demand: Mutex<Demand>,
+pub(super) struct OverrunState {
+    demand: Mutex<CqDemand>,
     /// True if more can complete here than there is room for, and overruns are not ignored.
     watched: AtomicBool,
     /// True if the queue is in error.
@@ -77,10 +77,10 @@ pub(super) struct Overrun {
     ignored: bool,
 }
 
-impl Overrun {
+impl OverrunState {
     pub(super) fn new(ignored: bool) -> Self {
         Self {
-            demand: Mutex::new(Demand::default()),
+            demand: Mutex::new(CqDemand::default()),
             watched: AtomicBool::new(false),
             declared: AtomicBool::new(false),
             ignored,
@@ -115,7 +115,7 @@ impl Cq {
         }
     }
 
-    fn change_demand(&self, change: impl FnOnce(&mut Demand)) {
+    fn change_demand(&self, change: impl FnOnce(&mut CqDemand)) {
         let mut demand = lock(&self.overrun.demand);
         change(&mut demand);
         self.settle_watch(&demand);
@@ -127,7 +127,7 @@ impl Cq {
     }
 
     /// Makes the engine watch the queue, or stops that.
-    fn settle_watch(&self, demand: &Demand) {
+    fn settle_watch(&self, demand: &CqDemand) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
         let wanted = demand.total() > depth && !self.overrun.ignored && !self.is_overrun();
         if self.overrun.watched.swap(wanted, Ordering::Relaxed) == wanted {
@@ -161,13 +161,17 @@ impl Cq {
 
     /// Checks for an overrun after the engine has filled the buffer. Returns true if the engine is to check again at
     /// the next tick.
-    pub(super) fn settle_overrun(&self, mut state: BiasedGuard<'_, CqState>, look: Look) -> bool {
+    pub(super) fn settle_overrun(
+        &self,
+        mut state: BiasedGuard<'_, CqState>,
+        look: EngineCheck,
+    ) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
         if !self.is_watched() || state.buffer.len() <= depth {
             state.overfull_looks = 0;
             return false;
         }
-        state.overfull_looks += u32::from(look == Look::Tick);
+        state.overfull_looks += u32::from(look == EngineCheck::Tick);
         if state.overfull_looks < OVERRUN_LOOKS {
             return true;
         }
@@ -205,7 +209,7 @@ impl Cq {
     }
 
     /// Ends a queue that the program destroys and in which no queue pair completes: the queue raises no more events.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end_overrun_tracking(&self) {
         {
             let _state = self.state.lock();
             self.overrun.declared.store(true, Ordering::Release);

@@ -11,7 +11,7 @@ use verbs_abi::*;
 use crate::recv::TagInfo;
 
 /// The extended part of a completion queue.
-pub(crate) struct Polling {
+pub(crate) struct ExtendedCq {
     /// True while a thread is between `ibv_start_poll` and `ibv_end_poll`.
     busy: AtomicBool,
     /// True if the program itself ensures that only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
@@ -19,29 +19,29 @@ pub(crate) struct Polling {
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
     pub(crate) ignores_overrun: bool,
     wc_flags: u64,
-    current: UnsafeCell<Current>,
+    current: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current` is reached through `Polling::current` alone, whose callers are the one thread that polls; the rest is
+// SAFETY: `current` is reached through `ExtendedCq::current` alone, whose callers are the one thread that polls; the rest is
 // atomic or constant.
-unsafe impl Sync for Polling {}
+unsafe impl Sync for ExtendedCq {}
 
 /// The current completion.
-pub(crate) struct Current {
+pub(crate) struct CurrentCompletion {
     pub(crate) wc: ibv_wc,
     pub(crate) timestamp_ns: u64,
     pub(crate) wallclock_ns: u64,
     pub(crate) tag: TagInfo,
 }
 
-impl Polling {
+impl ExtendedCq {
     pub(crate) fn new(wc_flags: u64, flags: u32) -> Self {
         Self {
             busy: AtomicBool::new(false),
             single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
             ignores_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
             wc_flags,
-            current: UnsafeCell::new(Current {
+            current: UnsafeCell::new(CurrentCompletion {
                 wc: ibv_wc::zeroed(),
                 timestamp_ns: 0,
                 wallclock_ns: 0,
@@ -50,8 +50,8 @@ impl Polling {
         }
     }
 
-    /// Acquires the queue for this thread, until [`end`](Self::end).
-    pub(crate) fn start(&self) {
+    /// Acquires the queue for this thread, until [`release`](Self::release).
+    pub(crate) fn acquire(&self) {
         if self.single_threaded {
             return;
         }
@@ -60,7 +60,7 @@ impl Polling {
         }
     }
 
-    pub(crate) fn end(&self) {
+    pub(crate) fn release(&self) {
         self.busy.store(false, Ordering::Release);
     }
 
@@ -72,7 +72,7 @@ impl Polling {
 
     /// Returns the current completion, which belongs to the polling thread.
     #[inline(always)]
-    pub(crate) fn current(&self) -> *mut Current {
+    pub(crate) fn current(&self) -> *mut CurrentCompletion {
         self.current.get()
     }
 }

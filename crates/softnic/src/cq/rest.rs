@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::hint;
 
-use nic_core::yielding::Yielding;
+use nic_core::yielding::SpinTime;
 use shm::clock::{ticks, ticks_per_us};
 
 /// Number of empty polls of one queue in a row after which [`rest`] is called.
@@ -38,7 +38,7 @@ const YIELDS_PER_SLEEP: u32 = 512;
 
 /// A thread's record of its polls. Times are in ticks.
 #[derive(Clone, Copy)]
-struct Looks {
+struct PollRecord {
     /// The queue whose poll begins a round.
     first: usize,
     /// Start of the first round, and start of the last one.
@@ -46,14 +46,14 @@ struct Looks {
     began: u64,
     /// Time of the first poll that found nothing, or of the end of the last yield.
     in_vain_since: u64,
-    yielding: Yielding,
+    yielding: SpinTime,
     /// Number of yields to others since the last sleep.
     yields: u32,
 }
 
 /// The action of a thread before it polls again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextPollAction {
     /// No action.
     Poll,
     /// Pauses for this number of ticks from the given time on.
@@ -67,31 +67,37 @@ thread_local! {
     /// more than [`FRUITLESS_POLLS`].
     static FRUITLESS: Cell<u32> = const { Cell::new(0) };
 
-    static LOOKS: Cell<Looks> = const { Cell::new(Looks::new()) };
+    static LOOKS: Cell<PollRecord> = const { Cell::new(PollRecord::new()) };
 }
 
-impl Looks {
+impl PollRecord {
     const fn new() -> Self {
         Self {
             first: usize::MAX,
             since: 0,
             began: 0,
             in_vain_since: 0,
-            yielding: Yielding::new(),
+            yielding: SpinTime::new(),
             yields: 0,
         }
     }
 
     /// Decides on the action after a poll of `queue` that found nothing at the time `now`, the `fruitless`th one. There
     /// are `per_us` ticks in a microsecond.
-    fn look(&mut self, queue: usize, fruitless: &mut u32, now: u64, per_us: u64) -> Next {
+    fn after_empty_poll(
+        &mut self,
+        queue: usize,
+        fruitless: &mut u32,
+        now: u64,
+        per_us: u64,
+    ) -> NextPollAction {
         *fruitless += 1;
         if *fruitless == 1 {
             self.in_vain_since = now;
         }
         let in_vain = now.wrapping_sub(self.in_vain_since);
         if in_vain >= self.yielding.spin_ns() * per_us / 1000 {
-            return Next::Yield;
+            return NextPollAction::Yield;
         }
         if *fruitless == FRUITLESS_POLLS {
             (self.first, self.since, self.began) = (queue, now, now);
@@ -100,7 +106,7 @@ impl Looks {
             (self.first, *fruitless) = (queue, FRUITLESS_POLLS + 1);
         }
         if *fruitless <= FRUITLESS_POLLS || self.first != queue {
-            return Next::Poll;
+            return NextPollAction::Poll;
         }
         let waited = self.began.wrapping_sub(self.since);
         let rest = (waited / PART).min(MOST_NS * per_us / 1000);
@@ -109,9 +115,9 @@ impl Looks {
         match rest.checked_sub(gone) {
             Some(left) if left > 0 => {
                 self.began = now.wrapping_add(left);
-                Next::Rest(left)
+                NextPollAction::Rest(left)
             }
-            _ => Next::Poll,
+            _ => NextPollAction::Poll,
         }
     }
 
@@ -151,14 +157,14 @@ pub(super) fn found() {
 pub(super) fn rest(queue: usize) -> u32 {
     let (mut looks, mut fruitless) = (LOOKS.get(), FRUITLESS.get());
     let (now, per_us) = (ticks(), ticks_per_us());
-    match looks.look(queue, &mut fruitless, now, per_us) {
-        Next::Poll => {}
-        Next::Rest(time) => {
+    match looks.after_empty_poll(queue, &mut fruitless, now, per_us) {
+        NextPollAction::Poll => {}
+        NextPollAction::Rest(time) => {
             while ticks().wrapping_sub(now) < time {
                 hint::spin_loop();
             }
         }
-        Next::Yield => {
+        NextPollAction::Yield => {
             std::thread::yield_now();
             if looks.yielded(now, ticks(), per_us) {
                 std::thread::sleep(std::time::Duration::from_micros(1));
@@ -180,14 +186,14 @@ mod tests {
 
     /// A thread with a clock of its own, whose core is crowded only if the test says so.
     struct Thread {
-        looks: Looks,
+        looks: PollRecord,
         fruitless: u32,
         now: u64,
     }
 
     impl Thread {
         fn new() -> Self {
-            let mut looks = Looks::new();
+            let mut looks = PollRecord::new();
             // The core has not been crowded for long.
             (0..40).for_each(|_| looks.yielding.yielded(300));
             Self {
@@ -197,15 +203,15 @@ mod tests {
             }
         }
 
-        fn look(&mut self, queue: usize) -> Next {
+        fn look(&mut self, queue: usize) -> NextPollAction {
             self.now += 10;
             let next = self
                 .looks
-                .look(queue, &mut self.fruitless, self.now, PER_US);
+                .after_empty_poll(queue, &mut self.fruitless, self.now, PER_US);
             match next {
-                Next::Poll => {}
-                Next::Rest(time) => self.now += time,
-                Next::Yield => {
+                NextPollAction::Poll => {}
+                NextPollAction::Rest(time) => self.now += time,
+                NextPollAction::Yield => {
                     let before = self.now;
                     self.now += PER_US / 3;
                     self.looks.yielded(before, self.now, PER_US);
@@ -219,7 +225,7 @@ mod tests {
             let mut rests = 0;
             for _ in 0..polls {
                 for queue in 0..queues {
-                    rests += u32::from(matches!(self.look(queue), Next::Rest(_)));
+                    rests += u32::from(matches!(self.look(queue), NextPollAction::Rest(_)));
                 }
             }
             rests
@@ -251,33 +257,33 @@ mod tests {
     fn yields_when_the_spin_is_over_and_more_often_in_a_crowd() {
         let mut thread = Thread::new();
         let spin = thread.looks.yielding.spin_ns() * PER_US / 1000;
-        assert_eq!(thread.look(0), Next::Poll);
+        assert_eq!(thread.look(0), NextPollAction::Poll);
         assert_eq!(thread.looks.idle_polls(), IDLE_POLLS);
         thread.now += spin;
-        assert_eq!(thread.look(0), Next::Yield);
-        assert_eq!(thread.look(0), Next::Poll, "and spins anew");
+        assert_eq!(thread.look(0), NextPollAction::Yield);
+        assert_eq!(thread.look(0), NextPollAction::Poll, "and spins anew");
         // A found completion begins a new spin.
         thread.now += spin;
         thread.fruitless = 0;
-        assert_eq!(thread.look(0), Next::Poll);
+        assert_eq!(thread.look(0), NextPollAction::Poll);
         // Other threads had the core each time.
         for _ in 0..20 {
             thread.looks.yielded(0, 5 * PER_US, PER_US);
         }
         assert_eq!(thread.looks.idle_polls(), CROWDED_IDLE_POLLS);
         thread.fruitless = 0;
-        assert_eq!(thread.look(0), Next::Poll);
+        assert_eq!(thread.look(0), NextPollAction::Poll);
         thread.now += thread.looks.yielding.spin_ns() * PER_US / 1000;
-        assert_eq!(thread.look(0), Next::Yield);
+        assert_eq!(thread.look(0), NextPollAction::Yield);
         assert!(thread.looks.yielding.spin_ns() * PER_US / 1000 < spin / 100);
     }
 
     #[test]
     fn sleeps_shortly_once_in_many_yields_of_a_crowd() {
-        let mut looks = Looks::new();
+        let mut looks = PollRecord::new();
         let sleeps = (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.yielded(0, 5 * PER_US, PER_US));
         assert!([9, 10].contains(&sleeps.count()));
-        let mut looks = Looks::new();
+        let mut looks = PollRecord::new();
         assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.yielded(0, PER_US / 3, PER_US)));
     }
 
@@ -289,8 +295,8 @@ mod tests {
         thread.now = 1 << 30;
         for _ in 0..3 {
             match thread.look(0) {
-                Next::Rest(time) => assert!(time <= MOST_NS * PER_US / 1000),
-                Next::Poll | Next::Yield => {}
+                NextPollAction::Rest(time) => assert!(time <= MOST_NS * PER_US / 1000),
+                NextPollAction::Poll | NextPollAction::Yield => {}
             }
         }
     }

@@ -10,7 +10,7 @@ use super::*;
 use crate::symbols;
 
 /// Makes a completion queue and its channel by the program's calls.
-fn queue() -> (Arc<Cq>, Arc<Channel>) {
+fn queue() -> (Arc<Cq>, Arc<CompletionChannel>) {
     let verbs = symbols();
     // SAFETY: the calls of a program that opens the first device, in order.
     let cq = unsafe {
@@ -27,11 +27,11 @@ fn queue() -> (Arc<Cq>, Arc<Channel>) {
     (cq, channel)
 }
 
-fn push(channel: &Channel, cq: &Cq, token_of: Option<usize>) {
+fn push(channel: &CompletionChannel, cq: &Cq, token_of: Option<usize>) {
     channel.push(cq.index, cq.handle(), token_of);
 }
 
-fn is_empty(channel: &Channel) -> bool {
+fn is_empty(channel: &CompletionChannel) -> bool {
     channel
         .next()
         .is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
@@ -58,11 +58,11 @@ fn an_event_is_taken_with_its_token() {
 
 /// A completion queue that another thread is just disarming: its event is there when that thread releases the lock.
 struct Disarmed {
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     cq: Arc<Cq>,
 }
 
-impl Signaled for Disarmed {
+impl ChannelCq for Disarmed {
     fn handle(&self) -> CqHandle {
         self.cq.handle()
     }
@@ -81,7 +81,7 @@ impl Signaled for Disarmed {
 #[test]
 fn a_token_waits_for_the_thread_that_adds_its_event() {
     let (cq, channel) = queue();
-    let other: Arc<dyn Signaled> = Arc::new(Disarmed {
+    let other: Arc<dyn ChannelCq> = Arc::new(Disarmed {
         channel: Arc::clone(&channel),
         cq: Arc::clone(&cq),
     });

@@ -5,7 +5,7 @@ use verbs_abi::*;
 use super::limits::*;
 use super::link_layer::LinkLayer;
 use super::ports::Device;
-use crate::capabilities::{Capabilities, Feature};
+use crate::capabilities::{DeviceCapabilities, OptionalFeature};
 use crate::identity::Identity;
 use nic_core::flows::hash_field;
 use nic_core::qp_state::QpType;
@@ -17,7 +17,7 @@ use nic_core::qp_state::QpType;
 ///   supported.
 pub(crate) fn device_attr(
     identity: &Identity,
-    can: &Capabilities,
+    can: &DeviceCapabilities,
     device: &Device,
 ) -> ibv_device_attr {
     let own = &can.limits;
@@ -47,7 +47,7 @@ pub(crate) fn device_attr(
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | with(
-            Feature::MemoryWindows,
+            OptionalFeature::MemoryWindows,
             IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         );
     if can.has_queue_pairs(QpType::XrcRecv) {
@@ -56,8 +56,8 @@ pub(crate) fn device_attr(
     if takes_raw_packets(can, device.link_layer()) {
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
-    attr.max_mw = int(if_has(Feature::MemoryWindows, own.max_mr));
-    let mcasts = int(if_has(Feature::Multicast, MAX_MCASTS));
+    attr.max_mw = int(if_has(OptionalFeature::MemoryWindows, own.max_mr));
+    let mcasts = int(if_has(OptionalFeature::Multicast, MAX_MCASTS));
     attr.max_mcast_grp = mcasts;
     attr.max_mcast_qp_attach = mcasts;
     attr.max_total_mcast_qp_attach = mcasts;
@@ -72,14 +72,14 @@ pub(crate) fn device_attr(
     // Every queue pair may use its full share.
     attr.max_res_rd_atom = int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
     // On private memory, atomics are atomic only with respect to the device's own.
-    attr.atomic_cap = match can.has(Feature::Atomics) {
+    attr.atomic_cap = match can.has(OptionalFeature::Atomics) {
         true => IBV_ATOMIC_HCA,
         false => IBV_ATOMIC_NONE,
     };
     attr.max_ah = int(MAX_AH);
-    attr.max_srq = int(if_has(Feature::Srq, MAX_SRQ));
-    attr.max_srq_wr = int(if_has(Feature::Srq, own.max_srq_wr));
-    attr.max_srq_sge = int(if_has(Feature::Srq, own.max_srq_sge));
+    attr.max_srq = int(if_has(OptionalFeature::Srq, MAX_SRQ));
+    attr.max_srq_wr = int(if_has(OptionalFeature::Srq, own.max_srq_wr));
+    attr.max_srq_sge = int(if_has(OptionalFeature::Srq, own.max_srq_sge));
     attr.max_pkeys = PKEY_TBL_LEN;
     // Coded, 4.096 µs × 2^15 = 134 ms: as Soft-RoCE (`RXE_LOCAL_CA_ACK_DELAY`), whose responder waits
     // for a scheduler as well.
@@ -89,7 +89,7 @@ pub(crate) fn device_attr(
 }
 
 /// Returns true if there are raw packet queue pairs.
-fn takes_raw_packets(can: &Capabilities, link_layer: LinkLayer) -> bool {
+fn takes_raw_packets(can: &DeviceCapabilities, link_layer: LinkLayer) -> bool {
     link_layer == LinkLayer::Ethernet && can.has_queue_pairs(QpType::RawPacket)
 }
 
@@ -99,26 +99,26 @@ const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// Returns the properties of the extensions, as `ibv_query_device_ex` fills them in. Zero means not supported.
 pub(crate) fn device_attr_ex(
     identity: &Identity,
-    can: &Capabilities,
+    can: &DeviceCapabilities,
     device: &Device,
 ) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::zeroed();
     attr.orig_attr = device_attr(identity, can, device);
     attr.cq_mod_caps.max_cq_count = u16::MAX;
     attr.cq_mod_caps.max_cq_period = u16::MAX;
-    if can.has(Feature::OnDemandPaging) {
+    if can.has(OptionalFeature::OnDemandPaging) {
         report_on_demand_paging(&mut attr);
     }
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CORE_CLOCK_KHZ;
     attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
-    if can.has(Feature::Flush) {
+    if can.has(OptionalFeature::Flush) {
         attr.device_cap_flags_ex |= IBV_DEVICE_ATOMIC_WRITE | IBV_DEVICE_FLUSH_GLOBAL;
     }
-    if can.has(Feature::DeviceMemory) {
+    if can.has(OptionalFeature::DeviceMemory) {
         attr.max_dm_size = MAX_DM_SIZE;
     }
-    if can.has(Feature::TagMatching) {
+    if can.has(OptionalFeature::TagMatching) {
         attr.tm_caps = ibv_tm_caps {
             max_rndv_hdr_size: MAX_RNDV_HEADER,
             max_num_tags: MAX_TAGS,

@@ -78,7 +78,7 @@ impl PortCounts {
         usize::from(self.devices) * usize::from(self.ports)
     }
 
-    pub(super) fn has(self, place: Place) -> bool {
+    pub(super) fn has(self, place: PortPlace) -> bool {
         place.device < self.devices && place.port_num <= self.ports
     }
 }
@@ -97,12 +97,12 @@ fn read_count(variable: &'static str, value: Option<&OsStr>, max: u8) -> Result<
 
 /// Where a port is: the number of its device, from 0, and its own number there, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PortPlace {
     pub(crate) device: u8,
     pub(crate) port_num: u8,
 }
 
-impl Place {
+impl PortPlace {
     /// Port 1 of the first device.
     pub(crate) const FIRST: Self = Self {
         device: 0,
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn every_place_has_a_number_of_its_own() {
-        let mut numbers: Vec<_> = Place::all().map(Place::number).collect();
+        let mut numbers: Vec<_> = PortPlace::all().map(PortPlace::number).collect();
         assert_eq!(numbers.first(), Some(&1));
         numbers.dedup();
         assert_eq!(

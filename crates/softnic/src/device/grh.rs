@@ -45,7 +45,7 @@ pub(crate) fn ud_packet_bytes(payload_bytes: u16, imm: bool) -> u16 {
 /// total length also its own 20 bytes; the IPv4 checksum follows.
 pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
     match header_version(grh) {
-        Some(Version::V6) => {
+        Some(GrhKind::V6) => {
             let udp = if grh[6] == NEXT_HEADER_UDP {
                 UDP_BYTES
             } else {
@@ -53,7 +53,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
             };
             grh[4..6].copy_from_slice(&bytes.saturating_add(udp).to_be_bytes());
         }
-        Some(Version::V4) => {
+        Some(GrhKind::V4) => {
             let ip = &mut grh[IPV4_AT..];
             ip[2..4].copy_from_slice(&bytes.saturating_add(IPV4_BYTES + UDP_BYTES).to_be_bytes());
             ip[10..12].fill(0);
@@ -66,7 +66,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
 
 /// The kind of header that the 40 bytes hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum GrhKind {
     /// IPv4, in the last 20 bytes.
     V4,
     /// IPv6 or a GRH, which has the same layout (IBTA vol. 1, 8.3).
@@ -78,16 +78,16 @@ pub(super) enum Version {
 /// Follows `get_grh_header_version` of rdma-core's `libibverbs/verbs.c`. The bytes in front of an IPv4 header are
 /// undefined and may look like version 6. So an IPv4 header with a right checksum takes precedence. rdma-core does not
 /// check the version nibble in that case. Here it must be 4, which no IPv4 header fails and fewer IPv6 addresses pass.
-pub(super) fn header_version(grh: &[u8; 40]) -> Option<Version> {
+pub(super) fn header_version(grh: &[u8; 40]) -> Option<GrhKind> {
     let ip = &grh[IPV4_AT..];
     if grh[0] >> 4 != 6 {
-        return (ip[0] >> 4 == 4).then_some(Version::V4);
+        return (ip[0] >> 4 == 4).then_some(GrhKind::V4);
     }
     // The sum over a header with a right checksum in it is all ones: RFC 1071, 1.
     if ip[0] == IPV4_VERSION_IHL && ones_complement_sum(ip) == 0xffff {
-        Some(Version::V4)
+        Some(GrhKind::V4)
     } else {
-        Some(Version::V6)
+        Some(GrhKind::V6)
     }
 }
 
@@ -150,7 +150,7 @@ pub(super) fn header_of(
 }
 
 /// Source and destination of a datagram, as the 40 bytes in front of its payload give them.
-pub(super) struct Travelled {
+pub(super) struct DatagramGids {
     pub(super) link_layer: LinkLayer,
     pub(super) source: [u8; 16],
     pub(super) destination: [u8; 16],
@@ -158,7 +158,7 @@ pub(super) struct Travelled {
     pub(super) hop_limit: u8,
 }
 
-impl Travelled {
+impl DatagramGids {
     /// Reads the 40 bytes in front of a payload.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ impl Travelled {
     /// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.
     pub(super) fn read(grh: &[u8; 40]) -> Result<Self, i32> {
         match header_version(grh).ok_or(libc::EPROTONOSUPPORT)? {
-            Version::V4 => {
+            GrhKind::V4 => {
                 let ip = &grh[IPV4_AT..];
                 let source = Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]);
                 let destination = Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]);
@@ -181,7 +181,7 @@ impl Travelled {
                     hop_limit: ip[8],
                 })
             }
-            Version::V6 => {
+            GrhKind::V6 => {
                 let (mut source, mut destination) = ([0; 16], [0; 16]);
                 source.copy_from_slice(&grh[8..24]);
                 destination.copy_from_slice(&grh[24..40]);

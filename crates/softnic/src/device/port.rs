@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use libc::{EINVAL, ETIMEDOUT};
 use verbs_abi::*;
 
-use super::counts::Place;
+use super::counts::PortPlace;
 use super::grh::{
-    FLOW_LABEL_MASK, Travelled, Version, gid_of_ip, header_of, header_version, mapped_ipv4,
+    DatagramGids, FLOW_LABEL_MASK, GrhKind, gid_of_ip, header_of, header_version, mapped_ipv4,
 };
 use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
 use super::interfaces::{InterfaceAddress, is_link_local};
@@ -21,7 +21,7 @@ use crate::why;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Port {
     /// Its device, and its number there.
-    pub(crate) place: Place,
+    pub(crate) place: PortPlace,
     /// The link layer that the port reports.
     pub(crate) link_layer: LinkLayer,
     /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
@@ -39,7 +39,7 @@ pub(crate) struct Port {
 /// A port of this host as another one sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OtherPort {
-    pub(super) place: Place,
+    pub(super) place: PortPlace,
     pub(super) gids: Vec<[u8; 16]>,
     pub(super) gid_interfaces: Vec<u32>,
     gid_0_is_address: bool,
@@ -84,7 +84,7 @@ impl Port {
     /// addresses follow, those of IPv4 mapped into IPv6.
     pub(super) fn new(
         link_layer: LinkLayer,
-        place: Place,
+        place: PortPlace,
         guid: [u8; 8],
         mut addresses: Vec<InterfaceAddress>,
     ) -> Self {
@@ -151,7 +151,7 @@ impl Port {
         // The first port is the subnet manager's of all; 0 on Ethernet, which has none.
         attr.sm_lid = match self.link_layer {
             LinkLayer::Ethernet => 0,
-            LinkLayer::InfiniBand => Place::FIRST.number(),
+            LinkLayer::InfiniBand => PortPlace::FIRST.number(),
         };
         // VL0 only (IBTA vol. 1, 14.2.5.6, VLCap).
         attr.max_vl_num = 1;
@@ -208,7 +208,7 @@ impl Port {
     pub(crate) fn completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
         match (self.link_layer, grh.and_then(header_version)) {
             (LinkLayer::InfiniBand, _) => ah.sl,
-            (LinkLayer::Ethernet, Some(Version::V4)) => 8 | 2,
+            (LinkLayer::Ethernet, Some(GrhKind::V4)) => 8 | 2,
             (LinkLayer::Ethernet, _) => 8 | 1,
         }
     }
@@ -260,9 +260,9 @@ impl Port {
         }))
     }
 
-    /// Checks that the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on
-    /// the link: `ibv_modify_qp` resolves it. On InfiniBand a subnet manager's routes decide, and nothing is checked
-    /// here.
+    /// Checks the destination of an address vector as `ibv_modify_qp` does when it resolves the GID to a MAC address. The
+    /// address vector has passed [`check_ah`](Self::check_ah). On InfiniBand the routes of the subnet manager decide, and
+    /// nothing is checked here.
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
@@ -310,7 +310,7 @@ impl Port {
     /// The destination GID of a global route decides, also on InfiniBand, because ports of different hosts may have the
     /// same LID here. A port drops packets that are routed to another GID (IBTA vol. 1, 9.6.1.2). Without a global
     /// route, the destination LID decides.
-    pub(crate) fn destination(&self, ah: &ibv_ah_attr) -> Option<Place> {
+    pub(crate) fn destination(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
             let other = self.others.iter().find(|other| other.gids.contains(&gid));
@@ -388,7 +388,7 @@ pub(crate) fn init_ah_from_wc(
     }
 
     let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    let travelled = Travelled::read(grh)?;
+    let travelled = DatagramGids::read(grh)?;
     // The type of the GID has to match the header, too; all GIDs of a port have the same type.
     if travelled.link_layer != port.link_layer {
         return Err(EINVAL);

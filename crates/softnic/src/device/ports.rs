@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 
-use super::counts::{Place, PortCounts};
+use super::counts::{PortCounts, PortPlace};
 use super::guid::{guid_of_host, guid_of_place, read_node_guid};
 use super::interfaces::{
     ADDRESS_VAR, InterfaceAddress, chosen, guid_of_interface, interface_addresses, usable,
@@ -66,7 +66,7 @@ impl Device {
 }
 
 /// Settings of a process from which its ports are made.
-struct Host {
+struct PortSettings {
     link_layer: LinkLayer,
     counts: PortCounts,
     /// GUID of the host.
@@ -95,7 +95,7 @@ pub(crate) fn devices(
         LinkLayer::InfiniBand => Vec::new(),
     };
     let list = std::env::var_os(ADDRESS_VAR).filter(|_| link_layer == LinkLayer::Ethernet);
-    let mut host = Host {
+    let mut host = PortSettings {
         link_layer,
         counts,
         guid,
@@ -132,7 +132,7 @@ pub(super) fn host_of(
     chosen: Option<Vec<InterfaceAddress>>,
 ) -> Vec<Device> {
     let guid = [0x02, 1, 2, 3, 4, 5, 6, 7];
-    let host = Host {
+    let host = PortSettings {
         link_layer,
         counts,
         guid,
@@ -143,10 +143,11 @@ pub(super) fn host_of(
     host.devices(&Identity::default()).0
 }
 
-impl Host {
+impl PortSettings {
     fn devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
         // Ports that this process does not have may be another's of this host. One with addresses of its own is another host.
-        let places = Place::all().filter(|place| self.chosen.is_none() || self.counts.has(*place));
+        let places =
+            PortPlace::all().filter(|place| self.chosen.is_none() || self.counts.has(*place));
         let ports: Vec<Port> = places
             .enumerate()
             .map(|(n, place)| self.port(place, n))
@@ -168,31 +169,31 @@ impl Host {
                 .map(with_others)
                 .collect(),
         };
-        let first = with_others(&self.port(Place::FIRST, 0));
+        let first = with_others(&self.port(PortPlace::FIRST, 0));
         ((0..self.counts.devices()).map(device).collect(), first)
     }
 
     /// The port at the `n`-th place.
-    fn port(&self, place: Place, n: usize) -> Port {
+    fn port(&self, place: PortPlace, n: usize) -> Port {
         let addresses = match &self.chosen {
             // Dealt in turn.
             Some(addresses) => {
                 let ports = self.counts.all_ports();
                 addresses.iter().skip(n).step_by(ports).cloned().collect()
             }
-            None if place == Place::FIRST => usable(self.all.clone()),
+            None if place == PortPlace::FIRST => usable(self.all.clone()),
             None => self.loopback(place).into_iter().collect(),
         };
         let guid = match place {
-            Place::FIRST => self.port_guid,
-            Place { device, port_num } => {
+            PortPlace::FIRST => self.port_guid,
+            PortPlace { device, port_num } => {
                 guid_of_place(self.port_guid, &format!("device {device} port {port_num}"))
             }
         };
         Port::new(self.link_layer, place, guid, addresses)
     }
 
-    fn loopback(&self, place: Place) -> Option<InterfaceAddress> {
+    fn loopback(&self, place: PortPlace) -> Option<InterfaceAddress> {
         let interface = self.all.iter().find(|a| a.ip == Ipv4Addr::LOCALHOST)?;
         Some(InterfaceAddress {
             ip: place.loopback_address().into(),

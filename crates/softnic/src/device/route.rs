@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use link::{Flow, LocalAddress};
-use roce::icrc::Addresses;
+use link::{LocalAddress, PacketFlow};
+use roce::icrc::FrameAddresses;
 use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
 use super::grh::{gid_of_ip, header_of, mapped_ipv4};
@@ -19,7 +19,7 @@ fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
 }
 
 /// Returns the GIDs of the source and the destination of a packet.
-pub(crate) fn gids_of(addresses: &Addresses) -> ([u8; 16], [u8; 16]) {
+pub(crate) fn gids_of(addresses: &FrameAddresses) -> ([u8; 16], [u8; 16]) {
     (gid_of_ip(addresses.src()), gid_of_ip(addresses.dst()))
 }
 
@@ -77,16 +77,16 @@ impl Port {
     }
 
     /// The addresses of a packet between two ports, the first of them of this process; `None` where no packet can go.
-    pub(crate) fn addresses_between(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<Addresses> {
+    pub(crate) fn frame_addresses(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<FrameAddresses> {
         self.is_here(sgid).then_some(())?;
-        Addresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
+        FrameAddresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
     /// Returns the flow of packets by an address vector that passes [`check_ah`](Self::check_ah). `None` if no packet
     /// can go.
     ///
     /// LIDs of this port stand for its first address, and so does GID 0 of any port if no interface has it.
-    pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<Flow> {
+    pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<PacketFlow> {
         let first = *self.gids.get(1)?;
         let own = OtherPort::new(self, true);
         let address = |gid| {
@@ -95,8 +95,8 @@ impl Port {
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));
         if ah.is_global == 0 {
-            let addresses = Addresses::new(ip_of_gid(first), ip_of_gid(first))?;
-            return self.reaches(ah).then_some(Flow {
+            let addresses = FrameAddresses::new(ip_of_gid(first), ip_of_gid(first))?;
+            return self.reaches(ah).then_some(PacketFlow {
                 addresses,
                 traffic_class: 0,
                 hop_limit: 0,
@@ -104,8 +104,8 @@ impl Port {
         }
         let source = to_ip(*self.gids.get(usize::from(ah.grh.sgid_index))?);
         let destination = to_ip(ah.grh.dgid.bytes());
-        Some(Flow {
-            addresses: Addresses::new(source, destination)?,
+        Some(PacketFlow {
+            addresses: FrameAddresses::new(source, destination)?,
             traffic_class: ah.grh.traffic_class,
             hop_limit: ah.grh.hop_limit,
         })
@@ -113,7 +113,7 @@ impl Port {
 
     /// Returns the 40 bytes in front of a datagram that came in a packet, as [`grh`](Self::grh) makes them at the
     /// sender.
-    pub(crate) fn received_grh(&self, flow: &Flow) -> [u8; 40] {
+    pub(crate) fn received_grh(&self, flow: &PacketFlow) -> [u8; 40] {
         let mut global = ibv_global_route::zeroed();
         global.dgid.raw = gid_of_ip(flow.addresses.dst());
         global.traffic_class = flow.traffic_class;

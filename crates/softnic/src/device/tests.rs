@@ -16,7 +16,7 @@ use super::limits::*;
 use super::link_layer::*;
 use super::port::*;
 use super::ports::*;
-use crate::capabilities::Capabilities;
+use crate::capabilities::DeviceCapabilities;
 use crate::identity::Identity;
 
 mod headers;
@@ -34,7 +34,7 @@ fn address(if_index: u32, ip: &str) -> InterfaceAddress {
 
 /// A port on a host with these addresses.
 fn port_of(link_layer: LinkLayer, guid: [u8; 8], addresses: Vec<InterfaceAddress>) -> Port {
-    Port::new(link_layer, Place::FIRST, guid, usable(addresses))
+    Port::new(link_layer, PortPlace::FIRST, guid, usable(addresses))
 }
 
 fn gid(ip: &str) -> [u8; 16] {
@@ -120,7 +120,11 @@ fn guid_is_a_local_individual_eui64_and_stable() {
 #[test]
 fn device_attr_holds_the_limits() {
     let devices = devices_of(LinkLayer::Ethernet, PortCounts::default());
-    let attr = device_attr(&Identity::default(), &Capabilities::default(), &devices[0]);
+    let attr = device_attr(
+        &Identity::default(),
+        &DeviceCapabilities::default(),
+        &devices[0],
+    );
     assert_eq!(attr.node_guid.to_ne_bytes(), GUID);
     assert_eq!(attr.sys_image_guid, attr.node_guid);
     assert_eq!(
@@ -466,7 +470,11 @@ fn given_addresses_are_dealt_to_the_ports_in_turn() {
 #[test]
 fn a_device_has_the_ports_that_it_counts() {
     let devices = devices_of(LinkLayer::Ethernet, PortCounts::new(1, 2));
-    let attr = device_attr(&Identity::default(), &Capabilities::default(), &devices[0]);
+    let attr = device_attr(
+        &Identity::default(),
+        &DeviceCapabilities::default(),
+        &devices[0],
+    );
     assert_eq!(attr.phys_port_cnt, 2);
     for port_num in [1u8, 2] {
         let port = devices[0].port(port_num).expect("a port");

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use ::faults::{Counts, Injector, MAX_RULES, Struck};
+use ::faults::{Counts, Injector, MAX_RULES, StruckRules};
 
 /// The environment variable that names the folder in which each process leaves the counts of its rules.
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
@@ -35,7 +35,7 @@ impl CountsFile {
     }
 
     /// Writes the counts of the rules that struck.
-    pub(super) fn write(&mut self, injector: &Injector, struck: Struck) {
+    pub(super) fn write(&mut self, injector: &Injector, struck: StruckRules) {
         if let Some(file) = self.file() {
             for index in struck.rules() {
                 if let Some(counts) = injector.counts().nth(index) {

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use ::faults::{
-    CompletionFacts, Fate, Happening, Injector, PacketFacts, Plan, QueuePair, Struck, VerbFacts,
-    WorkFacts, WorkFault,
+    CompletionFacts, DueIncident, Injector, PacketFacts, PacketVerdict, Plan, QueuePair,
+    StruckRules, VerbFacts, WorkFacts, WorkFault,
 };
 use shm::clock::now_ns;
 
@@ -28,17 +28,17 @@ pub const FAULT_VAR: &str = "VERBATIM_FAULT";
 pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 
 /// The active fault plan of this process.
-struct Faults {
+struct ActiveFaultPlan {
     begun_ns: u64,
     delays_completions: bool,
-    inner: Mutex<Inner>,
+    inner: Mutex<FaultPlanState>,
 }
 
-struct Inner {
+struct FaultPlanState {
     injector: Injector,
     counts: CountsFile,
     /// Incidents that struck while a queue was locked, and are carried out when it is not.
-    owed: Vec<Happening>,
+    owed: Vec<DueIncident>,
 }
 
 /// The reason why the fault plan in the environment is not valid.
@@ -52,7 +52,8 @@ pub enum BadFaults {
     Seed(String),
 }
 
-static FAULTS: LazyLock<Result<Option<Faults>, BadFaults>> = LazyLock::new(Faults::from_env);
+static FAULTS: LazyLock<Result<Option<ActiveFaultPlan>, BadFaults>> =
+    LazyLock::new(ActiveFaultPlan::from_env);
 
 /// The function that is called for each strike.
 static OBSERVER: OnceLock<fn(&str)> = OnceLock::new();
@@ -62,7 +63,7 @@ pub fn observe_faults(observer: fn(&str)) {
     let _ = OBSERVER.set(observer);
 }
 
-impl Faults {
+impl ActiveFaultPlan {
     fn from_env() -> Result<Option<Self>, BadFaults> {
         let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let Some(plan) = text(FAULT_VAR).filter(|plan| !plan.is_empty()) else {
@@ -72,11 +73,12 @@ impl Faults {
         let seed = text(FAULT_SEED_VAR).map_or(Ok(0), |seed| {
             seed.parse().map_err(|_| BadFaults::Seed(seed.clone()))
         })?;
-        let late = |rule: &::faults::Rule| matches!(rule.action(), ::faults::Action::Late(..));
+        let late =
+            |rule: &::faults::Rule| matches!(rule.action(), ::faults::Action::DelayCompletion(..));
         Ok(Some(Self {
             begun_ns: now_ns(),
             delays_completions: plan.rules().iter().any(late),
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(FaultPlanState {
                 injector: Injector::new(plan, seed),
                 counts: CountsFile::default(),
                 owed: Vec::new(),
@@ -89,7 +91,7 @@ impl Faults {
     }
 }
 
-fn faults() -> Option<&'static Faults> {
+fn faults() -> Option<&'static ActiveFaultPlan> {
     FAULTS.as_ref().ok()?.as_ref()
 }
 
@@ -111,9 +113,9 @@ pub(crate) fn delay_completions() -> bool {
     faults().is_some_and(|faults| faults.delays_completions)
 }
 
-impl Inner {
+impl FaultPlanState {
     /// Counts and reports the rules that struck.
-    fn note(&mut self, struck: Struck, occasion: impl FnOnce(&mut String)) {
+    fn count_struck_rules(&mut self, struck: StruckRules, occasion: impl FnOnce(&mut String)) {
         if struck.is_empty() {
             return;
         }
@@ -137,7 +139,7 @@ impl Inner {
 static NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
 /// Records that a queue pair was made.
-pub(crate) fn note_queue_pair(queue_pair: QueuePair) {
+pub(crate) fn note_created_queue_pair(queue_pair: QueuePair) {
     if are_on() {
         lock(&NUMBERS).insert(queue_pair.qpn, queue_pair.number);
     }
@@ -150,13 +152,13 @@ pub(crate) fn queue_pair(qpn: u32) -> QueuePair {
 }
 
 /// Returns the errno with which a verb is refused, if any, and the incidents before its execution.
-pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<Happening>) {
+pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<DueIncident>) {
     let Some(faults) = faults() else {
         return (None, Vec::new());
     };
     let inner = &mut *lock(&faults.inner);
     let verdict = inner.injector.verb(faults.now(), facts);
-    inner.note(verdict.struck, |what| {
+    inner.count_struck_rules(verdict.struck, |what| {
         what.push_str(facts.name);
         tell_queue_pair(what, facts.queue_pair);
     });
@@ -168,7 +170,7 @@ pub(crate) fn work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
     let faults = faults()?;
     let inner = &mut *lock(&faults.inner);
     let verdict = inner.injector.work_request(faults.now(), facts);
-    inner.note(verdict.struck, |what| {
+    inner.count_struck_rules(verdict.struck, |what| {
         let _ = write!(what, "{} wr_id={wr_id}", facts.operation);
         tell_queue_pair(what, facts.queue_pair);
     });
@@ -181,7 +183,7 @@ pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let Some(faults) = faults() else { return 0 };
     let inner = &mut *lock(&faults.inner);
     let (delay_ns, struck) = inner.injector.completion(faults.now(), facts);
-    inner.note(struck, |what| {
+    inner.count_struck_rules(struck, |what| {
         let _ = write!(
             what,
             "completion of {} wr_id={wr_id}, {delay_ns} ns late",
@@ -193,13 +195,13 @@ pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
 }
 
 /// Returns the fate of a packet.
-pub(crate) fn packet(facts: &PacketFacts) -> Fate {
+pub(crate) fn packet(facts: &PacketFacts) -> PacketVerdict {
     let Some(faults) = faults() else {
-        return Fate::default();
+        return PacketVerdict::default();
     };
     let inner = &mut *lock(&faults.inner);
     let fate = inner.injector.packet(faults.now(), facts);
-    inner.note(fate.struck, |what| {
+    inner.count_struck_rules(fate.struck, |what| {
         let _ = write!(
             what,
             "packet {} of {} bytes, {} -> {}",
@@ -218,21 +220,21 @@ fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {
 }
 
 /// Takes the incidents that struck while a queue was locked, each once.
-pub(crate) fn take_owed() -> Vec<Happening> {
+pub(crate) fn take_owed() -> Vec<DueIncident> {
     faults().map_or_else(Vec::new, |faults| {
         std::mem::take(&mut lock(&faults.inner).owed)
     })
 }
 
 /// Returns the incidents that are due now, and the time in nanoseconds until the next one is due.
-pub(crate) fn due() -> (Vec<Happening>, Option<u64>) {
+pub(crate) fn due() -> (Vec<DueIncident>, Option<u64>) {
     let Some(faults) = faults() else {
         return (Vec::new(), None);
     };
     let inner = &mut *lock(&faults.inner);
     let now = faults.now();
     let (happenings, struck) = inner.injector.due(now);
-    inner.note(struck, |what| what.push_str("its time has come"));
+    inner.count_struck_rules(struck, |what| what.push_str("its time has come"));
     let next = inner.injector.next_due();
     (happenings, next.map(|next| next.saturating_sub(now)))
 }

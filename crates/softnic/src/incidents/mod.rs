@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::faults::{Happening, Incident, QueuePair};
+use ::faults::{DeviceAction, DueIncident, QueuePair};
 use verbs_abi::*;
 
 use crate::at_exit;
 use crate::context::Context;
+use crate::device::Device;
 use crate::engine;
 use crate::faults;
 use crate::live;
@@ -80,20 +81,23 @@ pub(crate) fn device_is_gone() -> bool {
 }
 
 /// Carries out incidents. The caller holds no lock of a queue.
-pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<Happening>) {
+pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<DueIncident>) {
     for (incident, queue_pair) in happenings {
         match incident {
-            Incident::Event(event) => raise(nic, event, queue_pair),
-            Incident::Pause(ns) => pause::pause(Duration::from_nanos(ns)),
-            Incident::LinkDown(time) => {
-                nic.network.counters.add(Counter::LinkDowned, 1);
+            DeviceAction::Event(event) => raise(nic, event, queue_pair),
+            DeviceAction::Pause(ns) => pause::pause(Duration::from_nanos(ns)),
+            DeviceAction::LinkDown(time) => {
+                for port in nic.devices.iter().flat_map(Device::ports) {
+                    let place = port.place.number().into();
+                    nic.network.counters.add(place, Counter::LinkDowned, 1);
+                }
                 raise_everywhere(IBV_EVENT_PORT_ERR);
                 if time.is_some() {
                     *lock(&SOONER.0) = true;
                     SOONER.1.notify_one();
                 }
             }
-            Incident::LinkUp => raise_everywhere(IBV_EVENT_PORT_ACTIVE),
+            DeviceAction::LinkUp => raise_everywhere(IBV_EVENT_PORT_ACTIVE),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The posts between two polls. Threads that post at the same time may miscount a few, which costs some microseconds.
 #[derive(Debug, Default)]
-pub(super) struct Bursts {
+pub(super) struct PostBursts {
     /// Number of polls at the last post.
     polls: AtomicU64,
     /// Number of packets that had arrived at the last post.
@@ -20,10 +20,10 @@ pub(super) struct Bursts {
     expected: AtomicU32,
 }
 
-impl Bursts {
+impl PostBursts {
     /// Records a post, given the numbers of polls and packets so far. Returns true if another post is expected before
     /// the program polls.
-    pub(super) fn post(&self, polls: u64, received: u64) -> bool {
+    pub(super) fn note_post_and_predict_burst(&self, polls: u64, received: u64) -> bool {
         let before = self.posts.load(Ordering::Relaxed);
         let mut expected = self.expected.load(Ordering::Relaxed);
         let is_polled = self.polls.load(Ordering::Relaxed) != polls;
@@ -53,16 +53,18 @@ impl Bursts {
 
 #[cfg(test)]
 mod tests {
-    use super::Bursts;
+    use super::PostBursts;
 
     /// Returns, for each of `count` posts after `polls` and `received`, whether another one is expected.
-    fn posts(bursts: &Bursts, count: usize, polls: u64, received: u64) -> Vec<bool> {
-        (0..count).map(|_| bursts.post(polls, received)).collect()
+    fn posts(bursts: &PostBursts, count: usize, polls: u64, received: u64) -> Vec<bool> {
+        (0..count)
+            .map(|_| bursts.note_post_and_predict_burst(polls, received))
+            .collect()
     }
 
     #[test]
     fn posts_wait_for_as_many_as_there_were_between_the_last_two_polls() {
-        let bursts = Bursts::default();
+        let bursts = PostBursts::default();
         assert_eq!(posts(&bursts, 4, 1, 0), [false; 4]);
         assert_eq!(posts(&bursts, 5, 2, 3), [true, true, true, false, false]);
         assert_eq!(posts(&bursts, 2, 9, 5), [true, true], "the poll sends them");
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_is_answered_without_a_poll_does_not_wait() {
-        let bursts = Bursts::default();
+        let bursts = PostBursts::default();
         posts(&bursts, 4, 1, 0);
         for received in 1..5 {
             assert_eq!(posts(&bursts, 2, 1, received), [false; 2]);
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_program_that_may_sleep_does_not_wait() {
-        let bursts = Bursts::default();
+        let bursts = PostBursts::default();
         posts(&bursts, 4, 1, 0);
         bursts.forget();
         assert_eq!(posts(&bursts, 4, 2, 1), [false; 4]);

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use ::capture::{Capture, Datagram, OpenError, Records};
-use link::{Batch, Endpoint, Received};
-use roce::icrc::{self, Frame};
+use ::capture::{Capture, CapturedPackets, Datagram, OpenError};
+use link::{Endpoint, PacketBatch, ReceivedPacket};
+use roce::icrc::{self, IcrcFields};
 
 /// The environment variable that names the pcap file into which processes write their packets.
 pub const PCAP_VAR: &str = "VERBATIM_PCAP";
@@ -50,14 +50,14 @@ impl WireCapture {
     }
 
     /// Sends a batch and writes the packets that the kernel took.
-    pub(super) fn send(&self, endpoint: &Endpoint, batch: &mut Batch) {
+    pub(super) fn send(&self, endpoint: &Endpoint, batch: &mut PacketBatch) {
         if batch.is_empty() {
             return;
         }
         // The turn prevents that an answer is written in front of its request.
-        let turn = self.file.turn();
+        let turn = self.file.lock_for_writing();
         let now = SystemTime::now();
-        let mut records = Records::default();
+        let mut records = CapturedPackets::default();
         endpoint.send_observed(batch, |sent| {
             let datagram = datagram(&sent.frame, sent.traffic_class, sent.hop_limit, sent.bytes);
             self.push(&mut records, now, &datagram);
@@ -67,7 +67,7 @@ impl WireCapture {
     }
 
     /// Writes a packet that has arrived, unless its sender writes it.
-    pub(super) fn receive(&self, endpoint: &Endpoint, received: &Received<'_>) {
+    pub(super) fn receive(&self, endpoint: &Endpoint, received: &ReceivedPacket<'_>) {
         let addresses = || endpoint.addresses().map(|address| address.ip).collect();
         let own = self.own.get_or_init(addresses);
         if own.contains(&received.frame.addresses.src()) {
@@ -77,27 +77,27 @@ impl WireCapture {
         let identification = icrc::split(received.bytes)
             .and_then(|(transport, icrc)| icrc::verify(&received.frame, transport, icrc))
             .unwrap_or(received.frame.identification);
-        let frame = Frame {
+        let frame = IcrcFields {
             identification,
             ..received.frame
         };
         let hop_limit = received.hop_limit.unwrap_or(0);
         let datagram = datagram(&frame, received.traffic_class, hop_limit, received.bytes);
-        let turn = self.file.turn();
-        let mut records = Records::default();
+        let turn = self.file.lock_for_writing();
+        let mut records = CapturedPackets::default();
         self.push(&mut records, SystemTime::now(), &datagram);
         self.append(&records);
         drop(turn);
     }
 
-    fn push(&self, records: &mut Records, time: SystemTime, datagram: &Datagram<'_>) {
+    fn push(&self, records: &mut CapturedPackets, time: SystemTime, datagram: &Datagram<'_>) {
         // No error is expected: the addresses are of one family, and a UDP payload fits.
         if let Err(error) = records.push(time, datagram) {
             tracing::error!("a packet is not captured: {error}");
         }
     }
 
-    fn append(&self, records: &Records) {
+    fn append(&self, records: &CapturedPackets) {
         if records.is_empty() || self.has_failed.load(Ordering::Relaxed) {
             return;
         }
@@ -114,7 +114,7 @@ impl WireCapture {
 }
 
 fn datagram<'a>(
-    frame: &Frame,
+    frame: &IcrcFields,
     traffic_class: u8,
     hop_limit: u8,
     payload: &'a [u8],

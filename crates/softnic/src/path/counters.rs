@@ -1,17 +1,19 @@
 //! Counters of packets and of what happens to them.
 //!
-//! A process counts its own packets. [`Counters::publish`] adds new counts to the port's files
-//! ([`super::hw_counters`]).
+//! A process counts its own packets, those of each port apart. [`PacketCounters::publish`] adds new counts to the files of the
+//! ports ([`super::hw_counters`]).
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use link::Endpoint;
-use roce::counts::Counts;
+use roce::counts::MachineCounters;
 
 use super::hw_counters::PortFiles;
+use crate::device::{MAX_DEVICES, MAX_PORTS};
 use crate::lock::lock;
 
 macro_rules! counters {
@@ -108,7 +110,7 @@ impl Counter {
 
 /// The reason why an arrived packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drop {
+pub(crate) enum DropReason {
     /// The packet cannot be parsed, or lacks a header that its opcode has.
     Malformed,
     /// The packet's ICRC is wrong.
@@ -125,7 +127,7 @@ pub(crate) enum Drop {
     WrongPkey,
 }
 
-impl Drop {
+impl DropReason {
     fn counter(self) -> Counter {
         match self {
             Self::Malformed => Counter::Malformed,
@@ -142,53 +144,78 @@ impl Drop {
 /// Largest age of the published values: while counts grow, the files are written once in this interval.
 pub(crate) const PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Largest number of ports.
+const PORTS: usize = MAX_DEVICES as usize * MAX_PORTS as usize;
+
+/// A port of this process, the addresses at which it has packets, and the files for its counts.
+pub(crate) struct CountedPort {
+    /// Its number ([`PortPlace::number`]).
+    ///
+    /// [`PortPlace::number`]: crate::device::PortPlace::number
+    pub(crate) place: u32,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) files: PortFiles,
+}
+
+/// Returns the port that has an address; the first if none has it.
+pub(crate) fn port_of(ports: &[CountedPort], ip: IpAddr) -> Option<&CountedPort> {
+    let has = |port: &&CountedPort| port.addresses.contains(&ip);
+    ports.iter().find(has).or(ports.first())
+}
+
 /// Counts of this process's packets.
-pub(crate) struct Counters {
-    own: [AtomicU64; COUNT],
+pub(crate) struct PacketCounters {
+    /// The counts of each port, by [`index`].
+    own: [[AtomicU64; COUNT]; PORTS],
     /// True if the engine knows that there are counts to be published.
     is_engine_called: AtomicBool,
-    published: Mutex<Published>,
+    published: Mutex<PublishedCounts>,
+}
+
+/// Returns the index of the port with the number `place`. 0 is the number of no port: the first one counts.
+fn index(place: u32) -> usize {
+    place.saturating_sub(1) as usize % PORTS
 }
 
 /// The counts of this process that are in the files.
-struct Published {
-    counts: [u64; COUNT],
+struct PublishedCounts {
+    counts: [[u64; COUNT]; PORTS],
     at: Option<Instant>,
 }
 
-impl Default for Counters {
+impl Default for PacketCounters {
     fn default() -> Self {
         Self {
-            own: [const { AtomicU64::new(0) }; COUNT],
+            own: [const { [const { AtomicU64::new(0) }; COUNT] }; PORTS],
             is_engine_called: AtomicBool::new(false),
-            published: Mutex::new(Published {
-                counts: [0; COUNT],
+            published: Mutex::new(PublishedCounts {
+                counts: [[0; COUNT]; PORTS],
                 at: None,
             }),
         }
     }
 }
 
-impl Counters {
-    /// Adds to a counter.
-    pub(crate) fn add(&self, counter: Counter, count: u64) {
-        self.own[counter as usize].fetch_add(count, Ordering::Relaxed);
+impl PacketCounters {
+    /// Adds to a counter of the port with the number `place`.
+    pub(crate) fn add(&self, place: u32, counter: Counter, count: u64) {
+        self.own[index(place)][counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts a dropped packet.
-    pub(crate) fn dropped(&self, why: Drop) {
-        self.add(why.counter(), 1);
+    pub(crate) fn dropped(&self, place: u32, why: DropReason) {
+        self.add(place, why.counter(), 1);
     }
 
-    /// Adds the counts of a queue pair.
+    /// Adds the counts of a queue pair, whose port has the number `place`.
     #[inline]
-    pub(crate) fn take(&self, counts: &mut Counts) {
-        if let Some(counts) = counts.take() {
-            self.add_counts(counts);
+    pub(crate) fn add_qp_counts(&self, place: impl FnOnce() -> u32, counts: &mut MachineCounters) {
+        if let Some(counts) = counts.take_nonzero() {
+            self.add_counts(place(), counts);
         }
     }
 
-    fn add_counts(&self, counts: Counts) {
+    fn add_counts(&self, place: u32, counts: MachineCounters) {
         for (counter, count) in [
             (Counter::DuplicateRequest, counts.duplicate_request),
             (Counter::OutOfSequence, counts.out_of_seq_request),
@@ -205,7 +232,7 @@ impl Counters {
             (Counter::CnpHandled, counts.rp_cnp_handled),
         ] {
             if count != 0 {
-                self.add(counter, count);
+                self.add(place, counter, count);
             }
         }
     }
@@ -217,27 +244,41 @@ impl Counters {
             && !self.is_engine_called.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns all counts of this process.
-    fn totals(&self, endpoint: &Endpoint) -> [u64; COUNT] {
-        let mut totals = [0; COUNT];
-        for (total, own) in totals.iter_mut().zip(&self.own) {
-            *total = own.load(Ordering::Relaxed);
-        }
-        for (name, count) in endpoint.counters().values() {
-            if let Some(index) = Counter::of_link(name) {
-                totals[index] += count;
+    /// Returns the counts of this process for each of its ports.
+    fn totals<'p>(
+        &self,
+        endpoint: &Endpoint,
+        ports: &'p [CountedPort],
+    ) -> Vec<(&'p CountedPort, [u64; COUNT])> {
+        let own = |port: &'p CountedPort| {
+            let counts = self.own[index(port.place)].each_ref();
+            (port, counts.map(|count| count.load(Ordering::Relaxed)))
+        };
+        let mut totals: Vec<_> = ports.iter().map(own).collect();
+        for (ip, counters) in endpoint.counters() {
+            let Some(total) = counts_at(&mut totals, ip) else {
+                continue;
+            };
+            for (name, count) in counters.values() {
+                if let Some(counter) = Counter::of_link(name) {
+                    total[counter] += count;
+                }
             }
         }
         totals
     }
 
     /// Returns the time that new counts may still wait for their publication; `None` if there are none.
-    pub(crate) fn publication_due(&self, endpoint: &Endpoint) -> Option<Duration> {
+    pub(crate) fn publication_due(
+        &self,
+        endpoint: &Endpoint,
+        ports: &[CountedPort],
+    ) -> Option<Duration> {
         let published = self.published();
-        if !self.is_new(endpoint, &published) {
+        if !self.is_new(endpoint, ports, &published) {
             self.is_engine_called.store(false, Ordering::Relaxed);
             // A thread that counted before this did not call the engine.
-            if !self.is_new(endpoint, &published) {
+            if !self.is_new(endpoint, ports, &published) {
                 return None;
             }
         }
@@ -247,48 +288,81 @@ impl Counters {
 
     /// Returns true if a count is not published. Drops by the kernel are left out: reading them costs a system call,
     /// and they do not matter here.
-    fn is_new(&self, endpoint: &Endpoint, published: &Published) -> bool {
-        let mut totals = self.totals(endpoint);
-        totals[Counter::Overrun as usize] = published.counts[Counter::Overrun as usize];
-        totals != published.counts
+    fn is_new(
+        &self,
+        endpoint: &Endpoint,
+        ports: &[CountedPort],
+        published: &PublishedCounts,
+    ) -> bool {
+        let mut totals = self.totals(endpoint, ports).into_iter();
+        totals.any(|(port, mut totals)| {
+            let published = &published.counts[index(port.place)];
+            totals[Counter::Overrun as usize] = published[Counter::Overrun as usize];
+            totals != *published
+        })
     }
 
-    /// Adds new counts to the files of the port, as [`PortFiles::add`] does.
+    /// Adds new counts to the files of the ports, as [`PortFiles::add`] does.
     ///
     /// # Errors
     /// Those of the file system, and `WouldBlock` while another process writes: new counts wait for the next time.
     pub(crate) fn publish(
         &self,
         endpoint: &Endpoint,
-        files: &PortFiles,
+        ports: &[CountedPort],
         patience: Duration,
     ) -> io::Result<()> {
         let mut published = self.published();
         published.at = Some(Instant::now());
         self.is_engine_called.store(false, Ordering::Relaxed);
-        let mut totals = self.totals(endpoint);
-        totals[Counter::Overrun as usize] = endpoint.overruns();
-        let news = NAMES.iter().zip(totals).zip(published.counts);
-        // Drops at a socket that has closed are not counted any more.
-        let mut news = news.map(|((name, total), before)| (*name, total.saturating_sub(before)));
-        let result = files.add(&mut news, patience);
-        if !matches!(&result, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
-            // Counts that cannot be written are lost: otherwise the engine would try for ever.
-            published.counts = totals;
+        let mut totals = self.totals(endpoint, ports);
+        for (ip, drops) in endpoint.overruns() {
+            if let Some(total) = counts_at(&mut totals, ip) {
+                total[Counter::Overrun as usize] += drops;
+            }
         }
-        result
+        let mut results = Ok(());
+        for (port, totals) in totals {
+            let published = &mut published.counts[index(port.place)];
+            let news = NAMES.iter().zip(totals).zip(*published);
+            // Drops at a socket that has closed are not counted any more.
+            let mut news =
+                news.map(|((name, total), before)| (*name, total.saturating_sub(before)));
+            let result = port.files.add(&mut news, patience);
+            if !matches!(&result, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+                // Counts that cannot be written are lost: otherwise the engine would try for ever.
+                *published = totals;
+            }
+            results = results.and(result);
+        }
+        results
     }
 
-    fn published(&self) -> MutexGuard<'_, Published> {
+    fn published(&self) -> MutexGuard<'_, PublishedCounts> {
         lock(&self.published)
     }
 
-    /// Returns the counts of dropped packets that are not 0.
+    /// Returns the counts of dropped packets of all ports that are not 0.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let all = NAMES.iter().zip(&self.own);
-        all.map(|(name, count)| (*name, count.load(Ordering::Relaxed)))
+        let of_all_ports = |counter: usize| {
+            let counts = self.own.iter().map(|own| &own[counter]);
+            counts.map(|count| count.load(Ordering::Relaxed)).sum()
+        };
+        let all = NAMES.iter().enumerate();
+        all.map(move |(counter, name)| (*name, of_all_ports(counter)))
             .filter(|(name, count)| name.starts_with("rx_") && *count != 0)
     }
+}
+
+/// Returns the counts of the port that has an address.
+fn counts_at<'t>(
+    totals: &'t mut [(&CountedPort, [u64; COUNT])],
+    ip: IpAddr,
+) -> Option<&'t mut [u64; COUNT]> {
+    let has = |(port, _): &(&CountedPort, _)| port.addresses.contains(&ip);
+    // Packets at an address of no port of this process count at the first port.
+    let at = totals.iter().position(has).unwrap_or(0);
+    totals.get_mut(at).map(|(_, counts)| counts)
 }
 
 #[cfg(test)]
@@ -308,30 +382,42 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_of_the_sockets_but_two_has_a_place() {
+    fn every_counter_of_the_sockets_but_four_has_a_place() {
         let values = link::Counters::default().values();
         let homeless: Vec<_> = values
             .iter()
             .filter(|(name, _)| Counter::of_link(name).is_none())
             .map(|(name, _)| *name)
             .collect();
-        assert_eq!(homeless, ["order_corrections", "unsegmented_bursts"]);
+        assert_eq!(
+            homeless,
+            [
+                "sent_bytes",
+                "rcvd_bytes",
+                "order_corrections",
+                "unsegmented_bursts"
+            ]
+        );
     }
 
     #[test]
     fn counts_of_queue_pairs_are_added_and_the_engine_is_called_once() {
-        let counters = Counters::default();
-        let mut counts = Counts {
+        let counters = PacketCounters::default();
+        let mut counts = MachineCounters {
             duplicate_request: 3,
             np_cnp_sent: 1,
-            ..Counts::default()
+            ..MachineCounters::default()
         };
-        counters.take(&mut counts);
-        assert_eq!(counts, Counts::default());
-        counters.dropped(Drop::WrongQkey);
-        let count = |counter: Counter| counters.own[counter as usize].load(Ordering::Relaxed);
-        assert_eq!(count(Counter::DuplicateRequest), 3);
-        assert_eq!(count(Counter::CnpSent), 1);
+        counters.add_qp_counts(|| 2, &mut counts);
+        assert_eq!(counts, MachineCounters::default());
+        counters.add_qp_counts(|| panic!("there are none"), &mut counts);
+        counters.dropped(1, DropReason::WrongQkey);
+        let count = |place, counter: Counter| {
+            counters.own[index(place)][counter as usize].load(Ordering::Relaxed)
+        };
+        assert_eq!(count(2, Counter::DuplicateRequest), 3);
+        assert_eq!(count(1, Counter::DuplicateRequest), 0);
+        assert_eq!(count(2, Counter::CnpSent), 1);
         assert_eq!(counters.drops().collect::<Vec<_>>(), [("rx_wrong_qkey", 1)]);
         assert_eq!(
             (counters.calls_engine(), counters.calls_engine()),

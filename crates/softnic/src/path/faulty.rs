@@ -2,10 +2,10 @@
 
 use std::sync::Mutex;
 
-use ::faults::{Direction, Fate, Line, PacketFacts, QueuePair};
-use link::{Batch, Flow, Received};
-use roce::icrc::{Frame, ICRC_BYTES};
-use roce::opcode::{Opcode, Operation};
+use ::faults::{DelayQueue, Direction, PacketFacts, PacketVerdict, QueuePair};
+use link::{PacketBatch, PacketFlow, ReceivedPacket};
+use roce::icrc::{ICRC_BYTES, IcrcFields};
+use roce::opcode::{Opcode, PacketOperation};
 use shm::clock::now_ns;
 
 use crate::faults;
@@ -17,20 +17,20 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 /// The late packets in both directions.
 #[derive(Default)]
 pub(super) struct FaultyWire {
-    leaving: Mutex<Line<Leaving>>,
-    arriving: Mutex<Line<Arriving>>,
+    leaving: Mutex<DelayQueue<OutgoingPacket>>,
+    arriving: Mutex<DelayQueue<IncomingPacket>>,
 }
 
 /// A packet that leaves, from BTH to pad.
-struct Leaving {
-    flow: Flow,
+struct OutgoingPacket {
+    flow: PacketFlow,
     bytes: Vec<u8>,
     damage: Option<u32>,
 }
 
 /// A packet that has arrived, from BTH to ICRC.
-struct Arriving {
-    frame: Frame,
+struct IncomingPacket {
+    frame: IcrcFields,
     traffic_class: u8,
     hop_limit: Option<u8>,
     bytes: Vec<u8>,
@@ -43,7 +43,7 @@ impl FaultyWire {
     }
 
     /// Applies the plan to a packet of the queue pair `qpn` that is about to leave.
-    pub(super) fn send(&self, batch: &mut Batch, qpn: u32, flow: &Flow, bytes: &[u8]) {
+    pub(super) fn send(&self, batch: &mut PacketBatch, qpn: u32, flow: &PacketFlow, bytes: &[u8]) {
         let addresses = &flow.addresses;
         let fate = fate_of(bytes, ICRC_BYTES, |facts| PacketFacts {
             direction: Direction::Send,
@@ -72,7 +72,7 @@ impl FaultyWire {
             let damage = fate.corrupt_bit;
             leaving.push(
                 due_ns,
-                Leaving {
+                OutgoingPacket {
                     flow,
                     bytes,
                     damage,
@@ -82,7 +82,7 @@ impl FaultyWire {
     }
 
     /// Adds late packets that are due to `batch`.
-    pub(super) fn release_leaving(&self, batch: &mut Batch) {
+    pub(super) fn release_leaving(&self, batch: &mut PacketBatch) {
         let mut leaving = lock(&self.leaving);
         while let Some(packet) = leaving.pop_due(now_ns()) {
             push(batch, &packet.flow, &packet.bytes, packet.damage);
@@ -90,7 +90,11 @@ impl FaultyWire {
     }
 
     /// Applies the plan to a packet that has arrived, and calls `take` with each packet that is to be received now.
-    pub(super) fn arrive(&self, received: &Received<'_>, take: &mut impl FnMut(&Received<'_>)) {
+    pub(super) fn arrive(
+        &self,
+        received: &ReceivedPacket<'_>,
+        take: &mut impl FnMut(&ReceivedPacket<'_>),
+    ) {
         let addresses = &received.frame.addresses;
         let fate = fate_of(received.bytes, 0, |facts| PacketFacts {
             direction: Direction::Receive,
@@ -103,7 +107,7 @@ impl FaultyWire {
         if fate.drop {
             return;
         }
-        let mut packet = Arriving {
+        let mut packet = IncomingPacket {
             frame: received.frame,
             traffic_class: received.traffic_class,
             hop_limit: received.hop_limit,
@@ -130,7 +134,7 @@ impl FaultyWire {
     }
 
     /// Calls `take` with late packets that are due. Returns their number.
-    pub(super) fn release_arriving(&self, take: &mut impl FnMut(&Received<'_>)) -> usize {
+    pub(super) fn release_arriving(&self, take: &mut impl FnMut(&ReceivedPacket<'_>)) -> usize {
         let mut count = 0;
         loop {
             let next = lock(&self.arriving).pop_due(now_ns());
@@ -146,9 +150,9 @@ impl FaultyWire {
     }
 }
 
-impl Arriving {
-    fn received(&self) -> Received<'_> {
-        Received {
+impl IncomingPacket {
+    fn received(&self) -> ReceivedPacket<'_> {
+        ReceivedPacket {
             frame: self.frame,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
@@ -166,7 +170,11 @@ impl Arriving {
 
 /// Returns the fate of the packet `bytes`, which is `more` bytes longer on the wire; `describe` adds its direction and
 /// addresses.
-fn fate_of(bytes: &[u8], more: usize, describe: impl FnOnce(PacketFacts) -> PacketFacts) -> Fate {
+fn fate_of(
+    bytes: &[u8],
+    more: usize,
+    describe: impl FnOnce(PacketFacts) -> PacketFacts,
+) -> PacketVerdict {
     let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
     let facts = PacketFacts {
         direction: Direction::Send,
@@ -180,7 +188,7 @@ fn fate_of(bytes: &[u8], more: usize, describe: impl FnOnce(PacketFacts) -> Pack
     faults::packet(&describe(facts))
 }
 
-fn push(batch: &mut Batch, flow: &Flow, bytes: &[u8], damage: Option<u32>) {
+fn push(batch: &mut PacketBatch, flow: &PacketFlow, bytes: &[u8], damage: Option<u32>) {
     match damage {
         Some(bit) => batch.push_damaged(flow, bytes, bit),
         None => batch.push(flow, bytes),
@@ -198,15 +206,15 @@ fn dest_qpn(bytes: &[u8]) -> u32 {
 fn operation(bytes: &[u8]) -> &'static str {
     let opcode = bytes.first().and_then(|byte| Opcode::from_byte(*byte));
     match opcode.map(|opcode| opcode.operation) {
-        Some(Operation::Send) | None => "SEND",
-        Some(Operation::Write) => "RDMA_WRITE",
-        Some(Operation::ReadRequest) => "RDMA_READ",
-        Some(Operation::ReadResponse) => "READ_RESPONSE",
-        Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => "ACK",
-        Some(Operation::CompareSwap | Operation::FetchAdd) => "ATOMIC",
-        Some(Operation::Flush) => "FLUSH",
-        Some(Operation::AtomicWrite) => "ATOMIC_WRITE",
-        Some(Operation::Cnp) => "CNP",
+        Some(PacketOperation::Send) | None => "SEND",
+        Some(PacketOperation::Write) => "RDMA_WRITE",
+        Some(PacketOperation::ReadRequest) => "RDMA_READ",
+        Some(PacketOperation::ReadResponse) => "READ_RESPONSE",
+        Some(PacketOperation::Acknowledge | PacketOperation::AtomicAcknowledge) => "ACK",
+        Some(PacketOperation::CompareSwap | PacketOperation::FetchAdd) => "ATOMIC",
+        Some(PacketOperation::Flush) => "FLUSH",
+        Some(PacketOperation::AtomicWrite) => "ATOMIC_WRITE",
+        Some(PacketOperation::Cnp) => "CNP",
     }
 }
 

@@ -11,17 +11,17 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use roce::cm::Message;
-use roce::gsi::{Delivery, Recipient, SOCKET_PREFIX, socket_name};
+use roce::cm::CmMessage;
+use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, socket_name};
 use roce::mad::{GSI_QKEY, MAD_BYTES};
 use roce::packet::Packet;
 
-use super::Drop;
+use super::DropReason;
 
 /// The folder of connection management in the fabric's folder.
 const FOLDER: &str = "rdma_cm";
 
-/// The socket to the processes that manage connections.
+/// The socket that passes arrived management datagrams to the processes that use `rdma_cm`.
 #[derive(Default)]
 pub(crate) struct Gsi {
     open: OnceLock<(UnixDatagram, PathBuf)>,
@@ -48,27 +48,30 @@ impl Gsi {
         source: [u8; 16],
         destination: [u8; 16],
         packet: &Packet<'_>,
-    ) -> Result<(), Drop> {
-        let deth = packet.extended.deth.ok_or(Drop::Malformed)?;
+    ) -> Result<(), DropReason> {
+        let deth = packet.extended.deth.ok_or(DropReason::Malformed)?;
         if deth.qkey != GSI_QKEY {
-            return Err(Drop::WrongQkey);
+            return Err(DropReason::WrongQkey);
         }
-        let mad: [u8; MAD_BYTES] = packet.payload.try_into().map_err(|_| Drop::Malformed)?;
-        let (_, message) = Message::parse(&mad).map_err(|_| Drop::Malformed)?;
-        let delivery = Delivery {
+        let mad: [u8; MAD_BYTES] = packet
+            .payload
+            .try_into()
+            .map_err(|_| DropReason::Malformed)?;
+        let (_, message) = CmMessage::parse(&mad).map_err(|_| DropReason::Malformed)?;
+        let delivery = DeliveredMad {
             source,
             destination,
             mad,
         };
         let bytes = delivery.emit();
-        let (socket, folder) = self.open(fabric).map_err(|_| Drop::NotReady)?;
+        let (socket, folder) = self.open(fabric).map_err(|_| DropReason::NotReady)?;
         let Ok(folder) = fs::File::open(folder) else {
             // No process manages connections here.
-            return Err(Drop::UnknownQueuePair);
+            return Err(DropReason::UnknownQueuePair);
         };
         // A short path, however long the folder's name is.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        if let Recipient::Slot(slot) = message.recipient()
+        if let MadRecipient::Slot(slot) = message.recipient()
             && socket
                 .send_to(&bytes, folder.join(socket_name(slot)))
                 .is_ok()
@@ -85,7 +88,7 @@ impl Gsi {
         if sent {
             Ok(())
         } else {
-            Err(Drop::UnknownQueuePair)
+            Err(DropReason::UnknownQueuePair)
         }
     }
 }
@@ -94,18 +97,18 @@ impl Gsi {
 mod tests {
     use super::super::DEFAULT_PKEY;
     use super::*;
-    use roce::cm::{Data, Notice, SidrReq};
+    use roce::cm::{BoundedData, RtuOrDrep, SidrReq};
     use roce::mad::GSI_QPN;
-    use roce::opcode::{Operation, Position, Transport};
-    use roce::packet::{Bth, Deth, Extended};
+    use roce::opcode::{MessagePosition, PacketOperation, Transport};
+    use roce::packet::{Bth, Deth, ExtendedHeaders};
     use roce::psn::Psn;
 
     fn packet(payload: &[u8], qkey: u32) -> Packet<'_> {
         Packet {
             bth: Bth {
                 transport: Transport::Ud,
-                operation: Operation::Send,
-                position: Position::Only,
+                operation: PacketOperation::Send,
+                position: MessagePosition::Only,
                 solicited: false,
                 pkey: DEFAULT_PKEY,
                 fecn: false,
@@ -114,19 +117,19 @@ mod tests {
                 ack_request: false,
                 psn: Psn::new(0),
             },
-            extended: Extended {
+            extended: ExtendedHeaders {
                 deth: Some(Deth { qkey, src_qpn: 1 }),
-                ..Extended::default()
+                ..ExtendedHeaders::default()
             },
             payload,
         }
     }
 
     fn rtu(slot: u32) -> [u8; MAD_BYTES] {
-        Message::Rtu(Notice {
+        CmMessage::Rtu(RtuOrDrep {
             local_comm_id: 1,
             remote_comm_id: slot << roce::gsi::SLOT_SHIFT | 5,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         })
         .emit(7)
     }
@@ -137,7 +140,10 @@ mod tests {
         let gsi = Gsi::default();
         let deliver =
             |mad: &[u8], qkey| gsi.deliver(fabric.path(), [1; 16], [2; 16], &packet(mad, qkey));
-        assert_eq!(deliver(&rtu(3), GSI_QKEY), Err(Drop::UnknownQueuePair));
+        assert_eq!(
+            deliver(&rtu(3), GSI_QKEY),
+            Err(DropReason::UnknownQueuePair)
+        );
         fs::create_dir(fabric.path().join(FOLDER)).unwrap();
         let bind = |slot| {
             let name = fabric.path().join(FOLDER).join(socket_name(slot));
@@ -149,20 +155,20 @@ mod tests {
         let got = |socket: &UnixDatagram| {
             let mut bytes = [0; 500];
             let n = socket.recv(&mut bytes).ok()?;
-            Delivery::parse(&bytes[..n])
+            DeliveredMad::parse(&bytes[..n])
         };
         assert_eq!(deliver(&rtu(4), GSI_QKEY), Ok(()));
-        let expected = Delivery {
+        let expected = DeliveredMad {
             source: [1; 16],
             destination: [2; 16],
             mad: rtu(4),
         };
         assert_eq!((got(&three), got(&four)), (None, Some(expected)));
-        let request = Message::SidrReq(SidrReq {
+        let request = CmMessage::SidrReq(SidrReq {
             request_id: 4 << roce::gsi::SLOT_SHIFT,
             pkey: DEFAULT_PKEY,
             service_id: 0x0111_0007,
-            private_data: Data::default(),
+            private_data: BoundedData::default(),
         })
         .emit(7);
         assert_eq!(deliver(&request, GSI_QKEY), Ok(()));
@@ -178,8 +184,11 @@ mod tests {
         let gsi = Gsi::default();
         let nowhere = Path::new("/nonexistent");
         let deliver = |mad: &[u8], qkey| gsi.deliver(nowhere, [0; 16], [0; 16], &packet(mad, qkey));
-        assert_eq!(deliver(&rtu(3), 7), Err(Drop::WrongQkey));
-        assert_eq!(deliver(&rtu(3)[1..], GSI_QKEY), Err(Drop::Malformed));
-        assert_eq!(deliver(&[0; MAD_BYTES], GSI_QKEY), Err(Drop::Malformed));
+        assert_eq!(deliver(&rtu(3), 7), Err(DropReason::WrongQkey));
+        assert_eq!(deliver(&rtu(3)[1..], GSI_QKEY), Err(DropReason::Malformed));
+        assert_eq!(
+            deliver(&[0; MAD_BYTES], GSI_QKEY),
+            Err(DropReason::Malformed)
+        );
     }
 }

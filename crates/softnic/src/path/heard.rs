@@ -9,14 +9,14 @@ const MOST_WAITING: usize = 1 << 16;
 
 /// The checks for packets of the thread that delivers.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct PacketChecks {
     /// Start of the check that has not found the sockets empty yet.
     began_ns: Option<u64>,
     /// Number of packets that this check has taken.
     taken: usize,
 }
 
-impl Looks {
+impl PacketChecks {
     /// Records a receive that began at `now_ns` and took `packets` packets. `all_empty`: no more waited. Returns the
     /// time up to which all packets that arrived have been taken, if it is known now.
     pub(super) fn received(&mut self, now_ns: u64, packets: usize, all_empty: bool) -> Option<u64> {
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn empty_sockets_have_been_heard_until_now() {
-        let mut looks = Looks::default();
+        let mut looks = PacketChecks::default();
         assert_eq!(looks.received(10, 0, true), Some(10));
         assert_eq!(looks.received(20, 5, false), None);
         // Another socket may have packets.
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn sockets_that_are_never_empty_have_been_heard_until_the_look_began() {
-        let mut looks = Looks::default();
+        let mut looks = PacketChecks::default();
         assert_eq!(looks.received(10, MOST_WAITING - 1, false), None);
         assert_eq!(looks.received(20, 1, false), Some(10));
         assert_eq!(looks.received(30, MOST_WAITING - 1, false), None);

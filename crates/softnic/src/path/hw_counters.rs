@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::device::address_list;
+use crate::device::{PortPlace, address_list};
 
 /// The folder of all ports, in the fabric's folder.
 const FOLDER: &str = "counters";
@@ -38,15 +38,22 @@ pub(crate) struct PortFiles {
 }
 
 impl PortFiles {
-    /// Returns the files of the port of this process in the fabric with the folder `fabric`. A port is identified by
-    /// its network namespace and the addresses that it was given.
+    /// Returns the files of a port of this process in the fabric with the folder `fabric`. A port is identified by
+    /// its network namespace, the addresses that the ports of its processes were given, and its number
+    /// ([`PortPlace::number`]).
     ///
     /// # Errors
     /// The network namespace has no name: `/proc` is not mounted.
-    pub(crate) fn of_this_port(fabric: &Path) -> io::Result<Self> {
+    ///
+    /// [`PortPlace::number`]: crate::device::PortPlace::number
+    pub(crate) fn of_port(fabric: &Path, place: PortPlace) -> io::Result<Self> {
         let namespace = fs::metadata("/proc/self/ns/net")?.ino();
         let addresses = address_list().unwrap_or_else(|| "all".to_owned());
-        Ok(Self::new(fabric, &format!("{namespace}-{addresses}")))
+        let port = place.number();
+        Ok(Self::new(
+            fabric,
+            &format!("{namespace}-{addresses}-{port}"),
+        ))
     }
 
     fn new(fabric: &Path, port: &str) -> Self {

@@ -1,21 +1,21 @@
 //! The sending of management datagrams.
 
-use link::Flow;
+use link::PacketFlow;
 use roce::mad::{GSI_QKEY, GSI_QPN, MAD_BYTES};
-use roce::opcode::{Operation, Position, Transport};
-use roce::packet::{Bth, Deth, Extended, Packet};
+use roce::opcode::{MessagePosition, PacketOperation, Transport};
+use roce::packet::{Bth, Deth, ExtendedHeaders, Packet};
 use roce::psn::Psn;
 
-use super::{DEFAULT_PKEY, Network};
+use super::{DEFAULT_PKEY, PacketPath};
 
-impl Network {
+impl PacketPath {
     /// Sends a management datagram to QP1 of another port.
-    pub(crate) fn send_mad(&self, flow: &Flow, mad: &[u8; MAD_BYTES]) {
+    pub(crate) fn send_mad(&self, flow: &PacketFlow, mad: &[u8; MAD_BYTES]) {
         let packet = Packet {
             bth: Bth {
                 transport: Transport::Ud,
-                operation: Operation::Send,
-                position: Position::Only,
+                operation: PacketOperation::Send,
+                position: MessagePosition::Only,
                 solicited: false,
                 pkey: DEFAULT_PKEY,
                 fecn: false,
@@ -24,12 +24,12 @@ impl Network {
                 ack_request: false,
                 psn: Psn::new(0),
             },
-            extended: Extended {
+            extended: ExtendedHeaders {
                 deth: Some(Deth {
                     qkey: GSI_QKEY,
                     src_qpn: GSI_QPN,
                 }),
-                ..Extended::default()
+                ..ExtendedHeaders::default()
             },
             payload: mad,
         };

@@ -9,12 +9,13 @@
 //!   requests.
 //!
 //! `capture` writes packets into a pcap file, and `faulty` applies a fault plan to them. `counters` counts packets and
-//! their fates, and `hw_counters` are the files that all processes of a port add to. `heard` knows the time up to which
+//! their fates, and `hw_counters` are the files that all processes of a port add to. `traffic` counts octets and packets
+//! of the ports, also of messages by shared memory. `heard` knows the time up to which
 //! all arrived packets have been processed. `bursts` decides whether the packets of a post wait for the next post.
 //! `gsi` forwards the management datagrams that arrive at QP1 to their processes, and `mads` sends management
 //! datagrams.
 //!
-//! [`Mode`] selects the path of a queue pair. The [`Network`] is the state that all queue pairs of a process share on
+//! [`PathMode`] selects the path of a queue pair. The [`PacketPath`] is the state that all queue pairs of a process share on
 //! the path by packets.
 
 mod bursts;
@@ -27,11 +28,14 @@ pub(crate) mod hw_counters;
 mod mads;
 mod mode;
 mod network;
+pub(crate) mod traffic;
 
 pub use capture::PCAP_VAR;
-pub(crate) use counters::{Counter, Counters, Drop, NAMES, PUBLICATION_INTERVAL};
-pub(crate) use mode::Mode;
-pub(crate) use network::{Arrival, Audience, BadNetwork, Network, in_use, note_use};
+pub(crate) use counters::{
+    CountedPort, Counter, DropReason, NAMES, PUBLICATION_INTERVAL, PacketCounters,
+};
+pub(crate) use mode::PathMode;
+pub(crate) use network::{BadNetwork, CounterFiles, PacketArrival, PacketPath, in_use, note_use};
 
 /// The P_Key of a port's only partition: the default partition, full member (IBTA vol. 1, 10.9.1.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;

@@ -5,7 +5,7 @@ pub(crate) const PATH_VAR: &str = "VERBATIM_PATH";
 
 /// The choice of paths by [`PATH_VAR`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum PathMode {
     /// Shared memory if the peer is a port of this host, else packets.
     Auto,
     /// Shared memory only; peers on other hosts cannot be reached.
@@ -25,7 +25,7 @@ pub(crate) enum Mode {
 )]
 pub struct BadPath(String);
 
-impl Mode {
+impl PathMode {
     /// Reads the mode from the environment. `captured` tells whether packets are captured.
     ///
     /// # Errors
@@ -61,21 +61,21 @@ mod tests {
 
     #[test]
     fn modes_are_read() {
-        assert_eq!(Mode::parse("", false), Ok(Mode::Auto));
-        assert_eq!(Mode::parse("packets", false), Ok(Mode::Packets));
-        let wrong = Mode::parse("loopback", false);
+        assert_eq!(PathMode::parse("", false), Ok(PathMode::Auto));
+        assert_eq!(PathMode::parse("packets", false), Ok(PathMode::Packets));
+        let wrong = PathMode::parse("loopback", false);
         assert_eq!(wrong, Err(BadPath("loopback".to_owned())));
     }
 
     #[test]
     fn a_capture_has_packets_unless_a_path_is_asked_for() {
-        assert_eq!(Mode::parse("", true), Ok(Mode::Captured));
+        assert_eq!(PathMode::parse("", true), Ok(PathMode::Captured));
         for (value, mode) in [
-            ("auto", Mode::Auto),
-            ("local", Mode::Local),
-            ("packets", Mode::Packets),
+            ("auto", PathMode::Auto),
+            ("local", PathMode::Local),
+            ("packets", PathMode::Packets),
         ] {
-            assert_eq!(Mode::parse(value, true), Ok(mode));
+            assert_eq!(PathMode::parse(value, true), Ok(mode));
         }
     }
 }

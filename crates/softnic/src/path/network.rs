@@ -1,5 +1,7 @@
 //! The state that the queue pairs of a process share on the path by packets: sockets, outgoing packets, and counts.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
 use std::sync::{
@@ -7,20 +9,25 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use link::{Batch, Config, Endpoint, Fabric, Flow, Inbox, LinkError, LocalAddress, Received};
+use link::{
+    Config, Endpoint, Fabric, LinkError, LocalAddress, PacketBatch, PacketFlow, ReceiveBuffers,
+    ReceivedPacket,
+};
 use roce::UDP_PORT;
 use roce::icrc;
 use roce::packet::Packet;
 use shm::fabric::Peer;
 
-use super::bursts::Bursts;
+use super::bursts::PostBursts;
 use super::capture::{BadCapture, WireCapture};
+use super::counters::{CountedPort, port_of};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
-use super::heard::Looks;
-use super::hw_counters::{PATIENCE, PortFiles};
+use super::heard::PacketChecks;
+use super::hw_counters::PATIENCE;
 use super::mode::BadPath;
-use super::{Counters, Drop, Mode};
+use super::traffic::{Amount, Direction, PortTraffic, udp_headers};
+use super::{DropReason, PacketCounters, PathMode};
 use crate::lock::lock;
 
 /// True if queue pairs of this process send or receive packets: every poll then checks for packets.
@@ -44,16 +51,16 @@ pub(crate) fn note_use() {
 
 /// The properties of an arrived packet beside its transport headers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct PacketArrival {
     /// The addresses and IP fields with which the packet has travelled.
-    pub(crate) flow: Flow,
+    pub(crate) flow: PacketFlow,
     /// True if a switch has marked congestion (RFC 3168).
     pub(crate) is_ecn_marked: bool,
 }
 
-impl Arrival {
+impl PacketArrival {
     /// Returns true if the packet comes from the destination of `flow` and goes to its source.
-    pub(crate) fn is_from_peer(&self, flow: &Flow) -> bool {
+    pub(crate) fn is_from_peer(&self, flow: &PacketFlow) -> bool {
         self.flow.addresses.src() == flow.addresses.dst()
             && self.flow.addresses.dst() == flow.addresses.src()
     }
@@ -63,10 +70,10 @@ impl Arrival {
 ///
 /// # Errors
 /// The reason why the packet is dropped.
-fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
-    let (transport, icrc) = icrc::split(received.bytes).ok_or(Drop::Malformed)?;
-    icrc::verify(&received.frame, transport, icrc).ok_or(Drop::WrongIcrc)?;
-    Packet::parse(transport).map_err(|_| Drop::Malformed)
+fn checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
+    let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
+    icrc::verify(&received.frame, transport, icrc).ok_or(DropReason::WrongIcrc)?;
+    Packet::parse(transport).map_err(|_| DropReason::Malformed)
 }
 
 /// Largest number of packets that wait for the next post: half of what one system call sends at best.
@@ -78,16 +85,16 @@ const LEAST_FULL: usize = 32;
 
 /// The state of the thread that delivers packets.
 #[derive(Default)]
-pub(crate) struct Delivery {
-    inbox: Inbox,
-    looks: Looks,
+pub(crate) struct DeliveryState {
+    inbox: ReceiveBuffers,
+    looks: PacketChecks,
     /// Number of packets that have arrived since the sockets were last asked for their drops, and the number of drops
     /// then.
     since_asked: usize,
     overruns: u64,
 }
 
-impl Delivery {
+impl DeliveryState {
     /// Returns true if another check, at once, would find nothing ([`Inbox::is_drained`]).
     pub(crate) fn is_drained(&self) -> bool {
         self.inbox.is_drained()
@@ -95,23 +102,54 @@ impl Delivery {
 }
 
 /// The process and the files for the publication of counters.
-pub(crate) struct Audience {
+pub(crate) struct CounterFiles {
     /// This process, whose engine publishes.
     pub(crate) me: Arc<Peer>,
-    /// The files to which it publishes.
-    pub(crate) files: PortFiles,
+    /// Its ports, with the files to which it publishes.
+    pub(crate) ports: Vec<CountedPort>,
+    /// The traffic counters of its ports, by address.
+    pub(crate) traffic: Vec<(IpAddr, Arc<PortTraffic>)>,
+    /// The amounts that the traffic counters have, by address: sent, received.
+    pub(crate) published: Mutex<HashMap<IpAddr, [Amount; 2]>>,
+}
+
+impl CounterFiles {
+    /// Adds what the endpoint has sent and received to the traffic counters.
+    fn count_traffic(&self, endpoint: &Endpoint) {
+        let mut published = lock(&self.published);
+        for (ip, counters) in endpoint.counters() {
+            let Some((_, port)) = self.traffic.iter().find(|(own, _)| *own == ip) else {
+                continue;
+            };
+            let headers = udp_headers(ip.is_ipv4());
+            let amount = |packets: &AtomicU64, bytes: &AtomicU64| {
+                let packets = packets.load(Ordering::Relaxed);
+                Amount {
+                    octets: bytes.load(Ordering::Relaxed) + packets * headers,
+                    packets,
+                    multicast: 0,
+                }
+            };
+            let sent = amount(&counters.sent_pkts, &counters.sent_bytes);
+            let received = amount(&counters.rcvd_pkts, &counters.rcvd_bytes);
+            let before = published.entry(ip).or_default();
+            let [sent_before, received_before] = std::mem::replace(before, [sent, received]);
+            port.add(Direction::Transmitted, sent.since(sent_before));
+            port.add(Direction::Received, received.since(received_before));
+        }
+    }
 }
 
 /// The path by packets of one process.
-pub(crate) struct Network {
-    mode: Mode,
+pub(crate) struct PacketPath {
+    mode: PathMode,
     /// The sockets; taken out when the process ends.
     endpoint: RwLock<Option<Endpoint>>,
     /// A descriptor that is readable while packets wait.
     ready: OnceLock<OwnedFd>,
-    outgoing: Mutex<Batch>,
+    outgoing: Mutex<PacketBatch>,
     /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
-    receiving: Mutex<Delivery>,
+    receiving: Mutex<DeliveryState>,
     /// The value of [`heard_ns`](Self::heard_ns).
     heard_ns: AtomicU64,
     /// True while the engine checks for packets.
@@ -120,11 +158,11 @@ pub(crate) struct Network {
     polls: AtomicU64,
     /// Number of packets that have arrived.
     received: AtomicU64,
-    bursts: Bursts,
+    bursts: PostBursts,
     /// True if packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
     are_held_back: AtomicBool,
-    pub(crate) counters: Counters,
-    audience: OnceLock<Audience>,
+    pub(crate) counters: PacketCounters,
+    audience: OnceLock<CounterFiles>,
     /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
     /// The capture into which packets are written.
@@ -144,7 +182,7 @@ pub enum BadNetwork {
     Capture(#[from] BadCapture),
 }
 
-impl Network {
+impl PacketPath {
     /// Makes the network that the environment asks for.
     ///
     /// # Errors
@@ -152,19 +190,19 @@ impl Network {
     pub(crate) fn from_env() -> Result<Self, BadNetwork> {
         let capture = WireCapture::from_env()?;
         Ok(Self {
-            mode: Mode::from_env(capture.is_some())?,
+            mode: PathMode::from_env(capture.is_some())?,
             capture,
             endpoint: RwLock::default(),
             ready: OnceLock::new(),
-            outgoing: Mutex::new(Batch::new(UDP_PORT)),
+            outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
             receiving: Mutex::default(),
             engine_looks: AtomicBool::new(false),
             heard_ns: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            bursts: Bursts::default(),
+            bursts: PostBursts::default(),
             are_held_back: AtomicBool::new(false),
-            counters: Counters::default(),
+            counters: PacketCounters::default(),
             audience: OnceLock::new(),
             faulty: FaultyWire::new(),
             gsi: Gsi::default(),
@@ -172,7 +210,7 @@ impl Network {
     }
 
     /// Returns the mode that selects the path of queue pairs.
-    pub(crate) fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> PathMode {
         self.mode
     }
 
@@ -189,7 +227,7 @@ impl Network {
         &self,
         addresses: Vec<LocalAddress>,
         fabric: Fabric,
-        audience: Option<Audience>,
+        audience: Option<CounterFiles>,
     ) -> Result<(), LinkError> {
         let mut endpoint = self
             .endpoint
@@ -214,7 +252,7 @@ impl Network {
     }
 
     /// Returns the largest path MTU, in bytes, of packets of `flow`.
-    pub(crate) fn path_mtu(&self, flow: &Flow) -> u32 {
+    pub(crate) fn path_mtu(&self, flow: &PacketFlow) -> u32 {
         let endpoint = self.endpoint();
         let ip_bytes = endpoint.as_ref().map(|e| e.mtu_towards(flow.addresses));
         ip_bytes.map_or(4096, |bytes| bytes.map_or(4096, roce::path_mtu_within))
@@ -238,7 +276,12 @@ impl Network {
 
     /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
     /// [`flush`](Self::flush) sends them.
-    pub(crate) fn send(&self, qpn: u32, flow: &Flow, mut make: impl FnMut(&mut Vec<u8>) -> bool) {
+    pub(crate) fn send(
+        &self,
+        qpn: u32,
+        flow: &PacketFlow,
+        mut make: impl FnMut(&mut Vec<u8>) -> bool,
+    ) {
         let mut batch = self.outgoing();
         let Some(faulty) = &self.faulty else {
             while batch.push_with(flow, &mut make) {}
@@ -258,7 +301,7 @@ impl Network {
     }
 
     /// Takes one packet that `make` makes; [`flush`](Self::flush) sends it.
-    pub(crate) fn send_one(&self, qpn: u32, flow: &Flow, make: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn send_one(&self, qpn: u32, flow: &PacketFlow, make: impl FnOnce(&mut Vec<u8>)) {
         let mut batch = self.outgoing();
         let Some(faulty) = &self.faulty else {
             return batch.push_with(flow, make);
@@ -280,7 +323,7 @@ impl Network {
     pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
         let polls = self.polls();
         let received = self.received.load(Ordering::Relaxed);
-        let may_wait = self.bursts.post(polls, received)
+        let may_wait = self.bursts.note_post_and_predict_burst(polls, received)
             && self.faulty.is_none()
             && self.outgoing().len() < MOST_HELD_BACK;
         if may_wait {
@@ -331,19 +374,22 @@ impl Network {
     pub(crate) fn publish_when_due(&self) -> Option<Duration> {
         let endpoint = self.endpoint();
         let endpoint = endpoint.as_ref()?;
-        let wait = self.counters.publication_due(endpoint)?;
+        let ports = &self.audience.get()?.ports;
+        let wait = self.counters.publication_due(endpoint, ports)?;
         if wait.is_zero() {
             self.publish(endpoint, Duration::ZERO);
-            return self.counters.publication_due(endpoint);
+            return self.counters.publication_due(endpoint, ports);
         }
         Some(wait)
     }
 
     /// Publishes the counts. Waits up to `patience` for another process that publishes.
     fn publish(&self, endpoint: &Endpoint, patience: Duration) {
-        if let Some(audience) = self.audience.get()
-            && let Err(error) = self.counters.publish(endpoint, &audience.files, patience)
-        {
+        let Some(audience) = self.audience.get() else {
+            return;
+        };
+        audience.count_traffic(endpoint);
+        if let Err(error) = self.counters.publish(endpoint, &audience.ports, patience) {
             tracing::debug!("counters are not published: {error}");
         }
     }
@@ -352,8 +398,8 @@ impl Network {
     fn receive_from(
         &self,
         endpoint: &Endpoint,
-        inbox: &mut Inbox,
-        mut take: impl FnMut(&Received<'_>),
+        inbox: &mut ReceiveBuffers,
+        mut take: impl FnMut(&ReceivedPacket<'_>),
     ) -> usize {
         match &self.capture {
             None => endpoint.receive(inbox, |received| take(&received)),
@@ -373,7 +419,7 @@ impl Network {
         self.faulty.as_ref().is_some_and(|faulty| !faulty.is_idle())
     }
 
-    fn outgoing(&self) -> MutexGuard<'_, Batch> {
+    fn outgoing(&self) -> MutexGuard<'_, PacketBatch> {
         lock(&self.outgoing)
     }
 
@@ -384,7 +430,7 @@ impl Network {
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
     /// set. A poll also waits for the engine, which may have the answer to a request whose timer has run out.
-    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Delivery>> {
+    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
         match self.receiving.try_lock() {
             Err(TryLockError::WouldBlock)
                 if !wait && !self.engine_looks.load(Ordering::Relaxed) =>
@@ -403,7 +449,7 @@ impl Network {
 
     /// Returns [`heard_ns`](Self::heard_ns) for packets of the socket that gave the last ones. If that socket is
     /// drained, it holds none that arrived before `now_ns`.
-    pub(crate) fn heard_by(&self, delivery: &Delivery, now_ns: u64) -> u64 {
+    pub(crate) fn heard_by(&self, delivery: &DeliveryState, now_ns: u64) -> u64 {
         if delivery.is_drained() {
             now_ns
         } else {
@@ -414,9 +460,9 @@ impl Network {
     /// Calls `deliver` with each undamaged packet that has arrived by `now_ns`. Returns the number of arrived packets.
     pub(crate) fn receive(
         &self,
-        delivery: &mut Delivery,
+        delivery: &mut DeliveryState,
         now_ns: u64,
-        deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,
+        deliver: impl FnMut(&PacketArrival, &Packet<'_>) -> Result<(), DropReason>,
     ) -> usize {
         let packets = self.receive_packets(&mut delivery.inbox, deliver);
         if packets > 0 {
@@ -435,28 +481,30 @@ impl Network {
     /// more packets have arrived.
     ///
     /// The sockets are asked when they are empty, and enough packets have arrived that one may have been full.
-    pub(crate) fn has_overrun(&self, delivery: &mut Delivery, received: usize) -> bool {
+    pub(crate) fn has_overrun(&self, delivery: &mut DeliveryState, received: usize) -> bool {
         delivery.since_asked += received;
         if delivery.since_asked < LEAST_FULL || !delivery.is_drained() {
             return false;
         }
         delivery.since_asked = 0;
-        let overruns = self.endpoint().as_ref().map_or(0, Endpoint::overruns);
+        let endpoint = self.endpoint();
+        let overruns = endpoint.iter().flat_map(Endpoint::overruns);
+        let overruns = overruns.map(|(_, count)| count).sum();
         std::mem::replace(&mut delivery.overruns, overruns) < overruns
     }
 
     fn receive_packets(
         &self,
-        inbox: &mut Inbox,
-        mut deliver: impl FnMut(&Arrival, &Packet<'_>) -> Result<(), Drop>,
+        inbox: &mut ReceiveBuffers,
+        mut deliver: impl FnMut(&PacketArrival, &Packet<'_>) -> Result<(), DropReason>,
     ) -> usize {
         let endpoint = self.endpoint();
         let Some(endpoint) = &*endpoint else {
             return 0;
         };
-        let mut take = |received: &Received<'_>| {
-            let arrival = Arrival {
-                flow: Flow {
+        let mut take = |received: &ReceivedPacket<'_>| {
+            let arrival = PacketArrival {
+                flow: PacketFlow {
                     addresses: received.frame.addresses,
                     traffic_class: received.traffic_class,
                     hop_limit: received.hop_limit.unwrap_or(0),
@@ -465,7 +513,7 @@ impl Network {
             };
             let result = checked(received).and_then(|packet| deliver(&arrival, &packet));
             if let Err(why) = result {
-                self.counters.dropped(why);
+                self.count_drop(received.frame.addresses.dst(), why);
             }
         };
         let Some(faulty) = &self.faulty else {
@@ -476,6 +524,14 @@ impl Network {
             faulty.arrive(received, &mut take)
         });
         came + faulty.release_arriving(&mut take)
+    }
+
+    /// Counts a packet that arrived at the address `at` and is dropped.
+    #[cold]
+    fn count_drop(&self, at: IpAddr, why: DropReason) {
+        let ports = self.audience.get().map_or(&[][..], |a| &a.ports);
+        let place = port_of(ports, at).map_or(0, |port| port.place);
+        self.counters.dropped(place, why);
     }
 
     /// Closes the sockets at the end of the process, and leaves the addresses to other processes.

@@ -9,12 +9,12 @@ use roce::uc;
 
 use crate::device::Port;
 use crate::nic::LAST_MODIFY_ERROR;
-use crate::path::{DEFAULT_PKEY, Mode};
-use crate::recv::Responding;
+use crate::path::{DEFAULT_PKEY, PathMode};
+use crate::recv::QpResponder;
 use crate::send::Wire;
 
 /// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
-fn has_queue_pair(peer: &Peer, qpn: u32, place: Place) -> bool {
+fn has_queue_pair(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
     let of_peer = peer.segment.find_qp(qpn as usize % MAX_QPS);
     let port = of_peer.map_or(0, |qp| qp.port.load(Ordering::Relaxed));
     port == 0 || port == u32::from(place.number())
@@ -25,7 +25,11 @@ impl Qp {
     ///
     /// # Errors
     /// `ENOMEM` if there is no room for a ring; `EMFILE` and the like if the peer cannot be reached.
-    pub(super) fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
+    pub(super) fn connect(
+        &self,
+        control: &mut ModifiableState,
+        new: &ibv_qp_attr,
+    ) -> Result<(), i32> {
         let nic = self.nic;
         let port = self.context.device.port(new.ah_attr.port_num)?;
         let local = port.destination(&new.ah_attr).is_some();
@@ -53,7 +57,7 @@ impl Qp {
     /// Starts to answer requests that arrive by packets.
     fn connect_by_packets(
         &self,
-        control: &mut Control,
+        control: &mut ModifiableState,
         port: &Port,
         new: &ibv_qp_attr,
     ) -> Result<(), i32> {
@@ -68,7 +72,7 @@ impl Qp {
         crate::path::note_use();
         let mtu_bytes = self.mtu_of(&flow, new.path_mtu);
         let responding = match self.full_type {
-            QpType::Rc => Responding::rc(
+            QpType::Rc => QpResponder::rc(
                 Responder::new(ResponderConfig {
                     dest_qpn: new.dest_qp_num,
                     pkey: DEFAULT_PKEY,
@@ -80,7 +84,7 @@ impl Qp {
                 }),
                 flow,
             ),
-            QpType::Uc => Responding::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
+            QpType::Uc => QpResponder::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
             // XRC and the other types do not use packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
@@ -94,12 +98,12 @@ impl Qp {
     ///
     /// The port reports the MTU of shared memory, and programs ask for that. Both ends of a connection compute the same
     /// value.
-    fn mtu_of(&self, flow: &Flow, path_mtu: ibv_mtu) -> u32 {
+    fn mtu_of(&self, flow: &PacketFlow, path_mtu: ibv_mtu) -> u32 {
         path_mtu_bytes(path_mtu).min(self.nic.network.path_mtu(flow))
     }
 
     /// Starts requests by packets (RTR to RTS).
-    pub(super) fn begin_requests(&self, control: &Control, new: &ibv_qp_attr) {
+    pub(super) fn begin_requests(&self, control: &ModifiableState, new: &ibv_qp_attr) {
         let Some(flow) = control.flow else { return };
         let attr = &control.attr;
         let mtu_bytes = self.mtu_of(&flow, attr.path_mtu);
@@ -151,12 +155,12 @@ impl Qp {
     /// Lets datagrams of other hosts reach a UD queue pair, unless the path is local only.
     pub(super) fn open_for_datagrams(&self) {
         let nic = self.nic;
-        if nic.network.mode() != Mode::Local
+        if nic.network.mode() != PathMode::Local
             && self.qp_type == QpType::Ud
             && let Err(errno) = nic.open_network()
         {
             // Datagrams of this host reach the queue pair all the same.
-            if nic.network.mode() == Mode::Captured {
+            if nic.network.mode() == PathMode::Captured {
                 tracing::warn!("datagrams of queue pair {:#x} are not captured", self.qpn);
             }
             tracing::debug!(

@@ -2,26 +2,26 @@
 
 use super::*;
 
-use shm::fabric::armed::{Armed, WakeTarget};
+use shm::fabric::armed::{ArmedWord, WakeTarget};
 
 /// A ring through which a peer's queue pair sends to one of ours.
-pub(crate) struct Inbound {
+pub(crate) struct InboundRing {
     pub(super) consumer: Consumer,
     pub(super) peer: Arc<Peer>,
     pub(super) offset: usize,
     pub(super) src_qpn: u32,
     pub(super) src_cq: usize,
     /// Time since the record at the front was first found to have no receive WR.
-    pub(super) rnr: Waiting,
+    pub(super) rnr: WaitTimer,
     /// True if no more records are taken: the sender was refused, wrote garbage, has ended, or has closed the ring.
     pub(super) stopped: bool,
     pub(super) remote: RegionCache,
     /// UD: the path that the completion of every message of this ring reports.
-    pub(super) path: Path,
+    pub(super) path: RingPath,
 }
 
 /// The path of the messages of a ring. It does not change, so it is read once.
-pub(super) struct Path {
+pub(super) struct RingPath {
     pub(super) slid: u16,
     pub(super) sl: u8,
     pub(super) dlid_path_bits: u8,
@@ -31,7 +31,7 @@ pub(super) struct Path {
     pub(super) grh_for: (u32, bool),
 }
 
-impl Path {
+impl RingPath {
     pub(super) fn of(header: &RingHeader) -> Self {
         let mut grh = [0; GRH_BYTES];
         for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
@@ -55,7 +55,7 @@ impl Path {
 
     /// Returns the last word of a completion: partition index, LID of the sender, service level and path bits.
     #[inline(always)]
-    pub(super) fn in_completion(&self) -> u64 {
+    pub(super) fn completion_word(&self) -> u64 {
         u64::from(self.slid) << 16 | u64::from(self.sl) << 32 | u64::from(self.dlid_path_bits) << 40
     }
 
@@ -75,7 +75,7 @@ impl Path {
     }
 }
 
-impl Inbound {
+impl InboundRing {
     /// Opens the ring at `offset` of `peer`'s segment. `None` if no ring is there.
     pub(crate) fn open(peer: Arc<Peer>, offset: usize) -> Option<Self> {
         let header = peer.segment.ring_header(offset)?;
@@ -86,10 +86,10 @@ impl Inbound {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
             src_cq: peer.segment.checked_cq_index(&header.src_cq),
-            rnr: Waiting::NO,
+            rnr: WaitTimer::NONE,
             stopped: false,
             remote: RegionCache::new(),
-            path: Path::of(header),
+            path: RingPath::of(header),
             peer,
             offset,
         })
@@ -116,13 +116,13 @@ impl Inbound {
     }
 
     /// Refuses the record at the front: the requester gets `status`.
-    pub(super) fn refuse(&mut self, status: ibv_wc_status, cause: Option<Cause>) {
+    pub(super) fn refuse(&mut self, status: ibv_wc_status, cause: Option<FailureCause>) {
         self.stopped = true;
         self.consumer.release();
         if let Some(header) = self.header() {
             header
                 .nak
-                .store(Cause::refusal(status, cause), Ordering::Release);
+                .store(FailureCause::refusal(status, cause), Ordering::Release);
         }
         self.wake_sender(true);
     }
@@ -131,7 +131,7 @@ impl Inbound {
     /// refusal is a reason, or room for work requests that the sender has deferred.
     pub(super) fn wake_sender(&self, refused: bool) {
         if let Some(cq) = self.peer.segment.cq(self.src_cq)
-            && !Armed(&cq.armed).is_unarmed_unfenced()
+            && !ArmedWord(&cq.armed).is_unarmed_unfenced()
         {
             let is_urgent = refused
                 || self
@@ -171,7 +171,7 @@ pub(crate) fn wake_if_armed(
     by: (bool, usize),
     candidate: impl Fn(bool) -> WakeTarget,
 ) {
-    let armed = Armed(&cq.armed);
+    let armed = ArmedWord(&cq.armed);
     if !armed.is_unarmed_unfenced() {
         wake(cq, cq_index, peer, armed.wake_target(by.0, by.1, candidate));
     }

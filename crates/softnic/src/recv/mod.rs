@@ -11,31 +11,31 @@ mod xrc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nic_core::retry::{self, RNR_RETRY_FOREVER, Waiting};
+use nic_core::retry::{self, RNR_RETRY_FOREVER, WaitTimer};
 use verbs_abi::*;
 
-use crate::cq::{Received, WcSink};
+use crate::cq::{ReceivedSend, WcSink};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
+use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send;
-use crate::sge::{SgeError, Window, checked_sge};
-use crate::why::{self, Cause};
+use crate::sge::{LastRegion, SgeError, checked_sge};
+use crate::why::{self, FailureCause};
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
-use shm::fabric::ring::{Consumer, Record};
-use shm::mem::{Fault, copy};
+use shm::fabric::ring::{Consumer, RingRecord};
+use shm::mem::{MemoryFault, copy};
 
-use inbound::Path;
+use inbound::RingPath;
 use place::*;
-use tags::{Rendezvous, Tagged};
+use tags::{Rendezvous, TagMatchResult};
 
-pub(crate) use inbound::{Inbound, wake_if_armed};
+pub(crate) use inbound::{InboundRing, wake_if_armed};
 pub(crate) use packets::{
-    PacketSide, Responding, add_acknowledgement, asks_later, has_answers, packets_dropped,
+    PacketSide, QpResponder, add_acknowledgement, asks_later, has_answers, packets_dropped,
     send_answers, take_request,
 };
 pub(crate) use queue::RecvQueue;
@@ -47,7 +47,7 @@ pub(crate) const GRH_BYTES: usize = 40;
 /// The receive side of a queue pair, owned by its receive CQ.
 pub(crate) struct RecvSide {
     qp: Arc<Qp>,
-    rings: Vec<Inbound>,
+    rings: Vec<InboundRing>,
     /// Index of the ring near the front that is polled first.
     start: usize,
     cursor: usize,
@@ -60,7 +60,7 @@ pub(crate) struct RecvSide {
 }
 
 /// The result of handling a record.
-enum Handled {
+enum RecordResult {
     /// The record is done; continue.
     Done,
     /// No receive WR is posted for the record yet.
@@ -122,7 +122,7 @@ impl RecvSide {
         }
     }
 
-    pub(crate) fn attach(&mut self, ring: Inbound) {
+    pub(crate) fn attach(&mut self, ring: InboundRing) {
         self.rings.push(ring);
     }
 
@@ -255,7 +255,7 @@ impl RecvSide {
         }
         let mut rq = self.qp.rq.lock();
         while !sink.is_full() {
-            let Some(wqe) = rq.take() else { return };
+            let Some(wqe) = rq.take_oldest() else { return };
             sink.push(failed(&self.qp, wqe.wr_id, IBV_WC_WR_FLUSH_ERR));
         }
     }
@@ -330,11 +330,11 @@ impl RecvSide {
         };
         let qp = &*self.qp;
         let mut rq = None;
-        let mut window = Window::none();
+        let mut window = LastRegion::none();
         let mut waiting = false;
         while !sink.is_full() {
             let queue = rq.get_or_insert_with(|| qp.recv_queue().lock());
-            run::take::<UD>(qp, ring, queue, &window, sink);
+            run::take_plain_sends::<UD>(qp, ring, queue, &window, sink);
             if sink.is_full() {
                 break;
             }
@@ -342,7 +342,7 @@ impl RecvSide {
                 Ok(Some(record)) => record,
                 Ok(None) => break,
                 Err(_) => {
-                    Self::garbage(qp, ring);
+                    Self::stop_at_garbage(qp, ring);
                     break;
                 }
             };
@@ -370,7 +370,7 @@ impl RecvSide {
             };
             let handled = handle::<UD>(qp, rq, &record, &mut from, &mut to);
             let goes_on = Self::conclude(qp, ring, &handled, slots, &mut waiting);
-            if let Handled::Rendezvous(begun) = handled {
+            if let RecordResult::Rendezvous(begun) = handled {
                 self.rendezvous = Some(begun);
                 break;
             }
@@ -394,25 +394,25 @@ impl RecvSide {
     #[inline(always)]
     fn conclude(
         qp: &Qp,
-        ring: &mut Inbound,
-        handled: &Handled,
+        ring: &mut InboundRing,
+        handled: &RecordResult,
         slots: u64,
         waiting: &mut bool,
     ) -> bool {
         match *handled {
-            Handled::Done | Handled::Rendezvous(_) => {
+            RecordResult::Done | RecordResult::Rendezvous(_) => {
                 ring.consumer.advance(slots);
-                ring.rnr.end();
+                ring.rnr.end_wait();
                 return true;
             }
-            Handled::NotReady if !qp.qp_type.is_connected() => {}
-            Handled::NotReady => *waiting |= Self::not_ready(qp, ring),
-            Handled::Failed(status) => Self::refuse(qp, ring, status),
-            Handled::Lost => ring.stopped = true,
-            Handled::Unsendable if qp.qp_type == QpType::Rc => {
+            RecordResult::NotReady if !qp.qp_type.is_connected() => {}
+            RecordResult::NotReady => *waiting |= Self::not_ready(qp, ring),
+            RecordResult::Failed(status) => Self::refuse(qp, ring, status),
+            RecordResult::Lost => ring.stopped = true,
+            RecordResult::Unsendable if qp.qp_type == QpType::Rc => {
                 ring.refuse(IBV_WC_LOC_PROT_ERR, None)
             }
-            Handled::Unsendable => {
+            RecordResult::Unsendable => {
                 ring.consumer.advance(slots);
                 return true;
             }
@@ -422,7 +422,7 @@ impl RecvSide {
 
     /// Stops a ring whose content is not a record.
     #[cold]
-    fn garbage(qp: &Qp, ring: &mut Inbound) {
+    fn stop_at_garbage(qp: &Qp, ring: &mut InboundRing) {
         tracing::warn!(
             "queue pair {:#x} got garbage from {:#x}",
             qp.qpn,
@@ -436,7 +436,7 @@ impl RecvSide {
 
     /// Stops an empty ring if its sender has ended or closed it.
     #[cold]
-    fn idle(ring: &mut Inbound) {
+    fn idle(ring: &mut InboundRing) {
         let over = ring.peer.is_dead()
             || ring
                 .header()
@@ -447,14 +447,14 @@ impl RecvSide {
     }
 
     #[cold]
-    fn refuse(qp: &Qp, ring: &mut Inbound, status: ibv_wc_status) {
-        ring.refuse(status, why::take());
+    fn refuse(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
+        ring.refuse(status, why::take_last_cause());
         qp.fail();
     }
 
     /// Handles a record at the front of a reliable ring that has no receive WR. Returns true if a deadline is running.
     #[cold]
-    fn not_ready(qp: &Qp, ring: &mut Inbound) -> bool {
+    fn not_ready(qp: &Qp, ring: &mut InboundRing) -> bool {
         // The count is read each time: a ring may be opened before its sender reaches RTS and knows the count.
         let rnr_retry = ring
             .header()
@@ -462,9 +462,9 @@ impl RecvSide {
         let Some(patience) = rnr_patience_ns(qp, rnr_retry) else {
             return false;
         };
-        if ring.rnr.waited(now_ns()) >= patience {
+        if ring.rnr.elapsed(now_ns()) >= patience {
             // The requester gives up; this queue pair keeps waiting (IBTA vol. 1, 9.7.5.2.8).
-            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR, Some(Cause::NoReceive));
+            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceive));
             return false;
         }
         true
@@ -475,7 +475,7 @@ impl RecvSide {
 #[cold]
 fn rnr_patience_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
     let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
-    retry::rnr_patience_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
+    retry::rnr_timeout_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
 }
 
 /// Returns all indices below `n` once, from `start` on and then from 0.
@@ -488,8 +488,8 @@ pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize>
 /// Reports a failed receive WR, and returns its completion.
 #[cold]
 pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
-    let cause = why::take();
-    let report = why::Report {
+    let cause = why::take_last_cause();
+    let report = why::FailureReport {
         qp: qp.named(),
         wr_id,
         opcode: IBV_WC_RECV,
@@ -523,12 +523,12 @@ struct Sender<'a> {
     src_qpn: u32,
     /// Regions of the peer that hold payloads sent by reference.
     remote: &'a mut RegionCache,
-    path: &'a mut Path,
+    path: &'a mut RingPath,
 }
 
 /// The destination of a record, besides its receive WR.
 struct Receiver<'a, 'wc> {
-    window: &'a mut Window<true>,
+    window: &'a mut LastRegion<true>,
     local: &'a mut RegionCache,
     sink: &'a mut WcSink<'wc>,
     by_engine: bool,
@@ -539,10 +539,10 @@ struct Receiver<'a, 'wc> {
 fn handle<const UD: bool>(
     qp: &Qp,
     rq: &mut RecvQueue,
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     from: &mut Sender<'_>,
     to: &mut Receiver<'_, '_>,
-) -> Handled {
+) -> RecordResult {
     let Sender {
         peer,
         ring_at,
@@ -559,25 +559,25 @@ fn handle<const UD: bool>(
     let header = record.header;
     if UD && header.extra != qp.qkey.load(Ordering::Relaxed) {
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
-        return Handled::Done;
+        return RecordResult::Done;
     }
-    let (mut opcode, flags) = match Kind::from_header(header.kind) {
-        Some(Kind::Send) => (IBV_WC_RECV, 0),
-        Some(Kind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
-        Some(Kind::Frame) => (IBV_WC_RECV, 0),
-        Some(Kind::CheckedFrame) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
-        Some(Kind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
-        Some(Kind::SendWithInv) => {
+    let (mut opcode, flags) = match RecordKind::from_header(header.kind) {
+        Some(RecordKind::Send) => (IBV_WC_RECV, 0),
+        Some(RecordKind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+        Some(RecordKind::Frame) => (IBV_WC_RECV, 0),
+        Some(RecordKind::CheckedFrame) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
+        Some(RecordKind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
+        Some(RecordKind::SendWithInv) => {
             if rq.len() != 0 && !invalidated(qp, header.imm) {
                 return not_invalidated(qp, rq, sink);
             }
             (IBV_WC_RECV, IBV_WC_WITH_INV)
         }
-        Some(Kind::Write) if !UD => return write_in_order(qp, record, from, to),
-        None | Some(Kind::Write) => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
+        Some(RecordKind::Write) if !UD => return write_in_order(qp, record, from, to),
+        None | Some(RecordKind::Write) => return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
     };
     if !UD && rq.tags.is_some() && opcode == IBV_WC_RECV {
-        let source = tags::Source {
+        let source = tags::RecordSource {
             peer,
             ring_at,
             src_qpn,
@@ -585,20 +585,20 @@ fn handle<const UD: bool>(
             remote,
         };
         match tags::receive(qp, rq, record, source, flags, sink) {
-            Tagged::Handled(handled) => return handled,
-            Tagged::Unmatched(as_what) => opcode = as_what,
+            TagMatchResult::Handled(handled) => return handled,
+            TagMatchResult::Unmatched(as_what) => opcode = as_what,
         }
     }
     let pd = rq.pd;
-    let Some(wqe) = rq.take() else {
+    let Some(wqe) = rq.take_oldest() else {
         return if qp.qp_type == QpType::Rc || (by_engine && !qp.qp_type.is_connected()) {
             // The program is about to poll, or sleeps. The engine leaves the datagram to the program, whose poll may
             // drop it.
             rq.wanted = true;
-            Handled::NotReady
+            RecordResult::NotReady
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop the message.
-            Handled::Done
+            RecordResult::Done
         };
     };
     let wr_id = wqe.wr_id;
@@ -654,7 +654,7 @@ fn handle<const UD: bool>(
     }
     sink.solicited |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
-    Handled::Done
+    RecordResult::Done
 }
 
 /// Invalidates a memory window at a peer's request. Returns false if that is not allowed.
@@ -666,12 +666,12 @@ fn invalidated(qp: &Qp, key: u32) -> bool {
 /// Fails the receive WR and the SEND after an invalidation that is not allowed ("class J" of IBTA vol. 1, 9.9.3.1). The
 /// statuses are those of Soft-RoCE's `RESPST_ERR_INVALIDATE_RKEY` and of a NAK for a remote operational error.
 #[cold]
-fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Handled {
-    if let Some(wqe) = rq.take() {
+fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> RecordResult {
+    if let Some(wqe) = rq.take_oldest() {
         let wr_id = wqe.wr_id;
         sink.push(failed(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
     }
-    Handled::Failed(IBV_WC_REM_OP_ERR)
+    RecordResult::Failed(IBV_WC_REM_OP_ERR)
 }
 
 /// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
@@ -703,25 +703,28 @@ fn not_placed(
     wr_id: u64,
     e: &PlaceError,
     sink: &mut WcSink<'_>,
-) -> Handled {
+) -> RecordResult {
     let (status, handled) = match e {
         // The message did not arrive whole; its receive WR waits for the next one.
         PlaceError::SenderGone => {
             rq.put_back();
-            return Handled::Lost;
+            return RecordResult::Lost;
         }
-        PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
-        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
+        PlaceError::TooLong => (
+            IBV_WC_LOC_LEN_ERR,
+            RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
+        ),
+        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
         // The fault is the requester's: its device could not have sent the message.
         PlaceError::Sender => {
             rq.put_back();
-            return Handled::Unsendable;
+            return RecordResult::Unsendable;
         }
     };
     // The sender is told the cause as well.
-    let cause = why::take().or(Cause::of_status(status));
-    cause.inspect(|cause| why::note(*cause));
+    let cause = why::take_last_cause().or(FailureCause::of_status(status));
+    cause.inspect(|cause| why::note_cause(*cause));
     sink.push(failed(qp, wr_id, status));
-    cause.inspect(|cause| why::note(*cause));
+    cause.inspect(|cause| why::note_cause(*cause));
     handled
 }

@@ -2,57 +2,57 @@
 
 use super::*;
 use nic_core::rights::Access;
-use roce::opcode::{Operation, Tail};
+use roce::opcode::{LastPacketField, PacketOperation};
 use roce::packet::Packet;
 use roce::rc::responder::Responder;
-use roce::target::{Atomic, Refusal, Target};
+use roce::target::{AtomicOperation, Refusal, Target};
 use roce::uc;
 
 use crate::lock::lock;
-use crate::path::{Arrival, Counter, Drop};
+use crate::path::{Counter, DropReason, PacketArrival};
 use crate::send::RemoteMemory;
-use link::Flow;
+use link::PacketFlow;
 
 /// The state of a queue pair for requests that reach it by packets.
 #[derive(Default)]
 pub(crate) struct PacketSide {
-    responder: Option<Box<Responding>>,
-    memory: Memory,
+    responder: Option<Box<QpResponder>>,
+    memory: ResponderMemory,
 }
 
 /// The responder of a connected queue pair.
-pub(crate) struct Responding {
-    machine: Machine,
+pub(crate) struct QpResponder {
+    machine: ResponderMachine,
     /// The flow back to the requester.
-    flow: Flow,
+    flow: PacketFlow,
 }
 
 /// The responder's state machine of a transport service.
-enum Machine {
+enum ResponderMachine {
     Rc(Box<Responder>),
     Uc(uc::Receiver),
 }
 
-impl Responding {
+impl QpResponder {
     /// Returns the responder of a reliable connection.
-    pub(crate) fn rc(machine: Responder, flow: Flow) -> Self {
+    pub(crate) fn rc(machine: Responder, flow: PacketFlow) -> Self {
         Self {
-            machine: Machine::Rc(Box::new(machine)),
+            machine: ResponderMachine::Rc(Box::new(machine)),
             flow,
         }
     }
 
     /// Returns the responder of an unreliable connection.
-    pub(crate) fn uc(machine: uc::Receiver, flow: Flow) -> Self {
+    pub(crate) fn uc(machine: uc::Receiver, flow: PacketFlow) -> Self {
         Self {
-            machine: Machine::Uc(machine),
+            machine: ResponderMachine::Uc(machine),
             flow,
         }
     }
 }
 
 /// The memory on which requests are executed.
-struct Memory {
+struct ResponderMemory {
     /// Regions of this process that requests name.
     regions: RegionCache,
     /// Regions of this process that receive WRs name.
@@ -61,7 +61,7 @@ struct Memory {
     message: Vec<u8>,
 }
 
-impl Default for Memory {
+impl Default for ResponderMemory {
     fn default() -> Self {
         Self {
             regions: RegionCache::new(),
@@ -73,7 +73,7 @@ impl Default for Memory {
 
 impl PacketSide {
     /// Starts to answer requests.
-    pub(crate) fn connect(&mut self, responder: Responding) {
+    pub(crate) fn connect(&mut self, responder: QpResponder) {
         self.responder = Some(Box::new(responder));
     }
 }
@@ -84,24 +84,24 @@ impl PacketSide {
 /// The reason why the packet is dropped.
 pub(crate) fn take_request(
     qp: &Qp,
-    arrival: &Arrival,
+    arrival: &PacketArrival,
     packet: &Packet<'_>,
     now_ns: u64,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     if !matches!(
         qp.state(),
         QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
     ) {
-        return Err(Drop::NotReady);
+        return Err(DropReason::NotReady);
     }
     let mut side = lock(&qp.packets);
     let PacketSide { responder, memory } = &mut *side;
     if qp.qp_type == QpType::Ud {
         return take_datagram(qp, memory, arrival, packet);
     }
-    let responder = responder.as_mut().ok_or(Drop::NotReady)?;
+    let responder = responder.as_mut().ok_or(DropReason::NotReady)?;
     if !arrival.is_from_peer(&responder.flow) {
-        return Err(Drop::WrongSource);
+        return Err(DropReason::WrongSource);
     }
     let mut target = QpTarget {
         qp,
@@ -109,16 +109,19 @@ pub(crate) fn take_request(
         failure: None,
     };
     match &mut responder.machine {
-        Machine::Rc(machine) => {
+        ResponderMachine::Rc(machine) => {
             let had_failed = machine.has_failed();
             machine.receive(now_ns, packet, arrival.is_ecn_marked, &mut target);
             if machine.has_failed() && !had_failed {
-                let failure = target.failure.unwrap_or(Failure::Invalid);
+                let failure = target.failure.unwrap_or(RefusalReason::Invalid);
+                if let Some(invalid) = machine.invalid_request() {
+                    why::invalid_request(qp.qpn, &invalid);
+                }
                 drop(side);
                 fail(qp, failure);
             }
         }
-        Machine::Uc(machine) => machine.receive(packet, &mut target),
+        ResponderMachine::Uc(machine) => machine.receive(packet, &mut target),
     }
     Ok(())
 }
@@ -128,8 +131,8 @@ pub(crate) fn take_request(
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut side = lock(&qp.packets);
     let PacketSide { responder, memory } = &mut *side;
-    let Some(Responding {
-        machine: Machine::Rc(machine),
+    let Some(QpResponder {
+        machine: ResponderMachine::Rc(machine),
         flow,
     }) = responder.as_deref_mut()
     else {
@@ -140,14 +143,15 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
         memory,
         failure: None,
     };
-    machine.heard(heard_ns);
+    machine.on_heard(heard_ns);
     let had_failed = machine.has_failed();
     qp.nic.network.send(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
     });
-    qp.nic.network.counters.take(&mut machine.counts);
+    let counters = &qp.nic.network.counters;
+    counters.add_qp_counts(|| qp.port_place(), &mut machine.counts);
     if machine.has_failed() && !had_failed {
-        let failure = target.failure.unwrap_or(Failure::Invalid);
+        let failure = target.failure.unwrap_or(RefusalReason::Invalid);
         drop(side);
         fail(qp, failure);
     }
@@ -155,8 +159,8 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
 
 /// Tells the responder that the host dropped packets for lack of room, perhaps some of this queue pair.
 pub(crate) fn packets_dropped(qp: &Qp) {
-    if let Some(Responding {
-        machine: Machine::Rc(machine),
+    if let Some(QpResponder {
+        machine: ResponderMachine::Rc(machine),
         ..
     }) = lock(&qp.packets).responder.as_deref_mut()
     {
@@ -176,8 +180,8 @@ pub(crate) fn asks_later(qp: &Qp) -> bool {
 
 fn is_so_of_responder(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
     match lock(&qp.packets).responder.as_deref() {
-        Some(Responding {
-            machine: Machine::Rc(machine),
+        Some(QpResponder {
+            machine: ResponderMachine::Rc(machine),
             ..
         }) => is_so(machine),
         _ => false,
@@ -192,8 +196,8 @@ pub(crate) fn add_acknowledgement(qp: &Qp) {
     let Ok(mut side) = qp.packets.try_lock() else {
         return;
     };
-    if let Some(Responding {
-        machine: Machine::Rc(machine),
+    if let Some(QpResponder {
+        machine: ResponderMachine::Rc(machine),
         flow,
     }) = side.responder.as_deref_mut()
     {
@@ -206,7 +210,7 @@ pub(crate) fn add_acknowledgement(qp: &Qp) {
 
 /// The reason why a reliable queue pair has refused a request.
 #[derive(Clone, Copy)]
-enum Failure {
+enum RefusalReason {
     /// Its own receive WR failed.
     Receive,
     /// The request had no access right.
@@ -217,34 +221,34 @@ enum Failure {
 
 /// Fails the queue pair after it has refused a request.
 #[cold]
-fn fail(qp: &Qp, failure: Failure) {
+fn fail(qp: &Qp, failure: RefusalReason) {
     qp.fail();
     match failure {
-        Failure::Receive => {}
-        Failure::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
-        Failure::Invalid => qp.raise(IBV_EVENT_QP_REQ_ERR),
+        RefusalReason::Receive => {}
+        RefusalReason::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
+        RefusalReason::Invalid => qp.raise(IBV_EVENT_QP_REQ_ERR),
     }
 }
 
 /// Delivers a datagram to the receive WR at the front.
 fn take_datagram(
     qp: &Qp,
-    memory: &mut Memory,
-    arrival: &Arrival,
+    memory: &mut ResponderMemory,
+    arrival: &PacketArrival,
     packet: &Packet<'_>,
-) -> Result<(), Drop> {
-    let deth = packet.extended.deth.ok_or(Drop::Malformed)?;
-    if packet.bth.operation != Operation::Send {
-        return Err(Drop::Malformed);
+) -> Result<(), DropReason> {
+    let deth = packet.extended.deth.ok_or(DropReason::Malformed)?;
+    if packet.bth.operation != PacketOperation::Send {
+        return Err(DropReason::Malformed);
     }
     if deth.qkey != qp.qkey.load(Ordering::Relaxed) {
-        return Err(Drop::WrongQkey);
+        return Err(DropReason::WrongQkey);
     }
     let grh = qp.nic.port.received_grh(&arrival.flow);
-    let mut path = Path::new(qp.nic.port.received_path(&grh), grh);
+    let mut path = RingPath::new(qp.nic.port.received_path(&grh), grh);
     let (kind, imm) = match packet.extended.imm {
-        Some(imm) => (Kind::SendWithImm, u32::from_ne_bytes(imm)),
-        None => (Kind::Send, 0),
+        Some(imm) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
+        None => (RecordKind::Send, 0),
     };
     memory.message.clear();
     memory.message.extend_from_slice(packet.payload);
@@ -262,14 +266,14 @@ fn flags(solicited: bool) -> u8 {
 /// Delivers a complete message to the receive WR at the front. Its completion goes to the CQ's buffer.
 fn hand_over<const UD: bool>(
     qp: &Qp,
-    memory: &mut Memory,
-    header: shm::fabric::ring::Header,
+    memory: &mut ResponderMemory,
+    header: shm::fabric::ring::RecordHeader,
     src_qpn: u32,
-    path: &mut Path,
-) -> Handled {
-    let Memory { local, message, .. } = memory;
-    let record = Record::of_bytes(header, message);
-    let mut handled = Handled::Done;
+    path: &mut RingPath,
+) -> RecordResult {
+    let ResponderMemory { local, message, .. } = memory;
+    let record = RingRecord::of_bytes(header, message);
+    let mut handled = RecordResult::Done;
     qp.recv_cq.complete_here(|sink| {
         let mut rq = qp.recv_queue().lock();
         let mut from = Sender {
@@ -280,7 +284,7 @@ fn hand_over<const UD: bool>(
             path,
         };
         let mut to = Receiver {
-            window: &mut Window::none(),
+            window: &mut LastRegion::none(),
             local,
             sink,
             by_engine: false,
@@ -290,8 +294,9 @@ fn hand_over<const UD: bool>(
             srq.check_limit(&mut rq);
         }
     });
-    if matches!(handled, Handled::Done) {
-        qp.nic.network.counters.add(Counter::Receives, 1);
+    if matches!(handled, RecordResult::Done) {
+        let counters = &qp.nic.network.counters;
+        counters.add(qp.port_place(), Counter::Receives, 1);
     }
     handled
 }
@@ -299,16 +304,16 @@ fn hand_over<const UD: bool>(
 /// A queue pair as the target on which requests are executed.
 struct QpTarget<'a> {
     qp: &'a Qp,
-    memory: &'a mut Memory,
+    memory: &'a mut ResponderMemory,
     /// The reason of the last refusal.
-    failure: Option<Failure>,
+    failure: Option<RefusalReason>,
 }
 
 impl QpTarget<'_> {
     fn refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
         self.failure = Some(match refusal {
-            Refusal::RemoteAccess => Failure::Access,
-            _ => Failure::Invalid,
+            Refusal::RemoteAccess => RefusalReason::Access,
+            _ => RefusalReason::Invalid,
         });
         Err(refusal)
     }
@@ -318,13 +323,13 @@ impl QpTarget<'_> {
         &mut self,
         (addr, rkey, len): (u64, u32, u64),
         access: Access,
-        f: impl FnOnce(RemoteMemory<'_>) -> Result<T, Fault>,
+        f: impl FnOnce(RemoteMemory<'_>) -> Result<T, MemoryFault>,
     ) -> Result<T, Refusal> {
         let found =
             RemoteMemory::of_own(self.qp, &mut self.memory.regions, (addr, rkey), len, access);
         match found.and_then(f) {
             Ok(value) => Ok(value),
-            Err(Fault) => self.refuse(Refusal::RemoteAccess),
+            Err(MemoryFault) => self.refuse(Refusal::RemoteAccess),
         }
     }
 }
@@ -345,25 +350,27 @@ impl Target for QpTarget<'_> {
     fn finish_receive(
         &mut self,
         by_write: Option<u32>,
-        tail: Tail,
+        tail: LastPacketField,
         solicited: bool,
     ) -> Result<(), Refusal> {
         let (kind, imm) = match (by_write, tail) {
-            (Some(_), Tail::Imm(imm)) => (Kind::WriteWithImm, u32::from_ne_bytes(imm)),
-            (None, Tail::Imm(imm)) => (Kind::SendWithImm, u32::from_ne_bytes(imm)),
-            (None, Tail::Invalidate(key)) => (Kind::SendWithInv, key),
-            (None, Tail::None) => (Kind::Send, 0),
+            (Some(_), LastPacketField::Imm(imm)) => {
+                (RecordKind::WriteWithImm, u32::from_ne_bytes(imm))
+            }
+            (None, LastPacketField::Imm(imm)) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
+            (None, LastPacketField::Invalidate(key)) => (RecordKind::SendWithInv, key),
+            (None, LastPacketField::None) => (RecordKind::Send, 0),
             (Some(_), _) => return self.refuse(Refusal::InvalidRequest),
         };
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
         let len = by_write.unwrap_or(self.memory.message.len() as u32);
         let header = header(kind, flags(solicited), imm, len, 0);
-        let mut path = Path::new(0, [0; GRH_BYTES]);
+        let mut path = RingPath::new(0, [0; GRH_BYTES]);
         let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
         match hand_over::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
-            Handled::NotReady => Err(Refusal::NotReady),
-            Handled::Failed(status) => {
-                self.failure = Some(Failure::Receive);
+            RecordResult::NotReady => Err(Refusal::NotReady),
+            RecordResult::Failed(status) => {
+                self.failure = Some(RefusalReason::Receive);
                 Err(if status == IBV_WC_REM_INV_REQ_ERR {
                     Refusal::InvalidRequest
                 } else {
@@ -371,7 +378,10 @@ impl Target for QpTarget<'_> {
                 })
             }
             // Payloads by reference and rendezvous do not arrive by packets.
-            Handled::Done | Handled::Lost | Handled::Unsendable | Handled::Rendezvous(_) => Ok(()),
+            RecordResult::Done
+            | RecordResult::Lost
+            | RecordResult::Unsendable
+            | RecordResult::Rendezvous(_) => Ok(()),
         }
     }
 
@@ -399,13 +409,15 @@ impl Target for QpTarget<'_> {
         )
     }
 
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
         if !addr.is_multiple_of(8) {
             return self.refuse(Refusal::InvalidRequest);
         }
         let access = match atomic {
-            Atomic::Write(_) => Access::RemoteWrite,
-            Atomic::CompareSwap { .. } | Atomic::FetchAdd { .. } => Access::RemoteAtomic,
+            AtomicOperation::Write(_) => Access::RemoteWrite,
+            AtomicOperation::CompareSwap { .. } | AtomicOperation::FetchAdd { .. } => {
+                Access::RemoteAtomic
+            }
         };
         self.remote((addr, rkey, 8), access, |memory| memory.atomic(atomic))
     }
@@ -427,7 +439,7 @@ impl Target for QpTarget<'_> {
             selectivity,
         ) {
             Ok(()) => Ok(()),
-            Err(Fault) => self.refuse(Refusal::RemoteAccess),
+            Err(MemoryFault) => self.refuse(Refusal::RemoteAccess),
         }
     }
 }

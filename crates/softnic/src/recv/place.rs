@@ -1,10 +1,10 @@
 //! Placing a payload in the buffers of a receive WR.
 
-use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize};
+use nic_core::rights::{Access, Owner, PermittedRange, QueuePair, authorize};
 
 use super::*;
-use crate::send::{Target, WRITE_PREFIX, read_to_unmapped, remote_region};
-use shm::mem::{BOUNCE, Fault, copy, is_readable, is_writable};
+use crate::send::{TargetQp, WRITE_PREFIX, read_to_unmapped, remote_region};
+use shm::mem::{BOUNCE, MemoryFault, copy, is_readable, is_writable};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -44,7 +44,7 @@ fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
 
 #[cold]
 fn note_short(len: usize, sges: &[ibv_sge]) {
-    why::note(Cause::ShortReceive {
+    why::note_cause(FailureCause::ShortReceive {
         len: len as u64,
         room: room(sges),
     });
@@ -57,9 +57,9 @@ pub(super) fn place_ud(
     qp: &Qp,
     pd: u32,
     sges: &[ibv_sge],
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     grh: Option<&[u8; GRH_BYTES]>,
-    window: &mut Window<true>,
+    window: &mut LastRegion<true>,
     local: &mut RegionCache,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
@@ -82,7 +82,7 @@ pub(super) fn place_ud(
                     grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
                         .and_then(|()| copy(dst.wrapping_add(GRH_BYTES), payload, len))
                 };
-                return placed.map_err(|Fault| PlaceError::Local);
+                return placed.map_err(|MemoryFault| PlaceError::Local);
             }
             // Handled below as a list of SGEs.
             Err(SgeError::Unmapped) => {}
@@ -90,7 +90,7 @@ pub(super) fn place_ud(
         }
     }
     window.close();
-    let mut to = Scatter {
+    let mut to = ScatterPosition {
         nic: qp.nic,
         pd,
         sges,
@@ -113,9 +113,9 @@ pub(super) fn place(
     qp: &Qp,
     pd: u32,
     sges: &[ibv_sge],
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     peer: &Arc<Peer>,
-    window: &mut Window<true>,
+    window: &mut LastRegion<true>,
     local: &mut RegionCache,
     remote: &mut RegionCache,
     src_qpn: u32,
@@ -137,7 +137,7 @@ pub(super) fn place(
                     // SAFETY: `len` bytes lie in the pinned region (just checked); the ring has as many behind the
                     // header.
                     let placed = unsafe { copy(dst, payload, len) };
-                    return placed.map_err(|Fault| PlaceError::Local);
+                    return placed.map_err(|MemoryFault| PlaceError::Local);
                 }
                 // Handled below as a list of SGEs.
                 Err(SgeError::Unmapped) => {}
@@ -146,7 +146,7 @@ pub(super) fn place(
         }
     }
     window.close();
-    let mut to = Scatter {
+    let mut to = ScatterPosition {
         nic: qp.nic,
         pd,
         sges,
@@ -166,11 +166,11 @@ pub(super) fn place(
 #[cold]
 pub(super) fn gather_by_reference(
     qp: &Qp,
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     sender: (&Arc<Peer>, u32),
     remote: &mut RegionCache,
     mut skip: u64,
-    to: &mut Scatter<'_>,
+    to: &mut ScatterPosition<'_>,
 ) -> Result<(), PlaceError> {
     for_each_referenced(qp, record, sender, remote, |region, at| {
         let (skipped, at) = at.split_at(skip);
@@ -191,10 +191,10 @@ pub(super) fn gather_by_reference(
 /// sender has checked its SGEs; they are checked again, since a record is untrusted input.
 pub(super) fn for_each_referenced(
     qp: &Qp,
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     (peer, src_qpn): (&Arc<Peer>, u32),
     remote: &mut RegionCache,
-    mut f: impl FnMut(&shm::mem::Region, Permitted) -> Result<(), PlaceError>,
+    mut f: impl FnMut(&shm::mem::AccessibleRegion, PermittedRange) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
     let sender = peer.segment.find_qp(src_qpn as usize % MAX_QPS);
     let domain = sender.map_or(Owner::NO_DOMAIN, |qp| qp.pd.load(Ordering::Relaxed));
@@ -248,7 +248,7 @@ fn gone(peer: &Peer) -> PlaceError {
 }
 
 /// The position in the SGEs of a receive WR at which the next bytes are written.
-pub(super) struct Scatter<'a> {
+pub(super) struct ScatterPosition<'a> {
     pub(super) nic: &'static Nic,
     pub(super) pd: u32,
     pub(super) sges: &'a [ibv_sge],
@@ -256,7 +256,7 @@ pub(super) struct Scatter<'a> {
     pub(super) cache: &'a mut RegionCache,
 }
 
-impl Scatter<'_> {
+impl ScatterPosition<'_> {
     /// Skips `len` bytes without writing them.
     pub(super) fn skip(&mut self, mut len: usize) {
         while len > 0 {
@@ -294,7 +294,7 @@ impl Scatter<'_> {
             if n > 0 {
                 let (region, at, _pin) = checked_sge(self.nic, self.cache, self.pd, &part, true)?;
                 // SAFETY: `src` by contract; `at` is of the region, which is pinned, and `n` bytes long.
-                unsafe { region.write(at, src) }.map_err(|Fault| {
+                unsafe { region.write(at, src) }.map_err(|MemoryFault| {
                     if is_readable(src, n) {
                         PlaceError::Local
                     } else {
@@ -312,8 +312,8 @@ impl Scatter<'_> {
     /// Writes bytes of a region that is reached by system call.
     pub(super) fn put_from(
         &mut self,
-        from: &shm::mem::Region,
-        mut left: Permitted,
+        from: &shm::mem::AccessibleRegion,
+        mut left: PermittedRange,
     ) -> Result<(), PlaceError> {
         while !left.is_empty() {
             let part = self.next_part(left.len() as usize)?;
@@ -325,7 +325,7 @@ impl Scatter<'_> {
                 left = rest;
                 if let Some(dst) = region.direct(to) {
                     // SAFETY: `dst` has `n` bytes in the pinned local region; the caller has pinned `from`.
-                    unsafe { from.read(at, dst) }.map_err(|Fault| {
+                    unsafe { from.read(at, dst) }.map_err(|MemoryFault| {
                         if is_writable(dst, n) {
                             PlaceError::Sender
                         } else {
@@ -377,20 +377,20 @@ const MOST_SGES: usize = crate::device::MAX_SGE as usize;
 #[inline(never)]
 pub(super) fn write_in_order(
     qp: &Qp,
-    record: &Record<'_>,
+    record: &RingRecord<'_>,
     from: &mut Sender<'_>,
     to: &mut Receiver<'_, '_>,
-) -> Handled {
+) -> RecordResult {
     // The window holds a pin of the cache that is used below.
     to.window.close();
     let header = record.header;
     let Some(bytes) = record.payload.len().checked_sub(WRITE_PREFIX) else {
-        return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+        return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
     };
     let first = record.payload.as_mut_ptr();
     // SAFETY: the record has at least `WRITE_PREFIX` bytes; any bytes are a number, read once.
     let addr = unsafe { first.cast::<u64>().read_unaligned() };
-    let me = Target {
+    let me = TargetQp {
         peer: qp.nic.me(),
         index: qp.index,
         srqn: 0,
@@ -403,31 +403,33 @@ pub(super) fn write_in_order(
     };
     if header.flags & FLAG_BY_REFERENCE == 0 {
         if len > bytes as u64 {
-            return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+            return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
         }
         // SAFETY: `left` lies in this region, which is pinned, and the record has as many bytes behind the prefix.
         let written = unsafe { region.write(left, first.add(WRITE_PREFIX)) };
-        return written.map_or_else(|Fault| refused(qp), |()| Handled::Done);
+        return written.map_or_else(|MemoryFault| refused(qp), |()| RecordResult::Done);
     }
     let mut list = [0u8; MOST_SGES * size_of::<ibv_sge>()];
     let Some(list) = list.get_mut(..bytes) else {
-        return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+        return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
     };
     // SAFETY: the record has `bytes` bytes behind the prefix; the array is this function's.
     unsafe {
         std::ptr::copy_nonoverlapping(first.add(WRITE_PREFIX), list.as_mut_ptr(), bytes);
     }
-    let listed = Record::of_bytes(header, list);
+    let listed = RingRecord::of_bytes(header, list);
     let sender = (from.peer, from.src_qpn);
     let copied = for_each_referenced(qp, &listed, sender, from.remote, |source, at| {
         let (into, rest) = left.split_at(at.len());
         left = rest;
         let copied = if let Some(src) = source.direct(at) {
             // SAFETY: both lie in pinned regions and are equally long.
-            unsafe { region.write(into, src) }.map_err(|Fault| !is_readable(src, at.len() as usize))
+            unsafe { region.write(into, src) }
+                .map_err(|MemoryFault| !is_readable(src, at.len() as usize))
         } else if let Some(dst) = region.direct(into) {
             // SAFETY: as above.
-            unsafe { source.read(at, dst) }.map_err(|Fault| is_writable(dst, at.len() as usize))
+            unsafe { source.read(at, dst) }
+                .map_err(|MemoryFault| is_writable(dst, at.len() as usize))
         } else {
             read_to_unmapped((source, at), (region, into)).map_err(|of_target| !of_target)
         };
@@ -438,20 +440,20 @@ pub(super) fn write_in_order(
         })
     });
     match copied {
-        Ok(()) if withdrawn(from.peer, from.ring_at) => Handled::Lost,
-        Ok(()) => Handled::Done,
-        Err(PlaceError::SenderGone) => Handled::Lost,
-        Err(PlaceError::Sender) => Handled::Unsendable,
+        Ok(()) if withdrawn(from.peer, from.ring_at) => RecordResult::Lost,
+        Ok(()) => RecordResult::Done,
+        Err(PlaceError::SenderGone) => RecordResult::Lost,
+        Err(PlaceError::Sender) => RecordResult::Unsendable,
         Err(PlaceError::Local | PlaceError::TooLong) => refused(qp),
     }
 }
 
 /// Refuses a request that has no right to the memory, or whose memory is not mapped. On RC both sides fail; on UC the
 /// request is dropped (IBTA vol. 1, 9.9.3).
-fn refused(qp: &Qp) -> Handled {
+fn refused(qp: &Qp) -> RecordResult {
     if qp.qp_type != QpType::Rc {
-        return Handled::Done;
+        return RecordResult::Done;
     }
     qp.raise(IBV_EVENT_QP_ACCESS_ERR);
-    Handled::Failed(IBV_WC_REM_ACCESS_ERR)
+    RecordResult::Failed(IBV_WC_REM_ACCESS_ERR)
 }

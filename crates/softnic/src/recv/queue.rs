@@ -149,7 +149,7 @@ impl RecvQueue {
 
     /// Takes the oldest WR.
     #[inline(always)]
-    pub(crate) fn take(&mut self) -> Option<TakenRecv<'_>> {
+    pub(crate) fn take_oldest(&mut self) -> Option<TakenRecv<'_>> {
         if self.head == self.tail {
             return None;
         }

@@ -6,31 +6,31 @@
 
 use super::queue::RecvWqe;
 use super::*;
-use crate::sge::Held;
+use crate::sge::LastRegionValues;
 
 /// The values that the messages of a run have in common.
-struct Common<'a> {
+struct RunCommonValues<'a> {
     qp_num: u32,
     src_qp: u32,
     qkey: u32,
     /// The region of the receive WRs.
-    held: Held,
-    path: &'a mut Path,
+    held: LastRegionValues,
+    path: &'a mut RingPath,
 }
 
 /// Completes SENDs from the front of a ring, as long as they are plain ones and receive WRs are posted.
 #[inline(always)]
-pub(super) fn take<const UD: bool>(
+pub(super) fn take_plain_sends<const UD: bool>(
     qp: &Qp,
-    ring: &mut Inbound,
+    ring: &mut InboundRing,
     rq: &mut RecvQueue,
-    window: &Window<true>,
+    window: &LastRegion<true>,
     sink: &mut WcSink<'_>,
 ) {
     if rq.tags.is_some() {
         return;
     }
-    let mut common = Common {
+    let mut common = RunCommonValues {
         qp_num: qp.qpn,
         src_qp: ring.src_qpn,
         qkey: qp.qkey.load(Ordering::Relaxed),
@@ -56,7 +56,7 @@ pub(super) fn take<const UD: bool>(
         let pos = records.pos();
         rq.head = head;
         ring.consumer.advance_to(pos);
-        ring.rnr.end();
+        ring.rnr.end_wait();
         sink.solicited |= solicited != 0;
     }
 }
@@ -65,13 +65,13 @@ pub(super) fn take<const UD: bool>(
 /// cannot be placed here.
 #[inline(always)]
 fn complete<const UD: bool>(
-    common: &mut Common<'_>,
-    record: &Record<'_>,
+    common: &mut RunCommonValues<'_>,
+    record: &RingRecord<'_>,
     wqe: &RecvWqe,
     sink: &mut WcSink<'_>,
 ) -> bool {
-    const SEND: u8 = Kind::Send as u8;
-    const SEND_WITH_IMM: u8 = Kind::SendWithImm as u8;
+    const SEND: u8 = RecordKind::Send as u8;
+    const SEND_WITH_IMM: u8 = RecordKind::SendWithImm as u8;
     let header = record.header;
     if !matches!(header.kind, SEND | SEND_WITH_IMM)
         || header.flags & !FLAG_SOLICITED != 0
@@ -88,7 +88,7 @@ fn complete<const UD: bool>(
     if !place(common.held, record, grh, UD, wqe) {
         return false;
     }
-    let wc = Received {
+    let wc = ReceivedSend {
         wr_id: wqe.wr_id,
         #[allow(clippy::cast_possible_truncation)] // 40
         byte_len: header.len + if UD { GRH_BYTES as u32 } else { 0 },
@@ -97,7 +97,7 @@ fn complete<const UD: bool>(
         src_qp: common.src_qp,
         wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
             | if UD { common.path.wc_flags } else { 0 },
-        path: if UD { common.path.in_completion() } else { 0 },
+        path: if UD { common.path.completion_word() } else { 0 },
     };
     sink.push_received(&wc);
     true
@@ -107,8 +107,8 @@ fn complete<const UD: bool>(
 /// the SGE is too short or not in the region that is held.
 #[inline(always)]
 fn place(
-    held: Held,
-    record: &Record<'_>,
+    held: LastRegionValues,
+    record: &RingRecord<'_>,
     grh: Option<&[u8; GRH_BYTES]>,
     ud: bool,
     wqe: &RecvWqe,

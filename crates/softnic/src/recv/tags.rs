@@ -1,7 +1,8 @@
 //! Messages to a shared receive queue with a tag matching list: executes the decisions of `nic_core::tags`.
 
 use nic_core::tags::{
-    self, Decision, Delivery, Entry, MAX_HEADER_BYTES, Match, RemotePayload, TMH_BYTES,
+    self, MAX_HEADER_BYTES, MatchedDelivery, RemotePayload, TMH_BYTES, TagDecision, TagEntry,
+    TagMatch,
 };
 
 use super::*;
@@ -26,7 +27,7 @@ pub(super) struct Rendezvous {
 }
 
 /// The origin of a record, and the regions through which its payload is reached.
-pub(super) struct Source<'a> {
+pub(super) struct RecordSource<'a> {
     pub(super) peer: &'a Arc<Peer>,
     pub(super) ring_at: usize,
     pub(super) src_qpn: u32,
@@ -35,9 +36,9 @@ pub(super) struct Source<'a> {
 }
 
 /// The result of matching a message against a tag matching list.
-pub(super) enum Tagged {
+pub(super) enum TagMatchResult {
     /// The message matched an entry and was handled.
-    Handled(Handled),
+    Handled(RecordResult),
     /// The message goes into a receive WR, whose completion has this opcode.
     Unmatched(ibv_wc_opcode),
 }
@@ -47,24 +48,24 @@ pub(super) enum Tagged {
 pub(super) fn receive(
     qp: &Qp,
     rq: &mut RecvQueue,
-    record: &Record<'_>,
-    mut source: Source<'_>,
+    record: &RingRecord<'_>,
+    mut source: RecordSource<'_>,
     flags: u32,
     sink: &mut WcSink<'_>,
-) -> Tagged {
+) -> TagMatchResult {
     let pd = rq.pd;
     let Some(list) = rq.tags.as_deref_mut() else {
-        return Tagged::Unmatched(IBV_WC_RECV);
+        return TagMatchResult::Unmatched(IBV_WC_RECV);
     };
     let mut head = [0; MAX_HEADER_BYTES];
     let Ok(head_len) = peek(qp, record, &mut source, &mut head) else {
         // The fault of the message shows when it is placed.
-        return Tagged::Unmatched(IBV_WC_TM_NO_TAG);
+        return TagMatchResult::Unmatched(IBV_WC_TM_NO_TAG);
     };
-    let Match { at, tag, app, then } = match list.decide(&head[..head_len], |sges| room(sges)) {
-        Decision::Untagged => return Tagged::Unmatched(IBV_WC_TM_NO_TAG),
-        Decision::Unexpected => return Tagged::Unmatched(IBV_WC_TM_RECV),
-        Decision::Matched(found) => found,
+    let TagMatch { at, tag, app, then } = match list.decide(&head[..head_len], |sges| room(sges)) {
+        TagDecision::Untagged => return TagMatchResult::Unmatched(IBV_WC_TM_NO_TAG),
+        TagDecision::Unexpected => return TagMatchResult::Unmatched(IBV_WC_TM_RECV),
+        TagDecision::Matched(found) => found,
     };
     let mut wc = ibv_wc {
         wr_id: list.entry(at).wr_id,
@@ -79,25 +80,25 @@ pub(super) fn receive(
     };
     TagInfo { tag, app }.store(&mut wc);
     match then {
-        Delivery::Eager => {
+        MatchedDelivery::Eager => {
             let placed = place_eager(qp, pd, &list.entry(at).buffer, record, &mut source);
             if !matches!(placed, Err(PlaceError::Sender | PlaceError::SenderGone)) {
-                list.take(at);
+                list.remove_entry(at);
             }
             sink.solicited |= placed.is_ok() && record.header.flags & FLAG_SOLICITED != 0;
-            Tagged::Handled(complete_eager(qp, placed, wc, sink))
+            TagMatchResult::Handled(complete_eager(qp, placed, wc, sink))
         }
-        Delivery::HeadersOnly => {
-            let entry = list.take(at);
-            Tagged::Handled(hand_over(qp, pd, &entry, &head, &mut source, (wc, sink)))
+        MatchedDelivery::HeadersOnly => {
+            let entry = list.remove_entry(at);
+            TagMatchResult::Handled(hand_over(qp, pd, &entry, &head, &mut source, (wc, sink)))
         }
-        Delivery::Rendezvous(payload) => {
-            let entry = list.take(at);
+        MatchedDelivery::Rendezvous(payload) => {
+            let entry = list.remove_entry(at);
             let mut header = [0; TMH_BYTES];
             header.copy_from_slice(&head[..TMH_BYTES]);
             wc.byte_len = payload.len;
             sink.push(wc);
-            Tagged::Handled(Handled::Rendezvous(Box::new(Rendezvous {
+            TagMatchResult::Handled(RecordResult::Rendezvous(Box::new(Rendezvous {
                 wr_id: entry.wr_id,
                 sges: entry.buffer,
                 pd,
@@ -115,7 +116,7 @@ fn complete_eager(
     placed: Result<(), PlaceError>,
     mut wc: ibv_wc,
     sink: &mut WcSink<'_>,
-) -> Handled {
+) -> RecordResult {
     let (status, handled) = match placed {
         Ok(()) => {
             #[allow(clippy::cast_possible_truncation)] // 16
@@ -123,12 +124,15 @@ fn complete_eager(
             wc.byte_len -= header;
             wc.wc_flags |= IBV_WC_TM_DATA_VALID;
             sink.push(wc);
-            return Handled::Done;
+            return RecordResult::Done;
         }
-        Err(PlaceError::SenderGone) => return Handled::Lost,
-        Err(PlaceError::Sender) => return Handled::Unsendable,
-        Err(PlaceError::TooLong) => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
-        Err(PlaceError::Local) => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
+        Err(PlaceError::SenderGone) => return RecordResult::Lost,
+        Err(PlaceError::Sender) => return RecordResult::Unsendable,
+        Err(PlaceError::TooLong) => (
+            IBV_WC_LOC_LEN_ERR,
+            RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
+        ),
+        Err(PlaceError::Local) => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
     };
     sink.push(failed(qp, wc.wr_id, status));
     handled
@@ -139,12 +143,12 @@ fn complete_eager(
 fn hand_over(
     qp: &Qp,
     pd: u32,
-    entry: &Entry<Box<[ibv_sge]>>,
+    entry: &TagEntry<Box<[ibv_sge]>>,
     head: &[u8; MAX_HEADER_BYTES],
-    source: &mut Source<'_>,
+    source: &mut RecordSource<'_>,
     (wc, sink): (ibv_wc, &mut WcSink<'_>),
-) -> Handled {
-    let mut to = Scatter {
+) -> RecordResult {
+    let mut to = ScatterPosition {
         nic: qp.nic,
         pd,
         sges: &entry.buffer,
@@ -166,15 +170,15 @@ fn hand_over(
                 byte_len,
                 ..wc
             });
-            Handled::Done
+            RecordResult::Done
         }
         Err(PlaceError::TooLong) => {
             sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_LEN_ERR));
-            Handled::Failed(IBV_WC_REM_INV_REQ_ERR)
+            RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR)
         }
         Err(_) => {
             sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_PROT_ERR));
-            Handled::Failed(IBV_WC_REM_OP_ERR)
+            RecordResult::Failed(IBV_WC_REM_OP_ERR)
         }
     }
 }
@@ -184,14 +188,14 @@ fn place_eager(
     qp: &Qp,
     pd: u32,
     sges: &[ibv_sge],
-    record: &Record<'_>,
-    source: &mut Source<'_>,
+    record: &RingRecord<'_>,
+    source: &mut RecordSource<'_>,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize - TMH_BYTES;
     if len as u64 > room(sges) {
         return Err(PlaceError::TooLong);
     }
-    let mut to = Scatter {
+    let mut to = ScatterPosition {
         nic: qp.nic,
         pd,
         sges,
@@ -214,8 +218,8 @@ fn place_eager(
 /// Reads the beginning of a message, as much as there is and `head` holds. Returns the number of bytes.
 fn peek(
     qp: &Qp,
-    record: &Record<'_>,
-    source: &mut Source<'_>,
+    record: &RingRecord<'_>,
+    source: &mut RecordSource<'_>,
     head: &mut [u8; MAX_HEADER_BYTES],
 ) -> Result<usize, PlaceError> {
     let len = (record.header.len as usize).min(head.len());
@@ -225,7 +229,7 @@ fn peek(
         }
         // SAFETY: the ring has `len` bytes behind the header (just checked), which its sender may change.
         unsafe { copy(head.as_mut_ptr(), record.payload.as_mut_ptr(), len) }
-            .map_err(|_: Fault| PlaceError::Sender)?;
+            .map_err(|_: MemoryFault| PlaceError::Sender)?;
         return Ok(len);
     }
     let mut done = 0;
@@ -234,7 +238,7 @@ fn peek(
         let (at, _) = at.split_at((len - done) as u64);
         // SAFETY: `head` has room for as many bytes; `at` is of the region, which is pinned.
         unsafe { region.read(at, head[done..].as_mut_ptr()) }
-            .map_err(|_: Fault| PlaceError::Sender)?;
+            .map_err(|_: MemoryFault| PlaceError::Sender)?;
         done += at.len() as usize;
         Ok(())
     })?;
@@ -290,7 +294,7 @@ impl TagInfo {
     }
 
     /// Takes the tag out of a completion, and clears the fields that carried it.
-    pub(crate) fn take(wc: &mut ibv_wc) -> Self {
+    pub(crate) fn take_from_completion(wc: &mut ibv_wc) -> Self {
         if wc.opcode != IBV_WC_TM_RECV || wc.wc_flags & IBV_WC_TM_MATCH == 0 {
             return Self::default();
         }
@@ -317,7 +321,7 @@ mod tests {
             ..ibv_wc::zeroed()
         };
         info.store(&mut wc);
-        assert_eq!(TagInfo::take(&mut wc), info);
+        assert_eq!(TagInfo::take_from_completion(&mut wc), info);
         assert_eq!(
             (wc.src_qp, wc.vendor_err, wc.slid, wc.pkey_index),
             (0, 0, 0, 0)
@@ -328,7 +332,10 @@ mod tests {
             src_qp: 7,
             ..ibv_wc::zeroed()
         };
-        assert_eq!(TagInfo::take(&mut other), TagInfo::default());
+        assert_eq!(
+            TagInfo::take_from_completion(&mut other),
+            TagInfo::default()
+        );
         assert_eq!(other.src_qp, 7);
     }
 }

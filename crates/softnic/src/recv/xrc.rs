@@ -43,7 +43,7 @@ impl RecvSide {
                     break;
                 }
                 Err(_) => {
-                    Self::garbage(qp, ring);
+                    Self::stop_at_garbage(qp, ring);
                     break;
                 }
             };
@@ -70,7 +70,7 @@ impl RecvSide {
                 path: &mut ring.path,
             };
             let mut to = Receiver {
-                window: &mut Window::none(),
+                window: &mut LastRegion::none(),
                 local: &mut self.local,
                 sink: &mut sink,
                 by_engine: false,

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use verbs_abi::*;
 
 /// The state of the extended post API of one queue pair (`ibv_wr_post(3)`).
-pub(crate) struct Builder {
+pub(crate) struct WrBuilder {
     /// True while a thread is between `ibv_wr_start` and `ibv_wr_complete`.
     busy: AtomicBool,
-    list: UnsafeCell<List>,
+    list: UnsafeCell<BuiltPostlist>,
 }
 
 /// The work requests of a postlist, with the SGEs and inline bytes that they refer to.
 #[derive(Default)]
-pub(crate) struct List {
-    wrs: Vec<Building>,
+pub(crate) struct BuiltPostlist {
+    wrs: Vec<UnlinkedWr>,
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
     /// The errno of the program's first mistake; 0 if there was none.
@@ -24,42 +24,42 @@ pub(crate) struct List {
 }
 
 /// A work request whose pointers are not set yet: the vectors that they will point into may still be reallocated.
-struct Building {
+struct UnlinkedWr {
     wr: ibv_send_wr,
-    /// Its SGEs, in `List::sges`.
+    /// Its SGEs, in `BuiltPostlist::sges`.
     sges: std::ops::Range<usize>,
-    /// Its payload, in `List::inline`.
+    /// Its payload, in `BuiltPostlist::inline`.
     inline: Option<std::ops::Range<usize>>,
 }
 
-// SAFETY: the pointers in the work requests are the program's; `Builder` passes them on without dereferencing them.
-unsafe impl Send for Builder {}
-// SAFETY: `list` is reached through `Builder::list` alone, whose callers are the thread that has set `busy`.
-unsafe impl Sync for Builder {}
+// SAFETY: the pointers in the work requests are the program's; `WrBuilder` passes them on without dereferencing them.
+unsafe impl Send for WrBuilder {}
+// SAFETY: `list` is reached through `WrBuilder::list` alone, whose callers are the thread that has set `busy`.
+unsafe impl Sync for WrBuilder {}
 
-impl Builder {
+impl WrBuilder {
     pub(crate) fn new() -> Self {
         Self {
             busy: AtomicBool::new(false),
-            list: UnsafeCell::new(List::default()),
+            list: UnsafeCell::new(BuiltPostlist::default()),
         }
     }
 
     /// Acquires the list for this thread until [`finish`](Self::finish). Waits while another thread has the list.
-    pub(crate) fn start(&self) {
+    pub(crate) fn acquire_list(&self) {
         while self.busy.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
-    /// Returns the list, which belongs to the thread that has called [`start`](Self::start).
+    /// Returns the list, which belongs to the thread that has called [`acquire_list`](Self::acquire_list).
     #[inline(always)]
-    pub(crate) fn list(&self) -> *mut List {
+    pub(crate) fn list(&self) -> *mut BuiltPostlist {
         self.list.get()
     }
 
     /// Empties the list and releases it to other threads.
-    pub(crate) fn finish(&self, list: &mut List) {
+    pub(crate) fn finish(&self, list: &mut BuiltPostlist) {
         list.wrs.clear();
         list.sges.clear();
         list.inline.clear();
@@ -68,7 +68,7 @@ impl Builder {
     }
 }
 
-impl List {
+impl BuiltPostlist {
     /// Sets the pointers of the work requests. Returns the first work request and their number.
     ///
     /// # Errors
@@ -101,9 +101,9 @@ impl List {
 
     /// Appends a work request that has no SGEs yet.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, wr: ibv_send_wr) {
+    pub(crate) fn append_wr(&mut self, wr: ibv_send_wr) {
         let end = self.sges.len();
-        self.wrs.push(Building {
+        self.wrs.push(UnlinkedWr {
             wr,
             sges: end..end,
             inline: None,

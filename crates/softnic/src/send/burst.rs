@@ -10,15 +10,16 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{Access, authorize_region};
 use verbs_abi::*;
 
+use super::traffic::{Destination, Short};
 use super::{
-    COPY_MAX, FLAG_SOLICITED, Kind, OutRing, SUCCESS, SendQueue, SendWqe, answers, byte, header,
-    recent_ud_ring, responder,
+    COPY_MAX, FLAG_SOLICITED, OutRing, RecordKind, SUCCESS, SendQueue, SendWqe, answers, byte,
+    header, recent_ud_ring, responder,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::region_cache::RegionCache;
-use crate::sge::Window;
+use crate::sge::LastRegion;
 
 /// Executes work requests from `wr` on as long as this path covers them. Returns the first one that is left, or null.
 ///
@@ -91,10 +92,10 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
 }
 
 /// The regions and limits with which the payloads of a run are located.
-struct Source<'a> {
+struct PayloadSource<'a> {
     qp: &'a Qp,
     local: &'a mut RegionCache,
-    window: Window<false>,
+    window: LastRegion<false>,
     max_inline: usize,
 }
 
@@ -104,7 +105,7 @@ struct Source<'a> {
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
 #[inline(always)]
-pub(super) unsafe fn inline_piece(
+pub(super) unsafe fn inline_payload(
     wr: &ibv_send_wr,
     max_inline: usize,
 ) -> Option<(*const u8, usize)> {
@@ -135,17 +136,17 @@ unsafe fn aligned_sge(wr: &ibv_send_wr) -> Option<&ibv_sge> {
     unsafe { sge.as_ref() }
 }
 
-impl Source<'_> {
+impl PayloadSource<'_> {
     /// Returns the payload of a work request that has none, or a short one in one piece. The pointer is valid until the
     /// next call.
     ///
     /// # Safety
     /// `wr` is as `ibv_post_send(3)` describes it.
     #[inline(always)]
-    unsafe fn piece(&mut self, wr: &ibv_send_wr) -> Option<(*const u8, usize)> {
+    unsafe fn short_payload(&mut self, wr: &ibv_send_wr) -> Option<(*const u8, usize)> {
         if wr.num_sge != 1 || wr.send_flags & IBV_SEND_INLINE != 0 {
             // SAFETY: contract of this function.
-            return unsafe { inline_piece(wr, self.max_inline) };
+            return unsafe { inline_payload(wr, self.max_inline) };
         }
         // SAFETY: contract of this function.
         let sge = unsafe { aligned_sge(wr) }?;
@@ -177,10 +178,10 @@ unsafe fn sends<const UD: bool>(
         sq.out.as_mut()
     };
     let Some(ring) = ring else { return wr };
-    let mut source = Source {
+    let mut source = PayloadSource {
         qp,
         local: &mut sq.local,
-        window: Window::none(),
+        window: LastRegion::none(),
         max_inline: sq.max_inline,
     };
     // SAFETY: the member of the union for UD, plain values.
@@ -188,14 +189,17 @@ unsafe fn sends<const UD: bool>(
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
     let mut run = ring.producer.run();
     let mut solicited = false;
+    let mut immediates = 0;
     // Local variables stay in registers; fields would be loaded again after each store to the ring.
     let (sq_sig_all, last) = (sq.sq_sig_all, sq.freed + sq.max_wr);
     let mut seq = sq.posted;
+    let port = if UD { ring.port } else { Destination::PEER };
+    let mut run_len = sq.traffic.run_len(Short::Send, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
-            IBV_WR_SEND => Kind::Send,
-            IBV_WR_SEND_WITH_IMM => Kind::SendWithImm,
+            IBV_WR_SEND => RecordKind::Send,
+            IBV_WR_SEND_WITH_IMM => RecordKind::SendWithImm,
             _ => break,
         };
         let mut qkey = 0;
@@ -211,11 +215,17 @@ unsafe fn sends<const UD: bool>(
             }
         }
         // SAFETY: contract of this function.
-        let Some((src, len)) = (unsafe { source.piece(this) }) else {
+        let Some((src, len)) = (unsafe { source.short_payload(this) }) else {
             break;
         };
         if seq >= last {
             break;
+        }
+        if len != run_len {
+            if !sq.traffic.count_next(seq, Short::Send, len, port) {
+                break;
+            }
+            run_len = len;
         }
         let Some(place) = run.place(len) else { break };
         // SAFETY: the payload is the program's; the place has `len` bytes.
@@ -227,7 +237,8 @@ unsafe fn sends<const UD: bool>(
             flags = FLAG_SOLICITED;
             solicited = true;
         }
-        let imm = if kind == Kind::SendWithImm {
+        let imm = if kind == RecordKind::SendWithImm {
+            immediates += 1;
             // SAFETY: reads the immediate of the union, which is plain bytes.
             unsafe { this.imm.imm_data }
         } else {
@@ -257,9 +268,12 @@ unsafe fn sends<const UD: bool>(
         seq += 1;
         wr = this.next;
     }
-    run.end();
+    run.store_back();
     ring.solicited |= solicited;
     sq.posted = seq;
+    if immediates != 0 {
+        sq.traffic.count_immediates(immediates);
+    }
     wr
 }
 
@@ -300,10 +314,10 @@ unsafe fn writes<const INLINE: bool>(
     let Ok((region, _pin)) = sq.remote.get(qp.nic, &out.peer, to.rkey, domain) else {
         return wr;
     };
-    let mut source = Source {
+    let mut source = PayloadSource {
         qp,
         local: &mut sq.local,
-        window: Window::none(),
+        window: LastRegion::none(),
         max_inline: sq.max_inline,
     };
     let responder = responder(&out.target(), dest, domain());
@@ -313,6 +327,8 @@ unsafe fn writes<const INLINE: bool>(
     if grant.is_on_demand() {
         return wr;
     }
+    let port = Destination::PEER;
+    let mut run_len = sq.traffic.run_len(Short::Write, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
@@ -323,14 +339,20 @@ unsafe fn writes<const INLINE: bool>(
         // SAFETY: contract of this function.
         let piece = unsafe {
             if INLINE {
-                inline_piece(this, sq.max_inline)
+                inline_payload(this, sq.max_inline)
             } else {
-                source.piece(this)
+                source.short_payload(this)
             }
         };
         let Some((src, len)) = piece else { break };
         if sq.posted - sq.freed >= sq.max_wr {
             break;
+        }
+        if len != run_len {
+            if !sq.traffic.count_next(sq.posted, Short::Write, len, port) {
+                break;
+            }
+            run_len = len;
         }
         let permitted = grant.range(rdma.remote_addr, len as u64).ok();
         let Some(dst) = permitted.and_then(|at| region.direct(at)) else {

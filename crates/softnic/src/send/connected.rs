@@ -1,6 +1,6 @@
 //! SEND on RC and UC, and the handling of a peer that does not answer.
 
-use nic_core::retry::answer_patience_ns;
+use nic_core::retry::answer_timeout_ns;
 
 use super::*;
 
@@ -36,6 +36,35 @@ fn is_ready(dest: &QpShared, qpn: u32) -> bool {
     // The numbers of RTR, RTS, SQD and SQE are consecutive.
     (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
+}
+
+/// Sets the port, the headers and the MTU of packets when the queue pair begins to send.
+#[cold]
+pub(crate) fn begin_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_attr) {
+    let device = &qp.context.device;
+    let port = device.port(attr.port_num);
+    let is_v4 = |gid: [u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
+    let has_grh = attr.ah_attr.is_global != 0;
+    let packets = Packets {
+        is_roce: port.is_ok_and(|port| port.link_layer == LinkLayer::Ethernet),
+        // A datagram may have either; those to IPv4 addresses are the usual ones.
+        is_ipv4: !has_grh || is_v4(attr.ah_attr.grh.dgid.bytes()),
+        has_grh,
+        service: match qp.qp_type {
+            QpType::Ud => Packets::UD,
+            _ if matches!(qp.xrc, Xrc::Send) => Packets::XRC,
+            _ => 0,
+        },
+        mtu: match (qp.qp_type, attr.path_mtu) {
+            (QpType::Rc | QpType::Uc, code @ IBV_MTU_256..=IBV_MTU_4096) => 128 << code,
+            _ => 4096,
+        },
+    };
+    let own = PortName {
+        key: qp.nic.port_key(),
+        place: port.map_or(0, |port| port.place.number().into()),
+    };
+    sq.traffic.start_counting(sq.posted, own, &packets);
 }
 
 /// Makes a new ring to a peer whose queue pair was reset and connected to ours again, since the peer has released the
@@ -76,18 +105,18 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// Returns the outcome of a WR whose peer's process has ended.
 #[cold]
-pub(super) fn dead(qp: &Qp, peer: &Peer) -> Outcome {
+pub(super) fn dead(qp: &Qp, peer: &Peer) -> ExecutionResult {
     if qp.qp_type == QpType::Rc {
-        why::note(Cause::PeerEnded { pid: peer.pid });
-        Outcome::Failed(IBV_WC_RETRY_EXC_ERR)
+        why::note_cause(FailureCause::PeerEnded { pid: peer.pid });
+        ExecutionResult::Failed(IBV_WC_RETRY_EXC_ERR)
     } else {
-        Outcome::Done(0)
+        ExecutionResult::Done(0)
     }
 }
 
 /// Returns the outcome of `view` after the peer's process has ended. A WR that needs no peer is executed.
 #[cold]
-pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> Outcome {
+pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> ExecutionResult {
     if is_local(view.wr.opcode) {
         local_operation(qp, view)
     } else {
@@ -98,16 +127,16 @@ pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> Outcome {
 /// Returns the outcome of a WR whose peer's queue pair does not answer. A reliable WR is retried until the timeout has
 /// passed `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3). An unreliable one is lost.
 #[cold]
-pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if is_local(view.wr.opcode) {
         return local_operation(qp, view);
     }
     if qp.qp_type != QpType::Rc {
-        if let Cause::NoPeer { qpn } = why_silent(qp, sq) {
+        if let FailureCause::NoPeer { qpn } = why_silent(qp, sq) {
             // The WR completes with success, so only this message reports the loss.
             why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
         }
-        return Outcome::Done(
+        return ExecutionResult::Done(
             view.sges
                 .iter()
                 .map(|s| s.length)
@@ -115,20 +144,20 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
         );
     }
     if silent_too_long(qp, sq) {
-        why::note(why_silent(qp, sq));
-        return Outcome::Failed(IBV_WC_RETRY_EXC_ERR);
+        why::note_cause(why_silent(qp, sq));
+        return ExecutionResult::Failed(IBV_WC_RETRY_EXC_ERR);
     }
-    Outcome::Later
+    ExecutionResult::Later
 }
 
 /// Returns the reason why the peer's queue pair does not answer.
 #[cold]
-pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> Cause {
+pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
     let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
     match &sq.out {
-        None => Cause::NoPeer { qpn },
-        Some(out) if out.peer.has_ended() => Cause::PeerEnded { pid: out.peer.pid },
-        Some(out) => Cause::PeerNotConnected {
+        None => FailureCause::NoPeer { qpn },
+        Some(out) if out.peer.has_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
+        Some(out) => FailureCause::PeerNotConnected {
             qpn,
             pid: out.peer.pid,
         },
@@ -137,19 +166,19 @@ pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> Cause {
 
 /// Fails a WR whose message is longer than `max`.
 #[cold]
-pub(super) fn too_long(len: u64, max: u32) -> Outcome {
-    why::note(Cause::TooLong {
+pub(super) fn too_long(len: u64, max: u32) -> ExecutionResult {
+    why::note_cause(FailureCause::TooLong {
         len,
         max: max.into(),
     });
-    Outcome::Failed(IBV_WC_LOC_LEN_ERR)
+    ExecutionResult::Failed(IBV_WC_LOC_LEN_ERR)
 }
 
 #[cold]
 pub(super) fn silent_too_long(qp: &Qp, sq: &mut SendQueue) -> bool {
     let (timeout, retry_cnt) = qp.timeout();
-    let waited = sq.silent.waited(now_ns());
-    answer_patience_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
+    let waited = sq.silent.elapsed(now_ns());
+    answer_timeout_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
 /// Executes a SEND on RC or UC.
@@ -158,10 +187,10 @@ pub(super) fn connected_send(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
-    kind: Kind,
-) -> Outcome {
+    kind: RecordKind,
+) -> ExecutionResult {
     let Some(out) = &mut sq.out else {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     };
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
@@ -186,27 +215,27 @@ pub(super) fn connected_send(
         match out.producer.has_room(total) {
             Ok(true) => {
                 if let Err(status) = gather(qp, &mut sq.local, view, &mut out.producer, total) {
-                    return Outcome::Failed(status);
+                    return ExecutionResult::Failed(status);
                 }
                 out.producer
                     .commit(header(kind, flags, imm, len, out.srqn), total);
-                return Outcome::InRing(out.producer.pos());
+                return ExecutionResult::InRing(out.producer.pos());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
-            Ok(false) if inline => return Outcome::Later,
+            Ok(false) if inline => return ExecutionResult::Later,
             Ok(false) => {}
-            Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+            Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
         }
     }
     let bytes = size_of_val(view.sges);
     match out.producer.has_room(bytes) {
         Ok(true) => {}
-        Ok(false) => return Outcome::Later,
-        Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+        Ok(false) => return ExecutionResult::Later,
+        Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
-            return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
+            return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
     let place = out.producer.place(bytes);
@@ -217,7 +246,7 @@ pub(super) fn connected_send(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.srqn),
         bytes,
     );
-    Outcome::InRing(out.producer.pos())
+    ExecutionResult::InRing(out.producer.pos())
 }
 
 /// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
@@ -273,19 +302,19 @@ pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
 
 /// Leaves an RDMA WRITE to the receiver while SENDs are pending, provided that a message follows the WRITE.
 #[cold]
-pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if !view.before_message || matches!(qp.xrc, Xrc::Send) {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
         return too_long(total, crate::device::MAX_MSG_SZ);
     }
     if total == 0 {
-        return Outcome::Done(0);
+        return ExecutionResult::Done(0);
     }
     let Some(out) = &mut sq.out else {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     };
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let (len, total) = (total as u32, total as usize);
@@ -305,24 +334,24 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
                 let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
                     // SAFETY: the parts add up to `total` bytes, which the place has behind the prefix.
                     unsafe { shm::mem::copy(dst, src, len) }
-                        .map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+                        .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
                     dst = dst.wrapping_add(len);
                     Ok(())
                 });
                 if let Err(status) = copied {
-                    return Outcome::Failed(status);
+                    return ExecutionResult::Failed(status);
                 }
-                let header = header(Kind::Write, 0, rkey, len, 0);
+                let header = header(RecordKind::Write, 0, rkey, len, 0);
                 out.producer.commit(header, WRITE_PREFIX + total);
-                return Outcome::Ordered(out.producer.pos(), len);
+                return ExecutionResult::Ordered(out.producer.pos(), len);
             }
-            Ok(false) if must_copy => return Outcome::Later,
+            Ok(false) if must_copy => return ExecutionResult::Later,
             Ok(false) => {}
-            Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+            Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
         }
     }
     if is_copy_only {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     }
     by_reference(qp, sq, view, (addr, rkey, len))
 }
@@ -333,27 +362,27 @@ fn by_reference(
     sq: &mut SendQueue,
     view: &WrView<'_>,
     (addr, rkey, len): (u64, u32, u32),
-) -> Outcome {
+) -> ExecutionResult {
     let Some(out) = &mut sq.out else {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     };
     let bytes = size_of_val(view.sges);
     match out.producer.has_room(WRITE_PREFIX + bytes) {
         Ok(true) => {}
-        Ok(false) => return Outcome::Later,
-        Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+        Ok(false) => return ExecutionResult::Later,
+        Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
-            return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
+            return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
     let place = prefix(&mut out.producer, addr, bytes);
     // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
-    let header = header(Kind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
+    let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
     out.producer.commit(header, WRITE_PREFIX + bytes);
-    Outcome::Ordered(out.producer.pos(), len)
+    ExecutionResult::Ordered(out.producer.pos(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.

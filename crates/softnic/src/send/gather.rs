@@ -1,6 +1,6 @@
 //! Access to the payload of a work request, in the order of its SGEs.
 
-use nic_core::rights::Permitted;
+use nic_core::rights::PermittedRange;
 
 use super::*;
 
@@ -20,7 +20,7 @@ pub(super) fn gather(
     let mut dst = place.as_mut_ptr();
     for_each_part(qp, local, view, |src, len| {
         // SAFETY: the parts add up to `total` bytes, which the place has.
-        unsafe { shm::mem::copy(dst, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+        unsafe { shm::mem::copy(dst, src, len) }.map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
         dst = dst.wrapping_add(len);
         Ok(())
     })
@@ -63,8 +63,8 @@ pub(super) fn for_each_part(
 /// mapped.
 #[cold]
 fn fetched(
-    region: &shm::mem::Region,
-    mut left: Permitted,
+    region: &shm::mem::AccessibleRegion,
+    mut left: PermittedRange,
     f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {
     let mut buffer = [0; BOUNCE];

@@ -10,25 +10,25 @@ pub(super) fn is_local(opcode: ibv_wr_opcode) -> bool {
 
 /// Binds or invalidates a memory window.
 #[cold]
-pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> Outcome {
+pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> ExecutionResult {
     let nic = qp.nic;
     if view.wr.opcode == IBV_WR_BIND_MW {
         let bound = view
             .bind
             .is_some_and(|bind| nic.keys.bind(&nic.fabric, (qp.pd, qp.qpn), &bind));
         return if bound {
-            Outcome::Done(0)
+            ExecutionResult::Done(0)
         } else {
-            Outcome::Failed(IBV_WC_MW_BIND_ERR)
+            ExecutionResult::Failed(IBV_WC_MW_BIND_ERR)
         };
     }
     // SAFETY: the union's member for this opcode; a plain integer.
     let key = unsafe { view.wr.imm.invalidate_rkey };
     if nic.keys.invalidate_window(&nic.fabric, qp.qpn, key) {
-        Outcome::Done(0)
+        ExecutionResult::Done(0)
     } else {
         // "Local QP operation error: an internal QP consistency error was detected" covers an invalidation that
         // is not allowed (IBTA vol. 1, 10.10.2.2); so does Soft-RoCE (`rxe_do_local_ops`).
-        Outcome::Failed(IBV_WC_LOC_QP_OP_ERR)
+        ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR)
     }
 }

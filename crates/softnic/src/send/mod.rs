@@ -20,6 +20,7 @@ mod rendezvous;
 mod responder_memory;
 mod single_send;
 mod single_write;
+mod traffic;
 mod ud;
 
 use std::collections::{HashMap, VecDeque};
@@ -28,29 +29,31 @@ use std::sync::atomic::Ordering;
 
 use ::faults::WorkFault;
 use nic_core::qp_state::ack_timeout_ns;
-use nic_core::retry::Waiting;
+use nic_core::retry::WaitTimer;
 use nic_core::verbs::{carries_payload, completion_opcode};
 use verbs_abi::*;
 
 use crate::ah::Ah;
 use crate::cq::WcSink;
+use crate::device::LinkLayer;
 use crate::mw::bind_request;
 use crate::nic::Nic;
 use crate::path;
+use crate::path::traffic::PortName;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
+use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header};
 use crate::recv::{failed_for, wake_if_armed};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::sge::{Copies, checked_sge};
-use crate::why::{self, Cause};
+use crate::sge::{AlignedSges, checked_sge};
+use crate::why::{self, FailureCause};
 use crate::xrc::Xrc;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
 use shm::fabric::ring::{Producer, SLOT_BYTES, record_slots};
 use shm::keys::BindRequest;
-use shm::mem::{AtomicOp, BOUNCE, Fault, is_readable, is_writable};
+use shm::mem::{AtomicOp, BOUNCE, MemoryFault, is_readable, is_writable};
 
 use connected::*;
 use gather::*;
@@ -59,13 +62,16 @@ use one_sided::*;
 use out_ring::*;
 use progress::*;
 pub(crate) use rendezvous::rendezvous;
+use traffic::{Destination, Packets, Traffic};
 use ud::*;
 
-pub(crate) use builder::{Builder, List};
-pub(crate) use connected::WRITE_PREFIX;
-pub(crate) use one_sided::{FlushRange, Target, read_to_unmapped, remote_region};
+pub(crate) use builder::{BuiltPostlist, WrBuilder};
+pub(crate) use connected::{WRITE_PREFIX, begin_traffic};
+pub(crate) use one_sided::{FlushRange, TargetQp, read_to_unmapped, remote_region};
 pub(crate) use packets::{Wire, go_on, packet_timeout_ns, take_answer};
-pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
+pub(crate) use progress::{
+    poll_sends, publish_idle_traffic, publish_traffic, send_rest, wake_debtor,
+};
 pub(crate) use responder_memory::RemoteMemory;
 pub(crate) use single_send::{is_one as is_single_send, post as post_single_send};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
@@ -88,13 +94,13 @@ pub(crate) enum SendWork {
 /// All methods are `inline(always)`, so that an entry is built in its place. An entry that passes through the stack is
 /// read back in larger pieces than it was written in. That read waits until every earlier store has reached the cache.
 /// One of these stores may be a message that waits for its cache line. The wait took half of the time of a WRITE.
-struct Fifo<T> {
+struct FixedFifo<T> {
     items: Box<[T]>,
     head: usize,
     tail: usize,
 }
 
-impl<T: Copy + Default> Fifo<T> {
+impl<T: Copy + Default> FixedFifo<T> {
     /// Returns an empty queue, or `None` if there is no memory for it.
     fn new(capacity: usize) -> Option<Self> {
         Some(Self {
@@ -154,12 +160,12 @@ struct SendWqe {
 
 /// The error with which a work request completes.
 #[derive(Clone, Copy)]
-pub(crate) struct Failed {
+pub(crate) struct WrError {
     status: ibv_wc_status,
     vendor_err: u32,
 }
 
-impl Failed {
+impl WrError {
     const FLUSHED: Self = Self {
         status: IBV_WC_WR_FLUSH_ERR,
         vendor_err: 0,
@@ -188,7 +194,7 @@ impl SendWqe {
 
 /// The WRs that are not done, in the order of posting.
 struct Pending {
-    wqes: Fifo<SendWqe>,
+    wqes: FixedFifo<SendWqe>,
     /// The lower half counts signaled WRs. The upper half counts SENDs that the receiver has not taken, and WRITEs that
     /// it has not executed. Both share one word: the compiler would access two words as a vector in one place and one
     /// by one in another, and these accesses wait for each other.
@@ -239,14 +245,14 @@ impl Pending {
 }
 
 /// A WR that waits to be executed, with copies of everything that it points to.
-struct Deferred {
+struct DeferredWr {
     wr: ibv_send_wr,
     sges: Vec<ibv_sge>,
     /// The payload, if it was read when the WR was posted.
     payload: Option<Vec<u8>>,
     seq: u64,
     /// Time since the WR was first tried again.
-    waiting: Waiting,
+    waiting: WaitTimer,
     /// Time in nanoseconds that the WR has waited when the receiver is woken next.
     wake_after: u64,
     ah: Option<Arc<Ah>>,
@@ -256,7 +262,7 @@ struct Deferred {
 }
 
 // SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind` replace them.
-unsafe impl Send for Deferred {}
+unsafe impl Send for DeferredWr {}
 
 /// A WR prepared for execution.
 struct WrView<'a> {
@@ -272,7 +278,7 @@ struct WrView<'a> {
 }
 
 /// The result of an attempt to execute a WR.
-enum Outcome {
+enum ExecutionResult {
     /// Executed; the completion reports this number of bytes.
     Done(u32),
     /// Written to a ring, up to this position.
@@ -297,9 +303,10 @@ pub(crate) struct SendQueue {
     max_sge: usize,
     max_inline: usize,
     sq_sig_all: bool,
+    traffic: Traffic,
     pending: Pending,
-    ready: Fifo<SendWqe>,
-    deferred: VecDeque<Deferred>,
+    ready: FixedFifo<SendWqe>,
+    deferred: VecDeque<DeferredWr>,
     /// RC and UC by shared memory: the ring to the peer.
     out: Option<OutRing>,
     /// RC and UC by packets: the requests to the peer.
@@ -309,15 +316,15 @@ pub(crate) struct SendQueue {
     /// UD: rings by destination.
     ud: UdRings,
     /// The state that a raw packet queue pair needs to send.
-    raw: Option<Box<raw::Raw>>,
+    raw: Option<Box<raw::RawQpState>>,
     local: RegionCache,
     remote: RegionCache,
     /// Time since the peer of a reliable queue pair was first found not to answer.
-    silent: Waiting,
+    silent: WaitTimer,
     /// Position of the ring behind the last WRITE that was left to the receiver.
     ordered_end: u64,
     /// The cause of the failure of the failed WR in `pending`.
-    cause: Option<Cause>,
+    cause: Option<FailureCause>,
     stopped: bool,
 }
 
@@ -332,11 +339,12 @@ impl SendQueue {
             max_sge: cap.max_send_sge as usize,
             max_inline: cap.max_inline_data as usize,
             sq_sig_all,
+            traffic: Traffic::new(),
             pending: Pending {
-                wqes: Fifo::new(depth)?,
+                wqes: FixedFifo::new(depth)?,
                 counts: 0,
             },
-            ready: Fifo::new(depth)?,
+            ready: FixedFifo::new(depth)?,
             deferred: VecDeque::new(),
             out: None,
             wire: None,
@@ -345,7 +353,7 @@ impl SendQueue {
             raw: None,
             local: RegionCache::new(),
             remote: RegionCache::new(),
-            silent: Waiting::NO,
+            silent: WaitTimer::NONE,
             ordered_end: 0,
             cause: None,
             stopped: false,
@@ -431,7 +439,7 @@ impl SendQueue {
         self.wire = None;
         self.local.clear();
         self.remote.clear();
-        self.silent.end();
+        self.silent.end_wait();
         self.ordered_end = 0;
         self.cause = None;
         self.stopped = false;
@@ -451,7 +459,7 @@ impl SendQueue {
     pub(crate) fn flush(
         &mut self,
         nic: &Nic,
-        first: Option<Failed>,
+        first: Option<WrError>,
     ) -> Option<(u64, ibv_wc_opcode)> {
         self.withdraw(nic);
         if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
@@ -463,12 +471,12 @@ impl SendQueue {
         }
         let mut left = first;
         let mut ended = None;
-        let mut end = |wr_id, opcode, left: &mut Option<Failed>| {
+        let mut end = |wr_id, opcode, left: &mut Option<WrError>| {
             let failed = left.take();
             if failed.is_some() {
                 ended = Some((wr_id, opcode));
             }
-            failed.unwrap_or(Failed::FLUSHED)
+            failed.unwrap_or(WrError::FLUSHED)
         };
         while let Some(wqe) = self.pending.pop() {
             if wqe.end == 0 && wqe.status == SUCCESS {
@@ -632,7 +640,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     }
     publish(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
-        asleep(qp, sq);
+        post_to_armed(qp, sq);
     }
     if (!held_back && !sq.deferred.is_empty())
         || sq.wire.is_some()
@@ -654,14 +662,25 @@ fn aim(sq: &mut SendQueue, wr: &ibv_send_wr) {
 }
 
 /// Handles a post while the send CQ is armed, which means that the poster is about to sleep. Reports completions that
-/// are ready, and wakes the peer if WRs are pending.
+/// are ready, and makes the peer take the pending WRs.
 #[cold]
-fn asleep(qp: &Qp, sq: &SendQueue) {
+fn post_to_armed(qp: &Qp, sq: &mut SendQueue) {
     if !sq.ready.is_empty() {
         qp.send_cq.nudge();
     }
-    if let Some(out) = &sq.out
+    wake_receiver_of_pending(qp, sq);
+}
+
+/// Wakes the engine of the receiver of the pending WRs, unless it is not needed.
+///
+/// The engine makes progress for a program that neither polls nor waits. If the send CQ is armed for solicited
+/// completions, the sender waits only for failures. The function then wakes no receiver that takes messages by itself. A
+/// wake-up would cost a system call for each post, and the engine would revoke the bias of all locks of the receiver.
+#[cold]
+pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
+    if let Some(out) = &mut sq.out
         && !sq.pending.is_empty()
+        && !(qp.send_cq.is_armed_for_solicited() && out.receiver_is_active())
     {
         out.peer.wake();
     }
@@ -711,7 +730,7 @@ unsafe fn post_one<const FAULTS: bool>(
             format!("num_sge is {count}, and max_send_sge {max}")
         }));
     }
-    let mut copies = Copies::none();
+    let mut copies = AlignedSges::none();
     let sges = if count == 0 {
         &[]
     } else if wr.sg_list.is_null() {
@@ -764,6 +783,7 @@ unsafe fn post_one<const FAULTS: bool>(
     };
     let seq = sq.posted;
     sq.posted += 1;
+    sq.traffic.skip();
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
     if sq.stopped || state == QpState::Err {
         sq.stopped = true;
@@ -785,7 +805,11 @@ unsafe fn post_one<const FAULTS: bool>(
         }
         return Ok(());
     }
-    let fault = if FAULTS { ask(qp, &view) } else { None };
+    let fault = if FAULTS {
+        planned_fault(qp, &view)
+    } else {
+        None
+    };
     if !sq.deferred.is_empty() || state == QpState::Sqd {
         // SAFETY: as above.
         unsafe { defer(qp, sq, &view, seq, fault) };
@@ -795,8 +819,8 @@ unsafe fn post_one<const FAULTS: bool>(
         match fault {
             None => {}
             Some(WorkFault::Status(status)) => {
-                why::note(Cause::Fault);
-                settle(qp, sq, wr, seq, signaled, &Outcome::Failed(status));
+                why::note_cause(FailureCause::Fault);
+                record_result(qp, sq, wr, seq, signaled, &ExecutionResult::Failed(status));
                 return Ok(());
             }
             Some(WorkFault::ReceiverNotReady(_)) => {
@@ -807,11 +831,11 @@ unsafe fn post_one<const FAULTS: bool>(
         }
     }
     match execute(qp, sq, &view) {
-        Outcome::Later => {
+        ExecutionResult::Later => {
             // SAFETY: as above.
             unsafe { defer(qp, sq, &view, seq, None) };
         }
-        outcome => settle(qp, sq, wr, seq, signaled, &outcome),
+        outcome => record_result(qp, sq, wr, seq, signaled, &outcome),
     }
     Ok(())
 }
@@ -831,19 +855,19 @@ unsafe fn defer(
     // SAFETY: `post_one` has checked the handle.
     let ah = unsafe { Ah::retain(view.wr, view.ah.is_some()) };
     let payload = read_early(qp, &mut sq.local, view);
-    sq.deferred.push_back(Deferred {
+    sq.deferred.push_back(DeferredWr {
         wr: *view.wr,
         sges: view.sges.to_vec(),
         payload,
         seq,
-        waiting: Waiting::NO,
+        waiting: WaitTimer::NONE,
         wake_after: UNRELIABLE_WAKE_NS,
         ah,
         bind: view.bind,
         fault,
     });
     if let Some(out) = &sq.out {
-        out.set_deferred(qp.nic, true);
+        out.tell_receiver_of_deferred(qp.nic, true);
     }
 }
 
@@ -872,7 +896,8 @@ fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec
         let part = bytes.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
-        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }
+            .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)
     })
     .ok()?;
     Some(bytes)
@@ -880,13 +905,13 @@ fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec
 
 /// Records the outcome of a WR in the queue.
 #[inline]
-fn settle(
+fn record_result(
     qp: &Qp,
     sq: &mut SendQueue,
     wr: &ibv_send_wr,
     seq: u64,
     signaled: bool,
-    outcome: &Outcome,
+    outcome: &ExecutionResult,
 ) {
     let wqe = |end, byte_len, status, signaled| SendWqe {
         wr_id: wr.wr_id,
@@ -899,32 +924,32 @@ fn settle(
         ordered: 0,
     };
     match *outcome {
-        Outcome::Done(byte_len) => {
+        ExecutionResult::Done(byte_len) => {
             if !sq.pending.is_empty() {
                 sq.pending.push(wqe(0, byte_len, IBV_WC_SUCCESS, signaled));
             } else if signaled {
                 sq.ready.push(wqe(0, byte_len, IBV_WC_SUCCESS, true));
             }
         }
-        Outcome::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
-        Outcome::Ordered(end, byte_len) => {
+        ExecutionResult::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
+        ExecutionResult::Ordered(end, byte_len) => {
             sq.ordered_end = end;
             sq.pending.push(SendWqe {
                 ordered: 1,
                 ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
             });
         }
-        Outcome::InFlight(end, byte_len) => {
+        ExecutionResult::InFlight(end, byte_len) => {
             sq.pending
                 .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
         }
-        Outcome::Failed(status) => {
+        ExecutionResult::Failed(status) => {
             // The failed WR completes behind the WRs posted before it, which may still be pending.
             sq.pending.push(wqe(0, 0, status, true));
-            sq.cause = why::take();
+            sq.cause = why::take_last_cause();
             fail_sends(qp, sq);
         }
-        Outcome::Later => {}
+        ExecutionResult::Later => {}
     }
 }
 
@@ -944,15 +969,15 @@ fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
 
 /// Fails the queue pair after the oldest WR has failed with `status`, for `cause` if known.
 #[cold]
-fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Cause>) {
+fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<FailureCause>) {
     publish(qp, sq);
-    let cause = cause.or(Cause::of_status(status));
-    let first = Failed {
+    let cause = cause.or(FailureCause::of_status(status));
+    let first = WrError {
         status,
         vendor_err: why::vendor_err(cause),
     };
     if let Some((wr_id, opcode)) = sq.flush(qp.nic, Some(first)) {
-        let report = why::Report {
+        let report = why::FailureReport {
             qp: qp.named(),
             wr_id,
             opcode,
@@ -970,7 +995,7 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Ca
 }
 
 #[inline]
-fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if qp.qp_type == QpType::Ud {
         if path::in_use() && packets::takes_datagram(qp, view) {
             return packets::datagram(qp, sq, view);
@@ -995,26 +1020,30 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         };
     }
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
-        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+        return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     if !answers(dest, out.dest_epoch, qp.qpn) && !reconnected(qp, sq) {
         return silence(qp, sq, view);
     }
-    sq.silent.end();
-    match view.wr.opcode {
-        IBV_WR_SEND => connected_send(qp, sq, view, Kind::Send),
-        IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, Kind::SendWithImm),
-        IBV_WR_SEND_WITH_INV => connected_send(qp, sq, view, Kind::SendWithInv),
+    sq.silent.end_wait();
+    let outcome = match view.wr.opcode {
+        IBV_WR_SEND => connected_send(qp, sq, view, RecordKind::Send),
+        IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, RecordKind::SendWithImm),
+        IBV_WR_SEND_WITH_INV => connected_send(qp, sq, view, RecordKind::SendWithInv),
         IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
         // A responder executes requests in order (IBTA vol. 1, 9.5). Requests that access memory wait until the SENDs
         // in front of them have reached the receiver's memory.
         IBV_WR_RDMA_WRITE if sends_on_their_way(sq) => write_in_order(qp, sq, view),
-        _ if sends_on_their_way(sq) => Outcome::Later,
+        _ if sends_on_their_way(sq) => ExecutionResult::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
         IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd).unwrap_or_else(|o| o),
         IBV_WR_ATOMIC_WRITE => atomic_write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_FLUSH => flush_remote(qp, sq, view).unwrap_or_else(|o| o),
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
+    };
+    if !matches!(outcome, ExecutionResult::Later | ExecutionResult::Failed(_)) {
+        count_request(qp, sq, view, Destination::PEER);
     }
+    outcome
 }

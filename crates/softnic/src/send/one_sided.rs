@@ -1,8 +1,8 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
-use crate::why::{Bytes, Side};
-use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize, flag};
+use crate::why::{MemorySide, NamedBytes};
+use nic_core::rights::{Access, Owner, PermittedRange, QueuePair, authorize, flag};
 
 // `nic-core` and the C interface use the same bits for access rights.
 const _: () = {
@@ -15,7 +15,7 @@ const _: () = {
 };
 
 /// The queue pair that a request is addressed to.
-pub(crate) struct Target<'a> {
+pub(crate) struct TargetQp<'a> {
     /// The process that has the queue pair.
     pub(crate) peer: &'a Arc<Peer>,
     /// Index of the queue pair in its process.
@@ -24,7 +24,7 @@ pub(crate) struct Target<'a> {
     pub(crate) srqn: u32,
 }
 
-impl Target<'_> {
+impl TargetQp<'_> {
     /// Makes the queue pair, a reliable one, fail because of a request that it refuses with `status`.
     #[cold]
     pub(crate) fn refuse(&self, status: ibv_wc_status) {
@@ -49,7 +49,7 @@ impl Target<'_> {
 
 /// The reason why a one-sided WR may not access the remote side that it names.
 #[derive(Clone, Copy)]
-pub(crate) enum Denied {
+pub(crate) enum RemoteAccessDenied {
     /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
     RemoteAccess,
     /// The responder's process has ended.
@@ -62,50 +62,65 @@ pub(crate) enum Denied {
 #[inline]
 pub(crate) fn remote_region<'c>(
     nic: &'static Nic,
-    to: &Target<'_>,
+    to: &TargetQp<'_>,
     remote: &'c mut RegionCache,
     (addr, rkey): (u64, u32),
     len: u64,
     access: Access,
-) -> Result<(&'c shm::mem::Region, Permitted, shm::keys::Pin), Denied> {
+) -> Result<
+    (
+        &'c shm::mem::AccessibleRegion,
+        PermittedRange,
+        shm::keys::RegionPin,
+    ),
+    RemoteAccessDenied,
+> {
     let dest = to.peer.segment.qp(to.index);
-    let dest = dest.ok_or(Denied::NoQueuePair)?;
+    let dest = dest.ok_or(RemoteAccessDenied::NoQueuePair)?;
     let domain = domain_of(to, dest).unwrap_or(Owner::NO_DOMAIN);
     let found = remote.get(nic, to.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if to.peer.has_ended() => return Err(Denied::Ended),
+        Err(KeyError::Fault) if to.peer.has_ended() => return Err(RemoteAccessDenied::Ended),
         Err(error) => {
-            let bytes = Bytes {
+            let bytes = NamedBytes {
                 addr,
                 len,
                 key: rkey,
             };
-            why::note(error.cause(Side::Remote, bytes));
-            return Err(Denied::RemoteAccess);
+            why::note_cause(error.cause(MemorySide::Remote, bytes));
+            return Err(RemoteAccessDenied::RemoteAccess);
         }
     };
     let responder = responder(to, dest, domain);
     let at = authorize(&region.rights, (addr, len), access, &responder).map_err(|denied| {
-        let bytes = Bytes {
+        let bytes = NamedBytes {
             addr,
             len,
             key: rkey,
         };
-        let side = Side::Remote;
-        why::note(Cause::denied(denied, side, bytes, access, &region.rights));
-        Denied::RemoteAccess
+        let side = MemorySide::Remote;
+        why::note_cause(FailureCause::denied(
+            denied,
+            side,
+            bytes,
+            access,
+            &region.rights,
+        ));
+        RemoteAccessDenied::RemoteAccess
     })?;
     if at.is_on_demand() && region.own && !own_memory(addr, len, access) {
-        why::note(Cause::Memory { side: Side::Remote });
-        return Err(Denied::RemoteAccess);
+        why::note_cause(FailureCause::Memory {
+            side: MemorySide::Remote,
+        });
+        return Err(RemoteAccessDenied::RemoteAccess);
     }
     Ok((region, at, pin))
 }
 
 /// Describes the queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
-pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueuePair {
+pub(super) fn responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32) -> QueuePair {
     QueuePair {
         access: dest.access.load(Ordering::Relaxed),
         domain,
@@ -115,11 +130,11 @@ pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueueP
 
 /// Returns the outcome of a WR that may not access the remote side that it names.
 #[cold]
-fn denied(qp: &Qp, out: &OutRing, why: Denied) -> Outcome {
+fn denied(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
     match why {
-        Denied::RemoteAccess => refused(qp, out, IBV_WC_REM_ACCESS_ERR),
-        Denied::Ended => dead(qp, &out.peer),
-        Denied::NoQueuePair => Outcome::Failed(IBV_WC_LOC_QP_OP_ERR),
+        RemoteAccessDenied::RemoteAccess => refused(qp, out, IBV_WC_REM_ACCESS_ERR),
+        RemoteAccessDenied::Ended => dead(qp, &out.peer),
+        RemoteAccessDenied::NoQueuePair => ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR),
     }
 }
 
@@ -131,11 +146,11 @@ fn denied_with_payload(
     out: &OutRing,
     local: &mut RegionCache,
     view: &WrView<'_>,
-    why: Denied,
-) -> Outcome {
+    why: RemoteAccessDenied,
+) -> ExecutionResult {
     match for_each_part(qp, local, view, |_, _| Ok(())) {
         Ok(()) => denied(qp, out, why),
-        Err(status) => Outcome::Failed(status),
+        Err(status) => ExecutionResult::Failed(status),
     }
 }
 
@@ -148,7 +163,7 @@ fn own_memory(addr: u64, len: u64, access: Access) -> bool {
 
 /// Returns the number, in the peer's process, of the protection domain that requests to `dest` must be in.
 #[inline]
-pub(super) fn domain_of(to: &Target<'_>, dest: &QpShared) -> Option<u32> {
+pub(super) fn domain_of(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
@@ -157,7 +172,7 @@ pub(super) fn domain_of(to: &Target<'_>, dest: &QpShared) -> Option<u32> {
 }
 
 #[cold]
-fn domain_of_srq(to: &Target<'_>, domain: u32) -> Option<u32> {
+fn domain_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
     let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
@@ -166,39 +181,45 @@ fn domain_of_srq(to: &Target<'_>, domain: u32) -> Option<u32> {
 /// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
 /// (IBTA vol. 1, 9.9.3).
 #[cold]
-pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome {
+pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> ExecutionResult {
     if qp.qp_type != QpType::Rc {
         why::refused(qp.qpn, "lost a request, since its transport is unreliable");
-        return Outcome::Done(0);
+        return ExecutionResult::Done(0);
     }
     out.target().refuse(status);
-    Outcome::Failed(status)
+    ExecutionResult::Failed(status)
 }
 
 /// Returns the outcome of a WR after a copy to or from the peer's memory failed.
 #[cold]
-pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
+pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> ExecutionResult {
     if out.peer.has_ended() {
         dead(qp, &out.peer)
     } else {
-        why::note(Cause::Memory { side: Side::Remote });
+        why::note_cause(FailureCause::Memory {
+            side: MemorySide::Remote,
+        });
         refused(qp, out, IBV_WC_REM_ACCESS_ERR)
     }
 }
 
 /// Executes an RDMA WRITE.
 #[inline]
-pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
+pub(super) fn write(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> Result<ExecutionResult, ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
         return Err(too_long(total, crate::device::MAX_MSG_SZ));
     }
     if total == 0 {
         // "An RDMA WRITE of zero length needs no valid R_Key" (IBTA vol. 1, C9-88).
-        return Ok(Outcome::Done(0));
+        return Ok(ExecutionResult::Done(0));
     }
     let Some(out) = &sq.out else {
-        return Ok(Outcome::Later);
+        return Ok(ExecutionResult::Later);
     };
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
@@ -217,7 +238,7 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
         left = rest;
         // SAFETY: `at` is of this region, which is pinned, and no longer than the part.
         let written = unsafe { region.write(at, src) };
-        written.map_err(|Fault| {
+        written.map_err(|MemoryFault| {
             fault = is_readable(src, len);
             IBV_WC_LOC_PROT_ERR
         })
@@ -225,24 +246,24 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
     if fault {
         return Err(unreachable_memory(qp, out));
     }
-    copied.map_err(Outcome::Failed)?;
+    copied.map_err(ExecutionResult::Failed)?;
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
-    Ok(Outcome::Done(total as u32))
+    Ok(ExecutionResult::Done(total as u32))
 }
 
 /// Executes an RDMA WRITE with immediate: the WRITE, then a record for the immediate.
-pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     match sq.out.as_mut().map(|out| out.producer.has_room(0)) {
         Some(Ok(true)) => {}
-        Some(Ok(false)) | None => return Outcome::Later,
-        Some(Err(_)) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+        Some(Ok(false)) | None => return ExecutionResult::Later,
+        Some(Err(_)) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     let len = match write(qp, sq, view) {
-        Ok(Outcome::Done(len)) => len,
+        Ok(ExecutionResult::Done(len)) => len,
         Ok(other) | Err(other) => return other,
     };
     let Some(out) = &mut sq.out else {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     };
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
@@ -252,9 +273,11 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
     let _ = out.producer.place(0);
-    out.producer
-        .commit(header(Kind::WriteWithImm, flags, imm, len, out.srqn), 0);
-    Outcome::InRing(out.producer.pos())
+    out.producer.commit(
+        header(RecordKind::WriteWithImm, flags, imm, len, out.srqn),
+        0,
+    );
+    ExecutionResult::InRing(out.producer.pos())
 }
 
 /// Executes an RDMA READ into memory of the protection domain `pd`.
@@ -263,17 +286,17 @@ pub(super) fn read(
     sq: &mut SendQueue,
     view: &WrView<'_>,
     pd: u32,
-) -> Result<Outcome, Outcome> {
+) -> Result<ExecutionResult, ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
         return Err(too_long(total, crate::device::MAX_MSG_SZ));
     }
     let Some(out) = &sq.out else {
-        return Ok(Outcome::Later);
+        return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     if total == 0 {
-        return Ok(Outcome::Done(0));
+        return Ok(ExecutionResult::Done(0));
     }
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
@@ -288,7 +311,7 @@ pub(super) fn read(
     .map_err(|why| denied(qp, out, why))?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let Ok((local, to, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
-            return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+            return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let (from, rest) = left.split_at(sge.length.into());
         left = rest;
@@ -296,7 +319,7 @@ pub(super) fn read(
             if !local.is_null() {
                 read_to_unmapped((region, from), (local, to)).map_err(|here| {
                     if here {
-                        Outcome::Failed(IBV_WC_LOC_PROT_ERR)
+                        ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
                     } else {
                         unreachable_memory(qp, out)
                     }
@@ -309,20 +332,20 @@ pub(super) fn read(
             return Err(if is_writable(dst, sge.length as usize) {
                 unreachable_memory(qp, out)
             } else {
-                Outcome::Failed(IBV_WC_LOC_PROT_ERR)
+                ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
             });
         }
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
-    Ok(Outcome::Done(total as u32))
+    Ok(ExecutionResult::Done(total as u32))
 }
 
 /// READs into an SGE whose region belongs to another process and is not mapped. Both regions are pinned. The error is
 /// true if the SGE could not be reached, and false if the remote memory could not.
 #[cold]
 pub(crate) fn read_to_unmapped(
-    (region, mut from): (&shm::mem::Region, Permitted),
-    (local, mut to): (&shm::mem::Region, Permitted),
+    (region, mut from): (&shm::mem::AccessibleRegion, PermittedRange),
+    (local, mut to): (&shm::mem::AccessibleRegion, PermittedRange),
 ) -> Result<(), bool> {
     let mut buffer = [0; BOUNCE];
     while !from.is_empty() {
@@ -342,14 +365,18 @@ pub(crate) fn read_to_unmapped(
 
 /// Checks the initiator depth here and the responder resources of the peer, which READs and atomics need.
 #[inline]
-pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome> {
+pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), ExecutionResult> {
     if qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
-        why::note(Cause::NoReadResources { side: Side::Local });
-        return Err(Outcome::Failed(IBV_WC_LOC_QP_OP_ERR));
+        why::note_cause(FailureCause::NoReadResources {
+            side: MemorySide::Local,
+        });
+        return Err(ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR));
     }
     let dest = out.peer.segment.qp(out.dest_index);
     if dest.is_none_or(|d| d.max_dest_rd_atomic.load(Ordering::Relaxed) == 0) {
-        why::note(Cause::NoReadResources { side: Side::Remote });
+        why::note_cause(FailureCause::NoReadResources {
+            side: MemorySide::Remote,
+        });
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
@@ -357,23 +384,32 @@ pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome
 
 /// Checks the operand of an atomic. Operands are 8 bytes; "the virtual address in the ATOMIC Command Request packet
 /// shall be naturally aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
-fn check_word(qp: &Qp, out: &OutRing, view: &WrView<'_>, remote_addr: u64) -> Result<(), Outcome> {
+fn check_word(
+    qp: &Qp,
+    out: &OutRing,
+    view: &WrView<'_>,
+    remote_addr: u64,
+) -> Result<(), ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total != 8 {
-        why::note(Cause::OperandLength(total));
-        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
+        why::note_cause(FailureCause::OperandLength(total));
+        return Err(ExecutionResult::Failed(IBV_WC_LOC_LEN_ERR));
     }
     if !remote_addr.is_multiple_of(8) {
-        why::note(Cause::Unaligned(remote_addr));
+        why::note_cause(FailureCause::Unaligned(remote_addr));
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
 }
 
 /// Executes a compare-and-swap or a fetch-and-add.
-pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
+pub(super) fn atomic(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.out else {
-        return Ok(Outcome::Later);
+        return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for these opcodes; plain integers.
@@ -400,7 +436,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
         // The atomic is not executed unless its result can be stored.
         for sge in view.sges.iter().filter(|s| s.length != 0) {
             if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
-                return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+                return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
             }
         }
         region.atomic(&out.peer, at, op)
@@ -412,15 +448,15 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let Ok((local, at, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
-            return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+            return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
         // SAFETY: the SGEs add up to 8 bytes; the region is pinned.
         if unsafe { local.write(at, bytes[done..].as_ptr()) }.is_err() {
-            return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
+            return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         }
         done += sge.length as usize;
     }
-    Ok(Outcome::Done(8))
+    Ok(ExecutionResult::Done(8))
 }
 
 /// Executes an atomic write: 8 bytes that no reader sees in parts (IBTA annex A19).
@@ -429,9 +465,9 @@ pub(super) fn atomic_write(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
-) -> Result<Outcome, Outcome> {
+) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.out else {
-        return Ok(Outcome::Later);
+        return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for this opcode; plain integers.
@@ -441,11 +477,11 @@ pub(super) fn atomic_write(
     let mut at = bytes.as_mut_ptr();
     for_each_part(qp, &mut sq.local, view, |src, len| {
         // SAFETY: the parts add up to the 8 bytes of the array.
-        unsafe { shm::mem::copy(at, src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+        unsafe { shm::mem::copy(at, src, len) }.map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
         at = at.wrapping_add(len);
         Ok(())
     })
-    .map_err(Outcome::Failed)?;
+    .map_err(ExecutionResult::Failed)?;
     let written = {
         let (region, at, _pin) = remote_region(
             qp.nic,
@@ -460,7 +496,7 @@ pub(super) fn atomic_write(
         region.atomic(&out.peer, at, op)
     };
     match written {
-        Ok(_) => Ok(Outcome::Done(8)),
+        Ok(_) => Ok(ExecutionResult::Done(8)),
         Err(_) => Err(unreachable_memory(qp, out)),
     }
 }
@@ -472,9 +508,9 @@ pub(super) fn flush_remote(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
-) -> Result<Outcome, Outcome> {
+) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.out else {
-        return Ok(Outcome::Later);
+        return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     // SAFETY: the union's member that `FlushRange::operands` made; plain integers.
@@ -516,7 +552,7 @@ pub(super) fn flush_remote(
     )
     .map_err(|why| denied(qp, out, why))?;
     std::sync::atomic::fence(Ordering::SeqCst);
-    Ok(Outcome::Done(0))
+    Ok(ExecutionResult::Done(0))
 }
 
 /// The range of a FLUSH. `ibv_send_wr` has no operands for FLUSH, which only the extended API posts, so the operands of

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use shm::fabric::armed::WakeTarget;
+use shm::fabric::armed::{ArmedWord, WakeTarget};
 
 /// A ring into which a queue pair of this process sends.
 pub(super) struct OutRing {
@@ -21,6 +21,11 @@ pub(super) struct OutRing {
     pub(super) srqn: u32,
     /// True if a datagram for several receivers has waited in vain for room in this ring.
     pub(super) lags: bool,
+    /// The port of the receiving queue pair, to count its datagrams.
+    pub(super) port: Destination,
+    /// Position up to which the receiver had consumed the ring at the last call of
+    /// [`receiver_is_active`](OutRing::receiver_is_active).
+    pub(super) consumed_before: u64,
 }
 
 impl OutRing {
@@ -30,16 +35,24 @@ impl OutRing {
 
     /// Tells the receiver whether the sender has deferred work requests.
     #[cold]
-    pub(super) fn set_deferred(&self, nic: &Nic, any: bool) {
+    pub(super) fn tell_receiver_of_deferred(&self, nic: &Nic, any: bool) {
         if let Some(header) = self.header(nic) {
             header.has_deferred.store(any.into(), Ordering::Relaxed);
         }
     }
 
+    /// Returns the port of the receiving queue pair, if that has one now.
+    pub(super) fn port_name(&self) -> Option<PortName> {
+        let segment = &self.peer.segment;
+        let place = segment.qp(self.dest_index)?.port.load(Ordering::Relaxed);
+        let key = segment.header().port_key.load(Ordering::Relaxed);
+        (place != 0).then_some(PortName { key, place })
+    }
+
     /// Returns the receiving queue pair.
     #[inline(always)]
-    pub(super) fn target(&self) -> Target<'_> {
-        Target {
+    pub(super) fn target(&self) -> TargetQp<'_> {
+        TargetQp {
             peer: &self.peer,
             index: self.dest_index,
             srqn: self.srqn,
@@ -93,6 +106,28 @@ impl OutRing {
                 WakeTarget::Nobody
             }
             _ => WakeTarget::Program,
+        }
+    }
+
+    /// Returns true if a thread of the receiving program takes the messages of this ring, so that its engine need not be
+    /// woken to take them.
+    ///
+    /// If the receiver's CQ is armed and has a channel, the sender knows whether its messages have woken a thread.
+    /// Otherwise the receiver may poll or may do something else; then a ring that has advanced since the last call is
+    /// the sign that it polls.
+    #[cold]
+    pub(super) fn receiver_is_active(&mut self) -> bool {
+        let consumed = self.producer.consumed().unwrap_or(self.consumed_before);
+        let has_advanced = consumed != self.consumed_before;
+        self.consumed_before = consumed;
+        let Some(cq) = self.peer.segment.cq(self.dest_cq) else {
+            return false;
+        };
+        let armed = ArmedWord(&cq.armed);
+        if armed.is_armed() && cq.channel.load(Ordering::Relaxed) != 0 {
+            armed.is_woken()
+        } else {
+            has_advanced
         }
     }
 
@@ -193,5 +228,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         solicited: false,
         srqn: 0,
         lags: false,
+        port: Destination::PEER,
+        consumed_before: 0,
     })
 }

@@ -1,17 +1,17 @@
 //! The sending side of queue pairs that reach their peers by packets.
 
 use super::*;
-use roce::counts::Counts;
-use roce::opcode::{Operation, Position, Tail, Transport};
-use roce::packet::{Bth, Deth, Extended, Packet};
+use roce::counts::MachineCounters;
+use roce::opcode::{LastPacketField, MessagePosition, PacketOperation, Transport};
+use roce::packet::{Bth, Deth, ExtendedHeaders, Packet};
 use roce::psn::Psn;
 use roce::rc::requester::Requester;
-use roce::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
+use roce::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
 use roce::uc;
 
 use crate::multicast::MULTICAST_QPN;
-use crate::path::{Arrival, Counter, DEFAULT_PKEY, Drop};
-use link::Flow;
+use crate::path::{Counter, DEFAULT_PKEY, DropReason, PacketArrival};
+use link::PacketFlow;
 
 /// Payloads of at most this many bytes are copied when they are posted. Most of them are sent at once, and looking up
 /// their region a second time costs more.
@@ -30,21 +30,21 @@ pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
 
 /// The requester of a connected queue pair that reaches its peer by packets.
 pub(crate) struct Wire {
-    machine: Machine,
-    flow: Flow,
+    machine: RequesterMachine,
+    flow: PacketFlow,
     /// Memory of the work requests in flight; the first entry belongs to the request behind `done`.
     memory: VecDeque<WrMemory>,
     done: u64,
 }
 
 /// The requester's state machine of a transport service.
-enum Machine {
+enum RequesterMachine {
     Rc(Box<Requester>),
     Uc(uc::Sender),
 }
 
-impl Machine {
-    fn counts(&mut self) -> &mut Counts {
+impl RequesterMachine {
+    fn counts(&mut self) -> &mut MachineCounters {
         match self {
             Self::Rc(requester) => &mut requester.counts,
             Self::Uc(sender) => &mut sender.counts,
@@ -60,16 +60,16 @@ enum WrMemory {
 
 impl Wire {
     /// Returns the requester of a reliable connection.
-    pub(crate) fn rc(requester: Requester, flow: Flow) -> Self {
-        Self::new(Machine::Rc(Box::new(requester)), flow)
+    pub(crate) fn rc(requester: Requester, flow: PacketFlow) -> Self {
+        Self::new(RequesterMachine::Rc(Box::new(requester)), flow)
     }
 
     /// Returns the requester of an unreliable connection.
-    pub(crate) fn uc(sender: uc::Sender, flow: Flow) -> Self {
-        Self::new(Machine::Uc(sender), flow)
+    pub(crate) fn uc(sender: uc::Sender, flow: PacketFlow) -> Self {
+        Self::new(RequesterMachine::Uc(sender), flow)
     }
 
-    fn new(machine: Machine, flow: Flow) -> Self {
+    fn new(machine: RequesterMachine, flow: PacketFlow) -> Self {
         Self {
             machine,
             flow,
@@ -81,16 +81,16 @@ impl Wire {
     /// Returns the number of requests that are done, from the first on.
     pub(super) fn done(&self) -> u64 {
         match &self.machine {
-            Machine::Rc(requester) => requester.done(),
-            Machine::Uc(sender) => sender.done(),
+            RequesterMachine::Rc(requester) => requester.done(),
+            RequesterMachine::Uc(sender) => sender.done(),
         }
     }
 
     /// Returns the requester of a reliable connection; `None` on UC.
     pub(super) fn reliable(&mut self) -> Option<&mut Requester> {
         match &mut self.machine {
-            Machine::Rc(requester) => Some(requester),
-            Machine::Uc(_) => None,
+            RequesterMachine::Rc(requester) => Some(requester),
+            RequesterMachine::Uc(_) => None,
         }
     }
 
@@ -143,7 +143,7 @@ impl LocalMemory for QpMemory<'_> {
                         return Ok(());
                     }
                     // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
-                    unsafe { region.read(at, part.as_mut_ptr()) }.map_err(|Fault| LocalFault)
+                    unsafe { region.read(at, part.as_mut_ptr()) }.map_err(|MemoryFault| LocalFault)
                 })
             }
             None => Err(LocalFault),
@@ -162,7 +162,7 @@ impl LocalMemory for QpMemory<'_> {
             let (region, at, _pin) =
                 checked_sge(qp.nic, memory, qp.pd, sge, true).map_err(|_| LocalFault)?;
             // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
-            unsafe { region.write(at, part.as_ptr()) }.map_err(|Fault| LocalFault)
+            unsafe { region.write(at, part.as_ptr()) }.map_err(|MemoryFault| LocalFault)
         })
     }
 }
@@ -202,7 +202,7 @@ fn for_each_piece(
 }
 
 /// Turns a work request of a connected queue pair into a request by packets.
-pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if matches!(view.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
         return local_operation(qp, view);
     }
@@ -214,10 +214,10 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     let len = total as u32;
     let (operation, memory) = match describe(qp, sq, view, len) {
         Ok(described) => described,
-        Err(status) => return Outcome::Failed(status),
+        Err(status) => return ExecutionResult::Failed(status),
     };
     let Some(wire) = &mut sq.wire else {
-        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+        return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     let request = Request {
         operation,
@@ -226,15 +226,15 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     };
     wire.memory.push_back(memory);
     let position = match &mut wire.machine {
-        Machine::Rc(requester) => requester.post(request),
-        Machine::Uc(sender) => sender.post(request),
+        RequesterMachine::Rc(requester) => requester.post(request),
+        RequesterMachine::Uc(sender) => sender.post(request),
     };
     let byte_len = if matches!(operation, RequestOperation::Flush { .. }) {
         0
     } else {
         len
     };
-    Outcome::InFlight(position, byte_len)
+    ExecutionResult::InFlight(position, byte_len)
 }
 
 /// Returns the operation that the work request asks for, and its memory.
@@ -258,9 +258,9 @@ fn describe(
         imm,
     };
     let operation = match view.wr.opcode {
-        IBV_WR_SEND => send(Tail::None),
-        IBV_WR_SEND_WITH_IMM => send(Tail::Imm(imm.to_ne_bytes())),
-        IBV_WR_SEND_WITH_INV => send(Tail::Invalidate(imm)),
+        IBV_WR_SEND => send(LastPacketField::None),
+        IBV_WR_SEND_WITH_IMM => send(LastPacketField::Imm(imm.to_ne_bytes())),
+        IBV_WR_SEND_WITH_INV => send(LastPacketField::Invalidate(imm)),
         IBV_WR_RDMA_WRITE => write(None),
         IBV_WR_RDMA_WRITE_WITH_IMM => write(Some(imm.to_ne_bytes())),
         IBV_WR_RDMA_READ => RequestOperation::Read { addr, rkey, len },
@@ -348,7 +348,8 @@ fn copy_payload(
         let part = into.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own; `for_each_part` has checked `src`.
-        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }
+            .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)
     })
 }
 
@@ -358,9 +359,9 @@ pub(super) fn takes_datagram(qp: &Qp, view: &WrView<'_>) -> bool {
 }
 
 /// Sends a UD datagram by packet.
-pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.flow?))) else {
-        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+        return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     let total: usize = view.sges.iter().map(|s| s.length as usize).sum();
     if total > UD_MAX_PAYLOAD {
@@ -373,13 +374,13 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     let mut payload = [0; UD_MAX_PAYLOAD];
     let payload = &mut payload[..total];
     if let Err(status) = copy_payload(qp, sq, view, payload) {
-        return Outcome::Failed(status);
+        return ExecutionResult::Failed(status);
     }
     let packet = Packet {
         bth: Bth {
             transport: Transport::Ud,
-            operation: Operation::Send,
-            position: Position::Only,
+            operation: PacketOperation::Send,
+            position: MessagePosition::Only,
             solicited: view.wr.send_flags & IBV_SEND_SOLICITED != 0,
             pkey: DEFAULT_PKEY,
             fecn: false,
@@ -388,7 +389,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
             ack_request: false,
             psn: Psn::new(sq.datagram_psn),
         },
-        extended: Extended {
+        extended: ExtendedHeaders {
             deth: Some(Deth {
                 // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
                 qkey: if ud.remote_qkey >> 31 != 0 {
@@ -399,7 +400,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
                 src_qpn: qp.qpn,
             }),
             imm: with_imm.then(|| imm.to_ne_bytes()),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         },
         payload,
     };
@@ -407,10 +408,11 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     qp.nic
         .network
         .send_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
-    qp.nic.network.counters.add(Counter::Sends, 1);
+    let counters = &qp.nic.network.counters;
+    counters.add(qp.port_place(), Counter::Sends, 1);
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    Outcome::Done(len)
+    ExecutionResult::Done(len)
 }
 
 /// Transmits posted requests. Their packets leave now or with the next post.
@@ -437,10 +439,11 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
     qp.nic
         .network
         .send(qp.qpn, &wire.flow, |packet| match machine {
-            Machine::Rc(requester) => requester.transmit(now, &mut memory, packet),
-            Machine::Uc(sender) => sender.transmit(&mut memory, packet),
+            RequesterMachine::Rc(requester) => requester.transmit(now, &mut memory, packet),
+            RequesterMachine::Uc(sender) => sender.transmit(&mut memory, packet),
         });
-    qp.nic.network.counters.take(wire.machine.counts());
+    let counters = &qp.nic.network.counters;
+    counters.add_qp_counts(|| qp.port_place(), wire.machine.counts());
     wire.forget_done();
 }
 
@@ -450,15 +453,15 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
 /// The reason why the packet is dropped.
 pub(crate) fn take_answer(
     qp: &Qp,
-    arrival: &Arrival,
+    arrival: &PacketArrival,
     packet: &Packet<'_>,
     now: u64,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let mut sq = qp.sq.lock();
     let SendQueue { wire, local, .. } = &mut *sq;
-    let wire = wire.as_mut().ok_or(Drop::NotReady)?;
+    let wire = wire.as_mut().ok_or(DropReason::NotReady)?;
     if !arrival.is_from_peer(&wire.flow) {
-        return Err(Drop::WrongSource);
+        return Err(DropReason::WrongSource);
     }
     let mut memory = QpMemory {
         qp,
@@ -466,7 +469,7 @@ pub(crate) fn take_answer(
         memory: &wire.memory,
         done: wire.done,
     };
-    if let Machine::Rc(requester) = &mut wire.machine {
+    if let RequesterMachine::Rc(requester) = &mut wire.machine {
         requester.receive(now, packet, &mut memory);
     }
     Ok(())
@@ -482,7 +485,8 @@ pub(crate) fn go_on(qp: &Qp, now: u64) {
     if !sq.stopped || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
     } else if let Some(wire) = &mut sq.wire {
-        qp.nic.network.counters.take(wire.machine.counts());
+        let counters = &qp.nic.network.counters;
+        counters.add_qp_counts(|| qp.port_place(), wire.machine.counts());
     }
     drop(sq);
     qp.send_cq.drain_sender(qp);
@@ -494,7 +498,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     };
     let now = now_ns();
-    if let Machine::Rc(requester) = &mut wire.machine
+    if let RequesterMachine::Rc(requester) = &mut wire.machine
         && requester.deadline().is_some_and(|at| at <= now)
     {
         requester.expire(now, qp.nic.network.heard_ns());
@@ -507,8 +511,8 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     wire.forget_done();
     let done = wire.done();
     let failure = match &wire.machine {
-        Machine::Rc(requester) => requester.failure(),
-        Machine::Uc(sender) => sender.failure(),
+        RequesterMachine::Rc(requester) => requester.failure(),
+        RequesterMachine::Uc(sender) => sender.failure(),
     };
     settle_front(qp, sq, done);
     if sq.pending.is_empty() {
@@ -516,7 +520,8 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     }
     if let Some(failure) = failure {
         // The responder's cause is not known here: a NAK has no room for it.
-        let cause = matches!(failure, Failure::RetryExceeded).then_some(Cause::NoAcknowledgement);
+        let cause = matches!(failure, RequestFailure::RetryExceeded)
+            .then_some(FailureCause::NoAcknowledgement);
         fail_now(qp, sq, status_of(failure), cause);
         return false;
     }
@@ -524,14 +529,14 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
 }
 
 /// Returns the status of a work request that has failed with `failure`.
-fn status_of(failure: Failure) -> ibv_wc_status {
+fn status_of(failure: RequestFailure) -> ibv_wc_status {
     match failure {
-        Failure::LocalProtection => IBV_WC_LOC_PROT_ERR,
-        Failure::BadResponse => IBV_WC_BAD_RESP_ERR,
-        Failure::RetryExceeded => IBV_WC_RETRY_EXC_ERR,
-        Failure::RnrRetryExceeded => IBV_WC_RNR_RETRY_EXC_ERR,
-        Failure::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
-        Failure::RemoteAccess => IBV_WC_REM_ACCESS_ERR,
-        Failure::RemoteOperational => IBV_WC_REM_OP_ERR,
+        RequestFailure::LocalProtection => IBV_WC_LOC_PROT_ERR,
+        RequestFailure::BadResponse => IBV_WC_BAD_RESP_ERR,
+        RequestFailure::RetryExceeded => IBV_WC_RETRY_EXC_ERR,
+        RequestFailure::RnrRetryExceeded => IBV_WC_RNR_RETRY_EXC_ERR,
+        RequestFailure::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
+        RequestFailure::RemoteAccess => IBV_WC_REM_ACCESS_ERR,
+        RequestFailure::RemoteOperational => IBV_WC_REM_OP_ERR,
     }
 }

@@ -40,7 +40,37 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         sq.freed = freed;
     }
     qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
+    if sq.traffic.is_due(sq.posted) {
+        publish_traffic(qp, sq);
+    }
     waiting
+}
+
+/// Adds the counts of messages to those of the ports.
+#[cold]
+#[inline(never)]
+pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
+    let peer = sq.out.as_ref().and_then(OutRing::port_name);
+    let open = |name| qp.nic.traffic.port(qp.nic.fabric.dir(), name);
+    sq.traffic.publish(sq.posted, peer, open);
+}
+
+/// [`publish_traffic`] for a thread that does not have the lock of the send queue, and only if no other thread has it.
+#[cold]
+pub(crate) fn publish_idle_traffic(qp: &Qp) {
+    if let Some(mut sq) = qp.sq.lock_if_favoured()
+        && sq.traffic.is_due_asleep(sq.posted)
+    {
+        publish_traffic(qp, &mut sq);
+    }
+}
+
+/// Counts a work request that the general path has executed by shared memory.
+pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: Destination) {
+    let len = view.sges.iter().map(|sge| u64::from(sge.length)).sum();
+    if sq.traffic.count_request(view.wr.opcode, len, to) {
+        publish_traffic(qp, sq);
+    }
 }
 
 /// Makes the completion of a WR.
@@ -85,7 +115,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
         }
         let wqe = *front;
         sq.pending.drop_front(&wqe);
-        sq.silent.end();
+        sq.silent.end_wait();
         if wqe.signaled {
             if sq.ready.is_empty() && !sink.is_full() {
                 complete(qp, &mut sq.freed, &wqe, sink);
@@ -136,7 +166,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
     let nak = out
         .header(qp.nic)
         .map_or(0, |h| h.nak.load(Ordering::Acquire));
-    if let Some((status, cause)) = Cause::of_refusal(nak) {
+    if let Some((status, cause)) = FailureCause::of_refusal(nak) {
         // WRs that were consumed before the refusal come first.
         if let Ok(consumed) = out.producer.consumed() {
             settle_front(qp, sq, consumed);
@@ -166,7 +196,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         } else if let Some(out) = &sq.out
             && out.peer.is_given_up()
         {
-            let cause = Cause::PeerEnded { pid: out.peer.pid };
+            let cause = FailureCause::PeerEnded { pid: out.peer.pid };
             fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         } else {
             return true;
@@ -174,7 +204,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if answering {
-        sq.silent.end();
+        sq.silent.end_wait();
         return false;
     }
     if qp.qp_type != QpType::Rc {
@@ -215,55 +245,59 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         }
         let mut outcome = match d.fault {
             None => execute(qp, sq, &view),
-            Some(fault) => match obey(qp, fault, d.waiting.waited(now_ns())) {
-                Obeyed::Wait => {
+            Some(fault) => match obey(qp, fault, d.waiting.elapsed(now_ns())) {
+                FaultEffect::Wait => {
                     sq.deferred.push_front(d);
                     return true;
                 }
-                Obeyed::Done(outcome) => outcome,
-                Obeyed::Over => {
-                    d.waiting.end();
+                FaultEffect::Done(outcome) => outcome,
+                FaultEffect::Over => {
+                    d.waiting.end_wait();
                     d.fault = None;
                     execute(qp, sq, &view)
                 }
             },
         };
-        if matches!(outcome, Outcome::Later) && qp.qp_type != QpType::Rc {
+        if matches!(outcome, ExecutionResult::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
-            let waited = d.waiting.waited(now);
+            let waited = d.waiting.elapsed(now);
             if waited >= UNRELIABLE_WAIT_NS {
                 outcome = if is_for_many(qp, &d) {
                     // The other receivers get the datagram.
                     ud::wait_no_more(sq);
                     execute(qp, sq, &view)
                 } else {
-                    Outcome::Done(0)
+                    ExecutionResult::Done(0)
                 };
             } else if waited >= d.wake_after {
                 d.wake_after = 2 * waited;
                 wake_receiver(qp, sq, &d);
             }
         }
-        if matches!(outcome, Outcome::Later) {
+        if matches!(outcome, ExecutionResult::Later) {
             sq.deferred.push_front(d);
             publish(qp, sq);
             return true;
         }
         let signaled = sq.sq_sig_all || d.wr.send_flags & IBV_SEND_SIGNALED != 0;
-        settle(qp, sq, &d.wr, d.seq, signaled, &outcome);
+        record_result(qp, sq, &d.wr, d.seq, signaled, &outcome);
         if sq.stopped {
             return false;
         }
     }
     publish(qp, sq);
     if let Some(out) = &sq.out {
-        out.set_deferred(qp.nic, false);
+        out.tell_receiver_of_deferred(qp.nic, false);
+    }
+    if qp.send_cq.is_armed() {
+        // The receiver may neither poll nor wait, and the sender sleeps.
+        wake_receiver_of_pending(qp, sq);
     }
     false
 }
 
 /// Returns true if several queue pairs may get the datagram.
-fn is_for_many(qp: &Qp, d: &Deferred) -> bool {
+fn is_for_many(qp: &Qp, d: &DeferredWr) -> bool {
     qp.qp_type == QpType::RawPacket || d.ah.as_ref().is_some_and(|ah| ah.group.is_some())
 }
 
@@ -295,19 +329,19 @@ pub(crate) fn wake_debtor(qp: &Qp) {
     if qp.send_work.load(Ordering::Relaxed) == SendWork::None as u8 {
         return;
     }
-    let Some(sq) = qp.sq.try_lock() else { return };
+    let Some(mut sq) = qp.sq.try_lock() else {
+        return;
+    };
     if let Some(d) = sq.deferred.front() {
         wake_receiver(qp, &sq, d);
-    } else if let Some(out) = &sq.out
-        && !sq.pending.is_empty()
-    {
-        out.peer.wake();
+    } else {
+        wake_receiver_of_pending(qp, &mut sq);
     }
 }
 
 /// Wakes the engines of the processes that a WR is addressed to.
 #[cold]
-fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
+fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
     if let Some(out) = &sq.out {
         out.peer.wake();
     } else if qp.qp_type == QpType::RawPacket {
@@ -329,7 +363,7 @@ fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
 
 /// Returns the fault that the fault plan prescribes for a work request.
 #[cold]
-pub(super) fn ask(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
+pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
     let peer_qpn = if qp.qp_type.is_connected() {
         qp.shared().dest_qpn.load(Ordering::Relaxed)
     } else if qp.qp_type == QpType::Ud {
@@ -354,38 +388,38 @@ pub(super) fn ask(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
 }
 
 /// The effect of a fault on a work request that has waited.
-enum Obeyed {
+enum FaultEffect {
     /// The work request keeps waiting.
     Wait,
     /// The work request has ended with this outcome.
-    Done(Outcome),
+    Done(ExecutionResult),
     /// The fault is over; the work request is executed now.
     Over,
 }
 
 /// Applies a fault to a work request that has waited for `waited_ns`.
 #[cold]
-fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> Obeyed {
+fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
     match fault {
         WorkFault::Status(status) => {
-            why::note(Cause::Fault);
-            Obeyed::Done(Outcome::Failed(status))
+            why::note_cause(FailureCause::Fault);
+            FaultEffect::Done(ExecutionResult::Failed(status))
         }
         // The sender is not told; the message is lost.
         WorkFault::ReceiverNotReady(_) if qp.qp_type != QpType::Rc => {
-            Obeyed::Done(Outcome::Done(0))
+            FaultEffect::Done(ExecutionResult::Done(0))
         }
         WorkFault::ReceiverNotReady(time) => {
             let patience = qp.rnr_patience_ns().unwrap_or(u64::MAX);
             if waited_ns >= time.min(patience) {
                 if time > patience {
-                    why::note(Cause::Fault);
-                    Obeyed::Done(Outcome::Failed(IBV_WC_RNR_RETRY_EXC_ERR))
+                    why::note_cause(FailureCause::Fault);
+                    FaultEffect::Done(ExecutionResult::Failed(IBV_WC_RNR_RETRY_EXC_ERR))
                 } else {
-                    Obeyed::Over
+                    FaultEffect::Over
                 }
             } else {
-                Obeyed::Wait
+                FaultEffect::Wait
             }
         }
     }

@@ -1,8 +1,8 @@
 //! SEND on a raw packet queue pair: whole Ethernet frames, delivered to the queue pairs whose flows they match.
 
 use super::*;
-use crate::steering::{Steering, Target};
-use nic_core::flows::Headers;
+use crate::steering::{KnownFlows, SteeredQp};
+use nic_core::flows::FrameHeaders;
 
 /// Shortest frame on a wire, without its check sequence: IEEE 802.3, 3.2.8. Shorter ones are padded with zeroes.
 const MIN_FRAME: usize = 60;
@@ -15,8 +15,8 @@ const RAW_RING_SLOTS: u64 = 4096;
 
 /// The state that a raw packet queue pair needs to send.
 #[derive(Default)]
-pub(super) struct Raw {
-    steering: Steering,
+pub(super) struct RawQpState {
+    steering: KnownFlows,
     /// Buffer for the frame that is being sent.
     frame: Vec<u8>,
 }
@@ -25,20 +25,25 @@ pub(super) struct Raw {
 /// its own frames. mlx5 devices have a self-loopback block for this, which applies to a transport domain. Each context
 /// has one transport domain.
 #[inline(never)]
-pub(super) fn send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     let mut raw = sq.raw.take().unwrap_or_default();
     let outcome = send_with(&mut raw, qp, sq, view);
     sq.raw = Some(raw);
     outcome
 }
 
-fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+fn send_with(
+    raw: &mut RawQpState,
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> ExecutionResult {
     let total = view
         .sges
         .iter()
         .fold(0, |sum, sge| sum + sge.length as usize);
     if total > MAX_FRAME {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return ExecutionResult::Failed(IBV_WC_LOC_LEN_ERR);
     }
     let frame = &mut raw.frame;
     frame.clear();
@@ -48,13 +53,14 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
         let part = frame.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
-        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }.map_err(|Fault| IBV_WC_LOC_PROT_ERR)
+        unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }
+            .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)
     });
     if let Err(status) = gathered {
-        return Outcome::Failed(status);
+        return ExecutionResult::Failed(status);
     }
-    let Some(headers) = Headers::of(&frame[..total]) else {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    let Some(headers) = FrameHeaders::of(&frame[..total]) else {
+        return ExecutionResult::Failed(IBV_WC_LOC_LEN_ERR);
     };
     if view.wr.send_flags & IBV_SEND_IP_CSUM != 0 {
         headers.fill_in_checksums(frame);
@@ -70,14 +76,14 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
         to.extend(new.map(|i| (i, target.tag)));
     }
     if !keep_those_with_room(qp, sq, frame.len(), &mut to, |&(i, _)| i) {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     }
     #[allow(clippy::cast_possible_truncation)] // at most MAX_FRAME
     let len = frame.len() as u32;
     let kind = if headers.checksums_are_right(frame) {
-        Kind::CheckedFrame
+        RecordKind::CheckedFrame
     } else {
-        Kind::Frame
+        RecordKind::Frame
     };
     let solicited = view.wr.send_flags & IBV_SEND_SOLICITED != 0;
     for (i, tag) in to {
@@ -96,16 +102,16 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
         ring.producer
             .commit(header(kind, flags, tag, len, 0), frame.len());
     }
-    Outcome::Done(u32::try_from(total).unwrap_or(u32::MAX))
+    ExecutionResult::Done(u32::try_from(total).unwrap_or(u32::MAX))
 }
 
 /// Returns true if the target is a queue pair of the sending context.
-fn is_own(qp: &Qp, target: &Target<'_>) -> bool {
+fn is_own(qp: &Qp, target: &SteeredQp<'_>) -> bool {
     target.peer.is_self && qp.nic.objects.share_a_context(target.qp, qp.index)
 }
 
-fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &Target<'_>) -> Option<usize> {
-    let way = Way {
+fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize> {
+    let way = UdRingProperties {
         to: IBV_QPT_RAW_PACKET,
         slots: RAW_RING_SLOTS,
         grh: None,

@@ -43,8 +43,8 @@ pub(crate) fn rendezvous(
             before_message: false,
         };
         match read(qp, sq, &view, pd) {
-            Ok(Outcome::Later) | Err(Outcome::Later) => return Ok(false),
-            Err(Outcome::Failed(status)) => return Err(status),
+            Ok(ExecutionResult::Later) | Err(ExecutionResult::Later) => return Ok(false),
+            Err(ExecutionResult::Failed(status)) => return Err(status),
             Ok(_) | Err(_) => *is_read = true,
         }
     }
@@ -61,8 +61,10 @@ pub(crate) fn rendezvous(
     unsafe { std::ptr::copy_nonoverlapping(fin.as_ptr(), place.as_mut_ptr(), fin.len()) };
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
-    out.producer
-        .commit(header(Kind::Send, FLAG_BEHIND_SENDS, 0, len, 0), fin.len());
+    out.producer.commit(
+        header(RecordKind::Send, FLAG_BEHIND_SENDS, 0, len, 0),
+        fin.len(),
+    );
     out.publish(qp.nic);
     Ok(true)
 }

@@ -1,15 +1,15 @@
 //! The memory of this process that a peer's request names, with the rights of the queue pair that the request is for.
 
 use super::*;
-use nic_core::rights::{Access, Owner, Permitted};
-use roce::target::Atomic;
+use nic_core::rights::{Access, Owner, PermittedRange};
+use roce::target::AtomicOperation;
 
 /// A range of memory that a request may access; its region stays registered.
 pub(crate) struct RemoteMemory<'a> {
     qp: &'a Qp,
-    region: &'a shm::mem::Region,
-    at: Permitted,
-    _pin: shm::keys::Pin,
+    region: &'a shm::mem::AccessibleRegion,
+    at: PermittedRange,
+    _pin: shm::keys::RegionPin,
 }
 
 impl<'a> RemoteMemory<'a> {
@@ -23,11 +23,11 @@ impl<'a> RemoteMemory<'a> {
         range: (u64, u32),
         len: u64,
         access: Access,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, MemoryFault> {
         let found = remote_region(qp.nic, &own(qp), regions, range, len, access);
         let (region, at, pin) = found.map_err(|_| {
             why::refused(qp.qpn, "refused a request of its peer");
-            Fault
+            MemoryFault
         })?;
         Ok(Self {
             qp,
@@ -41,9 +41,9 @@ impl<'a> RemoteMemory<'a> {
     ///
     /// # Errors
     /// The memory is not mapped, or the lengths differ.
-    pub(crate) fn write(self, bytes: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(self, bytes: &[u8]) -> Result<(), MemoryFault> {
         if self.at.len() != bytes.len() as u64 {
-            return Err(Fault);
+            return Err(MemoryFault);
         }
         // SAFETY: `bytes` is as long as `at`, which is of this region; the region is pinned.
         unsafe { self.region.write(self.at, bytes.as_ptr()) }
@@ -53,9 +53,9 @@ impl<'a> RemoteMemory<'a> {
     ///
     /// # Errors
     /// The memory is not mapped, or the lengths differ.
-    pub(crate) fn read(self, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(self, into: &mut [u8]) -> Result<(), MemoryFault> {
         if self.at.len() != into.len() as u64 {
-            return Err(Fault);
+            return Err(MemoryFault);
         }
         // SAFETY: `into` is as long as `at`, which is of this region; the region is pinned.
         unsafe { self.region.read(self.at, into.as_mut_ptr()) }
@@ -65,14 +65,14 @@ impl<'a> RemoteMemory<'a> {
     ///
     /// # Errors
     /// The memory is not mapped.
-    pub(crate) fn atomic(self, atomic: Atomic) -> Result<u64, Fault> {
+    pub(crate) fn atomic(self, atomic: AtomicOperation) -> Result<u64, MemoryFault> {
         let op = match atomic {
-            Atomic::CompareSwap { compare, swap } => AtomicOp::CompareSwap {
+            AtomicOperation::CompareSwap { compare, swap } => AtomicOp::CompareSwap {
                 expect: compare,
                 swap,
             },
-            Atomic::FetchAdd { add } => AtomicOp::FetchAdd(add),
-            Atomic::Write(bytes) => AtomicOp::Store(u64::from_ne_bytes(bytes)),
+            AtomicOperation::FetchAdd { add } => AtomicOp::FetchAdd(add),
+            AtomicOperation::Write(bytes) => AtomicOp::Store(u64::from_ne_bytes(bytes)),
         };
         self.region.atomic(self.qp.nic.me(), self.at, op)
     }
@@ -87,10 +87,10 @@ impl<'a> RemoteMemory<'a> {
         (addr, rkey, len): (u64, u32, u64),
         placement: u8,
         selectivity: u8,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MemoryFault> {
         // Memory of a process does not survive the process, so no region allows persistence.
         if placement != IBV_FLUSH_GLOBAL {
-            return Err(Fault);
+            return Err(MemoryFault);
         }
         let (addr, len) = if selectivity == 0 {
             (addr, len)
@@ -98,7 +98,7 @@ impl<'a> RemoteMemory<'a> {
             let to = own(qp);
             let domain = || domain_of(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
             let found = regions.get(qp.nic, qp.nic.me(), rkey, domain);
-            let (region, _pin) = found.map_err(|_| Fault)?;
+            let (region, _pin) = found.map_err(|_| MemoryFault)?;
             (region.rights.start, region.rights.len)
         };
         RemoteMemory::of_own(qp, regions, (addr, rkey), len, Access::FlushGlobal).map(|_| ())
@@ -106,8 +106,8 @@ impl<'a> RemoteMemory<'a> {
 }
 
 /// Describes a queue pair of this process as the target of requests.
-fn own(qp: &Qp) -> Target<'_> {
-    Target {
+fn own(qp: &Qp) -> TargetQp<'_> {
+    TargetQp {
         peer: qp.nic.me(),
         index: qp.index,
         srqn: 0,

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::burst::{inline_piece, peer_answers};
+use super::burst::{inline_payload, peer_answers};
+use super::traffic::{Destination, Short};
 use super::{
-    FLAG_SOLICITED, Kind, OutRing, SUCCESS, SendQueue, SendWork, SendWqe, asleep, byte, header,
-    recent_ud_ring,
+    FLAG_SOLICITED, OutRing, RecordKind, SUCCESS, SendQueue, SendWork, SendWqe, byte, header,
+    post_to_armed, recent_ud_ring,
 };
 use crate::ah::Ah;
 use crate::path;
@@ -63,7 +64,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     // SAFETY: contract of this function.
-    let (src, len) = unsafe { inline_piece(wr, sq.max_inline) }?;
+    let (src, len) = unsafe { inline_payload(wr, sq.max_inline) }?;
     let (place, qkey) = if UD {
         // SAFETY: the member of the union for UD, plain values.
         let to = unsafe { wr.wr.ud };
@@ -79,6 +80,14 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     } else {
         (peer_answers(qp, sq.out.as_ref()).then_some(0)?, 0)
     };
+    let to = if UD {
+        out_ring::<UD>(sq, place)?.port
+    } else {
+        Destination::PEER
+    };
+    if !sq.traffic.count_short(sq.posted, Short::Send, len, to) {
+        return None;
+    }
     let ring = out_ring::<UD>(sq, place)?;
     if ring.producer.has_room(len) != Ok(true) {
         return None;
@@ -91,8 +100,8 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { wr.imm.imm_data };
     let (kind, imm) = match wr.opcode {
-        IBV_WR_SEND => (Kind::Send, 0),
-        _ => (Kind::SendWithImm, imm),
+        IBV_WR_SEND => (RecordKind::Send, 0),
+        _ => (RecordKind::SendWithImm, imm),
     };
     let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
     let flags = if solicited { FLAG_SOLICITED } else { 0 };
@@ -110,6 +119,9 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         ordered: 0,
     };
     sq.posted += 1;
+    if kind == RecordKind::SendWithImm {
+        sq.traffic.count_immediates(1);
+    }
     if !UD {
         sq.pending.push(wqe);
     } else if wqe.signaled {
@@ -124,7 +136,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     ring.producer.publish_one(record, len);
     ring.published(qp.nic, solicited);
     if work != SendWork::None && qp.send_cq.is_armed() {
-        asleep(qp, sq);
+        post_to_armed(qp, sq);
     }
     Some(())
 }

@@ -12,7 +12,8 @@ use verbs_abi::*;
 
 use nic_core::rights::{Access, authorize};
 
-use super::{SUCCESS, SendWork, SendWqe, answers, asleep, byte, responder};
+use super::traffic::{Destination, Short};
+use super::{SUCCESS, SendWork, SendWqe, answers, byte, post_to_armed, responder};
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::xrc::Xrc;
@@ -68,6 +69,12 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     {
         return None;
     }
+    if !sq
+        .traffic
+        .count_short(sq.posted, Short::Write, len, Destination::PEER)
+    {
+        return None;
+    }
     let out = sq.out.as_ref()?;
     let dest = out.peer.segment.qp(out.dest_index)?;
     if out.peer.is_dead() || !answers(dest, out.dest_epoch, qp.qpn) {
@@ -111,7 +118,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
             qp.send_work.store(work, Ordering::Relaxed);
         }
         if qp.send_cq.is_armed() {
-            asleep(qp, sq);
+            post_to_armed(qp, sq);
         }
     }
     Some(())

@@ -1,7 +1,7 @@
 //! SEND on UD, and the rings of a queue pair that sends datagrams.
 
 use super::*;
-use crate::multicast::{self, Group, MULTICAST_QPN};
+use crate::multicast::{self, MULTICAST_QPN, MulticastGroup};
 
 /// Largest UD payload: the path MTU (`ibv_post_send(3)`).
 pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
@@ -24,9 +24,9 @@ pub(super) const RECENT: usize = 64;
 
 /// Executes a SEND on UD.
 #[inline]
-pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     let Some(ah) = view.ah else {
-        return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
+        return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     let mut total = 0usize;
     for sge in view.sges {
@@ -47,11 +47,16 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
                 if ah.destination.is_some() && was_never_there(qp, sq, qpn) {
                     why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
                 }
-                Outcome::Done(len)
+                ExecutionResult::Done(len)
             }
         };
     };
-    put(qp, sq, view, i, total)
+    let outcome = put(qp, sq, view, i, total);
+    if matches!(outcome, ExecutionResult::Done(_)) {
+        let port = port_of(sq, i);
+        count_request(qp, sq, view, port);
+    }
+    outcome
 }
 
 /// Returns true if the process that `qpn` names is not in the fabric, and this queue pair has no ring to it.
@@ -74,9 +79,9 @@ fn to_group(
     sq: &mut SendQueue,
     view: &WrView<'_>,
     ah: &Ah,
-    group: Group,
+    group: MulticastGroup,
     total: usize,
-) -> Outcome {
+) -> ExecutionResult {
     let block_self = qp.block_self.load(Ordering::Relaxed);
     let mut rings = Vec::new();
     for peer in qp.nic.fabric.all_peers() {
@@ -88,16 +93,28 @@ fn to_group(
         }
     }
     if !keep_those_with_room(qp, sq, total, &mut rings, |&i| i) {
-        return Outcome::Later;
+        return ExecutionResult::Later;
     }
-    for i in rings {
-        if let Outcome::Failed(status) = put(qp, sq, view, i, total) {
-            return Outcome::Failed(status);
+    for &i in &rings {
+        if let ExecutionResult::Failed(status) = put(qp, sq, view, i, total) {
+            return ExecutionResult::Failed(status);
         }
+    }
+    let mut ports: Vec<_> = rings.into_iter().map(|i| port_of(sq, i)).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    if (sq.traffic).count_to_group(view.wr.opcode, total as u64, &ports) {
+        publish_traffic(qp, sq);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    Outcome::Done(len)
+    ExecutionResult::Done(len)
+}
+
+/// Returns the port to which ring `i` leads.
+fn port_of(sq: &SendQueue, i: usize) -> Destination {
+    let ring = sq.ud.rings.get(i).and_then(Option::as_ref);
+    ring.map_or(Destination::PEER, |ring| ring.port)
 }
 
 /// Keeps those rings that have room for a datagram. Returns false if the datagram has to wait for one of the others.
@@ -153,21 +170,21 @@ pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<
 
 /// Puts a datagram into ring `i`.
 #[inline(always)]
-fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> Outcome {
+fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> ExecutionResult {
     // SAFETY: the union's member for UD; a plain integer.
     let qkey = unsafe { view.wr.wr.ud.remote_qkey };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     let Some(ring) = open_ring(qp.nic, &mut sq.ud, i) else {
-        return Outcome::Done(len);
+        return ExecutionResult::Done(len);
     };
     match ring.producer.has_room(total) {
         Ok(true) => {}
         Ok(false) => {
             ring.publish(qp.nic);
-            return Outcome::Later;
+            return ExecutionResult::Later;
         }
-        Err(_) => return Outcome::Done(len),
+        Err(_) => return ExecutionResult::Done(len),
     }
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
@@ -176,12 +193,12 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     }
     let (kind, imm) = if view.wr.opcode == IBV_WR_SEND_WITH_IMM {
         // SAFETY: reads the immediate of the union, which is plain bytes.
-        (Kind::SendWithImm, unsafe { view.wr.imm.imm_data })
+        (RecordKind::SendWithImm, unsafe { view.wr.imm.imm_data })
     } else {
-        (Kind::Send, 0)
+        (RecordKind::Send, 0)
     };
     if let Err(status) = gather(qp, &mut sq.local, view, &mut ring.producer, total) {
-        return Outcome::Failed(status);
+        return ExecutionResult::Failed(status);
     }
     // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
     let qkey = if qkey >> 31 != 0 {
@@ -191,7 +208,7 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     };
     ring.producer
         .commit(header(kind, flags, imm, len, qkey), total);
-    Outcome::Done(len)
+    ExecutionResult::Done(len)
 }
 
 /// Returns the index of the ring to `qpn` as `ah` addresses it.
@@ -244,7 +261,7 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
 
 /// Returns the ring to queue pair `index` of `peer`, if that receives datagrams as `ah` addresses them.
 fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
-    let way = Way {
+    let way = UdRingProperties {
         to: IBV_QPT_UD,
         slots: UD_RING_SLOTS,
         grh: ah.grh,
@@ -254,7 +271,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
 }
 
 /// The properties that datagrams of one ring have in common.
-pub(super) struct Way {
+pub(super) struct UdRingProperties {
     /// The type of the receiving queue pair.
     pub(super) to: ibv_qp_type,
     /// Slots of the ring.
@@ -265,7 +282,7 @@ pub(super) struct Way {
     pub(super) path: u64,
 }
 
-impl Way {
+impl UdRingProperties {
     /// Returns a key of the properties, which is unique among queue pairs of one type.
     fn key(&self) -> Vec<u8> {
         let mut key = self.path.to_ne_bytes().to_vec();
@@ -279,7 +296,7 @@ impl Way {
 pub(super) fn datagram_ring(
     qp: &Qp,
     sq: &mut SendQueue,
-    way: &Way,
+    way: &UdRingProperties,
     peer: Arc<Peer>,
     index: usize,
 ) -> Option<usize> {
@@ -300,7 +317,7 @@ pub(super) fn datagram_ring(
         Some(i) => Some(i),
         None => {
             sweep(qp.nic, sq);
-            let ring = new_ring(
+            let mut ring = new_ring(
                 qp,
                 peer,
                 &RingUse {
@@ -311,6 +328,9 @@ pub(super) fn datagram_ring(
                     path: way.path,
                 },
             )?;
+            if let Some(name) = ring.port_name() {
+                ring.port = sq.traffic.destination(name);
+            }
             let i = match sq.ud.rings.iter().position(Option::is_none) {
                 Some(free) => free,
                 None => {

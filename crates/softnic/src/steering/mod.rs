@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex};
 use verbs_abi::*;
 
 use crate::lock::lock;
-use nic_core::flows::{FlowKind, HEADER_BYTES, Headers, Pattern, Rule, Spread, Trap};
-use places::Places;
+use nic_core::flows::{
+    FlowKind, FlowRule, FrameHeaders, HEADER_BYTES, HeaderMatch, RssConfig, Trap,
+};
+use places::TablePlaces;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
 
@@ -28,11 +30,11 @@ const _: () = {
 
 /// A flow of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Flow {
+pub(crate) struct OwnFlow {
     /// Index of the queue pair in its process.
     pub(crate) qp: usize,
     /// The packets that the flow takes.
-    pub(crate) rule: Rule,
+    pub(crate) rule: FlowRule,
     /// The tag of the completions.
     pub(crate) tag: u32,
     /// The place that describes how the queue pair spreads packets.
@@ -41,17 +43,17 @@ pub(crate) struct Flow {
 
 /// The flows of this process.
 #[derive(Default)]
-pub(crate) struct Flows(Mutex<Places>);
+pub(crate) struct OwnFlows(Mutex<TablePlaces>);
 
-impl Flows {
+impl OwnFlows {
     /// Enters a flow in the table. Returns its place.
     ///
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
-    pub(crate) fn add(&self, fabric: &Fabric, flow: &Flow) -> Result<usize, i32> {
+    pub(crate) fn add(&self, fabric: &Fabric, flow: &OwnFlow) -> Result<usize, i32> {
         // Held until the flow is counted: the number of places in use grows with the places.
         let mut places = lock(&self.0);
-        let place = places.take(MAX_FLOWS).ok_or(libc::ENOMEM)?;
+        let place = places.take_free_place(MAX_FLOWS).ok_or(libc::ENOMEM)?;
         if let Err(errno) = write(fabric, place, flow) {
             places.give_back(place);
             return Err(errno);
@@ -76,7 +78,7 @@ impl Flows {
     }
 }
 
-fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
+fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
     let at = FLOWS_AT + place * size_of::<FlowShared>();
     fabric
         .reserve(at, size_of::<FlowShared>())
@@ -111,7 +113,7 @@ fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
 }
 
 /// Returns the flow at a place of a process. `None` if there is none.
-fn read(peer: &Peer, place: usize) -> Option<Flow> {
+fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
     let shared = peer.segment.flow(place)?;
     let entry = shared.entry.load(Ordering::Acquire);
     #[allow(clippy::cast_possible_truncation)] // the lower half
@@ -125,15 +127,15 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
         }
         bytes
     };
-    let flow = Flow {
+    let flow = OwnFlow {
         qp,
-        rule: Rule {
+        rule: FlowRule {
             kind: FlowKind::from_code(shared.kind.load(Ordering::Relaxed))?,
             #[allow(clippy::cast_possible_truncation)] // the lower half
             priority: priority as u16,
             dont_trap: priority & FLOW_DONT_TRAP != 0,
             drop: priority & FLOW_DROP != 0,
-            pattern: Pattern {
+            pattern: HeaderMatch {
                 layers: shared.layers.load(Ordering::Relaxed),
                 value: bytes(&shared.value),
                 mask: bytes(&shared.mask),
@@ -148,14 +150,14 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
 }
 
 /// A flow of some process, as a sender keeps it.
-struct Entry {
-    flow: Flow,
-    spread: Option<Spread>,
+struct KnownFlow {
+    flow: OwnFlow,
+    spread: Option<RssConfig>,
     peer: Arc<Peer>,
 }
 
 /// A queue pair that gets a packet.
-pub(crate) struct Target<'a> {
+pub(crate) struct SteeredQp<'a> {
     pub(crate) peer: &'a Arc<Peer>,
     /// Index of the queue pair in its process.
     pub(crate) qp: usize,
@@ -165,14 +167,14 @@ pub(crate) struct Target<'a> {
 
 /// The flows of all processes as a sender has read them.
 #[derive(Default)]
-pub(crate) struct Steering {
+pub(crate) struct KnownFlows {
     /// The count of changes at which the flows were read.
     changes: Option<u64>,
     /// The flows, in the order in which packets are tried against them.
-    flows: Vec<Entry>,
+    flows: Vec<KnownFlow>,
 }
 
-impl Steering {
+impl KnownFlows {
     /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_changes().load(Ordering::Acquire);
@@ -189,7 +191,7 @@ impl Steering {
                 if matches!(spread, Some(None)) {
                     continue;
                 }
-                self.flows.push(Entry {
+                self.flows.push(KnownFlow {
                     spread: spread.flatten(),
                     peer: Arc::clone(&peer),
                     flow,
@@ -202,19 +204,19 @@ impl Steering {
     /// Returns the queue pairs that get a packet.
     pub(crate) fn targets<'a>(
         &'a self,
-        headers: &'a Headers,
-    ) -> impl Iterator<Item = Target<'a>> + 'a {
+        headers: &'a FrameHeaders,
+    ) -> impl Iterator<Item = SteeredQp<'a>> + 'a {
         let mut trap = Trap::default();
         self.flows.iter().filter_map(move |entry| {
             let flow = &entry.flow;
-            if !trap.takes(&flow.rule, headers) || entry.peer.is_dead() {
+            if !trap.gets_packet(&flow.rule, headers) || entry.peer.is_dead() {
                 return None;
             }
             let qp = match &entry.spread {
                 Some(spread) => spread.queue_of(headers)?,
                 None => flow.qp,
             };
-            Some(Target {
+            Some(SteeredQp {
                 peer: &entry.peer,
                 qp,
                 tag: flow.tag,

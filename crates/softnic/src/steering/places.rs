@@ -2,14 +2,14 @@
 
 /// The taken and the free places of a table in this process's segment.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct TablePlaces {
     /// The places from here on have never been taken.
     used: usize,
     free: Vec<usize>,
 }
 
-impl Places {
-    pub(super) fn take(&mut self, limit: usize) -> Option<usize> {
+impl TablePlaces {
+    pub(super) fn take_free_place(&mut self, limit: usize) -> Option<usize> {
         self.free.pop().or_else(|| {
             let place = self.used;
             (place < limit).then(|| {

@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-use nic_core::flows::{KEY_BYTES, Spread, hash_field};
+use nic_core::flows::{KEY_BYTES, RssConfig, hash_field};
 use verbs_abi::*;
 
-use super::places::Places;
+use super::places::TablePlaces;
 use crate::lock::lock;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
@@ -34,7 +34,7 @@ const _: () = assert!(
 );
 
 /// Reads the description at a place of a process. `None` if it is not valid.
-pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
+pub(super) fn read(peer: &Peer, place: usize) -> Option<RssConfig> {
     let shared = peer.segment.find_rss(place)?;
     let size = shared.size.load(Ordering::Acquire) as usize;
     if !size.is_power_of_two() || size > MAX_IND_TBL {
@@ -48,7 +48,7 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
         .iter()
         .map(|index| index.load(Ordering::Relaxed) as usize)
         .collect();
-    Some(Spread {
+    Some(RssConfig {
         fields: shared.fields.load(Ordering::Relaxed),
         key,
         table,
@@ -57,15 +57,15 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
 
 /// The places of this process's table.
 #[derive(Default)]
-pub(crate) struct Spreads(Mutex<Places>);
+pub(crate) struct SpreadPlaces(Mutex<TablePlaces>);
 
-impl Spreads {
+impl SpreadPlaces {
     /// Describes to peers how a queue pair spreads packets. Returns the place.
     ///
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
-    pub(crate) fn add(&self, fabric: &Fabric, spread: &Spread) -> Result<usize, i32> {
-        let place = lock(&self.0).take(MAX_RSS).ok_or(libc::ENOMEM)?;
+    pub(crate) fn add(&self, fabric: &Fabric, spread: &RssConfig) -> Result<usize, i32> {
+        let place = lock(&self.0).take_free_place(MAX_RSS).ok_or(libc::ENOMEM)?;
         fill_in(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
         Ok(place)
     }
@@ -80,7 +80,7 @@ impl Spreads {
     }
 }
 
-fn fill_in(fabric: &Fabric, place: usize, spread: &Spread) -> Result<(), i32> {
+fn fill_in(fabric: &Fabric, place: usize, spread: &RssConfig) -> Result<(), i32> {
     let at = RSS_AT + place * size_of::<RssShared>();
     fabric
         .reserve(at, size_of::<RssShared>())

@@ -7,22 +7,22 @@ use std::sync::LazyLock;
 pub const WHY_VAR: &str = "VERBATIM_WHY";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Amount {
+pub(super) enum ReportDetail {
     Unreachable,
     Summary,
     Each,
 }
 
-pub(super) static AMOUNT: LazyLock<Amount> =
+pub(super) static AMOUNT: LazyLock<ReportDetail> =
     LazyLock::new(|| match std::env::var(WHY_VAR).as_deref().unwrap_or("") {
-        "each" | "1" => Amount::Each,
-        "summary" => Amount::Summary,
-        _ => Amount::Unreachable,
+        "each" | "1" => ReportDetail::Each,
+        "summary" => ReportDetail::Summary,
+        _ => ReportDetail::Unreachable,
     });
 
 /// Returns true if every failure is printed.
 pub(super) fn is_each() -> bool {
-    *AMOUNT == Amount::Each
+    *AMOUNT == ReportDetail::Each
 }
 
 /// Writes to standard error in one piece, so that lines of several processes do not mix. An error of the write is

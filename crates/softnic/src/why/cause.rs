@@ -3,33 +3,33 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use nic_core::rights::{Access, Denied, Region};
+use nic_core::rights::{Access, AccessDenied, Region};
 use verbs_abi::*;
 
 /// The reason why a work request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum FailureCause {
     /// The key names no region or window.
-    UnknownKey { side: Side, bytes: Bytes },
+    UnknownKey { side: MemorySide, bytes: NamedBytes },
     /// The bytes lie outside the region of their key, which begins at `start` and has `len` bytes.
     Range {
-        side: Side,
-        bytes: Bytes,
+        side: MemorySide,
+        bytes: NamedBytes,
         start: u64,
         len: u64,
     },
     /// The region or window was registered without the right to the access.
     RegionAccess {
-        side: Side,
-        bytes: Bytes,
+        side: MemorySide,
+        bytes: NamedBytes,
         access: Access,
     },
     /// The key belongs to another protection domain, or to a window that another queue pair has bound.
-    Domain { side: Side, bytes: Bytes },
+    Domain { side: MemorySide, bytes: NamedBytes },
     /// The responder's queue pair does not allow the access (`qp_access_flags`).
     QueuePairAccess(Access),
     /// The region is registered, but its memory is not mapped, or the kernel does not let this process access it.
-    Memory { side: Side },
+    Memory { side: MemorySide },
     /// The message is longer than allowed.
     TooLong { len: u64, max: u64 },
     /// The receive WR is shorter than the message.
@@ -39,7 +39,7 @@ pub(crate) enum Cause {
     /// The remote address of an atomic is not a multiple of 8.
     Unaligned(u64),
     /// READs and atomics are not allowed: `max_rd_atomic` of this side, or `max_dest_rd_atomic` of the peer, is 0.
-    NoReadResources { side: Side },
+    NoReadResources { side: MemorySide },
     /// The peer's process has ended.
     PeerEnded { pid: u64 },
     /// No process of this fabric has the queue pair.
@@ -58,7 +58,7 @@ pub(crate) enum Cause {
 
 /// The side whose memory is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum MemorySide {
     /// Memory named by an SGE.
     Local,
     /// Memory named by `remote_addr` and `rkey`.
@@ -67,7 +67,7 @@ pub(crate) enum Side {
 
 /// Bytes that a work request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes {
+pub(crate) struct NamedBytes {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     /// The L_Key or the R_Key.
@@ -77,7 +77,7 @@ pub(crate) struct Bytes {
 /// Added to the codes of causes whose memory is remote.
 const REMOTE: u16 = 0x10;
 
-impl Side {
+impl MemorySide {
     fn code(self, local: u16) -> u16 {
         match self {
             Self::Local => local,
@@ -93,24 +93,24 @@ impl Side {
     }
 }
 
-impl Cause {
+impl FailureCause {
     /// Returns the cause of an access to `bytes` that was denied by `region` or by the queue pair.
     pub(crate) fn denied(
-        denied: Denied,
-        side: Side,
-        bytes: Bytes,
+        denied: AccessDenied,
+        side: MemorySide,
+        bytes: NamedBytes,
         access: Access,
         region: &Region,
     ) -> Self {
         match denied {
-            Denied::QueuePairAccess => Self::QueuePairAccess(access),
-            Denied::RegionAccess => Self::RegionAccess {
+            AccessDenied::QueuePairAccess => Self::QueuePairAccess(access),
+            AccessDenied::RegionAccess => Self::RegionAccess {
                 side,
                 bytes,
                 access,
             },
-            Denied::Domain => Self::Domain { side, bytes },
-            Denied::Range => Self::Range {
+            AccessDenied::Domain => Self::Domain { side, bytes },
+            AccessDenied::Range => Self::Range {
                 side,
                 bytes,
                 start: region.start,
@@ -122,7 +122,9 @@ impl Cause {
     /// Returns the only possible cause of a status, for use if no other cause was noted.
     pub(crate) fn of_status(status: ibv_wc_status) -> Option<Self> {
         match status {
-            IBV_WC_LOC_PROT_ERR => Some(Self::Memory { side: Side::Local }),
+            IBV_WC_LOC_PROT_ERR => Some(Self::Memory {
+                side: MemorySide::Local,
+            }),
             IBV_WC_RNR_RETRY_EXC_ERR => Some(Self::NoReceive),
             _ => None,
         }
@@ -176,7 +178,7 @@ impl Cause {
     }
 }
 
-impl Display for Cause {
+impl Display for FailureCause {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match *self {
             Self::UnknownKey { side, bytes } => write!(
@@ -213,10 +215,10 @@ impl Display for Cause {
                 "qp_access_flags of the responder's queue pair lack {}",
                 flag_name(access)
             ),
-            Self::Memory { side: Side::Local } => f.write_str(
+            Self::Memory { side: MemorySide::Local } => f.write_str(
                 "the memory of an SGE is registered and no longer mapped, or is mapped without the access",
             ),
-            Self::Memory { side: Side::Remote } => f.write_str(
+            Self::Memory { side: MemorySide::Remote } => f.write_str(
                 "the remote memory is registered and cannot be reached: its process has unmapped it, or the kernel refuses \
                  copies between processes (verbatim doctor says what to change)",
             ),
@@ -234,10 +236,10 @@ impl Display for Cause {
                 f,
                 "the remote address {addr:#x} of an atomic is not a multiple of 8"
             ),
-            Self::NoReadResources { side: Side::Local } => {
+            Self::NoReadResources { side: MemorySide::Local } => {
                 f.write_str("max_rd_atomic of the queue pair is 0")
             }
-            Self::NoReadResources { side: Side::Remote } => {
+            Self::NoReadResources { side: MemorySide::Remote } => {
                 f.write_str("max_dest_rd_atomic of the responder's queue pair is 0")
             }
             Self::PeerEnded { pid } => write!(f, "the peer's process {pid} has ended"),
@@ -264,12 +266,12 @@ impl Display for Cause {
 
 fn out_of_range(
     f: &mut Formatter<'_>,
-    side: Side,
-    bytes: Bytes,
+    side: MemorySide,
+    bytes: NamedBytes,
     (start, len): (u64, u64),
 ) -> fmt::Result {
     let key = side.key();
-    let Bytes {
+    let NamedBytes {
         addr,
         len: wanted,
         key: number,
@@ -318,9 +320,9 @@ mod tests {
 
     #[test]
     fn a_range_says_by_how_much_it_is_exceeded() {
-        let range = |addr, len| Cause::Range {
-            side: Side::Remote,
-            bytes: Bytes {
+        let range = |addr, len| FailureCause::Range {
+            side: MemorySide::Remote,
+            bytes: NamedBytes {
                 addr,
                 len,
                 key: 0x1b,
@@ -340,48 +342,48 @@ mod tests {
 
     #[test]
     fn codes_are_not_zero_and_differ() {
-        let bytes = Bytes {
+        let bytes = NamedBytes {
             addr: 0,
             len: 0,
             key: 0,
         };
         let of = |side| {
             [
-                Cause::UnknownKey { side, bytes },
-                Cause::Range {
+                FailureCause::UnknownKey { side, bytes },
+                FailureCause::Range {
                     side,
                     bytes,
                     start: 0,
                     len: 0,
                 },
-                Cause::RegionAccess {
+                FailureCause::RegionAccess {
                     side,
                     bytes,
                     access: Access::LocalWrite,
                 },
-                Cause::Domain { side, bytes },
-                Cause::Memory { side },
-                Cause::NoReadResources { side },
+                FailureCause::Domain { side, bytes },
+                FailureCause::Memory { side },
+                FailureCause::NoReadResources { side },
             ]
         };
         let others = [
-            Cause::QueuePairAccess(Access::RemoteRead),
-            Cause::TooLong { len: 1, max: 0 },
-            Cause::ShortReceive { len: 1, room: 0 },
-            Cause::OperandLength(4),
-            Cause::Unaligned(1),
-            Cause::PeerEnded { pid: 1 },
-            Cause::NoPeer { qpn: 1 },
-            Cause::PeerNotConnected { qpn: 1, pid: 1 },
-            Cause::NoAcknowledgement,
-            Cause::NoReceive,
-            Cause::Fault,
+            FailureCause::QueuePairAccess(Access::RemoteRead),
+            FailureCause::TooLong { len: 1, max: 0 },
+            FailureCause::ShortReceive { len: 1, room: 0 },
+            FailureCause::OperandLength(4),
+            FailureCause::Unaligned(1),
+            FailureCause::PeerEnded { pid: 1 },
+            FailureCause::NoPeer { qpn: 1 },
+            FailureCause::PeerNotConnected { qpn: 1, pid: 1 },
+            FailureCause::NoAcknowledgement,
+            FailureCause::NoReceive,
+            FailureCause::Fault,
         ];
-        let all = of(Side::Local)
+        let all = of(MemorySide::Local)
             .into_iter()
-            .chain(of(Side::Remote))
+            .chain(of(MemorySide::Remote))
             .chain(others);
-        let mut codes: Vec<u16> = all.map(Cause::code).collect();
+        let mut codes: Vec<u16> = all.map(FailureCause::code).collect();
         let count = codes.len();
         codes.sort_unstable();
         codes.dedup();

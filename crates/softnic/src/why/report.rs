@@ -1,34 +1,35 @@
 //! Reports of failed work requests: from the check that noted the cause to the text.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::path::Path;
 
 use nic_core::qp_state::QpType;
+use verbs_abi::strings::{wc_opcode_name, wc_status_name};
 use verbs_abi::*;
 
-use super::amount::{AMOUNT, Amount, is_each, say};
-use super::cause::Cause;
+use super::amount::{AMOUNT, ReportDetail, is_each, say};
+use super::cause::FailureCause;
 use super::{summary, unreachable};
-use crate::strings::{wc_opcode_name, wc_status_name};
 
 thread_local! {
-    static NOTED: Cell<Option<Cause>> = const { Cell::new(None) };
+    static NOTED: Cell<Option<FailureCause>> = const { Cell::new(None) };
 }
 
 /// Notes the cause for which the current work request fails.
 #[cold]
-pub(crate) fn note(cause: Cause) {
+pub(crate) fn note_cause(cause: FailureCause) {
     NOTED.set(Some(cause));
 }
 
 /// Takes the cause that was noted last.
 #[cold]
-pub(crate) fn take() -> Option<Cause> {
+pub(crate) fn take_last_cause() -> Option<FailureCause> {
     NOTED.take()
 }
 
 /// Returns the `vendor_err` of a cause; 0 if no cause was noted.
-pub(crate) fn vendor_err(cause: Option<Cause>) -> u32 {
+pub(crate) fn vendor_err(cause: Option<FailureCause>) -> u32 {
     cause.map_or(0, |cause| cause.code().into())
 }
 
@@ -43,36 +44,36 @@ pub(crate) struct QueuePair<'a> {
 }
 
 /// The report of a failed work request.
-pub(crate) struct Report<'a> {
+pub(crate) struct FailureReport<'a> {
     pub(crate) qp: QueuePair<'a>,
     pub(crate) wr_id: u64,
     /// The opcode of the completion.
     pub(crate) opcode: ibv_wc_opcode,
     pub(crate) status: ibv_wc_status,
-    pub(crate) cause: Option<Cause>,
+    pub(crate) cause: Option<FailureCause>,
 }
 
-impl Report<'_> {
+impl FailureReport<'_> {
     /// Prints or counts the failure, as `VERBATIM_WHY` selects.
     #[cold]
     pub(crate) fn report(&self) {
         if self.status == IBV_WC_WR_FLUSH_ERR {
             return;
         }
-        if let Some(Cause::NoPeer { qpn }) = self.cause {
+        if let Some(FailureCause::NoPeer { qpn }) = self.cause {
             unreachable::no_peer(self.qp.fabric, (self.qp.qpn, qpn));
         }
         match *AMOUNT {
-            Amount::Unreachable => {}
-            Amount::Summary => summary::keep(self.text()),
-            Amount::Each => {
-                say(&format!("verbatim: {}\n", self.text()));
+            ReportDetail::Unreachable => {}
+            ReportDetail::Summary => summary::keep(self.format_report()),
+            ReportDetail::Each => {
+                say(&format!("verbatim: {}\n", self.format_report()));
                 summary::keep(String::new());
             }
         }
     }
 
-    fn text(&self) -> String {
+    fn format_report(&self) -> String {
         let qp = &self.qp;
         let to = qp
             .peer_qpn
@@ -106,11 +107,23 @@ fn type_name(qp_type: QpType) -> &'static str {
 /// Reports a peer's request that is refused or dropped here and fails no work request of this process.
 #[cold]
 pub(crate) fn refused(qpn: u32, what: &str) {
-    let Some(cause) = take() else { return };
+    let Some(cause) = take_last_cause() else {
+        return;
+    };
     if is_each() {
         say(&format!(
             "verbatim: queue pair {qpn:#x} {what} (vendor_err {:#x}): {cause}\n",
             cause.code()
+        ));
+    }
+}
+
+/// Reports a peer's request that is no valid request, so that this queue pair has failed.
+#[cold]
+pub(crate) fn invalid_request(qpn: u32, request: &dyn Display) {
+    if *AMOUNT != ReportDetail::Unreachable {
+        say(&format!(
+            "verbatim: queue pair {qpn:#x} refused a request of its peer as invalid: {request}\n"
         ));
     }
 }

@@ -3,20 +3,20 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::amount::{AMOUNT, Amount, say};
+use super::amount::{AMOUNT, ReportDetail, say};
 use crate::at_exit::at_exit;
 use crate::lock::lock;
 
 /// Number of failures whose text a process keeps.
 const KEPT: usize = 3;
 
-struct Kept {
+struct SummaryState {
     pid: u32,
     count: u64,
     first: Vec<String>,
 }
 
-static FAILURES: Mutex<Kept> = Mutex::new(Kept {
+static FAILURES: Mutex<SummaryState> = Mutex::new(SummaryState {
     pid: 0,
     count: 0,
     first: Vec::new(),
@@ -32,7 +32,7 @@ pub(super) fn keep(text: String) {
     let mut kept = lock(&FAILURES);
     if kept.pid != pid {
         // A forked child counts its own failures.
-        *kept = Kept {
+        *kept = SummaryState {
             pid,
             count: 0,
             first: Vec::new(),
@@ -53,7 +53,7 @@ extern "C" fn print_summary() {
         return;
     }
     let plural = if kept.count == 1 { "" } else { "s" };
-    let more = if kept.count > kept.first.len() as u64 && *AMOUNT == Amount::Summary {
+    let more = if kept.count > kept.first.len() as u64 && *AMOUNT == ReportDetail::Summary {
         "; `verbatim run --why` prints all of them"
     } else {
         ""

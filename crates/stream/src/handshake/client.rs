@@ -5,7 +5,7 @@ use super::error::{EscapedBytes, HandshakeError};
 use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
-/// State of a client that has sent its hello and reads the server's.
+/// State of a client that has sent its hello and reads the server's hello.
 ///
 /// ```
 /// use stream::handshake::{Answer, Client, Hello, Version, ack};
@@ -28,15 +28,16 @@ pub struct Client {
 /// The server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// The server can use RDMA: connect the queue pair to this one, then [acknowledge](super::ack)
-    /// with true. If connecting fails, acknowledge with false and continue with TCP.
+    /// The server can use RDMA. Connect the queue pair to the queue pair in this hello, then
+    /// [acknowledge](super::ack) with true. If connecting fails, acknowledge with false and continue
+    /// with TCP.
     Rdma(Hello),
-    /// The server cannot use RDMA: acknowledge with false and continue with TCP.
+    /// The server cannot use RDMA. Acknowledge with false and continue with TCP.
     Tcp,
 }
 
 impl Client {
-    /// Creates a client, and returns it with the bytes to send first.
+    /// Creates a client, and returns the client and the bytes that it must send first.
     pub fn new(version: Version, own: &Hello) -> (Self, Vec<u8>) {
         let client = Self {
             version,
@@ -48,15 +49,15 @@ impl Client {
 
     /// Returns the maximum number of bytes to read before the next [`receive`](Self::receive), at
     /// least 1.
-    pub fn wants(&self) -> usize {
+    pub fn max_bytes_to_read(&self) -> usize {
         self.wants
     }
 
-    /// Processes bytes from the server, at most [`wants`](Self::wants) per call. Returns the answer
-    /// once it is complete.
+    /// Processes bytes from the server, at most [`max_bytes_to_read`](Self::max_bytes_to_read) per call. Returns the
+    /// server's answer once it is complete.
     ///
     /// # Errors
-    /// The bytes are not a hello of this version.
+    /// Returns an error if the bytes are not a hello of this version.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Answer>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {

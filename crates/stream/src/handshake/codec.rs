@@ -6,7 +6,7 @@ use super::version::Version;
 use super::{v2, v3};
 
 impl Hello {
-    /// Encodes this hello.
+    /// Encodes this hello in a version of the handshake.
     pub fn encode(&self, version: Version) -> Vec<u8> {
         match version {
             Version::V2 => v2::encode(Some(self)),
@@ -15,7 +15,8 @@ impl Hello {
     }
 }
 
-/// Parses the received part of a hello, which begins with the magic of `version`.
+/// Parses the bytes of a hello that have been received so far. They begin with the magic of
+/// `version`.
 pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<Progress, HandshakeError> {
     match version {
         Version::V2 => v2::parse(bytes),

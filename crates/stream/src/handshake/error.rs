@@ -8,7 +8,7 @@ use super::version::{MAGIC_BYTES, Version};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The server's first bytes are not those of a hello of this version.
+    /// The server's first bytes are not the magic of a hello of this version.
     #[error("the peer answers {0} instead of a hello: it does not speak brpc's RDMA handshake")]
     Magic(EscapedBytes),
     /// A hello declares a length that is out of range.
@@ -16,11 +16,11 @@ pub enum HandshakeError {
     Length {
         /// The version of the handshake.
         version: Version,
-        /// Length in the hello, in bytes.
+        /// Length that the hello declares, in bytes.
         len: u32,
-        /// Minimum length.
+        /// Minimum length in bytes.
         min: u32,
-        /// Maximum length.
+        /// Maximum length in bytes.
         max: u32,
     },
     /// The Protocol Buffers message of a hello cannot be decoded.
@@ -36,17 +36,17 @@ pub enum HandshakeError {
         field: &'static str,
         /// Value of the field.
         value: u32,
-        /// Minimum value.
+        /// Minimum value that is allowed.
         least: u32,
-        /// Maximum value.
+        /// Maximum value that is allowed.
         most: u32,
     },
-    /// The client acknowledges RDMA after the server has declined it.
+    /// The client acknowledges RDMA, although the server has declined it.
     #[error("the client acknowledges RDMA, which this server has declined")]
     AckAfterDecline,
 }
 
-/// The first bytes of data that are not a hello, displayed as text.
+/// The first bytes that a peer sent instead of a hello, displayed as text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EscapedBytes(pub [u8; MAGIC_BYTES]);
 

@@ -2,21 +2,21 @@
 
 use super::error::HandshakeError;
 
-/// Minimum block size that brpc accepts, in bytes.
+/// Minimum block size in bytes that brpc accepts.
 pub(crate) const MIN_BLOCK: u32 = 1024;
-/// Minimum queue size that brpc accepts, in WRs.
+/// Minimum queue size in WRs that brpc accepts.
 pub(crate) const MIN_QUEUE: u16 = 16;
-/// Maximum queue pair number: 24 bits.
+/// Maximum queue pair number, which has 24 bits.
 const MAX_QPN: u32 = 0xff_ffff;
 
 /// The hello of a side: its queue pair, and the limits for the peer's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Maximum bytes of a message to this side, at least 1,024.
+    /// Maximum number of bytes in a message to this side, at least 1,024.
     pub block_bytes: u32,
-    /// WRs of the send queue, at least 16.
+    /// Number of WRs of the send queue, at least 16.
     pub sq_size: u16,
-    /// WRs of the receive queue, all posted, at least 16.
+    /// Number of WRs of the receive queue, all of which are posted, at least 16.
     pub rq_size: u16,
     /// LID of the port; 0 on Ethernet.
     pub lid: u16,
@@ -27,7 +27,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The hello of a side that declines RDMA.
+    /// The hello by which a side declines RDMA.
     pub(crate) const DECLINED: Self = Self {
         block_bytes: 0,
         sq_size: 0,
@@ -37,7 +37,8 @@ impl Hello {
         qpn: 0,
     };
 
-    /// Fails if a number is out of range, so that no queue pair could be connected.
+    /// Returns an error if a number in the hello is out of range, so that no queue pair could be
+    /// connected.
     pub(crate) fn checked(self) -> Result<Self, HandshakeError> {
         let field = |field, value, least, most| {
             if (least..=most).contains(&value) {

@@ -16,14 +16,14 @@ pub struct Server {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Fewer than four bytes received.
+    /// The server has received fewer than four bytes.
     #[default]
     Magic,
     Hello {
         version: Version,
         wants: usize,
     },
-    /// The hello is complete; the answer has not been made.
+    /// The hello is complete, and the server must answer next.
     Answering(Version),
     Ack {
         offered: bool,
@@ -33,23 +33,25 @@ enum State {
 /// The client's request, decoded from its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Not a hello: these bytes belong to the protocol that the client speaks over plain TCP.
+    /// The first bytes are not a hello. These bytes belong to the protocol that the client speaks
+    /// over plain TCP.
     Plain(Vec<u8>),
-    /// The client can use RDMA: connect a queue pair to this one, then [answer](Server::answer).
+    /// The client can use RDMA. Connect a queue pair to the queue pair in this hello, then
+    /// [answer](Server::answer).
     Rdma(Hello),
-    /// The client's hello cannot be served by RDMA: [decline](Server::answer).
+    /// The server cannot serve the client's hello by RDMA and must [decline](Server::answer).
     Tcp,
 }
 
 impl Server {
-    /// Creates a server that has received nothing.
+    /// Creates a server that has received no bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Returns the maximum number of bytes to read before the next [`receive`](Self::receive) or
     /// [`receive_ack`](Self::receive_ack).
-    pub fn wants(&self) -> usize {
+    pub fn max_bytes_to_read(&self) -> usize {
         match self.state {
             State::Magic | State::Ack { .. } => MAGIC_BYTES - self.bytes.len(),
             State::Hello { wants, .. } => wants,
@@ -57,15 +59,15 @@ impl Server {
         }
     }
 
-    /// Processes bytes from the client, at most [`wants`](Self::wants) per call. Returns the
+    /// Processes bytes from the client, at most [`max_bytes_to_read`](Self::max_bytes_to_read) per call. Returns the
     /// request once it is complete; the next call must then be [`answer`](Self::answer).
     ///
     /// # Errors
-    /// The hello is invalid.
+    /// Returns an error if the hello is invalid.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(self.wants().min(rest.len()));
+            let (now, later) = rest.split_at(self.max_bytes_to_read().min(rest.len()));
             self.bytes.extend_from_slice(now);
             rest = later;
             let version = match &mut self.state {
@@ -115,8 +117,8 @@ impl Server {
         }
     }
 
-    /// Encodes the answer. With a hello, the server offers RDMA, and its queue pair must be ready.
-    /// With `None`, it declines.
+    /// Encodes the server's answer. With a hello, the server offers RDMA, and its queue pair must
+    /// be ready. With `None`, the server declines RDMA.
     pub fn answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
         let version = match self.state {
             State::Answering(version) => version,
@@ -131,11 +133,11 @@ impl Server {
         }
     }
 
-    /// Processes bytes of the acknowledgement. Once it is complete, returns true if both sides use
-    /// RDMA from now on.
+    /// Processes bytes of the acknowledgement. Once the acknowledgement is complete, returns true
+    /// if both sides use RDMA from now on.
     ///
     /// # Errors
-    /// The client acknowledges RDMA after the server has declined.
+    /// Returns an error if the client acknowledges RDMA after the server has declined.
     pub fn receive_ack(&mut self, bytes: &[u8]) -> Result<Option<bool>, HandshakeError> {
         self.bytes.extend_from_slice(bytes);
         let Some(ack) = self.bytes.first_chunk() else {

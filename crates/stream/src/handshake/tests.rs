@@ -153,11 +153,11 @@ fn declining_and_acknowledging() {
         let (mut client, hello) = Client::new(version, &HELLO);
         let mut server = Server::new();
         assert_eq!(server.receive(&hello), Ok(Some(Request::Rdma(HELLO))));
-        assert_eq!(server.wants(), 0);
+        assert_eq!(server.max_bytes_to_read(), 0);
         let answer = server.answer(None);
         assert_eq!(client.receive(&answer), Ok(Some(Answer::Tcp)));
         assert_eq!(server.receive_ack(&ack(false)[..3]), Ok(None));
-        assert_eq!(server.wants(), 1);
+        assert_eq!(server.max_bytes_to_read(), 1);
         assert_eq!(server.receive_ack(&ack(false)[3..]), Ok(Some(false)));
     }
     let mut server = Server::new();
@@ -181,7 +181,7 @@ fn a_server_of_another_protocol_is_named() {
 }
 
 proptest! {
-    /// Both sides decode any hello, however it is cut into pieces.
+    /// Both sides decode any hello, regardless of the pieces in which it arrives.
     #[test]
     fn any_hello_arrives_in_any_pieces(
         sizes in (1024u32.., 16u16.., 16u16.., any::<u16>(), any::<[u8; 16]>(), 1u32..1 << 24),

@@ -4,10 +4,10 @@ use super::error::HandshakeError;
 use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
-/// Bytes of a hello.
+/// Number of bytes of a hello of version 2.
 const HELLO_BYTES: usize = 40;
-/// Maximum bytes of a hello. A later version may send more fields than this side knows, which are
-/// skipped.
+/// Maximum number of bytes of a hello. A later version may send more fields than this side knows;
+/// this side skips these fields.
 const MOST_BYTES: u32 = 4096;
 const HELLO_VERSION: u16 = 2;
 const IMPL_VERSION: u16 = 1;
@@ -72,7 +72,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         .map(|hello| Progress::Done(ParsedHello::Rdma(hello)))
 }
 
-/// Returns the next bytes; the caller has checked that enough remain.
+/// Takes the next `N` bytes; the caller has checked that enough bytes remain.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (first, after) = rest.split_first_chunk().expect("the length was checked");
     *rest = after;

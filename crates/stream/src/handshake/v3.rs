@@ -6,9 +6,9 @@ use super::error::HandshakeError;
 use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
-/// Maximum bytes of the message.
+/// Maximum number of bytes of the Protocol Buffers message.
 const MOST_BYTES: u32 = 8192;
-/// Bytes before the message: magic and length.
+/// Number of bytes before the Protocol Buffers message: magic and length.
 const HEAD_BYTES: usize = MAGIC_BYTES + 4;
 
 /// brpc's message `RdmaHello`. brpc declares its fields as required; here they are optional, so

@@ -8,10 +8,11 @@ pub const MAGIC_BYTES: usize = 4;
 /// A version of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Version {
-    /// "RDMA": 40 bytes, understood by every brpc with RDMA.
+    /// "RDMA": a hello of 40 bytes, understood by every brpc with RDMA.
     #[default]
     V2,
-    /// "RDM3": a Protocol Buffers message. Servers of older releases take it for another protocol.
+    /// "RDM3": a hello as a Protocol Buffers message. Servers of older brpc releases take it for
+    /// another protocol.
     V3,
 }
 

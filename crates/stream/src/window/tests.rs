@@ -1,4 +1,4 @@
-//! Tests of single rules, and of two connected windows under random orders of events.
+//! Tests of single rules of the window, and of two connected windows under random orders of events.
 
 use std::collections::VecDeque;
 
@@ -87,19 +87,19 @@ fn a_marker_completes_what_is_before_it() {
     assert!(w.is_idle());
 }
 
-/// One side, with simulated queues.
+/// One side of a connection, with simulated queues.
 struct Side {
     window: Window,
     /// Number of posted receives.
     receives: usize,
     /// Arrived messages that the program has not polled: credits and bytes.
     arrived: VecDeque<(u32, usize)>,
-    /// Polled messages whose receives are not posted again.
+    /// Number of polled messages whose receives are not posted again.
     unread: u16,
     /// Send completions that have not been polled.
     completions: VecDeque<u64>,
     sq_size: usize,
-    /// Slots of the send queue that each signaled WR frees on completion.
+    /// Number of slots of the send queue that each signaled WR frees on completion.
     sq: VecDeque<usize>,
     sq_used: usize,
     sq_unsignaled: usize,
@@ -124,7 +124,8 @@ impl Side {
         }
     }
 
-    /// Delivers a message at once: completion at this side, receive at the peer.
+    /// Delivers a message at once: completes it at this side, and adds it to the peer's arrived
+    /// messages.
     fn post(&mut self, peer: &mut Side, flags: MessageFlags, bytes: usize) {
         self.sq_used += 1;
         self.sq_unsignaled += 1;
@@ -185,8 +186,8 @@ impl Side {
 }
 
 proptest! {
-    /// No receiver is ever unready, no queue overflows, and after any history both sides can still
-    /// send.
+    /// Each message finds a posted receive, and no queue overflows. After any history both sides
+    /// can still send.
     #[test]
     fn two_windows_neither_overrun_nor_deadlock(
         sizes in (16u16..80, 16u16..80, 16u16..80, 16u16..80),
@@ -199,7 +200,7 @@ proptest! {
             let (one, other) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
             one.act(other, action, count);
         }
-        // Now both programs read everything, so each can send any number of messages.
+        // Both programs now read all messages, so each side can send any number of messages.
         let goals = (a.sent + 500, b.sent + 500);
         for _ in 0..2_000 {
             for action in 0..4 {

@@ -1,12 +1,13 @@
-//! Conversion of counted kinds of work requests and messages into operations of the model.
+//! Conversion of counted kinds of work requests and messages into operations of the NIC model.
 
-use nicmodel::op_profile::Counted;
+use nicmodel::op_profile::CountedOperations;
 use nicmodel::{MAX_MESSAGE_BYTES, MAX_SGES, Operation, Transport, Verb};
 use verbs_abi::*;
 
 use crate::layout::*;
 
-/// Size of the global routing header before a datagram, which `byte_len` includes (`ibv_poll_cq(3)`).
+/// Size in bytes of the global routing header before a datagram, which `byte_len` includes
+/// (`ibv_poll_cq(3)`).
 const GRH_BYTES: u32 = 40;
 
 /// Converts a number to 32 bits, saturating at the maximum.
@@ -14,12 +15,12 @@ pub(super) fn narrow(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Adds operations to those of the same kind.
-pub(super) fn add_counted(all: &mut Vec<Counted>, new: Counted) {
+/// Adds the operations `new` to the operations of the same kind in `all`.
+pub(super) fn add_counted(all: &mut Vec<CountedOperations>, new: CountedOperations) {
     if new.count == 0 {
         return;
     }
-    let same = |known: &&mut Counted| {
+    let same = |known: &&mut CountedOperations| {
         let signaled = new.operation.signaled;
         Operation {
             signaled,
@@ -30,7 +31,7 @@ pub(super) fn add_counted(all: &mut Vec<Counted>, new: Counted) {
         return all.push(new);
     };
     #[expect(clippy::cast_precision_loss, reason = "a share")]
-    let signaled = |counted: &Counted| counted.operation.signaled * counted.count as f64;
+    let signaled = |counted: &CountedOperations| counted.operation.signaled * counted.count as f64;
     let both = signaled(known) + signaled(&new);
     known.count = known.count.saturating_add(new.count);
     #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -40,10 +41,10 @@ pub(super) fn add_counted(all: &mut Vec<Counted>, new: Counted) {
 }
 
 /// Returns the model's operation for a kind of work request, or `None` if the model does not have it.
-pub(super) fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
-    let key = Key(kind.key);
+pub(super) fn sent(transport: Transport, kind: &SentCounters<u64>) -> Option<CountedOperations> {
+    let key = OperationKey(kind.key);
     if kind.count == 0 {
-        return Some(nothing(transport));
+        return Some(zero_counted(transport));
     }
     let (verb, imm) = match key.opcode() {
         IBV_WR_RDMA_WRITE | IBV_WR_ATOMIC_WRITE => (Verb::RdmaWrite, false),
@@ -77,17 +78,20 @@ pub(super) fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
         },
         ..Operation::new(verb, transport, payload_bytes)
     };
-    Some(Counted {
+    Some(CountedOperations {
         operation,
         count: kind.count,
     })
 }
 
 /// Returns the model's operation by which a kind of message arrived, or `None` if the model does not have it.
-pub(super) fn received(transport: Transport, kind: &Received<u64>) -> Option<Counted> {
-    let key = Key(kind.key);
+pub(super) fn received(
+    transport: Transport,
+    kind: &ReceivedCounters<u64>,
+) -> Option<CountedOperations> {
+    let key = OperationKey(kind.key);
     if kind.count == 0 {
-        return Some(nothing(transport));
+        return Some(zero_counted(transport));
     }
     let verb = match key.opcode() {
         IBV_WC_RECV => Verb::Send,
@@ -107,22 +111,22 @@ pub(super) fn received(transport: Transport, kind: &Received<u64>) -> Option<Cou
         imm: key.has_imm(),
         ..Operation::new(verb, transport, bytes.saturating_sub(header))
     };
-    Some(Counted {
+    Some(CountedOperations {
         operation,
         count: kind.count,
     })
 }
 
-fn nothing(transport: Transport) -> Counted {
-    Counted {
+fn zero_counted(transport: Transport) -> CountedOperations {
+    CountedOperations {
         operation: Operation::new(Verb::Send, transport, 0),
         count: 0,
     }
 }
 
-/// Returns the payload of an operation of a kind: from the key, or the mean of a class.
-fn payload(key: Key, bytes: u64, count: u64) -> u32 {
-    if !key.is_class() {
+/// Returns the payload in bytes of an operation of a kind: the payload in the key, or the mean of a class.
+fn payload(key: OperationKey, bytes: u64, count: u64) -> u32 {
+    if !key.is_size_class() {
         return key.bytes().min(MAX_MESSAGE_BYTES);
     }
     // A damaged file may contain any number of bytes.

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use super::errno::{errno, set_errno};
-use super::value::{Outcome, Value};
+use super::value::{TracedArgument, TracedResult};
 use crate::session::now_ns;
 
-/// Appends lines, each with the time and the thread before it. `lines` have no newlines at their ends.
+/// Appends lines to the trace, each with the time and the thread before it. `lines` have no newlines at
+/// their ends.
 pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
     const SECOND: u64 = 1_000_000_000;
     let (pid, tid) = (std::process::id(), rustix::thread::gettid());
@@ -25,7 +26,7 @@ pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
 }
 
 /// Appends a line about an event other than a verb, with the time and the thread.
-pub fn note(line: &str) {
+pub fn append_event_line(line: &str) {
     if super::is_on() {
         let before = errno();
         append(now_ns(), [line]);
@@ -33,39 +34,40 @@ pub fn note(line: &str) {
     }
 }
 
-/// A call in progress, with the known part of its line.
-pub struct Call {
+/// A traced call in progress, with the part of its trace line that is known.
+pub struct TracedCall {
     text: String,
     arguments: usize,
     ended_ns: u64,
     errno: i32,
-    /// True if the function returns an event, and fails with `EAGAIN` if there is none.
+    /// True if the function takes an event, and fails with `EAGAIN` if no event is pending.
     takes_event: bool,
-    /// True if the call found no event; such a call has no line.
-    in_vain: bool,
+    /// True if the call found no event; no line is written for such a call.
+    found_nothing: bool,
 }
 
-impl Call {
+impl TracedCall {
     /// Begins the line of a call of `function`.
     #[must_use]
-    pub fn begin(function: &str) -> Self {
+    pub fn begin_line(function: &str) -> Self {
         Self {
             text: format!("{function}("),
             arguments: 0,
             ended_ns: 0,
             errno: 0,
             takes_event: function.contains("_get_") && function.ends_with("_event"),
-            in_vain: false,
+            found_nothing: false,
         }
     }
 
-    /// Adds the next argument.
+    /// Adds the next argument of the call to the line.
     ///
     /// # Safety
-    /// The call's contract permits the called function to read through the argument; this function reads no
+    /// The call's contract permits the called function to read through the argument. This function reads no
+    /// more than the called function may read.
     /// more.
     #[allow(unsafe_code)]
-    pub unsafe fn input(&mut self, name: &str, value: impl Value) {
+    pub unsafe fn input(&mut self, name: &str, value: impl TracedArgument) {
         if self.arguments > 0 {
             self.text.push_str(", ");
         }
@@ -76,35 +78,36 @@ impl Call {
         unsafe { value.input(name, &mut self.text) };
     }
 
-    /// Adds text in the place of an argument.
-    pub(super) fn words(&mut self, words: &str) {
+    /// Adds text to the line in the place of an argument.
+    pub(super) fn add_argument_text(&mut self, words: &str) {
         self.arguments += 1;
         self.text.push_str(", ");
         self.text.push_str(words);
     }
 
-    /// Adds the result, directly after the function has returned. Returns true if the call succeeded.
+    /// Adds the result to the line, directly after the function has returned. Returns true if the call
+    /// succeeded.
     ///
     /// # Safety
-    /// The contract of [`Call::input`] applies.
+    /// The contract of [`TracedCall::input`] applies.
     #[allow(unsafe_code)]
-    pub unsafe fn result<O: Outcome>(&mut self, result: O) -> bool {
+    pub unsafe fn result<O: TracedResult>(&mut self, result: O) -> bool {
         self.errno = errno();
         self.ended_ns = now_ns();
         self.text.push(')');
         // SAFETY: contract of this function.
         let good = unsafe { result.result(self.errno, &mut self.text) };
         let may_find_nothing = O::MAY_FIND_NOTHING || self.takes_event;
-        self.in_vain = may_find_nothing && !good && self.errno == libc::EAGAIN;
+        self.found_nothing = may_find_nothing && !good && self.errno == libc::EAGAIN;
         good
     }
 
-    /// Adds the value that the call stored through an argument, if it is relevant.
+    /// Adds to the line the value that the call stored through an argument, if this value is relevant.
     ///
     /// # Safety
-    /// The contract of [`Call::input`] applies, and the call succeeded.
+    /// The contract of [`TracedCall::input`] applies, and the call succeeded.
     #[allow(unsafe_code)]
-    pub unsafe fn output(&mut self, name: &str, value: impl Value) {
+    pub unsafe fn output(&mut self, name: &str, value: impl TracedArgument) {
         let before = self.text.len();
         self.text.push_str(", ");
         self.text.push_str(name);
@@ -117,9 +120,9 @@ impl Call {
         }
     }
 
-    /// Writes the line.
-    pub fn end(self) {
-        if !self.in_vain {
+    /// Appends the line to the trace.
+    pub fn append_line(self) {
+        if !self.found_nothing {
             append(self.ended_ns, [self.text.as_str()]);
         }
         set_errno(self.errno);

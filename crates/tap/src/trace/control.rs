@@ -1,4 +1,4 @@
-//! The functions of the provider's tables, each with a trace line.
+//! The entry points of the provider's tables, each with a trace line.
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 
 use verbs_abi::*;
 
-use super::Call;
+use super::TracedCall;
 use super::names::{QP_STATES, name_number};
 use crate::control;
 use crate::provider::Provider;
 
-/// Returns the tap's own tables for a provider, which the functions here call.
-fn counting<P: Provider>() -> &'static (Symbols, Option<LaterSymbols>) {
+/// Returns the tap's own tables for a provider, whose functions this module calls.
+fn counting_symbols<P: Provider>() -> &'static (Symbols, Option<LaterSymbols>) {
     type Tables = Vec<(TypeId, &'static (Symbols, Option<LaterSymbols>))>;
     static TABLES: Mutex<Tables> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,11 +37,11 @@ macro_rules! trace_first {
             use super::*;
             $( crate::traced_function! {
                 pub(super) fn $name<P: Provider>($( $arg: $type ),*) $(-> $ret)?, stringify!($name),
-                counting::<P>().0.$name
+                counting_symbols::<P>().0.$name
             } )*
         }
 
-        /// Returns the provider's table with counting and tracing functions in it.
+        /// Returns the provider's table of entry points with counting and tracing functions in it.
         pub(crate) fn symbols<P: Provider>() -> Symbols {
             let mut symbols = Symbols { $( $name: first::$name::<P>, )* };
             symbols.ibv_modify_qp = modify_qp::<P>;
@@ -54,20 +54,21 @@ for_each_symbol!(trace_first);
 
 macro_rules! trace_later {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Functions that later versions added.
+        /// Functions that libibverbs got after version 1.1.
         mod later {
             use super::*;
             $( crate::traced_function! {
                 pub(super) fn $name<P: Provider>($( $arg: $type ),*) $(-> $ret)?, stringify!($name),
-                // Only a provider that has later functions uses this table.
-                match &counting::<P>().1 {
+                // Only a provider that has later functions installs this table.
+                match &counting_symbols::<P>().1 {
                     Some(later) => later.$name,
                     None => unreachable!("the provider has no later functions"),
                 }
             } )*
         }
 
-        /// Returns the table of later functions in the same way.
+        /// Returns the provider's table of later entry points with counting and tracing functions
+        /// in it.
         pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
             P::later_symbols()?;
             Some(LaterSymbols { $( $name: later::$name::<P>, )* })
@@ -77,13 +78,13 @@ macro_rules! trace_later {
 
 for_each_later_symbol!(trace_later);
 
-/// Traces `ibv_modify_qp`, with the attributes selected by the mask.
+/// Traces `ibv_modify_qp`: the line has the attributes that the mask selects.
 unsafe extern "C" fn modify_qp<P: Provider>(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     attr_mask: c_int,
 ) -> c_int {
-    let mut call = Call::begin("ibv_modify_qp");
+    let mut call = TracedCall::begin_line("ibv_modify_qp");
     let mut set = String::new();
     // SAFETY: the caller promises `ibv_modify_qp(3)`: the attributes in the mask are set.
     unsafe {
@@ -91,15 +92,15 @@ unsafe extern "C" fn modify_qp<P: Provider>(
         if let Some(attr) = attr.as_ref() {
             attributes(attr, attr_mask, &mut set);
         }
-        call.words(&set);
-        let result = (counting::<P>().0.ibv_modify_qp)(qp, attr, attr_mask);
+        call.add_argument_text(&set);
+        let result = (counting_symbols::<P>().0.ibv_modify_qp)(qp, attr, attr_mask);
         call.result(result);
-        call.end();
+        call.append_line();
         result
     }
 }
 
-/// Writes the attributes in the mask.
+/// Adds the attributes that the mask selects to the line.
 fn attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
     // Writing to a string does not fail.
     if mask & IBV_QP_STATE != 0 {

@@ -8,25 +8,25 @@ use std::sync::atomic::Ordering::Relaxed;
 use verbs_abi::*;
 
 use super::call::append;
-use super::errno::{errno, set_errno, words};
+use super::errno::{errno, error_text, set_errno};
 use super::names::*;
-use crate::built::{Built, Flush};
+use crate::built::{BuiltWr, FlushParameters};
 use crate::objects::Cq;
-use crate::postlist::{List, room};
+use crate::postlist::{PostedList, sge_count_and_bytes};
 use crate::request::Request;
 use crate::session::now_ns;
 
-/// Time at which a post began; `None` if tracing is off.
+/// Time at which a post began, for its trace lines; `None` if tracing is off.
 pub(crate) type Posted = Option<u64>;
 
-/// Returns the time if tracing is on.
+/// Returns the current time if tracing is on, else `None`.
 #[inline]
-pub(crate) fn started() -> Posted {
+pub(crate) fn start_time() -> Posted {
     super::is_on().then(now_ns)
 }
 
-/// Writes lines in the given order, each with `head` and its number such as "1/3" before it, and preserves
-/// errno.
+/// Appends trace lines in the given order and preserves errno. Before each line stand `head` and the line's
+/// number such as "1/3".
 fn write_list(at_ns: u64, head: &str, lines: &[String]) {
     let errno = errno();
     let count = lines.len();
@@ -39,7 +39,7 @@ fn write_list(at_ns: u64, head: &str, lines: &[String]) {
     set_errno(errno);
 }
 
-/// Returns the description of a work request.
+/// Returns the text of a work request in a trace line.
 fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u32, u32)) -> String {
     let mut text = format!("wr_id={wr_id} ");
     // Writing to a string does not fail.
@@ -55,27 +55,27 @@ fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u3
     text
 }
 
-/// Writes the reason of a refusal.
-fn refused(text: &mut String, errno: c_int) {
-    let _ = write!(text, " refused: {}", words(errno));
+/// Adds the reason of a refusal to the text.
+fn write_refusal(text: &mut String, errno: c_int) {
+    let _ = write!(text, " refused: {}", error_text(errno));
 }
 
-/// Maximum number of work requests of a list that are written, so that an unterminated list does not fill the
+/// Maximum number of work requests of a list that are traced, so that an unterminated list does not fill the
 /// disk.
-const MOST: usize = 1 << 16;
+const MAX_WRITTEN: usize = 1 << 16;
 
-/// Writes a postlist that was posted to a queue pair, up to the refused work request.
+/// Traces a postlist that was posted to a queue pair, up to the refused work request.
 #[cold]
-pub(crate) fn posted(
+pub(crate) fn write_posted(
     at_ns: u64,
     qp: *mut ibv_qp,
     qp_type: ibv_qp_type,
-    list: List,
+    list: PostedList,
     bad: *mut ibv_send_wr,
     result: c_int,
 ) {
     let mut lines = Vec::new();
-    for wr in list.take(MOST) {
+    for wr in list.take(MAX_WRITTEN) {
         let mut text = describe(wr.wr_id, wr.opcode, wr.send_flags, (&wr).payload());
         // SAFETY: opcode and transport determine the valid members; all are plain numbers.
         unsafe {
@@ -96,7 +96,7 @@ pub(crate) fn posted(
                 _ if qp_type == IBV_QPT_UD => {
                     let to = wr.wr.ud;
                     text.push_str(" to ");
-                    named(&mut text, Kind("ah"), to.ah.addr(), false);
+                    write_name(&mut text, HandleKind("ah"), to.ah.addr(), false);
                     write!(text, " QPN {:#x} qkey {:#x}", to.remote_qpn, to.remote_qkey)
                 }
                 _ => Ok(()),
@@ -107,7 +107,7 @@ pub(crate) fn posted(
         }
         let is_bad = result != 0 && std::ptr::eq(wr, bad);
         if is_bad {
-            refused(&mut text, result);
+            write_refusal(&mut text, result);
         }
         lines.push(text);
         if is_bad {
@@ -115,31 +115,31 @@ pub(crate) fn posted(
         }
     }
     let mut head = "post_send ".to_owned();
-    named(&mut head, Kind("qp"), qp.addr(), false);
+    write_name(&mut head, HandleKind("qp"), qp.addr(), false);
     write_list(at_ns, &head, &lines);
 }
 
-/// Writes receives that were posted to a queue pair or a shared receive queue, up to the refused one.
+/// Traces receives that were posted to a queue pair or a shared receive queue, up to the refused receive.
 ///
 /// # Safety
 /// The list is NULL or as `ibv_post_recv(3)` describes it.
 #[cold]
-pub(crate) unsafe fn recvs_posted(
+pub(crate) unsafe fn write_posted_recvs(
     at_ns: u64,
-    (verb, kind, queue): (&str, Kind, usize),
+    (verb, kind, queue): (&str, HandleKind, usize),
     mut wr: *mut ibv_recv_wr,
     bad: *mut ibv_recv_wr,
     result: c_int,
 ) {
     let mut lines = Vec::new();
     // SAFETY: contract of this function.
-    while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MOST) {
+    while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MAX_WRITTEN) {
         // SAFETY: as above; the provider has read the element list, too.
-        let (num_sge, bytes) = unsafe { room(this.sg_list, this.num_sge) };
+        let (num_sge, bytes) = unsafe { sge_count_and_bytes(this.sg_list, this.num_sge) };
         let mut text = format!("wr_id={} {bytes} B in {num_sge} SGEs", this.wr_id);
         let is_bad = result != 0 && wr == bad;
         if is_bad {
-            refused(&mut text, result);
+            write_refusal(&mut text, result);
         }
         lines.push(text);
         wr = if is_bad {
@@ -149,26 +149,26 @@ pub(crate) unsafe fn recvs_posted(
         };
     }
     let mut head = format!("{verb} ");
-    named(&mut head, kind, queue, false);
+    write_name(&mut head, kind, queue, false);
     write_list(at_ns, &head, &lines);
 }
 
-/// Writes a list that was built by `ibv_wr_*` and posted by `ibv_wr_complete`.
+/// Traces a list that was built by `ibv_wr_*` and posted by `ibv_wr_complete`.
 #[cold]
-pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_int) {
+pub(crate) fn write_built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[BuiltWr], result: c_int) {
     let lines: Vec<String> = list
         .iter()
         .map(|wr| {
             let mut text = describe(wr.wr_id, wr.opcode(), wr.flags(), wr.payload());
             let (ah, qpn) = wr.destination();
-            if let Some(to) = wr.to {
+            if let Some(to) = wr.destination {
                 let _ = write!(text, " to {:#x} rkey {:#x}", to.addr, to.rkey);
             } else if !ah.is_null() {
                 text.push_str(" to ");
-                named(&mut text, Kind("ah"), ah.addr(), false);
+                write_name(&mut text, HandleKind("ah"), ah.addr(), false);
                 let _ = write!(text, " QPN {qpn:#x}");
             }
-            if let Some(Flush {
+            if let Some(FlushParameters {
                 len,
                 placement,
                 selectivity,
@@ -180,18 +180,18 @@ pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_in
                 name_number(&mut text, selectivity.into(), "IBV_FLUSH_", SELECTIVITIES);
             }
             if result != 0 {
-                refused(&mut text, result);
+                write_refusal(&mut text, result);
             }
             text
         })
         .collect();
     let mut head = "wr_complete ".to_owned();
-    named(&mut head, Kind("qp"), qp.addr(), false);
+    write_name(&mut head, HandleKind("qp"), qp.addr(), false);
     write_list(at_ns, &head, &lines);
 }
 
-/// The requested fields of a completion.
-pub(crate) struct Poll {
+/// The fields of a completion that a program requested.
+pub(crate) struct PolledCompletion {
     pub(crate) wr_id: u64,
     pub(crate) status: ibv_wc_status,
     pub(crate) opcode: Option<ibv_wc_opcode>,
@@ -200,10 +200,10 @@ pub(crate) struct Poll {
     pub(crate) vendor_err: u32,
 }
 
-impl Poll {
+impl PolledCompletion {
     /// Returns the fields of a completion that `ibv_poll_cq(3)` wrote.
     fn of(wc: &ibv_wc) -> Self {
-        // "byte_len: number of bytes transferred": valid for receives, READs and atomics.
+        // The field is valid for receives, READs and atomics: "byte_len: number of bytes transferred".
         let has_length = wc.opcode >= IBV_WC_RECV
             || matches!(
                 wc.opcode,
@@ -241,31 +241,39 @@ impl Poll {
     }
 }
 
-/// Writes completions.
+/// Traces the completions in `lines`.
 fn write_completions(verb: &str, queue: usize, cq: &Cq, mut lines: Vec<String>) {
     let empty = cq.thread_entry().empty.swap(0, Relaxed);
     if let Some(first) = lines.first_mut().filter(|_| empty > 0) {
         let _ = write!(first, " after {empty} empty polls");
     }
     let mut head = format!("{verb} ");
-    named(&mut head, Kind("cq"), queue, false);
+    write_name(&mut head, HandleKind("cq"), queue, false);
     write_list(now_ns(), &head, &lines);
 }
 
-/// Writes the completions that a poll found.
+/// Traces the completions that a poll found.
 #[cold]
-pub(crate) fn found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
-    let lines = completions.iter().map(|wc| Poll::of(wc).text()).collect();
+pub(crate) fn write_found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
+    let lines = completions
+        .iter()
+        .map(|wc| PolledCompletion::of(wc).text())
+        .collect();
     write_completions("poll_cq", queue.addr(), cq, lines);
 }
 
-/// Writes the completion that `ibv_start_poll` or `ibv_next_poll` found.
+/// Traces the completion that `ibv_start_poll` or `ibv_next_poll` found.
 #[cold]
-pub(crate) fn one_found(verb: &str, queue: *mut ibv_cq_ex, cq: &Cq, completion: &Poll) {
+pub(crate) fn write_found_one(
+    verb: &str,
+    queue: *mut ibv_cq_ex,
+    cq: &Cq,
+    completion: &PolledCompletion,
+) {
     write_completions(verb, queue.addr(), cq, vec![completion.text()]);
 }
 
-/// Counts a poll that found nothing; writes a line after 1000, 1000000, … of them in a row.
+/// Counts a poll that found no completion; writes a line after 1000, 1000000, … such polls in a row.
 #[cold]
 pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
     let count = cq.thread_entry().empty.load(Relaxed) + 1;
@@ -273,7 +281,7 @@ pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
     if matches!(count, 1_000 | 1_000_000 | 1_000_000_000) {
         let errno = errno();
         let mut line = "poll_cq ".to_owned();
-        named(&mut line, Kind("cq"), queue, false);
+        write_name(&mut line, HandleKind("cq"), queue, false);
         let _ = write!(line, " has found nothing {count} times");
         append(now_ns(), [line.as_str()]);
         set_errno(errno);

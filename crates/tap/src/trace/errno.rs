@@ -15,7 +15,7 @@ pub(super) fn set_errno(errno: i32) {
 }
 
 /// Returns the text of an error, without its number.
-pub(super) fn words(errno: i32) -> String {
+pub(super) fn error_text(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();
     match text.find(" (os error") {
         Some(end) => text[..end].to_owned(),

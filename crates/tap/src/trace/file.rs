@@ -12,19 +12,18 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use super::legend::LEGEND;
 
-/// Variable that names the file to which each process appends its lines: an absolute path. Without it nothing
-/// is traced.
+/// Environment variable that names the trace file, to which each process appends its lines: an absolute path. Without
+/// the variable nothing is traced.
 pub const VARIABLE: &str = "VERBATIM_TRACE";
 
-/// A file to which this process appends.
+/// A trace file to which this process appends lines.
 ///
-/// One `write(2)` to a file that was opened with `O_APPEND` appends its bytes as a whole, in an atomic step (open(2)).
-/// Therefore no lock is
-/// held while another thread forks or crashes, and no line is buffered.
+/// A single `write(2)` to a file that was opened with `O_APPEND` appends its bytes in one atomic step (open(2)).
+/// The process therefore needs no lock and no buffer: a fork or a crash loses no line.
 struct Trace {
     path: PathBuf,
     fd: AtomicI32,
-    /// Identity of the file: a program may close unknown descriptors, and a new file may get the same number.
+    /// Device and inode of the file. A program may close unknown descriptors, and a new file may get the same number.
     device: u64,
     inode: u64,
 }
@@ -40,7 +39,7 @@ pub fn create(path: &Path, command: &str) -> io::Result<()> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Not created: if the file has been removed, no reader waits for the lines of a late process.
+    // Do not create the file: if it was removed, no reader waits for the lines of a late process.
     OpenOptions::new()
         .append(true)
         .custom_flags(libc::O_CLOEXEC)
@@ -69,7 +68,7 @@ fn trace() -> Option<&'static Trace> {
     trace.as_ref()
 }
 
-/// Returns true if this process is traced.
+/// Returns true if the verbs of this process are traced.
 #[must_use]
 #[inline]
 pub fn is_on() -> bool {
@@ -77,7 +76,7 @@ pub fn is_on() -> bool {
 }
 
 impl Trace {
-    /// Returns the descriptor if it still refers to the file; otherwise opens the file again.
+    /// Returns the descriptor if it still refers to the trace file; otherwise opens the trace file again.
     fn fd(&self) -> i32 {
         let fd = self.fd.load(Relaxed);
         // SAFETY: any bytes are a valid `stat`, which receives the answer.
@@ -95,7 +94,7 @@ impl Trace {
     }
 }
 
-/// Appends lines, each with a newline at its end. Lines are lost if they cannot be written.
+/// Appends lines to the trace file, each with a newline at its end. Lines that cannot be written are lost.
 pub(super) fn append(lines: &str) {
     let Some(trace) = trace() else { return };
     let _hold_off = cancellation::HoldOff::new();

@@ -1,6 +1,6 @@
-//! The description of trace lines at the head of a trace.
+//! The legend: describes the lines of a trace, at the head of the trace file.
 
-/// The legend, as comments.
+/// The text of the legend, as comment lines of a trace.
 pub(super) const LEGEND: &str = "\
 # One line a verb: SECONDS PID/TID VERB(ARGUMENTS) = RESULT, WHAT IT GAVE
 #

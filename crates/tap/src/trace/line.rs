@@ -4,42 +4,42 @@ use serde::Serialize;
 
 /// A line of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Line {
-    /// Nanoseconds of `CLOCK_MONOTONIC`: when the verb returned, or when a post began.
+pub struct TraceLine {
+    /// Time in nanoseconds of `CLOCK_MONOTONIC` at which the verb returned, or at which a post began.
     pub at_ns: u64,
     /// The process id.
     pub pid: u32,
     /// The thread id.
     pub tid: u32,
-    /// The verb, or the note.
+    /// The verb or the note that the line describes.
     #[serde(flatten)]
-    pub event: Event,
+    pub event: TraceEvent,
 }
 
-/// The content of a line.
+/// The verb or the note in a line of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum TraceEvent {
     /// A work request was posted to a send queue.
     PostSend(PostSend),
     /// A work request was posted to a receive queue.
     PostRecv(PostRecv),
     /// A poll found a completion.
-    Completion(Completion),
-    /// Consecutive polls of a completion queue found nothing.
+    Completion(TracedCompletion),
+    /// Consecutive polls of a completion queue found no completion.
     EmptyPolls {
         /// The completion queue, such as `cq1`.
         cq: String,
-        /// Number of consecutive polls.
+        /// Number of consecutive polls without a completion.
         count: u64,
     },
-    /// Any other verb.
+    /// A verb that is neither a post nor a poll.
     Call {
-        /// The function.
+        /// The name of the function.
         verb: String,
-        /// The arguments, as in the trace.
+        /// The text of the arguments in the trace line.
         arguments: String,
-        /// The result, and the values that the call stored; null for a function that returns nothing.
+        /// The result, and the values that the call stored; `None` for a function that returns nothing.
         result: Option<String>,
     },
     /// A line without a verb, such as that of an injected fault.
@@ -54,7 +54,7 @@ pub enum Event {
 pub struct PostSend {
     /// The queue pair, such as `qp1`; numbered within the process.
     pub qp: String,
-    /// Position in the postlist, from 1.
+    /// Position of the work request in the postlist, from 1.
     pub index: u32,
     /// Number of work requests in the postlist.
     pub list: u32,
@@ -66,7 +66,7 @@ pub struct PostSend {
     pub bytes: u64,
     /// Flags of `IBV_SEND_…`, such as `SIGNALED`.
     pub flags: Vec<String>,
-    /// The reason if the work request was refused.
+    /// The reason why the work request was refused; `None` if it was accepted.
     pub refused: Option<String>,
 }
 
@@ -75,24 +75,24 @@ pub struct PostSend {
 pub struct PostRecv {
     /// The queue pair or the shared receive queue, such as `srq1`.
     pub queue: String,
-    /// Position in the posted list, from 1.
+    /// Position of the work request in the posted list, from 1.
     pub index: u32,
     /// Number of work requests in the posted list.
     pub list: u32,
     /// The program's `wr_id`.
     pub wr_id: u64,
-    /// Size of the buffers in bytes.
+    /// Sum of the buffer sizes in bytes.
     pub bytes: u64,
-    /// The reason if the work request was refused.
+    /// The reason why the work request was refused; `None` if it was accepted.
     pub refused: Option<String>,
 }
 
 /// A completion.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Completion {
+pub struct TracedCompletion {
     /// The completion queue, such as `cq1`.
     pub cq: String,
-    /// Position among the completions that the poll found, from 1.
+    /// Position of the completion among the completions that the poll found, from 1.
     pub index: u32,
     /// Number of completions that the poll found.
     pub list: u32,
@@ -100,20 +100,20 @@ pub struct Completion {
     pub wr_id: u64,
     /// The status, such as `SUCCESS`.
     pub status: String,
-    /// The opcode, such as `RECV`; null if it is not valid or was not requested.
+    /// The opcode, such as `RECV`; `None` if the opcode is not valid or was not requested.
     pub opcode: Option<String>,
-    /// Number of bytes received or read.
+    /// Number of bytes received or read; `None` if the completion has no length.
     pub bytes: Option<u64>,
-    /// The QP number; null if it was not requested.
+    /// The QP number; `None` if it was not requested.
     pub qpn: Option<u32>,
     /// Vendor error of a failed completion.
     pub vendor_err: Option<u32>,
-    /// Number of empty polls before.
+    /// Number of polls without a completion directly before this completion.
     pub empty_polls: u64,
 }
 
-impl Line {
-    /// Parses a line of a trace; returns `None` for comments and other text.
+impl TraceLine {
+    /// Parses a line of a trace; returns `None` for comments and text that is not a trace line.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let (seconds, rest) = line.trim_end().split_once(' ')?;
@@ -123,7 +123,7 @@ impl Line {
             at_ns: nanoseconds(seconds)?,
             pid: pid.parse().ok()?,
             tid: tid.parse().ok()?,
-            event: Event::parse(text),
+            event: TraceEvent::parse(text),
         })
     }
 }
@@ -139,7 +139,7 @@ fn nanoseconds(seconds: &str) -> Option<u64> {
         .checked_add(fraction.parse().ok()?)
 }
 
-impl Event {
+impl TraceEvent {
     fn parse(text: &str) -> Self {
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let of_the_data_path = match words.as_slice() {
@@ -151,7 +151,9 @@ impl Event {
                     count,
                 })
             }
-            [_, cq, ..] if cq.starts_with("cq") => Completion::parse(&words).map(Self::Completion),
+            [_, cq, ..] if cq.starts_with("cq") => {
+                TracedCompletion::parse(&words).map(Self::Completion)
+            }
             _ => None,
         };
         of_the_data_path.unwrap_or_else(|| Self::call(text))
@@ -178,13 +180,13 @@ impl Event {
     }
 }
 
-/// Parses a position: `2/16` → (2, 16).
+/// Parses a position and a list length: `2/16` → (2, 16).
 fn place(word: &str) -> Option<(u32, u32)> {
     let (index, list) = word.split_once('/')?;
     Some((index.parse().ok()?, list.parse().ok()?))
 }
 
-/// Parses the words that begin a work request or a completion: queue, position, list length and `wr_id`.
+/// Parses the first words of a work request or a completion: queue, position, list length and `wr_id`.
 fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     let [_, queue, at, wr_id, ..] = words else {
         return None;
@@ -193,19 +195,19 @@ fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     Some((queue, place(at)?, wr_id))
 }
 
-/// Returns the words behind `refused:`.
+/// Returns the words behind `refused:`, which are the reason of a refusal.
 fn refusal(words: &[&str]) -> Option<String> {
     let at = words.iter().position(|word| *word == "refused:")?;
     Some(words.get(at + 1..)?.join(" "))
 }
 
-/// Returns the number before the word `B`.
+/// Returns the number of bytes: the number before the word `B`.
 fn bytes(words: &[&str]) -> Option<u64> {
     let at = words.iter().position(|word| *word == "B")?;
     words.get(at.checked_sub(1)?)?.parse().ok()
 }
 
-/// Returns the hexadecimal number behind a word.
+/// Returns the hexadecimal number behind the word `name`.
 fn hexadecimal(words: &[&str], name: &str) -> Option<u32> {
     let at = words.iter().position(|word| *word == name)?;
     u32::from_str_radix(words.get(at + 1)?.strip_prefix("0x")?, 16).ok()
@@ -253,7 +255,7 @@ impl PostRecv {
     }
 }
 
-impl Completion {
+impl TracedCompletion {
     fn parse(words: &[&str]) -> Option<Self> {
         let (cq, (index, list), wr_id) = head(words)?;
         let status = (*words.get(4)?).to_owned();
@@ -285,8 +287,9 @@ mod tests {
 
     use super::*;
 
-    fn event(text: &str) -> Event {
-        let line = Line::parse(&format!("21377.540164916 17724/17725 {text}")).expect("a line");
+    fn event(text: &str) -> TraceEvent {
+        let line =
+            TraceLine::parse(&format!("21377.540164916 17724/17725 {text}")).expect("a line");
         assert_eq!(line.at_ns, 21_377_540_164_916);
         assert_eq!((line.pid, line.tid), (17724, 17725));
         line.event
@@ -305,7 +308,7 @@ mod tests {
             flags: vec!["INLINE".to_owned(), "SIGNALED".to_owned()],
             refused: None,
         };
-        assert_eq!(event(text), Event::PostSend(post.clone()));
+        assert_eq!(event(text), TraceEvent::PostSend(post.clone()));
         let text = "wr_complete qp1 2/16 wr_id=7 RDMA_WRITE 64 B in 3 SGEs to 0x7f00 rkey 0x1 \
                     refused: ENOMEM (Cannot allocate memory)";
         let refused = PostSend {
@@ -313,9 +316,9 @@ mod tests {
             refused: Some("ENOMEM (Cannot allocate memory)".to_owned()),
             ..post.clone()
         };
-        assert_eq!(event(text), Event::PostSend(refused));
+        assert_eq!(event(text), TraceEvent::PostSend(refused));
         let text = "post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B in 3 SGEs INLINE|SIGNALED";
-        assert_eq!(event(text), Event::PostSend(post));
+        assert_eq!(event(text), TraceEvent::PostSend(post));
         let text = "post_srq_recv srq1 1/1 wr_id=1 4096 B in 1 SGEs";
         let recv = PostRecv {
             queue: "srq1".to_owned(),
@@ -325,14 +328,14 @@ mod tests {
             bytes: 4096,
             refused: None,
         };
-        assert_eq!(event(text), Event::PostRecv(recv));
+        assert_eq!(event(text), TraceEvent::PostRecv(recv));
     }
 
     #[test]
     fn completions() {
         let text =
             "poll_cq cq1 1/2 wr_id=1 SUCCESS RECV 4096 B QPN 0x31c000 after 4632 empty polls";
-        let found = Completion {
+        let found = TracedCompletion {
             cq: "cq1".to_owned(),
             index: 1,
             list: 2,
@@ -344,9 +347,9 @@ mod tests {
             vendor_err: None,
             empty_polls: 4632,
         };
-        assert_eq!(event(text), Event::Completion(found));
+        assert_eq!(event(text), TraceEvent::Completion(found));
         let text = "poll_cq cq1 1/1 wr_id=9 RETRY_EXC_ERR QPN 0x8000 vendor_err 0x22";
-        let failed = Completion {
+        let failed = TracedCompletion {
             cq: "cq1".to_owned(),
             index: 1,
             list: 1,
@@ -354,10 +357,10 @@ mod tests {
             status: "RETRY_EXC_ERR".to_owned(),
             qpn: Some(0x8000),
             vendor_err: Some(0x22),
-            ..Completion::default()
+            ..TracedCompletion::default()
         };
-        assert_eq!(event(text), Event::Completion(failed));
-        let empty = Event::EmptyPolls {
+        assert_eq!(event(text), TraceEvent::Completion(failed));
+        let empty = TraceEvent::EmptyPolls {
             cq: "cq1".to_owned(),
             count: 1000,
         };
@@ -366,7 +369,7 @@ mod tests {
 
     #[test]
     fn other_verbs() {
-        let call = |verb: &str, arguments: &str, result: Option<&str>| Event::Call {
+        let call = |verb: &str, arguments: &str, result: Option<&str>| TraceEvent::Call {
             verb: verb.to_owned(),
             arguments: arguments.to_owned(),
             result: result.map(str::to_owned),
@@ -380,7 +383,7 @@ mod tests {
             call("ibv_ack_cq_events", "cq=cq1, nevents=0", None)
         );
         let text = "fault 1 (drop 1% of packets): a packet of qp1";
-        let note = Event::Note {
+        let note = TraceEvent::Note {
             text: text.to_owned(),
         };
         assert_eq!(event(text), note);
@@ -395,16 +398,16 @@ mod tests {
             "1.000000000 3 x",
             "a.000000000 3/4 x",
         ] {
-            assert_eq!(Line::parse(line), None, "{line}");
+            assert_eq!(TraceLine::parse(line), None, "{line}");
         }
     }
 
     proptest! {
         #[test]
         fn no_text_is_too_much(text in "[ -~]{0,80}", verb in "post_send|poll_cq|post_recv|wr_complete|") {
-            let _ = Line::parse(&text);
-            let _ = Line::parse(&format!("1.000000000 1/1 {verb} {text}"));
-            let _ = Line::parse(&format!("1.000000000 1/1 {verb} cq1 1/1 wr_id=1 {text}"));
+            let _ = TraceLine::parse(&text);
+            let _ = TraceLine::parse(&format!("1.000000000 1/1 {verb} {text}"));
+            let _ = TraceLine::parse(&format!("1.000000000 1/1 {verb} cq1 1/1 wr_id=1 {text}"));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The trace: one line for each verb of a program, in one file for all processes of a command.
 //!
 //! - `legend`: the description of lines at the head of the file;
-//! - `file`: appends whole lines to the file, whatever else the process is doing;
+//! - `file`: appends whole lines to the trace file, even if the process crashes or forks;
 //! - `names`: short names for handles, and the names of numbers in the headers;
 //! - `value`: text of arguments and results; `pointee`: text of structures behind pointers; `call`: the line
 //!   of a call;
@@ -26,18 +26,22 @@ mod operations;
 mod pointee;
 mod value;
 
-pub use call::{Call, note};
+pub use call::{TracedCall, append_event_line};
 pub(crate) use control::{later_symbols, symbols};
-pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_posted, started};
+pub(crate) use data::{
+    PolledCompletion, empty_poll, start_time, write_built, write_found, write_found_one,
+    write_posted, write_posted_recvs,
+};
 pub use file::{VARIABLE, create, is_on};
-pub use line::{Completion, Event, Line, PostRecv, PostSend};
-pub use names::{Kind, NumberOf, number_of, numbers_from};
+pub use line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
+pub use names::{HandleKind, NumberHandle, number_of, numbers_from};
 pub(crate) use operations::install;
-pub use value::{Outcome, Returned, Value};
+pub use value::{SyscallStyleResult, TracedArgument, TracedResult};
 
 /// Declares a traced function: a C function that calls `$inner` and writes a line about the call.
 ///
-/// `$inner` is an expression for the function that does the work; the arguments and the result are [`Value`]s.
+/// `$inner` is an expression for the function that the traced function calls; the arguments and the result are
+/// [`TracedArgument`]s.
 #[macro_export]
 macro_rules! traced_function {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$P:ident: $bound:path>)? ($( $arg:ident: $type:ty ),* $(,)?) $(-> $ret:ty)?, $shown:expr, $inner:expr) => {
@@ -47,13 +51,13 @@ macro_rules! traced_function {
             // as that function may read them.
             unsafe {
                 #[allow(unused_mut)]
-                let mut call = $crate::trace::Call::begin($shown);
+                let mut call = $crate::trace::TracedCall::begin_line($shown);
                 $( call.input(stringify!($arg), $arg); )*
                 let result = ($inner)($( $arg ),*);
                 #[allow(unused_variables)]
                 let good = call.result(result);
                 $( if good { call.output(stringify!($arg), $arg); } )*
-                call.end();
+                call.append_line();
                 result
             }
         }

@@ -7,23 +7,23 @@ use std::sync::{Mutex, OnceLock, TryLockError};
 
 use verbs_abi::*;
 
-/// A kind of handle: the prefix of its names.
+/// A kind of handle, such as `qp`: the prefix of the names of these handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind(pub &'static str);
+pub struct HandleKind(pub &'static str);
 
 /// The numbers of handles by kind and address, and the last number of each kind.
 #[derive(Default)]
-struct Names {
+struct HandleNames {
     numbers: HashMap<(String, usize), u32>,
     last: HashMap<String, u32>,
 }
 
-/// Calls `work` with the names of this process.
+/// Calls `work` with the handle numbers of this process.
 ///
-/// Returns `None` if the names stay locked for ever, as in a child that was forked while another thread held
-/// the lock.
-fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
-    static NAMES: Mutex<Option<Names>> = Mutex::new(None);
+/// Returns `None` if the lock of the numbers stays locked for ever. This happens in a child that was forked while
+/// another thread held the lock.
+fn with<T>(work: impl FnOnce(&mut HandleNames) -> T) -> Option<T> {
+    static NAMES: Mutex<Option<HandleNames>> = Mutex::new(None);
     const MAX_TRIES: u32 = 1000;
     for _ in 0..MAX_TRIES {
         match NAMES.try_lock() {
@@ -37,13 +37,13 @@ fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
     None
 }
 
-/// Writes the name of a handle. A handle that is new or was never seen gets the next number of its kind.
-pub(crate) fn named(text: &mut String, kind: Kind, address: usize, is_new: bool) {
+/// Adds the name of a handle to the text. A handle that is new or unknown gets the next number of its kind.
+pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is_new: bool) {
     if address == 0 {
         text.push_str("NULL");
         return;
     }
-    let number = match ELSEWHERE.get() {
+    let number = match OTHER_LIBRARY.get() {
         // SAFETY: the caller of `numbers_from` promised this function; the kind's name has the given length.
         Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
         None => number(kind.0, address, is_new),
@@ -55,7 +55,7 @@ pub(crate) fn named(text: &mut String, kind: Kind, address: usize, is_new: bool)
     };
 }
 
-/// Returns the number of a handle among those of its kind; 0 if it cannot be determined.
+/// Returns the number of a handle among the handles of its kind; 0 if the number cannot be determined.
 fn number(kind: &str, address: usize, is_new: bool) -> u32 {
     let number = with(|names| {
         let known = names.numbers.get(&(kind.to_owned(), address)).copied();
@@ -69,18 +69,19 @@ fn number(kind: &str, address: usize, is_new: bool) -> u32 {
     number.unwrap_or(0)
 }
 
-/// A function that numbers handles: the name of their kind and its length, the address, and whether the handle is new.
-pub type NumberOf = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
+/// A function that returns the number of a handle. Its arguments are the kind's name and length, the address, and
+/// whether the handle is new.
+pub type NumberHandle = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
 
-/// Numbering function of another library, if this library does not number handles itself.
-static ELSEWHERE: OnceLock<NumberOf> = OnceLock::new();
+/// The function of another library that numbers handles; empty if this library numbers handles itself.
+static OTHER_LIBRARY: OnceLock<NumberHandle> = OnceLock::new();
 
-/// Makes `number` number the handles from now on, so that two libraries of a process use the same names.
+/// Makes `number` number all handles from now on, so that two libraries of a process use the same names in a trace.
 ///
 /// # Safety
 /// `number` is [`number_of`] of a library that stays loaded.
-pub unsafe fn numbers_from(number: NumberOf) {
-    let _ = ELSEWHERE.set(number);
+pub unsafe fn numbers_from(number: NumberHandle) {
+    let _ = OTHER_LIBRARY.set(number);
 }
 
 /// Returns the number of a handle; another library of this process passes this function to [`numbers_from`].
@@ -98,7 +99,8 @@ pub unsafe extern "C" fn number_of(
     std::str::from_utf8(kind).map_or(0, |kind| number(kind, address, is_new))
 }
 
-/// Writes the name of a number from `names` without `prefix`; the number itself if it has no name.
+/// Adds the name of a number to the text: a name from `names` without `prefix`, or the number itself if it has no
+/// name.
 pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
     match names.iter().find(|(_, value)| *value == number) {
         Some((name, _)) => text.push_str(name.strip_prefix(prefix).unwrap_or(name)),
@@ -108,7 +110,7 @@ pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &
     }
 }
 
-/// Writes the names of the bits of a number, separated by `|`.
+/// Adds the names of the bits of a number to the text, separated by `|`.
 pub(super) fn name_bits(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
     if number == 0 {
         text.push('0');
@@ -217,15 +219,15 @@ access_flags! {
 mod tests {
     use super::*;
 
-    fn of(kind: Kind, address: usize, is_new: bool) -> String {
+    fn of(kind: HandleKind, address: usize, is_new: bool) -> String {
         let mut text = String::new();
-        named(&mut text, kind, address, is_new);
+        write_name(&mut text, kind, address, is_new);
         text
     }
 
     #[test]
     fn handles_are_numbered_by_kind_and_an_address_that_comes_back_is_a_new_one() {
-        let (a, b) = (Kind("test_a"), Kind("test_b"));
+        let (a, b) = (HandleKind("test_a"), HandleKind("test_b"));
         assert_eq!(of(a, 0x10, true), "test_a1");
         assert_eq!(of(b, 0x10, true), "test_b1");
         assert_eq!(of(a, 0x20, false), "test_a2");
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name() {
-        // The last value of `enum ibv_wc_status`.
+        // This status is the last value of `enum ibv_wc_status`.
         for status in 0..=IBV_WC_TM_RNDV_INCOMPLETE {
             let mut text = String::new();
             name_number(&mut text, status, "IBV_WC_", STATUSES);

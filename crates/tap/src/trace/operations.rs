@@ -6,18 +6,18 @@ use std::sync::OnceLock;
 
 use verbs_abi::*;
 
-use super::names::Kind;
+use super::names::HandleKind;
 use crate::objects::key_of;
-use crate::table::Table;
+use crate::table::OpenAddressingTable;
 
-/// A handle whose device can be determined.
-trait OfDevice {
+/// A verbs object whose device can be determined from its handle.
+trait HasDevice {
     /// # Safety
     /// The object is live.
     unsafe fn device(this: *mut Self) -> *mut ibv_context;
 }
 
-impl OfDevice for ibv_context {
+impl HasDevice for ibv_context {
     unsafe fn device(this: *mut Self) -> *mut ibv_context {
         this
     }
@@ -26,7 +26,7 @@ impl OfDevice for ibv_context {
 macro_rules! of_device {
     ($( $type:ty )*) => {
         $(
-            impl OfDevice for $type {
+            impl HasDevice for $type {
                 unsafe fn device(this: *mut Self) -> *mut ibv_context {
                     // SAFETY: contract of the trait.
                     unsafe { (*this).context }
@@ -43,13 +43,13 @@ macro_rules! operations {
         ops { $( fn $name:ident($first:ident: *mut $object:ty $(, $arg:ident: $type:ty)*) -> $ret:ty, $shown:literal; )* }
         extended { $( fn $ex_name:ident($ex_first:ident: *mut $ex_object:ty $(, $ex_arg:ident: $ex_type:ty)*) -> $ex_ret:ty, $ex_shown:literal; )* }
     ) => {
-        /// The operations of a context before tracing was installed.
-        struct Operations {
+        /// The operations of a context as they were before tracing was installed.
+        struct UntracedOperations {
             $( $name: Option<unsafe extern "C" fn(*mut $object $(, $type)*) -> $ret>, )*
             $( $ex_name: Option<unsafe extern "C" fn(*mut $ex_object $(, $ex_type)*) -> $ex_ret>, )*
         }
 
-        impl Operations {
+        impl UntracedOperations {
             /// Returns the operations of a context.
             fn of(ops: &ibv_context_ops, extended: Option<&verbs_context>) -> Self {
                 Self {
@@ -81,16 +81,17 @@ macro_rules! operations {
     };
 }
 
-/// The operations of open devices before tracing was installed, by the device's address.
-static TRACED: Table<Operations> = Table::new();
+/// The operations of open devices as they were before tracing was installed, by the address of the device's
+/// context.
+static TRACED: OpenAddressingTable<UntracedOperations> = OpenAddressingTable::new();
 
-/// Returns an object's operation of the layer below.
+/// Returns the operation of an object's context as it was before tracing was installed.
 ///
 /// # Safety
 /// The object is live.
-unsafe fn operation<O: OfDevice, F>(
+unsafe fn operation<O: HasDevice, F>(
     object: *mut O,
-    which: impl FnOnce(&Operations) -> Option<F>,
+    which: impl FnOnce(&UntracedOperations) -> Option<F>,
 ) -> Option<F> {
     // SAFETY: contract of this function.
     let device = unsafe { O::device(object) };
@@ -138,13 +139,13 @@ operations! {
 /// Installs tracing of the operations of the context with the key `key`, and of `ibv_post_wq_recv`, which is
 /// called through the work queue itself.
 ///
-/// The caller holds the registry of objects. If there are too many contexts, nothing is traced.
+/// The caller holds the lock of the registry of objects. If too many contexts are open, nothing is traced.
 pub(crate) fn install(
     key: u64,
     ops: &mut ibv_context_ops,
     mut extended: Option<&mut verbs_context>,
 ) {
-    let before = Box::leak(Box::new(Operations::of(ops, extended.as_deref())));
+    let before = Box::leak(Box::new(UntracedOperations::of(ops, extended.as_deref())));
     if !TRACED.insert(key, before) {
         return;
     }
@@ -185,7 +186,7 @@ unsafe extern "C" fn post_wq_recv(
     let Some(own) = POST_WQ_RECV.get() else {
         return libc::EINVAL;
     };
-    let begin = super::started();
+    let begin = super::start_time();
     let mut bad = std::ptr::null_mut();
     // SAFETY: the caller promises `ibv_post_wq_recv(3)`.
     unsafe {
@@ -194,8 +195,8 @@ unsafe extern "C" fn post_wq_recv(
             *bad_wr = bad;
         }
         if let Some(at_ns) = begin {
-            let call = ("post_wq_recv", Kind("wq"), wq.addr());
-            super::recvs_posted(at_ns, call, wr, bad, result);
+            let call = ("post_wq_recv", HandleKind("wq"), wq.addr());
+            super::write_posted_recvs(at_ns, call, wr, bad, result);
         }
         result
     }

@@ -1,4 +1,4 @@
-//! Trace text of the structures and objects to which pointers of the verbs refer.
+//! Trace text of the structures and objects to which arguments of the verbs point.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -13,14 +13,14 @@ use libc::{fd_set, iovec, msghdr, pollfd, timeval};
 use verbs_abi::*;
 
 use super::names::*;
-use super::value::{Pointee, Value};
+use super::value::{Pointee, TracedArgument};
 
 /// Declares object types, and the names of their handles.
 macro_rules! objects {
     ($( $type:ty = $name:literal, |$this:ident, $text:ident| $details:expr; )*) => {
         $(
             impl Pointee for $type {
-                const KIND: Option<Kind> = Some(Kind($name));
+                const KIND: Option<HandleKind> = Some(HandleKind($name));
 
                 #[allow(unused_unsafe, reason = "most have nothing to say")]
                 unsafe fn object_details($this: *const Self, $text: &mut String) {
@@ -51,14 +51,15 @@ objects! {
     rdma_event_channel = "channel", |this, text| write!(text, ", fd {}", (*this).fd);
 }
 
-/// `ibv_qp_to_qp_ex(3)` returns the same queue pair.
+/// An extended queue pair has the same name as the queue pair: `ibv_qp_to_qp_ex(3)` returns the
+/// same queue pair.
 impl Pointee for ibv_qp_ex {
-    const KIND: Option<Kind> = Some(Kind("qp"));
+    const KIND: Option<HandleKind> = Some(HandleKind("qp"));
     const IS_NEW: bool = false;
 }
 
 impl Pointee for rdma_cm_id {
-    const KIND: Option<Kind> = Some(Kind("id"));
+    const KIND: Option<HandleKind> = Some(HandleKind("id"));
     const IS_NEW_IN_ARGUMENT: bool = true;
 }
 
@@ -69,7 +70,7 @@ impl Pointee for ibv_device {
     }
 }
 
-/// Declares structures of which only the name is written, or whose methods are defined elsewhere.
+/// Declares structures of which a trace has only the name, or whose methods are defined elsewhere.
 macro_rules! structures {
     ($( $type:ident )*) => {
         $( impl Pointee for $type {} )*
@@ -136,7 +137,7 @@ impl Pointee for ibv_ah_attr {
     }
 }
 
-/// Writes the destination of an address vector.
+/// Adds the destination in an address vector to the text.
 pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
     let _ = write!(text, "{{dlid {:#x}", attr.dlid);
     if attr.is_global != 0 {
@@ -147,7 +148,7 @@ pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
     text.push('}');
 }
 
-/// Writes the attributes of a queue pair to create.
+/// Adds the attributes for the creation of a queue pair to the text.
 fn qp_init(
     [send_cq, recv_cq]: [*mut ibv_cq; 2],
     srq: *mut ibv_srq,
@@ -165,7 +166,7 @@ fn qp_init(
     ] {
         if handle != 0 {
             let _ = write!(text, ", {name} ");
-            named(text, Kind(kind), handle, false);
+            write_name(text, HandleKind(kind), handle, false);
         }
     }
     let _ = write!(
@@ -233,7 +234,7 @@ impl Pointee for ibv_alloc_dm_attr {
 
 impl Pointee for ibv_flow_attr {
     unsafe fn input_content(this: *const Self, text: &mut String) {
-        // Programs pack the structure, so it need not be aligned.
+        // Programs declare the structure as packed, so it need not be aligned.
         let attr = unsafe { this.read_unaligned() };
         text.push('{');
         name_number(text, attr.r#type, "IBV_FLOW_ATTR_", FLOW_KINDS);
@@ -263,7 +264,7 @@ impl Pointee for ibv_wq_init_attr {
             "{{max_wr {}, max_sge {}, cq ",
             attr.max_wr, attr.max_sge
         );
-        named(text, Kind("cq"), attr.cq.addr(), false);
+        write_name(text, HandleKind("cq"), attr.cq.addr(), false);
         text.push('}');
     }
 }
@@ -294,11 +295,11 @@ impl Pointee for ibv_async_event {
         // SAFETY: `ibv_get_async_event(3)` says which member is valid for the event.
         unsafe {
             match event {
-                IBV_EVENT_CQ_ERR => named(text, Kind("cq"), element.cq.addr(), false),
+                IBV_EVENT_CQ_ERR => write_name(text, HandleKind("cq"), element.cq.addr(), false),
                 IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
-                    named(text, Kind("srq"), element.srq.addr(), false);
+                    write_name(text, HandleKind("srq"), element.srq.addr(), false);
                 }
-                IBV_EVENT_WQ_FATAL => named(text, Kind("wq"), element.wq.addr(), false),
+                IBV_EVENT_WQ_FATAL => write_name(text, HandleKind("wq"), element.wq.addr(), false),
                 IBV_EVENT_QP_FATAL
                 | IBV_EVENT_QP_REQ_ERR
                 | IBV_EVENT_QP_ACCESS_ERR
@@ -307,7 +308,7 @@ impl Pointee for ibv_async_event {
                 | IBV_EVENT_PATH_MIG
                 | IBV_EVENT_PATH_MIG_ERR
                 | IBV_EVENT_QP_LAST_WQE_REACHED => {
-                    named(text, Kind("qp"), element.qp.addr(), false);
+                    write_name(text, HandleKind("qp"), element.qp.addr(), false);
                 }
                 _ => {
                     let _ = write!(text, "port {}", element.port_num);
@@ -322,12 +323,12 @@ impl Pointee for rdma_cm_event {
         let this = unsafe { &*this };
         name_number(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
         text.push_str(", ");
-        // A connection request carries a new id.
+        // The id of a connection request is a new object.
         let is_new = this.event == RDMA_CM_EVENT_CONNECT_REQUEST;
-        named(text, Kind("id"), this.id.addr(), is_new);
+        write_name(text, HandleKind("id"), this.id.addr(), is_new);
         if !this.listen_id.is_null() {
             text.push_str(" of ");
-            named(text, Kind("id"), this.listen_id.addr(), false);
+            write_name(text, HandleKind("id"), this.listen_id.addr(), false);
         }
         if this.status != 0 {
             let _ = write!(text, ", status {}", this.status);

@@ -9,40 +9,41 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
 
-use super::errno::words;
+use super::errno::error_text;
 use super::names::*;
 
 /// An argument of a traced call.
-pub trait Value: Copy {
-    /// Writes the argument's value before the call; `name` is the argument's name.
+pub trait TracedArgument: Copy {
+    /// Adds the argument's value before the call to the text; `name` is the argument's name.
     unsafe fn input(self, name: &str, text: &mut String);
 
-    /// Writes the value that a successful call stored through the argument, if it is relevant.
+    /// Adds the value that a successful call stored through the argument, if this value is
+    /// relevant.
     unsafe fn output(self, _text: &mut String) {}
 }
 
 /// A result of a traced call.
-pub trait Outcome: Copy {
+pub trait TracedResult: Copy {
     /// True if a call that fails with EAGAIN has no line, because programs repeat such calls.
     const MAY_FIND_NOTHING: bool = false;
 
-    /// Writes the result; returns true for success.
+    /// Adds the result to the text; returns true if the result means success.
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool;
 }
 
 /// The target type of a pointer.
 pub trait Pointee: Sized {
     /// Name of the type's handles, if the type is an object.
-    const KIND: Option<Kind> = None;
+    const KIND: Option<HandleKind> = None;
     /// True if a function that returns such an object has created it.
     const IS_NEW: bool = true;
     /// True if a function that stores such an object through an argument has created it.
     const IS_NEW_IN_ARGUMENT: bool = false;
 
-    /// Writes the pointer as an argument.
+    /// Adds the pointer to the text as the argument of a call.
     unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
         match Self::KIND {
-            Some(kind) => named(text, kind, this.addr(), false),
+            Some(kind) => write_name(text, kind, this.addr(), false),
             None => {
                 let name = std::any::type_name::<Self>();
                 let name = name.rsplit(':').next().unwrap_or(name);
@@ -52,20 +53,20 @@ pub trait Pointee: Sized {
         }
     }
 
-    /// Writes the content of a structure that is passed to a function.
+    /// Adds the content of a structure that is passed to a function.
     unsafe fn input_content(_this: *const Self, _text: &mut String) {}
 
-    /// Writes the value that a function stored in the target.
+    /// Adds the value that a function stored in the target.
     unsafe fn stored_value(_this: *const Self, _text: &mut String) {}
 
-    /// Writes the content of a structure whose pointer a function stored.
+    /// Adds the content of a structure to which a function stored a pointer.
     unsafe fn stored_pointee(_this: *const Self, _text: &mut String) {}
 
-    /// Writes the properties of a new object.
+    /// Adds the properties of a new object.
     unsafe fn object_details(_this: *const Self, _text: &mut String) {}
 }
 
-impl<T: Pointee> Value for *const T {
+impl<T: Pointee> TracedArgument for *const T {
     unsafe fn input(self, name: &str, text: &mut String) {
         if self.is_null() {
             text.push_str("NULL");
@@ -81,7 +82,7 @@ impl<T: Pointee> Value for *const T {
     }
 }
 
-impl<T: Pointee> Value for *mut T {
+impl<T: Pointee> TracedArgument for *mut T {
     unsafe fn input(self, name: &str, text: &mut String) {
         unsafe { self.cast_const().input(name, text) };
     }
@@ -91,7 +92,8 @@ impl<T: Pointee> Value for *mut T {
     }
 }
 
-/// A place for a pointer: the stored value is written if it is an object, or has relevant content.
+/// A pointer to a pointer: the stored pointer is written if it refers to an object, or to relevant
+/// content.
 impl<T: Pointee> Pointee for *mut T {
     unsafe fn input(_this: *const Self, _name: &str, text: &mut String) {
         text.push('&');
@@ -100,7 +102,7 @@ impl<T: Pointee> Pointee for *mut T {
     unsafe fn stored_value(this: *const Self, text: &mut String) {
         unsafe {
             match T::KIND {
-                Some(kind) => named(text, kind, (*this).addr(), T::IS_NEW_IN_ARGUMENT),
+                Some(kind) => write_name(text, kind, (*this).addr(), T::IS_NEW_IN_ARGUMENT),
                 None if !(*this).is_null() => T::stored_pointee(*this, text),
                 None => {}
             }
@@ -108,16 +110,16 @@ impl<T: Pointee> Pointee for *mut T {
     }
 }
 
-impl<T: Pointee> Outcome for *mut T {
+impl<T: Pointee> TracedResult for *mut T {
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
         text.push_str(" = ");
         if self.is_null() {
-            let _ = write!(text, "NULL ({})", words(errno));
+            let _ = write!(text, "NULL ({})", error_text(errno));
             return false;
         }
         match T::KIND {
             Some(kind) => {
-                named(text, kind, self.addr(), T::IS_NEW);
+                write_name(text, kind, self.addr(), T::IS_NEW);
                 unsafe { T::object_details(self, text) };
             }
             None => text.push_str("a pointer"),
@@ -126,7 +128,7 @@ impl<T: Pointee> Outcome for *mut T {
     }
 }
 
-impl Outcome for *const c_char {
+impl TracedResult for *const c_char {
     unsafe fn result(self, _errno: c_int, text: &mut String) -> bool {
         text.push_str(" = ");
         unsafe { self.input("", text) };
@@ -134,18 +136,18 @@ impl Outcome for *const c_char {
     }
 }
 
-impl Outcome for () {
+impl TracedResult for () {
     unsafe fn result(self, _errno: c_int, _text: &mut String) -> bool {
         true
     }
 }
 
-impl Outcome for c_int {
+impl TracedResult for c_int {
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
         let _ = write!(text, " = {self}");
         let errno = if self == -1 { errno } else { self };
         if errno > 0 && self != 0 {
-            let _ = write!(text, " ({})", words(errno));
+            let _ = write!(text, " ({})", error_text(errno));
         }
         self == 0
     }
@@ -154,18 +156,18 @@ impl Outcome for c_int {
 /// The result of a function that fails as system calls do: with -1 and an errno.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct Returned<T>(pub T);
+pub struct SyscallStyleResult<T>(pub T);
 
 macro_rules! returned {
     ($( $type:ty )*) => {
         $(
-            impl Outcome for Returned<$type> {
+            impl TracedResult for SyscallStyleResult<$type> {
                 const MAY_FIND_NOTHING: bool = true;
 
                 unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
                     let Self(value) = self;
                     if value == !0 {
-                        let _ = write!(text, " = -1 ({})", words(errno));
+                        let _ = write!(text, " = -1 ({})", error_text(errno));
                     } else {
                         let _ = write!(text, " = {value}");
                     }
@@ -182,7 +184,7 @@ returned! { c_int isize usize i64 }
 macro_rules! numbers {
     ($( $type:ty )*) => {
         $(
-            impl Outcome for $type {
+            impl TracedResult for $type {
                 unsafe fn result(self, _errno: c_int, text: &mut String) -> bool {
                     let _ = write!(text, " = {self}");
                     true
@@ -194,7 +196,7 @@ macro_rules! numbers {
 
 numbers! { u16 u32 u64 isize }
 
-impl Value for c_int {
+impl TracedArgument for c_int {
     unsafe fn input(self, name: &str, text: &mut String) {
         match name {
             "access" => name_bits(text, self.cast_unsigned(), "IBV_ACCESS_", ACCESS),
@@ -208,7 +210,7 @@ impl Value for c_int {
     }
 }
 
-impl Value for u32 {
+impl TracedArgument for u32 {
     unsafe fn input(self, name: &str, text: &mut String) {
         match name {
             "access" => name_bits(text, self, "IBV_ACCESS_", ACCESS),
@@ -224,7 +226,7 @@ impl Value for u32 {
 macro_rules! plain {
     ($( $type:ty )*) => {
         $(
-            impl Value for $type {
+            impl TracedArgument for $type {
                 unsafe fn input(self, name: &str, text: &mut String) {
                     let _ = match name {
                         "iova" => write!(text, "{self:#x}"),

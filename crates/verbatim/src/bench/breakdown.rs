@@ -2,29 +2,37 @@
 
 use anyhow::{Result, bail};
 use bench::breakdown::{Breakdown, Side, TwoCores};
-use bench::run::Bench;
+use bench::goal::Row;
+use bench::run::BenchSetup;
 use comfy_table::Table;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{self, figure, print, print_typed};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
-pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
+pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
     if bench.settings.rows.is_empty() {
         bail!("none of these rows has phases to break down; take verbatim bench peers --breakdown");
     }
-    let steps = u64::from(bench.settings.rounds) * bench.settings.rows.len() as u64;
-    let bar = progress(steps);
-    let results = bench::breakdown::run(bench, |row| {
-        bar.set_message(row.name());
-        bar.inc(1);
-    })?;
-    bar.finish_and_clear();
+    let count = u64::from(bench.settings.rounds) * bench.settings.rows.len() as u64;
+    let steps = CommandSteps::new(count)?;
+    let mut is_running = false;
+    let on_row = |row: Row| {
+        if std::mem::replace(&mut is_running, true) {
+            steps.complete_step();
+        }
+        steps.show_step(row.name());
+    };
+    let results = bench::breakdown::run(bench, on_row, is_interrupted)?;
+    drop(steps);
     if json {
         for result in &results {
             print_typed("breakdown", result)?;
         }
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
+    }
+    if results.is_empty() {
+        return Ok(CommandOutcome::Done);
     }
     let counters = results.iter().any(|r| r.one_core.instructions.is_some());
     print(format_args!(
@@ -45,7 +53,7 @@ pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
     if counters {
         print(format_args!("\n{}", counted(&results)))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn name(side: Side) -> &'static str {
@@ -98,7 +106,7 @@ fn table(results: &[Breakdown]) -> Table {
     table
 }
 
-/// Returns a table of the instructions and cycles of each phase.
+/// Returns a table of the numbers of instructions and cycles in each phase.
 fn counted(results: &[Breakdown]) -> Table {
     let header = [
         "what",

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
-use bench::calibrate::{Calibration, Machine, Real, Simulated, calibrate};
+use anyhow::{Context, Result};
+use bench::calibrate::{
+    Calibration, MachineFacts, MeasuredRate, ProbeMachine, RealMachine, SimulatedMachine, calibrate,
+};
+use bench::micro::VerbStream;
 use nicmodel::Profile;
 use serde::Serialize;
 
@@ -12,11 +15,11 @@ use super::common::CoresArgs;
 use super::common::nic_choice;
 use super::ends::EndsArgs;
 use super::parameters::SimulationArgs;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, print_typed, table};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, INTERRUPTED, interrupted_at, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -29,7 +32,7 @@ Each number says which rates it was fitted to, or that it is assumed and from wh
 the work of programs cannot be seen from outside: those are of the profile that --like names. On the software NIC all \
 costs are those of software; what comes out describes no hardware.";
 
-/// Arguments of the command.
+/// Arguments of `verbatim bench calibrate`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Write the profile to this file [default: print it]
@@ -59,45 +62,45 @@ pub(super) struct Args {
     ends: EndsArgs,
 }
 
-/// A number of the profile, as `--json` prints it.
+/// A number of the measured profile, as `--json` prints it.
 #[derive(Serialize)]
-struct Number<'a> {
+struct MeasuredNumber<'a> {
     key: &'a str,
     value: f64,
     source: &'a str,
     evidence: String,
-    /// The number's value in the profile of the simulated NIC that was measured.
+    /// The number's value in the profile of the simulated NIC; `None` if a real NIC was measured.
     simulated: Option<f64>,
 }
 
-/// The written profile, as `--json` prints it.
+/// The profile that was written, as `--json` prints it.
 #[derive(Serialize)]
-struct Written<'a> {
+struct WrittenProfile<'a> {
     name: &'a str,
     toml: &'a str,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim bench calibrate`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let like = named(&args.like)?;
     if let Some(file) = &args.out {
         args::writable_file(file)?;
     }
     let simulated = args.simulation.profile()?;
     let calibration = match &simulated {
-        Some(profile) => measured(&mut Simulated(profile), &like)?,
+        Some(profile) => measured(&mut SimulatedMachine(profile), &like)?,
         None => {
-            args.nic.settle()?;
+            args.nic.apply_to_process()?;
             let nic = nic_choice(&args.nic, &args.port);
             let duration = args.duration.unwrap_or(Duration::from_millis(200));
             let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-            let cores = args.cores.settle()?;
+            let cores = args.cores.choose_cores()?;
             let tasks = bench::calibrate::tasks(duration_ms)?;
             if args.ends.listens() {
                 return args.ends.listen(&tasks, &nic);
             }
             let runner = args.ends.runner(cores, &tasks)?;
-            let mut real = Real::new(nic, runner, duration_ms, args.rounds);
+            let mut real = RealMachine::new(nic, runner, duration_ms, args.rounds);
             measured(&mut real, &like)?
         }
     };
@@ -110,14 +113,50 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             print_typed("number", &number)
         })?;
         let name = &profile.name;
-        print_typed("profile", &Written { name, toml: text })?;
+        print_typed("profile", &WrittenProfile { name, toml: text })?;
     } else if let Some(file) = &args.out {
-        show(profile, simulated.as_ref())?;
+        print_profile(profile, simulated.as_ref())?;
         print(format_args!("written to {}", file.display()))?;
+    } else if let Some((done, of)) = interrupted_at() {
+        // The last line of an interrupted command is no TOML.
+        print(format_args!(
+            "# Interrupted: these are {done} of {of} measurements; the other numbers are assumed, from the profile {}.\n{}",
+            like.name,
+            text.trim_end()
+        ))?;
+        return Ok(CommandOutcome::Exit(INTERRUPTED));
     } else {
         print(text.trim_end())?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
+}
+
+/// A machine whose measurements are steps of the command.
+struct SteppedMachine<'m> {
+    machine: &'m mut dyn ProbeMachine,
+    steps: CommandSteps,
+}
+
+impl ProbeMachine for SteppedMachine<'_> {
+    fn facts(&self) -> Result<MachineFacts> {
+        self.machine.facts()
+    }
+
+    fn counts_lines_read(&self) -> bool {
+        self.machine.counts_lines_read()
+    }
+
+    fn duration_ms(&self) -> u64 {
+        self.machine.duration_ms()
+    }
+
+    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
+        let machine = &mut self.machine;
+        let measured = self
+            .steps
+            .run(stream.verb.label(), || machine.measure(stream))?;
+        measured.context("interrupted")
+    }
 }
 
 fn named(name: &str) -> Result<Profile> {
@@ -125,27 +164,21 @@ fn named(name: &str) -> Result<Profile> {
     NicProfileArgs { nic, nic_file }.chosen()
 }
 
-fn measured(machine: &mut dyn Machine, like: &Profile) -> Result<Calibration> {
-    let mut bar = None;
-    let calibration = calibrate(machine, like, |of| {
-        let bar = bar.get_or_insert_with(|| progress(of as u64));
-        bar.inc(1);
-    })?;
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
-    Ok(calibration)
+fn measured(machine: &mut dyn ProbeMachine, like: &Profile) -> Result<Calibration> {
+    let steps = CommandSteps::new(bench::calibrate::measurements(machine) as u64)?;
+    let mut machine = SteppedMachine { machine, steps };
+    calibrate(&mut machine, like, is_interrupted)
 }
 
 fn each(
     profile: &Profile,
     simulated: Option<&Profile>,
-    mut show: impl FnMut(Number<'_>) -> Result<()>,
+    mut show: impl FnMut(MeasuredNumber<'_>) -> Result<()>,
 ) -> Result<()> {
     let true_ones = simulated.map(Profile::numbers).unwrap_or_default();
     for number in profile.numbers() {
         let other = true_ones.iter().find(|other| other.key == number.key);
-        show(Number {
+        show(MeasuredNumber {
             key: &number.key,
             value: number.value,
             source: number.source,
@@ -156,7 +189,7 @@ fn each(
     Ok(())
 }
 
-fn show(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
+fn print_profile(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
     let mut rows = match simulated {
         Some(_) => table(["number", "value", "simulated", "source"], &[1, 2]),
         None => table(["number", "value", "source"], &[1]),

@@ -5,17 +5,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bench::link::Exe;
+use bench::link::WorkerCommand;
 use bench::nic::NicChoice;
-use bench::pin::Cores;
-use bench::record::Record;
-use bench::stats::Spread;
+use bench::pin::CorePair;
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{figure, print_json};
 
-/// Where a benchmark runs.
+/// The cores on which a benchmark runs.
 #[derive(clap::Args)]
 pub(super) struct CoresArgs {
     /// The two cores, this process's first, the other one's second; further threads take the other cores [default: the
@@ -25,10 +25,10 @@ pub(super) struct CoresArgs {
 }
 
 impl CoresArgs {
-    pub(super) fn settle(&self) -> Result<Cores> {
+    pub(super) fn choose_cores(&self) -> Result<CorePair> {
         match self.cores {
-            Some((requester, responder)) => Cores::chosen(requester, responder),
-            None => Cores::first_two(),
+            Some((requester, responder)) => CorePair::from_numbers(requester, responder),
+            None => CorePair::first_two(),
         }
     }
 }
@@ -42,8 +42,8 @@ fn two_cores(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// Returns the command line of a benchmark's second process.
-pub(crate) fn worker() -> Result<Exe> {
-    Ok(Exe {
+pub(crate) fn worker() -> Result<WorkerCommand> {
+    Ok(WorkerCommand {
         path: std::env::current_exe().context("cannot find this program's own file")?,
         args: vec!["bench".to_owned(), "worker".to_owned()],
         envs: Vec::new(),
@@ -52,7 +52,7 @@ pub(crate) fn worker() -> Result<Exe> {
 
 /// Warns on standard error about circumstances that make figures meaningless, such as a debug
 /// build.
-pub(super) fn warn_of_circumstances<S>(record: &Record<S>) {
+pub(super) fn warn_of_circumstances<S>(record: &RunCircumstances<S>) {
     if !record.optimised {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
@@ -64,7 +64,7 @@ pub(super) fn warn_of_circumstances<S>(record: &Record<S>) {
     }
 }
 
-/// Returns the NIC that is measured.
+/// Returns the choice of the NIC that is measured.
 pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
     NicChoice {
         provider: nic.provider.name().to_owned(),
@@ -75,18 +75,18 @@ pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
 }
 
 /// The destination of a benchmark's JSON lines: standard output, the run record, both or neither.
-pub(super) struct Lines {
+pub(super) struct JsonLines {
     json: bool,
-    keep: Option<Keep>,
+    keep: Option<RunRecordFile>,
 }
 
-impl Lines {
+impl JsonLines {
     pub(super) fn new(record: Option<&Path>, json: bool) -> Result<Self> {
-        let keep = record.map(Keep::create).transpose()?;
+        let keep = record.map(RunRecordFile::create).transpose()?;
         Ok(Self { json, keep })
     }
 
-    pub(super) fn tell(&mut self, line: &impl Serialize) -> Result<()> {
+    pub(super) fn write_line(&mut self, line: &impl Serialize) -> Result<()> {
         if let Some(keep) = &mut self.keep {
             keep.line(line)?;
         }
@@ -99,17 +99,17 @@ impl Lines {
 
 /// The run record on disk. Each line is written at once, so that an interrupted run keeps its
 /// results.
-struct Keep {
+struct RunRecordFile {
     file: File,
     path: PathBuf,
 }
 
-impl Keep {
-    fn create(path: &Path) -> Result<Keep> {
+impl RunRecordFile {
+    fn create(path: &Path) -> Result<RunRecordFile> {
         let path = args::writable_file(path)?;
         let file = File::create(&path)
             .with_context(|| format!("cannot write {}; name another file", path.display()))?;
-        Ok(Keep { file, path })
+        Ok(RunRecordFile { file, path })
     }
 
     fn line(&mut self, line: &impl Serialize) -> Result<()> {
@@ -121,7 +121,7 @@ impl Keep {
     }
 }
 
-pub(super) fn with_range(spread: Option<Spread>, unit: &str) -> String {
+pub(super) fn with_range(spread: Option<MedianAndSpread>, unit: &str) -> String {
     spread.map_or_else(
         || "-".to_owned(),
         |s| {
@@ -131,7 +131,7 @@ pub(super) fn with_range(spread: Option<Spread>, unit: &str) -> String {
     )
 }
 
-/// Formats a number of bytes in the largest unit (MiB, KiB, B) that divides it.
+/// Formats a number of bytes in the largest of the units MiB, KiB and B that divides it.
 pub(super) fn bytes(count: usize) -> String {
     match count {
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),

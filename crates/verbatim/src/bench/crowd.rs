@@ -1,18 +1,18 @@
 //! `verbatim bench crowd`: many polling processes on two cores.
 
 use anyhow::Result;
-use bench::crowd::{Crowd, CrowdConfig, Kind, RunResult};
-use bench::record::Record;
-use bench::stats::Spread;
+use bench::crowd::{Crowd, CrowdConfig, CrowdPattern, RunResult};
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{CoresArgs, nic_choice, warn_of_circumstances, worker};
 use super::depth::spread;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed, table};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +23,7 @@ Examples:
 The processes poll and never yield themselves. What a crowd takes on two cores stands beside the sum of what its pairs \
 take in turn, each alone with a core for either process. Exit status 1 when a crowd takes more than twice as long.";
 
-/// Arguments of the command.
+/// Arguments of `verbatim bench crowd`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Only this kind; may be given several times [default: all]
@@ -62,27 +62,27 @@ enum KindArg {
 }
 
 impl KindArg {
-    fn kind(self) -> Kind {
+    fn kind(self) -> CrowdPattern {
         match self {
-            KindArg::PingPong => Kind::PingPong,
-            KindArg::Stream => Kind::Stream,
-            KindArg::AllToAll => Kind::AllToAll,
-            KindArg::BesideBusy => Kind::BesideBusy,
+            KindArg::PingPong => CrowdPattern::PingPong,
+            KindArg::Stream => CrowdPattern::Stream,
+            KindArg::AllToAll => CrowdPattern::AllToAll,
+            KindArg::BesideBusy => CrowdPattern::BesideBusy,
         }
     }
 }
 
-/// The longest time that a crowd may take, as a multiple of the time of its pairs in turn.
+/// The maximum time of a crowd, as a multiple of the time that its pairs take in turn.
 const WANTED: f64 = 2.0;
 
-/// Returns the messages of each process to each peer: about a tenth of a second for all pairs in
-/// turn.
-fn messages(kind: Kind) -> u64 {
+/// Returns the number of messages of each process to each peer. All pairs in turn then take about a tenth of a
+/// second.
+fn messages(kind: CrowdPattern) -> u64 {
     match kind {
-        Kind::PingPong => 20_000,
-        Kind::Stream => 1_000_000,
-        Kind::AllToAll => 10_000,
-        Kind::BesideBusy => 100_000,
+        CrowdPattern::PingPong => 20_000,
+        CrowdPattern::Stream => 1_000_000,
+        CrowdPattern::AllToAll => 10_000,
+        CrowdPattern::BesideBusy => 100_000,
     }
 }
 
@@ -96,49 +96,59 @@ struct Settings {
 
 /// The result of one kind of crowd, as `--json` prints it.
 #[derive(Serialize)]
-struct Measured {
+struct CrowdResult {
     #[serde(flatten)]
     config: CrowdConfig,
-    together_ms: Option<Spread>,
-    in_turn_ms: Option<Spread>,
-    /// `together` divided by `in_turn` of the same round.
-    ratio: Option<Spread>,
+    together_ms: Option<MedianAndSpread>,
+    in_turn_ms: Option<MedianAndSpread>,
+    /// The time `together` divided by the time `in_turn` of the same round.
+    ratio: Option<MedianAndSpread>,
     verified: u64,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
-    args.nic.settle()?;
+/// Runs `verbatim bench crowd`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
+    args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
-    let cores = args.cores.settle()?;
+    let cores = args.cores.choose_cores()?;
     let configs = configs(args)?;
     let settings = Settings {
         rounds: args.rounds,
         configs: configs.clone(),
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
         print_typed("record", &record)?;
     }
     warn_of_circumstances(&record);
     let worker = worker()?;
-    let bar = progress(u64::from(args.rounds) * configs.len() as u64);
+    let steps = CommandSteps::new(u64::from(args.rounds) * configs.len() as u64)?;
     let mut all = Vec::new();
     for config in configs {
+        if is_interrupted() {
+            break;
+        }
         let mut crowd = Crowd::start(cores, &worker, &nic, &config)?;
         let (mut together, mut in_turn) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
-            together.push(crowd.together()?);
-            in_turn.push(crowd.in_turn()?);
-            bar.inc(1);
+            let name = config.kind.name();
+            let both = steps.run(name, || Ok((crowd.run_all()?, crowd.run_one_by_one()?)))?;
+            let Some(both) = both else {
+                break;
+            };
+            together.push(both.0);
+            in_turn.push(both.1);
         }
-        let measured = Measured::new(config, &together, &in_turn);
+        if together.is_empty() {
+            break;
+        }
+        let measured = CrowdResult::new(config, &together, &in_turn);
         if args.json {
             print_typed("crowd", &measured)?;
         }
         all.push(measured);
     }
-    bar.finish_and_clear();
+    drop(steps);
     if !args.json {
         print(format_args!(
             "{}, cores {} and {}; medians of {} rounds (min..max)",
@@ -146,44 +156,44 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         ))?;
         print_table(&all)?;
     }
-    let reached = |m: &Measured| m.ratio.is_some_and(|ratio| ratio.median <= WANTED);
-    Ok(if all.iter().all(reached) {
-        Outcome::Done
+    let reached = |m: &CrowdResult| m.ratio.is_some_and(|ratio| ratio.median <= WANTED);
+    Ok(if is_interrupted() || all.iter().all(reached) {
+        CommandOutcome::Done
     } else {
-        Outcome::No
+        CommandOutcome::No
     })
 }
 
 fn configs(args: &Args) -> Result<Vec<CrowdConfig>> {
-    let kinds: Vec<Kind> = if args.only.is_empty() {
-        Kind::ALL.to_vec()
+    let kinds: Vec<CrowdPattern> = if args.only.is_empty() {
+        CrowdPattern::ALL.to_vec()
     } else {
         args.only.iter().map(|kind| kind.kind()).collect()
     };
-    let config = |kind: Kind| {
+    let config = |kind: CrowdPattern| {
         let messages = args.messages.unwrap_or_else(|| messages(kind));
         CrowdConfig::new(kind, args.processes, messages)
     };
     kinds.into_iter().map(config).collect()
 }
 
-impl Measured {
+impl CrowdResult {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    fn new(config: CrowdConfig, together: &[RunResult], in_turn: &[RunResult]) -> Measured {
+    fn new(config: CrowdConfig, together: &[RunResult], in_turn: &[RunResult]) -> CrowdResult {
         let ms = |result: &RunResult| result.elapsed_ns as f64 / 1e6;
         let ratios = together.iter().zip(in_turn);
         let ratios = ratios.map(|(together, in_turn)| ms(together) / ms(in_turn).max(1e-6));
-        Measured {
+        CrowdResult {
             config,
-            together_ms: Spread::of(&together.iter().map(ms).collect::<Vec<_>>()),
-            in_turn_ms: Spread::of(&in_turn.iter().map(ms).collect::<Vec<_>>()),
-            ratio: Spread::of(&ratios.collect::<Vec<_>>()),
+            together_ms: MedianAndSpread::of(&together.iter().map(ms).collect::<Vec<_>>()),
+            in_turn_ms: MedianAndSpread::of(&in_turn.iter().map(ms).collect::<Vec<_>>()),
+            ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
             verified: together.iter().chain(in_turn).map(|t| t.verified).sum(),
         }
     }
 }
 
-fn print_table(all: &[Measured]) -> Result<()> {
+fn print_table(all: &[CrowdResult]) -> Result<()> {
     let mut rows = table(
         [
             "crowd",

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use bench::depth::{self, ExchangeConfig, Memory, TransferVerb};
-use bench::link::Link;
+use bench::depth::{self, DataMemory, ExchangeConfig, TransferVerb};
+use bench::link::WorkerLink;
 use bench::peers::handover;
-use bench::record::Record;
-use bench::stats::Spread;
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{CoresArgs, bytes, nic_choice, warn_of_circumstances, worker};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{figure, print, print_typed, table};
-use crate::progress::progress;
+use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +27,7 @@ A client SENDs requests of 64 bytes. The server takes them from a shared receive
 memory (or READs them from there), and SENDs a response, as a target of NVMe over Fabrics does. Both poll, on a core each. \
 Beside each depth is a pipeline of bare copies of the same blocks between the same cores, with as many buffers.";
 
-/// Arguments of the command.
+/// Arguments of `verbatim bench depth`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How the server moves the data
@@ -98,71 +98,78 @@ struct Settings {
 
 /// The result of one depth, as `--json` prints it.
 #[derive(Serialize)]
-struct Measured {
+struct DepthResult {
     #[serde(flatten)]
     config: ExchangeConfig,
-    requests_per_s: Option<Spread>,
-    /// The rate divided by the rate at the first depth in the same round.
-    ratio_to_first: Option<Spread>,
+    requests_per_s: Option<MedianAndSpread>,
+    /// The rate divided by the rate of the first depth in the same round.
+    ratio_to_first: Option<MedianAndSpread>,
     /// The rate of plain copies of blocks of this size between the two cores.
-    copies_per_s: Option<Spread>,
+    copies_per_s: Option<MedianAndSpread>,
     verified: u64,
 }
 
 /// The samples of one depth, one for each round.
 #[derive(Default)]
-struct Samples {
+struct DepthSamples {
     rates: Vec<f64>,
     ratios: Vec<f64>,
     copies: Vec<f64>,
     verified: u64,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
-    args.nic.settle()?;
+/// Runs `verbatim bench depth`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
+    args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
-    let cores = args.cores.settle()?;
+    let cores = args.cores.choose_cores()?;
     let exchanges = exchanges(args);
     let settings = Settings {
         rounds: args.rounds,
         exchanges: exchanges.clone(),
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
         print_typed("record", &record)?;
     }
     warn_of_circumstances(&record);
-    let mut link = Link::spawn(&worker()?, cores.responder)?;
-    let mut samples: Vec<Samples> = exchanges.iter().map(|_| Samples::default()).collect();
-    let bar = progress(u64::from(args.rounds) * exchanges.len() as u64);
-    for _ in 0..args.rounds {
+    let mut link = WorkerLink::spawn(&worker()?, cores.responder)?;
+    let mut samples: Vec<DepthSamples> =
+        exchanges.iter().map(|_| DepthSamples::default()).collect();
+    let steps = CommandSteps::new(u64::from(args.rounds) * exchanges.len() as u64)?;
+    'rounds: for _ in 0..args.rounds {
         let mut first = None;
         for (config, samples) in exchanges.iter().zip(&mut samples) {
-            let rate = depth::run(cores.requester, &mut link, &nic, config)?;
-            let copies = handover::copies_per_s(
-                cores,
-                config.payload_bytes,
-                config.depth * config.queue_pairs,
-                args.duration / 4,
-            )?;
+            let both = steps.run(format!("depth {}", config.depth), || {
+                let rate = depth::run(cores.requester, &mut link, &nic, config)?;
+                let copies = handover::copies_per_s(
+                    cores,
+                    config.payload_bytes,
+                    config.depth * config.queue_pairs,
+                    args.duration / 4,
+                )?;
+                Ok((rate, copies))
+            })?;
+            let Some((rate, copies)) = both else {
+                break 'rounds;
+            };
             samples.rates.push(rate.requests_per_s);
             let first = *first.get_or_insert(rate.requests_per_s);
             samples.ratios.push(rate.requests_per_s / first);
             samples.copies.push(copies);
             samples.verified += rate.verified;
-            bar.inc(1);
         }
     }
-    bar.finish_and_clear();
+    drop(steps);
     let measured = exchanges
         .iter()
         .zip(samples)
-        .map(|(config, samples)| Measured {
+        .filter(|(_, samples)| !samples.rates.is_empty())
+        .map(|(config, samples)| DepthResult {
             config: *config,
-            requests_per_s: Spread::of(&samples.rates),
-            ratio_to_first: Spread::of(&samples.ratios),
-            copies_per_s: Spread::of(&samples.copies),
+            requests_per_s: MedianAndSpread::of(&samples.rates),
+            ratio_to_first: MedianAndSpread::of(&samples.ratios),
+            copies_per_s: MedianAndSpread::of(&samples.copies),
             verified: samples.verified,
         });
     let measured: Vec<_> = measured.collect();
@@ -170,7 +177,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         for line in &measured {
             print_typed("depth", line)?;
         }
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     print(format_args!(
         "requests of 64 B, data of {} by {} in {} memory, {} queue pair(s), on {}, cores {} and {}; medians of {} rounds \
@@ -194,9 +201,9 @@ fn exchanges(args: &Args) -> Vec<ExchangeConfig> {
             WayArg::Read => TransferVerb::Read,
         },
         memory: match args.memory {
-            MemoryArg::Shared => Memory::Shared,
-            MemoryArg::Heap => Memory::Heap,
-            MemoryArg::Large => Memory::Large,
+            MemoryArg::Shared => DataMemory::Shared,
+            MemoryArg::Heap => DataMemory::Heap,
+            MemoryArg::Large => DataMemory::Large,
         },
         depth: *depth,
         queue_pairs: args.queue_pairs,
@@ -206,7 +213,7 @@ fn exchanges(args: &Args) -> Vec<ExchangeConfig> {
     args.depth.iter().map(config).collect()
 }
 
-fn print_table(measured: &[Measured]) -> Result<Outcome> {
+fn print_table(measured: &[DepthResult]) -> Result<CommandOutcome> {
     let mut rows = table(
         [
             "depth",
@@ -227,11 +234,11 @@ fn print_table(measured: &[Measured]) -> Result<Outcome> {
         ]);
     }
     print(rows)?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Formats median and range in multiples of `unit`.
-pub(super) fn spread(spread: Option<Spread>, unit: f64) -> String {
+pub(super) fn spread(spread: Option<MedianAndSpread>, unit: f64) -> String {
     spread.map_or_else(
         || "-".to_owned(),
         |s| {

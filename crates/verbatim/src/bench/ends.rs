@@ -1,22 +1,22 @@
 //! The two sides of a measurement: processes of one host, or of two hosts.
 
 use anyhow::Result;
-use bench::link::Link;
-use bench::micro::{Runner, Task};
+use bench::link::WorkerLink;
+use bench::micro::{MeasurementTask, WorkerPool};
 use bench::nic::NicChoice;
-use bench::pin::Cores;
-use bench::remote::{self, Peer};
+use bench::pin::CorePair;
+use bench::remote::{self, ListeningPeer};
 use serde::Serialize;
 use serde_json::json;
 
 use super::common::worker;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
 
 /// The default address of a listening side.
 const LISTEN: &str = "0.0.0.0:7485";
 
-/// Which side this is, where the two are on two hosts.
+/// The side that this process is, if the two sides run on two hosts.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Two hosts")]
 pub(super) struct EndsArgs {
@@ -24,8 +24,8 @@ pub(super) struct EndsArgs {
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = LISTEN, value_parser = args::host_and_port, conflicts_with = "connect")]
     listen: Option<String>,
     /// Measure with the other side that listens on this host (HOST or HOST:PORT), started with the same settings
-    #[arg(long, value_name = "HOST", value_parser = host)]
-    connect: Option<String>,
+    #[arg(long = "connect", id = "connect", value_name = "HOST", value_parser = host)]
+    listening_host: Option<String>,
 }
 
 /// Parses a host's name or address, with or without a port.
@@ -42,7 +42,7 @@ impl EndsArgs {
 
     /// Returns true if the two sides are started separately, each with its own command.
     pub(super) fn is_elsewhere(&self) -> bool {
-        self.listens() || self.connect.is_some()
+        self.listens() || self.listening_host.is_some()
     }
 
     /// Serves as the other side of the measurements `task_description`, with this host's `nic`.
@@ -50,7 +50,7 @@ impl EndsArgs {
         &self,
         task_description: &impl Serialize,
         nic: &NicChoice,
-    ) -> Result<Outcome> {
+    ) -> Result<CommandOutcome> {
         nic.device_name()?;
         let mut worker = worker()?;
         worker
@@ -61,30 +61,38 @@ impl EndsArgs {
             eprintln!("listening on {address}");
             Ok(())
         })?;
-        Ok(Outcome::Done)
+        Ok(CommandOutcome::Done)
     }
 
     /// Returns a runner that measures `tasks`, with the other side on this host or on the connected
     /// one.
-    pub(super) fn runner(&self, cores: Cores, tasks: &[Task]) -> Result<Runner> {
-        let Some(address) = &self.connect else {
-            return Ok(Runner::new(cores, worker()?));
+    pub(super) fn runner(&self, cores: CorePair, tasks: &[MeasurementTask]) -> Result<WorkerPool> {
+        let Some(address) = &self.listening_host else {
+            return Ok(WorkerPool::new(cores, worker()?));
         };
-        let processes = tasks.iter().map(Task::processes).max().unwrap_or(1);
-        let peer = Peer {
+        let processes = tasks
+            .iter()
+            .map(MeasurementTask::processes)
+            .max()
+            .unwrap_or(1);
+        let peer = ListeningPeer {
             address: address.clone(),
             task_description: json!(tasks),
             processes,
         };
-        Ok(Runner::connecting(cores, peer))
+        Ok(WorkerPool::connecting(cores, peer))
     }
 
     /// Connects to one process of the other side, which carries out `task_description`.
-    pub(super) fn link(&self, core: usize, task_description: &impl Serialize) -> Result<Link> {
-        let Some(address) = &self.connect else {
-            return Link::spawn(&worker()?, core);
+    pub(super) fn link(
+        &self,
+        core: usize,
+        task_description: &impl Serialize,
+    ) -> Result<WorkerLink> {
+        let Some(address) = &self.listening_host else {
+            return WorkerLink::spawn(&worker()?, core);
         };
-        let peer = Peer {
+        let peer = ListeningPeer {
             address: address.clone(),
             task_description: json!(task_description),
             processes: 1,
@@ -93,7 +101,7 @@ impl EndsArgs {
     }
 }
 
-/// Arguments of the other process of a benchmark.
+/// Arguments of the second process of a benchmark.
 #[derive(clap::Args)]
 pub(super) struct WorkerArgs {
     /// Its NIC, as JSON, where that is not the driver's
@@ -102,10 +110,10 @@ pub(super) struct WorkerArgs {
 }
 
 impl WorkerArgs {
-    pub(super) fn serve(&self) -> Result<Outcome> {
+    pub(super) fn serve(&self) -> Result<CommandOutcome> {
         let nic = self.nic.as_deref().map(serde_json::from_str).transpose()?;
-        bench::worker::serve(&mut Link::stdio(), nic.as_ref())?;
-        Ok(Outcome::Done)
+        bench::worker::serve(&mut WorkerLink::stdio(), nic.as_ref())?;
+        Ok(CommandOutcome::Done)
     }
 }
 

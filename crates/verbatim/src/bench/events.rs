@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use bench::events::{self, MESSAGE_BYTES, Placement, RoundTrips, Transport};
-use bench::record::Record;
-use bench::stats::Spread;
+use anyhow::{Context, Result, bail};
+use bench::events::{self, CorePlacement, MESSAGE_BYTES, RoundTrips, Transport};
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
-use crate::Outcome;
+use super::common::{CoresArgs, JsonLines, nic_choice, warn_of_circumstances, with_range, worker};
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, table};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +23,7 @@ Examples:
 
 Both sides wait in epoll_wait(2). Sleeps are voluntary context switches of all threads of both processes.";
 
-/// Arguments of the command.
+/// Arguments of `verbatim bench events`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How often each transport is measured in each placement
@@ -54,114 +54,123 @@ struct Settings {
     message_bytes: usize,
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line.
-    Record(&'a Record<Settings>),
+    /// The circumstances of the run; this is the first line.
+    Record(&'a RunCircumstances<Settings>),
     /// One measurement.
-    Sample(&'a Sample),
+    Sample(&'a EventsSample),
     /// One row of the table.
     Row(&'a Row),
 }
 
 #[derive(Clone, Serialize)]
-struct Sample {
-    /// Counted from 0.
+struct EventsSample {
+    /// Number of the round, from 0.
     round: u32,
-    placement: Placement,
+    placement: CorePlacement,
     transport: Transport,
     #[serde(flatten)]
     measured: RoundTrips,
 }
 
-/// Medians of all rounds, with their spread.
+/// Medians of all rounds for a placement and a transport, with their spread.
 #[derive(Serialize)]
 struct Row {
-    placement: Placement,
+    placement: CorePlacement,
     transport: Transport,
-    /// Round trips a second.
-    per_second: Spread,
+    /// Round trips per second.
+    per_second: MedianAndSpread,
     /// Microseconds of CPU time of both processes for each round trip.
-    cpu_us: Spread,
+    cpu_us: MedianAndSpread,
     /// Voluntary context switches of both processes for each round trip.
-    sleeps: Spread,
+    sleeps: MedianAndSpread,
     /// The round-trip rate of verbs divided by that of this transport in the same round.
-    verbs_ratio: Spread,
+    verbs_ratio: MedianAndSpread,
 }
 
-/// Runs the command. The outcome is success if verbs are at least as fast as TCP in each placement.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
-    args.nic.settle()?;
+/// Runs `verbatim bench events`. The outcome is success if verbs are at least as fast as TCP in
+/// each placement.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
+    args.nic.apply_to_process()?;
     args::check_real_time(Some(args.duration))?;
-    let cores = args.cores.settle()?;
+    let cores = args.cores.choose_cores()?;
     let nic = nic_choice(&args.nic, &args.port);
     let settings = Settings {
         rounds: args.rounds,
         duration_ms: args.duration.as_millis(),
         message_bytes: MESSAGE_BYTES,
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     warn_of_circumstances(&record);
-    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
-    lines.tell(&Line::Record(&record))?;
+    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    lines.write_line(&Line::Record(&record))?;
     let worker = worker()?;
-    let steps = Placement::ALL.len() * Transport::ALL.len();
-    let bar = progress(u64::from(args.rounds) * steps as u64);
+    let count = CorePlacement::ALL.len() * Transport::ALL.len();
+    let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
     let mut samples = Vec::new();
-    for round in 0..args.rounds {
-        for placement in Placement::ALL {
+    'rounds: for round in 0..args.rounds {
+        for placement in CorePlacement::ALL {
             for turn in 0..Transport::ALL.len() {
                 // Rotate the order of transports each round, so that none is always measured first.
                 let turn = (turn + round as usize) % Transport::ALL.len();
                 let transport = Transport::ALL[turn];
-                bar.set_message(format!("{}, {}", transport.label(), placement.label()));
-                let measured =
-                    events::run(cores, &worker, &nic, transport, placement, args.duration);
-                let sample = Sample {
+                let name = format!("{}, {}", transport.label(), placement.label());
+                let measured = steps.run(name.clone(), || {
+                    events::run(cores, &worker, &nic, transport, placement, args.duration)
+                });
+                let Some(measured) = measured.context(name)? else {
+                    break 'rounds;
+                };
+                let sample = EventsSample {
                     round,
                     placement,
                     transport,
-                    measured: measured
-                        .with_context(|| format!("{}, {}", transport.label(), placement.label()))?,
+                    measured,
                 };
-                lines.tell(&Line::Sample(&sample))?;
+                lines.write_line(&Line::Sample(&sample))?;
                 samples.push(sample);
-                bar.inc(1);
             }
         }
     }
-    bar.finish_and_clear();
+    drop(steps);
     let mut rows = Vec::new();
-    for placement in Placement::ALL {
+    for placement in CorePlacement::ALL {
         for transport in Transport::ALL {
-            rows.push(Row::of(&samples, placement, transport).context("nothing was measured")?);
+            match Row::of(&samples, placement, transport) {
+                Some(row) => rows.push(row),
+                // Without a round of verbs there is no ratio.
+                None if is_interrupted() => {}
+                None => bail!("nothing was measured"),
+            }
         }
     }
     for row in &rows {
-        lines.tell(&Line::Row(row))?;
+        lines.write_line(&Line::Row(row))?;
     }
     if !args.json {
-        show(&record, &rows)?;
+        print_rows(&record, &rows)?;
     }
     let slower = |row: &Row| row.transport == Transport::Tcp && row.verbs_ratio.median < 1.0;
-    Ok(if rows.iter().any(slower) {
-        Outcome::No
+    Ok(if !is_interrupted() && rows.iter().any(slower) {
+        CommandOutcome::No
     } else {
-        Outcome::Done
+        CommandOutcome::Done
     })
 }
 
 impl Row {
     /// Returns the row of a placement and transport, or `None` without samples.
-    fn of(samples: &[Sample], placement: Placement, transport: Transport) -> Option<Row> {
+    fn of(samples: &[EventsSample], placement: CorePlacement, transport: Transport) -> Option<Row> {
         let of = |transport| {
-            let wanted = move |s: &&Sample| s.placement == placement && s.transport == transport;
+            let wanted =
+                move |s: &&EventsSample| s.placement == placement && s.transport == transport;
             samples.iter().filter(wanted)
         };
         let spread = |value: fn(&RoundTrips) -> f64| {
-            Spread::of(
+            MedianAndSpread::of(
                 &of(transport)
                     .map(|s| value(&s.measured))
                     .collect::<Vec<_>>(),
@@ -176,12 +185,12 @@ impl Row {
             per_second: spread(|m| m.per_second)?,
             cpu_us: spread(|m| m.cpu_us)?,
             sleeps: spread(|m| m.sleeps)?,
-            verbs_ratio: Spread::of(&ratios.collect::<Vec<_>>())?,
+            verbs_ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>())?,
         })
     }
 }
 
-fn show(record: &Record<Settings>, rows: &[Row]) -> Result<()> {
+fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
     print(format_args!(
         "{}, {} (commit {})\ncores {} and {}; requests and answers of {MESSAGE_BYTES} bytes, one at a time; median of {} \
          rounds (min..max)\n",
@@ -224,7 +233,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round_and_placement() {
-        let sample = |round, placement, transport, per_second| Sample {
+        let sample = |round, placement, transport, per_second| EventsSample {
             round,
             placement,
             transport,
@@ -235,7 +244,7 @@ mod tests {
                 sleeps: 2.0,
             },
         };
-        let (two, one) = (Placement::TwoCores, Placement::OneCore);
+        let (two, one) = (CorePlacement::TwoCores, CorePlacement::OneCore);
         let samples = [
             sample(0, two, Transport::Verbs, 10.0),
             sample(0, two, Transport::Tcp, 20.0),

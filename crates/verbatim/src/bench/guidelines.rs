@@ -1,30 +1,31 @@
-//! `verbatim bench guidelines`: for each design guideline, a program that breaks it and one that
-//! keeps it.
+//! `verbatim bench guidelines`: for each design guideline, a program that breaks the guideline and one
+//! that keeps it.
 //!
-//! Each program runs on the software NIC in processes of its own: once under the tap, for the
-//! advice, and in interleaved rounds without the tap, for its speed. The gain is also predicted by
-//! the model and measured on a simulated NIC.
+//! Each program runs on the software NIC in its own processes. It runs once under the tap, for the
+//! advice, and in interleaved rounds without the tap, for its speed. The model also predicts the gain,
+//! and a simulated NIC measures it.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use bench::guidelines::{self, Programs};
-use bench::stats::Spread;
+use bench::guidelines::{self, GuidelinePrograms};
+use bench::stats::MedianAndSpread;
 use nicmodel::guidelines::Advice;
 use nicmodel::{Profile, profile};
 use serde::Serialize;
 use tap::Ledger;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::model::percent;
-use crate::output::{activity, print, print_typed, table};
+use crate::output::{print, print_typed, table};
+use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench guidelines`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this guideline; may be given several times [default: all]
     #[arg(long, value_name = "NAME", value_parser = programs)]
-    only: Vec<&'static Programs>,
+    only: Vec<&'static GuidelinePrograms>,
     /// Timed runs of each program
     #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::number("rounds", 1..=1000u32))]
     rounds: u32,
@@ -45,18 +46,18 @@ Examples:
 Exit status 1 when a guideline's advice is missing for the program that breaks it, or is given to the one that \
 keeps it.";
 
-/// Arguments of the program itself, which the command runs as a process.
+/// Arguments of a guideline's program, which the command runs as a process.
 #[derive(clap::Args)]
 pub(crate) struct ProgramArgs {
     #[arg(value_parser = programs)]
-    guideline: &'static Programs,
+    guideline: &'static GuidelinePrograms,
     #[arg(long)]
     keeps: bool,
     #[arg(long)]
     repetitions: u64,
 }
 
-fn programs(name: &str) -> Result<&'static Programs, String> {
+fn programs(name: &str) -> Result<&'static GuidelinePrograms, String> {
     guidelines::by_name(name).ok_or_else(|| {
         let names: Vec<_> = guidelines::ALL
             .iter()
@@ -68,39 +69,40 @@ fn programs(name: &str) -> Result<&'static Programs, String> {
 
 /// The result of a guideline's two programs.
 #[derive(Serialize)]
-struct Tried {
+struct GuidelineResult {
     guideline: &'static str,
     section: &'static str,
     nic: &'static str,
     breaks: &'static str,
     keeps: &'static str,
-    /// The advice to the program that breaks it.
+    /// The advice to the program that breaks the guideline.
     advice: Option<Advice>,
-    /// True if the program that keeps the guideline is advised, too; that would be wrong.
+    /// True if the program that keeps the guideline also gets the advice; that would be an error.
     advised_though_kept: bool,
-    /// The model's prediction for the NIC: how much faster the keeping program is.
+    /// The gain that the model predicts for the NIC: the rate of the keeping program over that of the
+    /// other, minus 1.
     predicted_gain: Option<f64>,
     /// The gain measured on the simulated NIC.
     simulated_gain: Option<f64>,
     /// The reason why the programs were not simulated.
     not_simulated: Option<&'static str>,
     /// The gain measured on the software NIC: median, minimum and maximum of the rounds.
-    measured_gain: Spread,
+    measured_gain: MedianAndSpread,
     /// True if the software NIC gains in no round although the NIC does: the software NIC has other
     /// bottlenecks.
     software_nic_differs: bool,
 }
 
-/// The smallest gain that counts; smaller ones can be noise of a busy machine.
+/// The smallest gain that counts as a gain; a smaller one can be noise of a busy machine.
 const GAIN: f64 = 0.05;
 
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let chosen: Vec<_> = if args.only.is_empty() {
         guidelines::ALL.iter().collect()
     } else {
         args.only.clone()
     };
-    let line = activity(args.json);
+    let steps = CommandSteps::new(chosen.len() as u64)?;
     let mut all_right = true;
     let mut rows = table(
         [
@@ -117,9 +119,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let mut not_simulated = Vec::new();
     let mut differs = false;
     for programs in chosen {
-        line.set_message(programs.guideline);
-        line.tick();
-        let tried = try_out(programs, args)?;
+        let tried = steps.run(programs.guideline, || try_out(programs, args))?;
+        let Some(tried) = tried else {
+            break;
+        };
         all_right &= tried.advice.is_some() && !tried.advised_though_kept;
         if args.json {
             print_typed("guideline", &tried)?;
@@ -153,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             not_simulated.push(format!("{}: a simulated NIC {why}", tried.guideline));
         }
     }
-    line.finish_and_clear();
+    drop(steps);
     if !args.json {
         print(rows)?;
         print(
@@ -172,13 +175,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         }
     }
     Ok(if all_right {
-        Outcome::Done
+        CommandOutcome::Done
     } else {
-        Outcome::No
+        CommandOutcome::No
     })
 }
 
-fn try_out(programs: &'static Programs, args: &Args) -> Result<Tried> {
+fn try_out(programs: &'static GuidelinePrograms, args: &Args) -> Result<GuidelineResult> {
     let model = nicmodel::guidelines::ALL;
     let guideline = model.iter().find(|known| known.name == programs.guideline);
     let guideline = guideline.context("the guideline is known")?;
@@ -199,10 +202,10 @@ fn try_out(programs: &'static Programs, args: &Args) -> Result<Tried> {
         },
         Err(why) => (None, Some(why)),
     };
-    let measured_gain = Spread::of(&gains).context("there was no round")?;
+    let measured_gain = MedianAndSpread::of(&gains).context("there was no round")?;
     let gain = advice.as_ref().and_then(|advice| advice.gain);
     let predicted_gain = gain.map(|gain| gain.relative);
-    Ok(Tried {
+    Ok(GuidelineResult {
         guideline: guideline.name,
         section: guideline.section,
         nic: programs.nic,
@@ -221,7 +224,7 @@ fn try_out(programs: &'static Programs, args: &Args) -> Result<Tried> {
 
 /// Returns the guideline's advice to one of its programs.
 fn advice(
-    programs: &Programs,
+    programs: &GuidelinePrograms,
     nic: &Profile,
     keeps: bool,
     repetitions: u64,
@@ -240,8 +243,8 @@ fn advice(
         .find(|advice| advice.guideline == programs.guideline))
 }
 
-/// Returns the program's work a second on the software NIC.
-fn measure(programs: &Programs, keeps: bool, repetitions: u64) -> Result<f64> {
+/// Returns the program's units of work per second on the software NIC.
+fn measure(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<f64> {
     let mut command = command(programs, keeps, repetitions)?;
     command.env_remove(tap::VARIABLE);
     let text = output(command)?;
@@ -250,7 +253,7 @@ fn measure(programs: &Programs, keeps: bool, repetitions: u64) -> Result<f64> {
         .with_context(|| format!("no rate in {text:?}"))
 }
 
-fn command(programs: &Programs, keeps: bool, repetitions: u64) -> Result<Command> {
+fn command(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<Command> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.args([
@@ -275,11 +278,11 @@ fn output(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Runs one of the programs and prints its work a second.
-pub(crate) fn program(args: &ProgramArgs) -> Result<Outcome> {
+/// Runs one of the programs and prints its units of work per second.
+pub(crate) fn program(args: &ProgramArgs) -> Result<CommandOutcome> {
     let rate = args
         .guideline
         .run(args.keeps, args.repetitions, super::common::worker()?)?;
     print(rate)?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

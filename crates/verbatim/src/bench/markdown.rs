@@ -3,17 +3,17 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use bench::micro::compare::{Settings, Summary};
-use bench::micro::{Stream, Task};
-use bench::record::Record;
-use bench::stats::Spread;
+use bench::micro::compare::{ComparisonSummary, Settings};
+use bench::micro::{MeasurementTask, VerbStream};
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 
 use super::common::bytes;
 use super::verdict::{goal, unit, verdict};
 use crate::output::figure;
 
 /// Formats the result as a Markdown page.
-pub(super) fn markdown(record: &Record<Settings>, summary: &Summary) -> String {
+pub(super) fn markdown(record: &RunCircumstances<Settings>, summary: &ComparisonSummary) -> String {
     let mut page = String::new();
     write_page(&mut page, record, summary).expect("a string takes everything");
     page
@@ -21,8 +21,8 @@ pub(super) fn markdown(record: &Record<Settings>, summary: &Summary) -> String {
 
 fn write_page(
     page: &mut String,
-    record: &Record<Settings>,
-    summary: &Summary,
+    record: &RunCircumstances<Settings>,
+    summary: &ComparisonSummary,
 ) -> Result<(), std::fmt::Error> {
     let device = &record.device;
     let kind = if is_soft_roce(device) {
@@ -65,7 +65,7 @@ fn write_page(
         )?;
     }
     writeln!(page)?;
-    let rates = |row: &&_| matches!(row_task(row), Task::Stream(_));
+    let rates = |row: &&_| matches!(row_task(row), MeasurementTask::Stream(_));
     writeln!(page, "## Message rate and bandwidth\n")?;
     table(page, device, summary.rows.iter().filter(rates))?;
     writeln!(
@@ -101,7 +101,7 @@ fn write_page(
     )
 }
 
-fn row_task(row: &bench::micro::compare::RowResult) -> Task {
+fn row_task(row: &bench::micro::compare::RowResult) -> MeasurementTask {
     row.task
 }
 
@@ -117,13 +117,13 @@ fn table<'a>(
     )?;
     for row in rows {
         let (unit, scale) = unit(row);
-        let side = |spread: Option<Spread>| {
+        let side = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),
                 |s| format!("{} {unit}", figure(s.median * scale)),
             )
         };
-        let ratio = |spread: Option<Spread>| {
+        let ratio = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),
                 |s| {
@@ -133,8 +133,10 @@ fn table<'a>(
             )
         };
         let depth = match row.task {
-            Task::Stream(Stream { window, batch, .. }) => format!("{window}, {batch}"),
-            Task::PingPong(_) => "1, 1".to_owned(),
+            MeasurementTask::Stream(VerbStream { window, batch, .. }) => {
+                format!("{window}, {batch}")
+            }
+            MeasurementTask::PingPong(_) => "1, 1".to_owned(),
         };
         let goal = [&goal(row), verdict(row)].join(" ");
         writeln!(
@@ -154,7 +156,7 @@ fn table<'a>(
 }
 
 /// Returns the command line, with the path that the program has in a checkout.
-fn command(record: &Record<Settings>) -> String {
+fn command(record: &RunCircumstances<Settings>) -> String {
     let mut words = vec!["target/release/verbatim".to_owned()];
     words.extend(record.command.iter().skip(1).cloned());
     words.join(" ")
@@ -169,20 +171,20 @@ fn is_soft_roce(device: &str) -> bool {
         || device.starts_with("rxe")
 }
 
-fn is_emulated(record: &Record<Settings>) -> bool {
+fn is_emulated(record: &RunCircumstances<Settings>) -> bool {
     record.cpu_model.contains("TCG")
 }
 
 #[cfg(test)]
 mod tests {
     use bench::micro::compare::RowResult;
-    use bench::micro::{Parameters, PingPong, Verb};
-    use bench::pin::Cores;
+    use bench::micro::{MicroParameters, PingPong, Verb};
+    use bench::pin::CorePair;
 
     use super::*;
 
-    fn record() -> Record<Settings> {
-        let cores = Cores {
+    fn record() -> RunCircumstances<Settings> {
+        let cores = CorePair {
             requester: 0,
             responder: 1,
         };
@@ -192,7 +194,8 @@ mod tests {
             payloads_bytes: vec![8, 4096],
             perftest: true,
         };
-        let mut record = Record::new(cores, "softnic, system".into(), "rxe0".into(), settings);
+        let mut record =
+            RunCircumstances::new(cores, "softnic, system".into(), "rxe0".into(), settings);
         record.cpu_model = "QEMU TCG CPU version 2.5+".into();
         record.command = ["/x/verbatim", "bench", "providers", "--markdown", "-"]
             .map(str::to_owned)
@@ -200,8 +203,8 @@ mod tests {
         record
     }
 
-    fn row(task: Task, softnic: f64, system: f64, goal: Option<f64>) -> RowResult {
-        let of = |value| Spread::of(&[value]);
+    fn row(task: MeasurementTask, softnic: f64, system: f64, goal: Option<f64>) -> RowResult {
+        let of = |value| MedianAndSpread::of(&[value]);
         RowResult {
             task,
             unit: String::new(),
@@ -217,22 +220,23 @@ mod tests {
         }
     }
 
-    fn summary() -> Summary {
-        let parameters = |payload_bytes| Parameters {
+    fn summary() -> ComparisonSummary {
+        let parameters = |payload_bytes| MicroParameters {
             payload_bytes: Some(payload_bytes),
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let stream = |payload| Stream::new(Verb::RcSend, &parameters(payload), 1).expect("it fits");
+        let stream =
+            |payload| VerbStream::new(Verb::RcSend, &parameters(payload), 1).expect("it fits");
         let ping = PingPong::new(Verb::RcWrite, &parameters(8), 1).expect("it fits");
-        let mut failed = row(Task::Stream(stream(64)), 1.0, 1.0, None);
+        let mut failed = row(MeasurementTask::Stream(stream(64)), 1.0, 1.0, None);
         failed.system = None;
         failed.ratio = None;
         failed.errors = vec!["round 0, device: it\nbroke".to_owned()];
-        Summary {
+        ComparisonSummary {
             rows: vec![
-                row(Task::Stream(stream(8)), 1.5, 0.1, Some(20.0)),
-                row(Task::Stream(stream(4096)), 0.5, 0.01, None),
-                row(Task::PingPong(ping), 2500.0, 10_000.0, Some(0.1)),
+                row(MeasurementTask::Stream(stream(8)), 1.5, 0.1, Some(20.0)),
+                row(MeasurementTask::Stream(stream(4096)), 0.5, 0.01, None),
+                row(MeasurementTask::PingPong(ping), 2500.0, 10_000.0, Some(0.1)),
                 failed,
             ],
         }

@@ -21,12 +21,12 @@ mod wqe_cache;
 
 use anyhow::Result;
 use bench::goal::Row;
-use bench::micro::{Direction, Verb};
-use bench::probe::Question;
+use bench::micro::{MeasuredRole, Verb};
+use bench::probe::ProbedProperty;
 use clap::Subcommand;
 pub(crate) use common::worker;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim bench`.
@@ -34,7 +34,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
     #[command(flatten)]
     ledger: LedgerArgs,
 }
@@ -49,7 +49,7 @@ Examples:
   verbatim bench --ledger l.json ud-send; verbatim explain l.json";
 
 #[derive(Subcommand)]
-enum What {
+enum BenchCommand {
     /// Every verb beside its peer (UCX, Redis, copies between two processes) and its limit
     ///
     /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
@@ -153,7 +153,7 @@ enum What {
     Worker(ends::WorkerArgs),
 }
 
-impl What {
+impl BenchCommand {
     /// Returns true if the benchmark runs in virtual time.
     fn is_simulated(&self) -> bool {
         match self {
@@ -186,35 +186,37 @@ impl What {
     }
 }
 
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if let Some(outcome) = args.ledger.record_self(args.what.is_simulated())? {
         return Ok(outcome);
     }
     match args.what {
-        What::Peers(args) => peers::run(args, &Row::EMBEDDED),
-        What::DropIn(args) => peers::run(args, &Row::DROP_IN),
-        What::Wire(args) => peers::run_wire(args),
-        What::Events(args) => events::run(&args),
-        What::Providers(args) => providers::run(&args),
-        What::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
-        What::UdRecv(args) => verb::stream(Verb::UdSend, Some(Direction::Inbound), &args),
-        What::RcSend(args) => verb::stream(Verb::RcSend, None, &args),
-        What::UcSend(args) => verb::stream(Verb::UcSend, None, &args),
-        What::RcWrite(args) => verb::stream(Verb::RcWrite, None, &args),
-        What::UcWrite(args) => verb::stream(Verb::UcWrite, None, &args),
-        What::RcRead(args) => verb::stream(Verb::RcRead, None, &args),
-        What::Atomics(args) => verb::stream(Verb::Atomics, None, &args),
-        What::Latency(args) => verb::latency(&args),
-        What::WqeCache(args) => wqe_cache::run(&args),
-        What::Depth(args) => depth::run(&args),
-        What::Crowd(args) => crowd::run(&args),
-        What::WriteOrder(args) => probe::run(Question::Order, &args),
-        What::WriteVisible(args) => probe::run(Question::Visible, &args),
-        What::Sweep(args) => sweep::run(&args),
-        What::Calibrate(args) => calibrate::run(&args),
-        What::Guidelines(args) => guidelines::run(&args),
-        What::Simulator(args) => simulator::run(&args),
-        What::GuidelineProgram(args) => guidelines::program(&args),
-        What::Worker(args) => args.serve(),
+        BenchCommand::Peers(args) => peers::run(args, &Row::EMBEDDED),
+        BenchCommand::DropIn(args) => peers::run(args, &Row::DROP_IN),
+        BenchCommand::Wire(args) => peers::run_wire(args),
+        BenchCommand::Events(args) => events::run(&args),
+        BenchCommand::Providers(args) => providers::run(&args),
+        BenchCommand::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
+        BenchCommand::UdRecv(args) => {
+            verb::stream(Verb::UdSend, Some(MeasuredRole::Inbound), &args)
+        }
+        BenchCommand::RcSend(args) => verb::stream(Verb::RcSend, None, &args),
+        BenchCommand::UcSend(args) => verb::stream(Verb::UcSend, None, &args),
+        BenchCommand::RcWrite(args) => verb::stream(Verb::RcWrite, None, &args),
+        BenchCommand::UcWrite(args) => verb::stream(Verb::UcWrite, None, &args),
+        BenchCommand::RcRead(args) => verb::stream(Verb::RcRead, None, &args),
+        BenchCommand::Atomics(args) => verb::stream(Verb::Atomics, None, &args),
+        BenchCommand::Latency(args) => verb::latency(&args),
+        BenchCommand::WqeCache(args) => wqe_cache::run(&args),
+        BenchCommand::Depth(args) => depth::run(&args),
+        BenchCommand::Crowd(args) => crowd::run(&args),
+        BenchCommand::WriteOrder(args) => probe::run(ProbedProperty::Order, &args),
+        BenchCommand::WriteVisible(args) => probe::run(ProbedProperty::Visible, &args),
+        BenchCommand::Sweep(args) => sweep::run(&args),
+        BenchCommand::Calibrate(args) => calibrate::run(&args),
+        BenchCommand::Guidelines(args) => guidelines::run(&args),
+        BenchCommand::Simulator(args) => simulator::run(&args),
+        BenchCommand::GuidelineProgram(args) => guidelines::program(&args),
+        BenchCommand::Worker(args) => args.serve(),
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bench::micro::{
-    Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS,
-    MAX_WINDOW, Pages, Parameters, Verb,
+    MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW,
+    MeasuredRole, MemoryPages, MicroParameters, Verb,
 };
 use bench::nic::NicChoice;
 use clap::ValueEnum;
@@ -18,9 +18,9 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
 use crate::sweeps::profiles;
 
-/// What every measurement of one verb takes.
+/// Arguments of every measurement of one verb.
 #[derive(clap::Args)]
-pub(super) struct Common {
+pub(super) struct CommonArgs {
     /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
     /// [default: 8]
     #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
@@ -60,7 +60,7 @@ pub(super) struct Common {
     pub(super) ends: EndsArgs,
 }
 
-/// What puts a measurement on a simulated NIC.
+/// Arguments that run a measurement on a simulated NIC.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Simulation")]
 pub(super) struct SimulationArgs {
@@ -96,33 +96,33 @@ impl SimulationArgs {
     }
 }
 
-impl Common {
-    /// Returns the NIC that is measured.
+impl CommonArgs {
+    /// Returns the choice of the NIC that is measured.
     pub(super) fn nic_choice(&self) -> NicChoice {
         nic_choice(&self.nic, &self.port)
     }
 
-    pub(super) fn parameters(&self) -> Parameters {
+    pub(super) fn parameters(&self) -> MicroParameters {
         let inline = match (self.inline, self.no_inline) {
             (true, _) => Some(true),
             (_, true) => Some(false),
             _ => None,
         };
-        Parameters {
+        MicroParameters {
             payload_bytes: if self.header_only {
                 Some(0)
             } else {
                 self.payload
             },
             inline,
-            ..Parameters::default()
+            ..MicroParameters::default()
         }
     }
 
-    /// Returns the duration of a round with this payload, in ms.
+    /// Returns the duration of a round with this payload, in milliseconds.
     ///
     /// # Errors
-    /// The duration is too short for a measurement.
+    /// Returns an error if the duration is too short for a measurement.
     pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
@@ -143,15 +143,15 @@ impl Common {
     }
 }
 
-/// Returns the READs that a NIC can have outstanding without evicting their WQEs from its cache.
+/// Returns the number of READs that a NIC can have outstanding without evicting their WQEs from its cache.
 fn reads_kept(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value;
     let threads = profile.cache.read_window_threads.as_ref()?.value;
     usize::try_from(u64::from(window) * u64::from(threads)).ok()
 }
 
-/// Returns the virtual time in which 32 windows pass at 10 GB/s, in ms; at least 1 ms. In a shorter
-/// run, messages in flight at its start and end would distort the rate.
+/// Returns the virtual time in milliseconds in which 32 windows pass at 10 GB/s; at least 1 ms. In a shorter run,
+/// messages in flight at the start and the end would distort the rate.
 fn simulated_ms(payload_bytes: usize) -> u64 {
     let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
     (32 * window_bytes as u64 / 10_000_000).max(1)
@@ -196,7 +196,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_enum)]
     pages: Option<PagesArg>,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -216,27 +216,27 @@ enum PagesArg {
 }
 
 impl StreamArgs {
-    /// Returns the knobs as asked for; the default number of threads depends on the machine.
-    /// `direction` is set for verbs that have only one, such as RECVs.
+    /// Returns the parameters of the measurement; the default number of threads depends on the machine. `direction` is
+    /// set for verbs that have only one direction, such as RECVs.
     pub(super) fn parameters(
         &self,
         verb: Verb,
-        direction: Option<Direction>,
+        direction: Option<MeasuredRole>,
         simulated: Option<&Profile>,
-    ) -> Result<Parameters> {
+    ) -> Result<MicroParameters> {
         let asked = self.direction.map(|asked| match asked {
-            DirectionArg::Outbound => Direction::Outbound,
-            DirectionArg::Inbound => Direction::Inbound,
+            DirectionArg::Outbound => MeasuredRole::Outbound,
+            DirectionArg::Inbound => MeasuredRole::Inbound,
         });
-        if direction == Some(Direction::Inbound) && asked == Some(Direction::Outbound) {
+        if direction == Some(MeasuredRole::Inbound) && asked == Some(MeasuredRole::Outbound) {
             bail!("RECVs are what arrives: leave out --direction, or take ud-send");
         }
         let direction = asked.or(direction).unwrap_or_default();
         let mut threads = self.threads.or(self.processes);
-        if direction == Direction::Inbound && threads.is_none() {
+        if direction == MeasuredRole::Inbound && threads.is_none() {
             threads = Some(self.usual_threads(verb, simulated)?);
         }
-        Ok(Parameters {
+        Ok(MicroParameters {
             direction,
             batch: self.batch,
             window: self.window,
@@ -248,21 +248,21 @@ impl StreamArgs {
             addresses: self.addresses,
             spacing_bytes: self.spacing,
             pages: self.pages.map(|pages| match pages {
-                PagesArg::Small => Pages::Small,
-                PagesArg::Huge => Pages::Huge,
+                PagesArg::Small => MemoryPages::Small,
+                PagesArg::Huge => MemoryPages::Huge,
             }),
             reads_kept: simulated.and_then(reads_kept),
             ..self.common.parameters()
         })
     }
 
-    /// Returns true if the number of threads or processes was asked for.
+    /// Returns true if the arguments set the number of threads or processes.
     pub(super) fn asks_for_threads(&self) -> bool {
         self.threads.or(self.processes).is_some()
     }
 
-    /// Returns the default number of requesters for one responder: one for each core. With SENDs,
-    /// each requester takes a second core, to receive.
+    /// Returns the default number of requesters for one responder: one requester per core. With SENDs, each requester
+    /// takes a second core, to receive.
     fn usual_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
         if let Some(profile) = simulated {
             return Ok(usize::try_from(profile.host.cores.value)?.min(MAX_THREADS));

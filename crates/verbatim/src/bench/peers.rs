@@ -1,23 +1,26 @@
-//! `verbatim bench peers`, `drop-in` and `wire`: verbs, unmodified programs and the packet path,
-//! each beside its peer.
+//! `verbatim bench peers`, `drop-in` and `wire`: compares verbs, unmodified programs and the packet path with their
+//! peers.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bench::bounce::NEAR_NS;
-use bench::goal::{Goal, Row};
-use bench::record::Record;
-use bench::run::{Bench, Event, Figures, RowResult, Sample, Settings, Side, Summary, Verdict};
-use bench::stats::Spread;
+use bench::goal::{Row, RowGoal};
+use bench::record::RunCircumstances;
+use bench::run::{
+    BenchSetup, GoalVerdict, RowFigures, RowResult, RowSample, RowSide, RunEvent, RunSummary,
+    Settings,
+};
+use bench::stats::MedianAndSpread;
 use comfy_table::Table;
 use serde::Serialize;
 
 use super::breakdown;
-use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
-use crate::Outcome;
+use super::common::{CoresArgs, JsonLines, nic_choice, warn_of_circumstances, with_range, worker};
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::output::{self, figure, print};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -82,22 +85,22 @@ pub(super) struct Args {
 }
 
 /// Runs `verbatim bench wire`.
-pub(super) fn run_wire(args: Args) -> Result<Outcome> {
+pub(super) fn run_wire(args: Args) -> Result<CommandOutcome> {
     if args.nic.provider == Provider::System {
         bail!("the path by packets is the software NIC's; leave out --provider system");
     }
     run(args, &Row::WIRE)
 }
 
-/// Runs the command with the rows that the arguments name, or with `all`.
-pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
-    args.nic.settle()?;
-    let cores = args.cores.settle()?;
+/// Runs the command with the rows that the arguments name, or with all rows in `all`.
+pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
+    args.nic.apply_to_process()?;
+    let cores = args.cores.choose_cores()?;
     let rows = rows(&args, all);
-    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
-    let bench = Bench {
+    let bench = BenchSetup {
         settings: Settings {
             rounds: args.rounds,
             shrink: if args.smoke { 100 } else { 1 },
@@ -110,63 +113,75 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     if args.breakdown {
         return breakdown::run(&bench, args.json);
     }
-    let record = Record::new(
+    let record = RunCircumstances::new(
         cores,
         bench.nic.provider.clone(),
         device,
         bench.settings.clone(),
     );
     warn_of_circumstances(&record);
-    lines.tell(&Line::Record(&record))?;
+    lines.write_line(&Line::Record(&record))?;
 
-    let steps = bench::run::steps(&bench.settings.rows);
-    let bar = progress(u64::from(args.rounds) * steps as u64);
+    let count = bench::run::steps(&bench.settings.rows);
+    let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
     let mut told = Ok(());
-    let mut begun = false;
-    let summary = bench::run::run(&bench, |event| {
+    let mut is_running = false;
+    let on_event = |event: &RunEvent| {
         if told.is_err() {
             return;
         }
         match event {
-            Event::Begin { row, side, .. } => {
-                if begun {
-                    bar.inc(1);
+            RunEvent::Begin { row, side, .. } => {
+                // The measurement before this one failed.
+                if std::mem::replace(&mut is_running, true) {
+                    steps.complete_step();
                 }
-                begun = true;
-                bar.set_message(match side {
-                    Side::Ours => row.name().to_owned(),
-                    Side::Peer | Side::Limit => format!("{}: {}", row.name(), side.name()),
+                steps.show_step(match side {
+                    RowSide::Ours => row.name().to_owned(),
+                    RowSide::Peer | RowSide::Limit => format!("{}: {}", row.name(), side.name()),
                 });
             }
-            Event::Bounce { round, bounce_ns } => {
-                told = lines.tell(&Line::Bounce {
+            RunEvent::Bounce { round, bounce_ns } => {
+                told = lines.write_line(&Line::Bounce {
                     round: *round,
                     bounce_ns: *bounce_ns,
                 });
             }
-            Event::Sample(sample) => told = lines.tell(&Line::Sample(sample)),
+            RunEvent::Sample(sample) => {
+                is_running = false;
+                steps.complete_step();
+                told = lines.write_line(&Line::Sample(sample));
+            }
         }
-    })?;
-    bar.finish_and_clear();
+    };
+    let summary = bench::run::run(&bench, on_event, is_interrupted)?;
+    drop(steps);
     told?;
     for row in &summary.rows {
-        lines.tell(&Line::Row(row))?;
+        lines.write_line(&Line::Row(row))?;
     }
-    lines.tell(&Line::Summary {
+    lines.write_line(&Line::Summary {
         bounce_ns: &summary.bounce_ns,
         at_least_reached: summary.reached(),
     })?;
     if !args.json {
-        show(&record, &summary)?;
+        print_summary(&record, &summary)?;
     }
-    Ok(if summary.reached() {
-        Outcome::Done
+    // An interrupt leaves rows without a peer, which reach no goal.
+    let failed = |row: &RowResult| !row.errors.is_empty();
+    let is_good = if is_interrupted() {
+        !summary.rows.iter().any(failed)
     } else {
-        Outcome::No
+        summary.reached()
+    };
+    Ok(if is_good {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
     })
 }
 
-/// Returns the rows that are asked for.
+/// Returns the rows that the arguments name, or all rows in `all`.
 fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
     if !args.only.is_empty() {
         return args.only.clone();
@@ -176,26 +191,26 @@ fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
         .collect()
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line.
-    Record(&'a Record),
+    /// The circumstances of the run; this is the first line.
+    Record(&'a RunCircumstances),
     /// Cache-line bounce time at the start of a round.
     Bounce { round: u32, bounce_ns: f64 },
     /// One measurement.
-    Sample(&'a Sample),
+    Sample(&'a RowSample),
     /// One row of the table.
     Row(&'a RowResult),
-    /// The last line.
+    /// The verdict on all rows; this is the last line.
     Summary {
-        bounce_ns: &'a Spread,
+        bounce_ns: &'a MedianAndSpread,
         at_least_reached: bool,
     },
 }
 
-fn show(record: &Record, summary: &Summary) -> Result<()> {
+fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> {
     print(format_args!(
         "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other ({}..{}); near is up to \
          {NEAR_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
@@ -273,15 +288,15 @@ fn table(rows: &[RowResult]) -> Table {
     table
 }
 
-fn line(row: &RowResult, cores: &str, figures: &Figures) -> Vec<String> {
+fn line(row: &RowResult, cores: &str, figures: &RowFigures) -> Vec<String> {
     let unit = row.unit.name();
-    let median = |spread: Option<Spread>| {
+    let median = |spread: Option<MedianAndSpread>| {
         spread.map_or_else(
             || "-".to_owned(),
             |s| format!("{} {unit}", figure(s.median)),
         )
     };
-    // Columns of a missing peer are empty.
+    // The columns of a peer that is missing are empty.
     let of =
         |name: &Option<String>, text: String| if name.is_some() { text } else { String::new() };
     let wanted_unit = if row.peer_name.is_some() { "x" } else { unit };
@@ -304,7 +319,7 @@ fn line(row: &RowResult, cores: &str, figures: &Figures) -> Vec<String> {
     ]
 }
 
-fn wanted_text(row: &RowResult, verdict: Option<Verdict>, unit: &str) -> (String, String) {
+fn wanted_text(row: &RowResult, verdict: Option<GoalVerdict>, unit: &str) -> (String, String) {
     let Some(verdict) = verdict else {
         return (String::new(), String::new());
     };
@@ -314,7 +329,7 @@ fn wanted_text(row: &RowResult, verdict: Option<Verdict>, unit: &str) -> (String
         (true, false) => "ok",
         (false, false) => "MISSED",
     };
-    let Goal { at_least, aim_for } = verdict.goal;
+    let RowGoal { at_least, aim_for } = verdict.goal;
     (format!("{at_least} / {aim_for} {unit}"), word.to_owned())
 }
 
@@ -324,17 +339,17 @@ mod tests {
 
     #[test]
     fn a_row_has_a_line_for_each_distance_that_occurred() {
-        let spread = |value| Spread::of(&[value]);
-        let goal = Goal {
+        let spread = |value| MedianAndSpread::of(&[value]);
+        let goal = RowGoal {
             at_least: 0.5,
             aim_for: 0.75,
         };
-        let verdict = |reached| Verdict {
+        let verdict = |reached| GoalVerdict {
             goal,
             at_least_reached: reached,
             aim_reached: false,
         };
-        let figures = |share: f64| Figures {
+        let figures = |share: f64| RowFigures {
             ours: spread(34.0),
             peer: spread(17.0),
             ratio: spread(2.0),

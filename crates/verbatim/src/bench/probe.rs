@@ -1,19 +1,19 @@
-//! `verbatim bench write-order` and `write-visible`: what the target's processor sees of a NIC's
-//! WRITEs, and when.
+//! `verbatim bench write-order` and `write-visible`: the order and the time in which the target's
+//! processor sees a NIC's WRITEs.
 
 use anyhow::Result;
 use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
-use bench::probe::{self, Probe, ProbeResult, Question};
-use bench::record::Record;
+use bench::probe::{self, ProbeResult, ProbedProperty, WriteProbe};
+use bench::record::RunCircumstances;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{CoresArgs, bytes, nic_choice};
 use super::ends::EndsArgs;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed, table};
-use crate::progress::progress;
+use crate::steps::CommandSteps;
 
 pub(super) const ORDER_EXAMPLES: &str = "\
 Examples:
@@ -33,7 +33,7 @@ Examples:
 When a WRITE has completed, the target is told by other means than the NIC, and looks for it in its memory. Exit status \
 1 when one was not there.";
 
-/// Arguments of both commands.
+/// Arguments of `verbatim bench write-order` and `write-visible`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Bytes of the WRITEs, with commas between them; also with K (KiB) or M (MiB) behind
@@ -69,53 +69,57 @@ enum WriteVerb {
 /// The settings of the probes, for the run record.
 #[derive(Serialize)]
 struct Settings {
-    probes: Vec<Probe>,
+    probes: Vec<WriteProbe>,
 }
 
-/// The result of one size, as `--json` prints it.
+/// The result of one payload size, as `--json` prints it.
 #[derive(Serialize)]
-struct Probed {
-    question: Question,
+struct ProbeLine {
+    question: ProbedProperty,
     payload_bytes: usize,
     #[serde(flatten)]
     result: ProbeResult,
 }
 
-/// Runs one of the commands.
-pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
+/// Runs `verbatim bench write-order` or `write-visible`.
+pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcome> {
     let verb = match args.verb {
         WriteVerb::RcWrite => Verb::RcWrite,
         WriteVerb::UcWrite => Verb::UcWrite,
     };
     let probes = args.payload.iter();
-    let probes = probes.map(|payload| Probe::new(question, verb, *payload, args.writes));
+    let probes = probes.map(|payload| WriteProbe::new(question, verb, *payload, args.writes));
     let probes = probes.collect::<Result<Vec<_>>>()?;
-    args.nic.settle()?;
+    args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
     if args.ends.listens() {
         return args.ends.listen(&probes, &nic);
     }
-    let cores = args.cores.settle()?;
+    let cores = args.cores.choose_cores()?;
     let mut link = args.ends.link(cores.responder, &probes)?;
     let settings = Settings {
         probes: probes.clone(),
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
         print_typed("record", &record)?;
     }
     let mut rows = table(["payload", "looks", "incomplete", "verdict"], &[0, 1, 2]);
-    let bar = progress(probes.len() as u64);
+    let steps = CommandSteps::new(probes.len() as u64)?;
     let mut all_there = true;
     for probe in probes {
-        let result = probe::run(cores.requester, &mut link, &nic, probe)?;
-        bar.inc(1);
         let payload_bytes = probe.payload_bytes();
+        let result = steps.run(bytes(payload_bytes), || {
+            probe::run(cores.requester, &mut link, &nic, probe)
+        })?;
+        let Some(result) = result else {
+            break;
+        };
         all_there &= result.missing == 0;
         if args.json {
             print_typed(
                 "probe",
-                &Probed {
+                &ProbeLine {
                     question,
                     payload_bytes,
                     result,
@@ -123,10 +127,10 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
             )?;
         }
         let verdict = match (question, result.missing) {
-            (Question::Order, 0) => "left to right in every look",
-            (Question::Order, _) => "the last word may be seen first",
-            (Question::Visible, 0) => "seen whenever completed",
-            (Question::Visible, _) => "completed and not seen",
+            (ProbedProperty::Order, 0) => "left to right in every look",
+            (ProbedProperty::Order, _) => "the last word may be seen first",
+            (ProbedProperty::Visible, 0) => "seen whenever completed",
+            (ProbedProperty::Visible, _) => "completed and not seen",
         };
         rows.add_row([
             bytes(payload_bytes),
@@ -135,7 +139,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
             verdict.to_owned(),
         ]);
     }
-    bar.finish_and_clear();
+    drop(steps);
     if !args.json {
         print(format_args!(
             "{} on {}, cores {} and {}",
@@ -147,7 +151,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
         print(rows)?;
     }
     Ok(match question {
-        Question::Visible if !all_there => Outcome::No,
-        _ => Outcome::Done,
+        ProbedProperty::Visible if !all_there => CommandOutcome::No,
+        _ => CommandOutcome::Done,
     })
 }

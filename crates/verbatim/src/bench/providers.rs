@@ -1,25 +1,26 @@
-//! `verbatim bench providers`: the software NIC beside an RDMA device of this machine.
+//! `verbatim bench providers`: compares the software NIC with an RDMA device of this machine.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::compare::{
-    self, Comparison, Event, PAYLOADS_BYTES, RowResult, Sample, Settings, Side, Summary,
+    self, Comparison, ComparisonEvent, ComparisonSample, ComparisonSummary, NicSide,
+    PAYLOADS_BYTES, RowResult, Settings,
 };
-use bench::micro::{MAX_PAYLOAD_BYTES, Task};
+use bench::micro::{MAX_PAYLOAD_BYTES, MeasurementTask};
 use bench::nic::NicChoice;
 use bench::peers::perftest;
-use bench::record::Record;
+use bench::record::RunCircumstances;
 use serde::Serialize;
 
-use super::common::{CoresArgs, Lines, bytes, warn_of_circumstances, with_range, worker};
+use super::common::{CoresArgs, JsonLines, bytes, warn_of_circumstances, with_range, worker};
 use super::markdown::markdown;
 use super::verdict::{goal, unit, verdict};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, PortArgs};
 use crate::output::{self, figure, print};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -66,33 +67,33 @@ pub(super) struct Args {
     record: Option<PathBuf>,
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line.
-    Record(&'a Record<Settings>),
+    /// The circumstances of the run; this is the first line.
+    Record(&'a RunCircumstances<Settings>),
     /// One measurement.
-    Sample(&'a Sample),
+    Sample(&'a ComparisonSample),
     /// One row of the table.
     Row(&'a RowResult),
-    /// The last line.
+    /// The verdict on all rows; this is the last line.
     Summary { goals_met: bool },
 }
 
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let page = match args.markdown.as_deref() {
         Some(path) if path.as_os_str() == "-" => {
             if args.json {
                 bail!("--json and --markdown - both write to standard output; leave out one");
             }
-            Page::Stdout
+            MarkdownPage::Stdout
         }
-        Some(path) => Page::File(args::writable_file(path)?),
-        None => Page::None,
+        Some(path) => MarkdownPage::File(args::writable_file(path)?),
+        None => MarkdownPage::None,
     };
-    let cores = args.cores.settle()?;
-    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    let cores = args.cores.choose_cores()?;
+    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let system = NicChoice {
         device: args.device.clone(),
         port_num: args.port.port_num,
@@ -116,54 +117,62 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let softnic = NicChoice::first_of("softnic");
     let comparison = Comparison::new(settings.clone(), cores, worker()?, softnic, system)?;
     let tasks = comparison.tasks()?;
-    let record = Record::new(cores, "softnic, system".to_owned(), device, settings);
+    let record = RunCircumstances::new(cores, "softnic, system".to_owned(), device, settings);
     warn_of_circumstances(&record);
-    lines.tell(&Line::Record(&record))?;
+    lines.write_line(&Line::Record(&record))?;
 
     let sides = if record.settings.perftest { 3 } else { 2 };
-    let bar = progress(u64::from(args.rounds) * tasks.len() as u64 * sides);
+    let steps = CommandSteps::new(u64::from(args.rounds) * tasks.len() as u64 * sides)?;
     let mut told = Ok(());
-    let summary = compare::run(&comparison, |event| {
+    let on_event = |event: &ComparisonEvent| {
         if told.is_err() {
             return;
         }
         match event {
-            Event::Begin { task, side } => {
-                bar.set_message(format!("{}: {}", label(task), side.name()));
+            ComparisonEvent::Begin { task, side } => {
+                steps.show_step(format!("{}: {}", label(task), side.name()));
             }
-            Event::Sample(sample) => {
-                bar.inc(1);
-                told = lines.tell(&Line::Sample(sample));
+            ComparisonEvent::Sample(sample) => {
+                steps.complete_step();
+                told = lines.write_line(&Line::Sample(sample));
             }
         }
-    })?;
-    bar.finish_and_clear();
+    };
+    let summary = compare::run(&comparison, on_event, is_interrupted)?;
+    drop(steps);
     told?;
     for row in &summary.rows {
-        lines.tell(&Line::Row(row))?;
+        lines.write_line(&Line::Row(row))?;
     }
     let met = summary.met();
-    lines.tell(&Line::Summary { goals_met: met })?;
+    lines.write_line(&Line::Summary { goals_met: met })?;
     let page_text = || markdown(&record, &summary);
     match &page {
-        Page::Stdout => print(page_text().trim_end())?,
-        Page::File(path) => std::fs::write(path, page_text())
+        MarkdownPage::Stdout => print(page_text().trim_end())?,
+        MarkdownPage::File(path) => std::fs::write(path, page_text())
             .with_context(|| format!("cannot write {}", path.display()))?,
-        Page::None => {}
+        MarkdownPage::None => {}
     }
-    if !args.json && !matches!(page, Page::Stdout) {
-        show(&record, &summary)?;
+    if !args.json && !matches!(page, MarkdownPage::Stdout) {
+        print_summary(&record, &summary)?;
     }
     for row in &summary.rows {
         for error in &row.errors {
             eprintln!("error: {}: {error}", label(&row.task));
         }
     }
-    Ok(if met { Outcome::Done } else { Outcome::No })
+    let failed = |row: &RowResult| !row.errors.is_empty();
+    // An interrupt leaves rows without a second side, which meet no goal.
+    let is_good = met || (is_interrupted() && !summary.rows.iter().any(failed));
+    Ok(if is_good {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
 /// The destination of the Markdown page.
-enum Page {
+enum MarkdownPage {
     None,
     Stdout,
     File(PathBuf),
@@ -176,16 +185,16 @@ Soft-RoCE, or make a Soft-RoCE device as root (`modprobe rdma_rxe && rdma link a
 netdev eth0`)";
 
 /// Returns a short name of a row.
-pub(super) fn label(task: &Task) -> String {
+pub(super) fn label(task: &MeasurementTask) -> String {
     let latency = match task {
-        Task::Stream(_) => "",
-        Task::PingPong(_) => " latency",
+        MeasurementTask::Stream(_) => "",
+        MeasurementTask::PingPong(_) => " latency",
     };
     let payload = bytes(task.payload_bytes());
     format!("{}{latency}, {payload}", task.verb().label())
 }
 
-fn show(record: &Record<Settings>, summary: &Summary) -> Result<()> {
+fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummary) -> Result<()> {
     print(format_args!(
         "{}, {} (commit {}), cores {} and {}\nmedian of {} rounds (min..max); ratio: software NIC to \
          {} in the same round\n",
@@ -210,7 +219,7 @@ fn show(record: &Record<Settings>, summary: &Summary) -> Result<()> {
     let mut table = output::table(header, &[1, 2, 3, 4, 6, 7]);
     for row in &summary.rows {
         let (unit, scale) = unit(row);
-        let side = |spread: Option<bench::stats::Spread>| {
+        let side = |spread: Option<bench::stats::MedianAndSpread>| {
             spread.map_or_else(
                 || "-".to_owned(),
                 |s| format!("{} {unit}", figure(s.median * scale)),
@@ -229,7 +238,7 @@ fn show(record: &Record<Settings>, summary: &Summary) -> Result<()> {
     }
     print(table)?;
     for row in &summary.rows {
-        for (side, lost) in [Side::Softnic, Side::System].iter().zip(row.lost_ops) {
+        for (side, lost) in [NicSide::Softnic, NicSide::System].iter().zip(row.lost_ops) {
             if lost > 0 {
                 let (label, side) = (label(&row.task), side.name());
                 print(format_args!(

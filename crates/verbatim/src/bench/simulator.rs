@@ -1,16 +1,17 @@
 //! `verbatim bench simulator`: the speed of simulations of clusters.
 
 use anyhow::{Context, Result};
-use bench::simulated::sequencer::{Setup, run as simulate};
-use bench::stats::Spread;
-use bench::usage::Usage;
+use bench::simulated::sequencer::{SequencerParameters, run as simulate};
+use bench::stats::MedianAndSpread;
+use bench::usage::ResourceUsage;
 use nicmodel::profile::builtin;
 use sequencer::Design;
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
-use crate::output::{activity, figure, print, print_typed, table};
+use crate::output::{figure, print, print_typed, table};
+use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench simulator`.
 #[derive(clap::Args)]
@@ -49,23 +50,22 @@ struct Row {
     design: Design,
     cores: usize,
     clients: usize,
-    /// Simulated requests of a run, including warm-up.
+    /// Number of simulated requests of a run, including warm-up.
     requests: u64,
     virtual_ms: f64,
-    /// 10^6 simulated requests per second of processor time, including all overhead.
-    requests_per_cpu_us: Spread,
+    /// Simulated requests in 10^6 per second of processor time, including all overhead.
+    requests_per_cpu_us: MedianAndSpread,
     /// Virtual time divided by processor time.
     speed: f64,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let cib = builtin("cib").context("Connect-IB is built in")?;
     let designs = if args.design.is_empty() {
         &Design::ALL[..]
     } else {
         &args.design[..]
     };
-    let line = activity(args.json);
     let header = [
         "design",
         "cores",
@@ -78,32 +78,43 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let setups = designs
         .iter()
         .flat_map(|design| args.cores.iter().map(move |cores| (*design, *cores)));
+    let setups: Vec<_> = setups.collect();
+    let steps = CommandSteps::new(setups.len() as u64 * u64::from(args.rounds))?;
     for (design, cores) in setups {
-        line.set_message(design.to_string());
-        line.tick();
-        let setup = Setup {
+        let setup = SequencerParameters {
             clients: args.clients,
             time: args.duration,
-            ..Setup::paper(design, cores)
+            ..SequencerParameters::paper(design, cores)
         };
         let (mut rates, mut last) = (Vec::new(), None);
         for _ in 0..args.rounds {
-            let before = Usage::of(std::process::id())?.cpu_ns;
-            let outcome = simulate(cib, &setup)?;
-            let cpu_ns = Usage::of(std::process::id())?.cpu_ns - before;
+            let name = format!("{design} on {cores} cores");
+            let simulated = steps.run(name, || {
+                let before = ResourceUsage::of(std::process::id())?.cpu_ns;
+                let outcome = simulate(cib, &setup)?;
+                Ok((
+                    outcome,
+                    ResourceUsage::of(std::process::id())?.cpu_ns - before,
+                ))
+            })?;
+            let Some((outcome, cpu_ns)) = simulated else {
+                break;
+            };
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let (requests, cpu_ns) = (outcome.requests as f64, cpu_ns.max(1) as f64);
             rates.push(requests / cpu_ns * 1e3);
             last = Some((outcome, cpu_ns));
         }
-        let (outcome, cpu_ns) = last.context("there was no round")?;
+        let Some((outcome, cpu_ns)) = last else {
+            break;
+        };
         let row = Row {
             design,
             cores,
             clients: args.clients,
             requests: outcome.requests,
             virtual_ms: outcome.virtual_ms,
-            requests_per_cpu_us: Spread::of(&rates).context("there was no round")?,
+            requests_per_cpu_us: MedianAndSpread::of(&rates).context("there was no round")?,
             speed: outcome.virtual_ms * 1e6 / cpu_ns,
         };
         if args.json {
@@ -118,9 +129,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             super::common::with_range(Some(row.requests_per_cpu_us), ""),
         ]);
     }
-    line.finish_and_clear();
+    drop(steps);
     if !args.json {
         print(rows)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -4,25 +4,24 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
-    Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS,
-    MAX_WINDOW, Outcome as Measured, Parameters, Stream, Task, Verb,
+    MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW,
+    MeasuredRole, MeasurementTask, MicroParameters, TaskResult as Measured, Verb, VerbStream,
 };
-use bench::record::Record;
+use bench::record::RunCircumstances;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{Lines, warn_of_circumstances, with_range};
+use super::common::{JsonLines, warn_of_circumstances, with_range};
 use super::parameters::StreamArgs;
 use super::verb::{RateResult, head, rate_result};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
 use crate::output::{self, print, table};
 use crate::picture::{place, spread_point};
-use crate::progress::progress;
-use crate::stop;
+use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -44,10 +43,10 @@ The rounds of all points are interleaved, so that what disturbs the machine for 
 pub(super) struct Args {
     /// What is posted
     #[arg(default_value = "rc-write", value_parser = verb())]
-    verb: Swept,
+    verb: SweptVerb,
     /// The knob that is turned
-    #[arg(long, value_enum, default_value_t = Over::Payload)]
-    over: Over,
+    #[arg(long, value_enum, default_value_t = SweptSetting::Payload)]
+    over: SweptSetting,
     /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
     values: Vec<usize>,
@@ -57,21 +56,21 @@ pub(super) struct Args {
 
 /// A verb, and the direction that its name implies.
 #[derive(Clone, Copy)]
-struct Swept {
+struct SweptVerb {
     verb: Verb,
-    direction: Option<Direction>,
+    direction: Option<MeasuredRole>,
 }
 
 /// The name for the responder's side of SENDs over UD.
 const UD_RECV: &str = "ud-recv";
 
-fn verb() -> impl TypedValueParser<Value = Swept> {
+fn verb() -> impl TypedValueParser<Value = SweptVerb> {
     let names = Verb::ALL.map(Verb::name).into_iter().chain([UD_RECV]);
     PossibleValuesParser::new(names).map(|name| {
         let named = Verb::ALL.into_iter().find(|verb| verb.name() == name);
-        let inbound = (name == UD_RECV).then_some(Direction::Inbound);
-        Swept {
-            // The parser accepts no other names.
+        let inbound = (name == UD_RECV).then_some(MeasuredRole::Inbound);
+        SweptVerb {
+            // The parser accepts only names of verbs and [`UD_RECV`].
             verb: named.unwrap_or(Verb::UdSend),
             direction: inbound,
         }
@@ -80,7 +79,7 @@ fn verb() -> impl TypedValueParser<Value = Swept> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-enum Over {
+enum SweptSetting {
     /// Bytes of payload of each message
     Payload,
     /// Work requests that one doorbell announces
@@ -99,84 +98,84 @@ enum Over {
     Spacing,
 }
 
-impl Over {
+impl SweptSetting {
     #[cfg(test)]
-    const ALL: [Over; 8] = [
-        Over::Payload,
-        Over::Batch,
-        Over::Window,
-        Over::SignalEvery,
-        Over::QueuePairs,
-        Over::Threads,
-        Over::Addresses,
-        Over::Spacing,
+    const ALL: [SweptSetting; 8] = [
+        SweptSetting::Payload,
+        SweptSetting::Batch,
+        SweptSetting::Window,
+        SweptSetting::SignalEvery,
+        SweptSetting::QueuePairs,
+        SweptSetting::Threads,
+        SweptSetting::Addresses,
+        SweptSetting::Spacing,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Over::Payload => "payload",
-            Over::Batch => "batch",
-            Over::Window => "window",
-            Over::SignalEvery => "signal-every",
-            Over::QueuePairs => "queue-pairs",
-            Over::Threads => "threads",
-            Over::Addresses => "addresses",
-            Over::Spacing => "spacing",
+            SweptSetting::Payload => "payload",
+            SweptSetting::Batch => "batch",
+            SweptSetting::Window => "window",
+            SweptSetting::SignalEvery => "signal-every",
+            SweptSetting::QueuePairs => "queue-pairs",
+            SweptSetting::Threads => "threads",
+            SweptSetting::Addresses => "addresses",
+            SweptSetting::Spacing => "spacing",
         }
     }
 
     /// Returns the label of the axis.
     fn label(self) -> &'static str {
         match self {
-            Over::Payload => "payload, bytes",
-            Over::Batch => "work requests a doorbell",
-            Over::Window => "work requests outstanding at most",
-            Over::SignalEvery => "one signaled work request in",
-            Over::QueuePairs => "queue pairs of each thread",
-            Over::Threads => "threads",
-            Over::Addresses => "counters",
-            Over::Spacing => "bytes from one counter to the next",
+            SweptSetting::Payload => "payload, bytes",
+            SweptSetting::Batch => "work requests a doorbell",
+            SweptSetting::Window => "work requests outstanding at most",
+            SweptSetting::SignalEvery => "one signaled work request in",
+            SweptSetting::QueuePairs => "queue pairs of each thread",
+            SweptSetting::Threads => "threads",
+            SweptSetting::Addresses => "counters",
+            SweptSetting::Spacing => "bytes from one counter to the next",
         }
     }
 
-    fn parameter_mut(self, parameters: &mut Parameters) -> &mut Option<usize> {
+    fn parameter_mut(self, parameters: &mut MicroParameters) -> &mut Option<usize> {
         match self {
-            Over::Payload => &mut parameters.payload_bytes,
-            Over::Batch => &mut parameters.batch,
-            Over::Window => &mut parameters.window,
-            Over::SignalEvery => &mut parameters.signal_every,
-            Over::QueuePairs => &mut parameters.queue_pairs,
-            Over::Threads => &mut parameters.threads,
-            Over::Addresses => &mut parameters.addresses,
-            Over::Spacing => &mut parameters.spacing_bytes,
+            SweptSetting::Payload => &mut parameters.payload_bytes,
+            SweptSetting::Batch => &mut parameters.batch,
+            SweptSetting::Window => &mut parameters.window,
+            SweptSetting::SignalEvery => &mut parameters.signal_every,
+            SweptSetting::QueuePairs => &mut parameters.queue_pairs,
+            SweptSetting::Threads => &mut parameters.threads,
+            SweptSetting::Addresses => &mut parameters.addresses,
+            SweptSetting::Spacing => &mut parameters.spacing_bytes,
         }
     }
 
     /// Returns the largest value of the knob.
     fn most(self) -> usize {
         match self {
-            Over::Payload => MAX_PAYLOAD_BYTES,
-            Over::Batch | Over::Window | Over::SignalEvery => MAX_WINDOW,
-            Over::QueuePairs => MAX_QUEUE_PAIRS,
-            Over::Threads => MAX_THREADS,
-            Over::Addresses => MAX_ADDRESSES,
-            Over::Spacing => MAX_SPACING_BYTES,
+            SweptSetting::Payload => MAX_PAYLOAD_BYTES,
+            SweptSetting::Batch | SweptSetting::Window | SweptSetting::SignalEvery => MAX_WINDOW,
+            SweptSetting::QueuePairs => MAX_QUEUE_PAIRS,
+            SweptSetting::Threads => MAX_THREADS,
+            SweptSetting::Addresses => MAX_ADDRESSES,
+            SweptSetting::Spacing => MAX_SPACING_BYTES,
         }
     }
 
     /// Returns the default values: powers of two in a range that suits the verb.
     fn usual(self, verb: Verb) -> Vec<usize> {
         let (first, last) = match (self, verb) {
-            (Over::Payload, Verb::Atomics) => (8, 8),
+            (SweptSetting::Payload, Verb::Atomics) => (8, 8),
             // UD messages fit one packet of every MTU.
-            (Over::Payload, Verb::UdSend) => (8, 1024),
-            (Over::Payload, _) => (8, 64 << 10),
-            (Over::Batch | Over::SignalEvery, _) => (1, 128),
-            (Over::Window, _) => (2, 1024),
-            (Over::QueuePairs, _) => (1, 16),
-            (Over::Threads, _) => (1, 8),
-            (Over::Addresses, _) => (1, 4096),
-            (Over::Spacing, _) => (8, 8192),
+            (SweptSetting::Payload, Verb::UdSend) => (8, 1024),
+            (SweptSetting::Payload, _) => (8, 64 << 10),
+            (SweptSetting::Batch | SweptSetting::SignalEvery, _) => (1, 128),
+            (SweptSetting::Window, _) => (2, 1024),
+            (SweptSetting::QueuePairs, _) => (1, 16),
+            (SweptSetting::Threads, _) => (1, 8),
+            (SweptSetting::Addresses, _) => (1, 4096),
+            (SweptSetting::Spacing, _) => (8, 8192),
         };
         let all = (0..).map(|power| 1usize << power);
         all.skip_while(|value| *value < first)
@@ -188,23 +187,23 @@ impl Over {
 /// The settings of the measurement, for the run record.
 #[derive(Clone, Serialize)]
 struct Settings {
-    over: Over,
+    over: SweptSetting,
     rounds: u32,
-    streams: Vec<Stream>,
+    streams: Vec<VerbStream>,
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line of a measured sweep.
-    Record(&'a Record<Settings>),
-    /// The profile of the NIC; the first line of a simulated sweep.
+    /// The circumstances of the run; this is the first line of a measured sweep.
+    Record(&'a RunCircumstances<Settings>),
+    /// The profile of the NIC; this is the first line of a simulated sweep.
     Simulated {
         nic: &'a str,
         settings: &'a Settings,
     },
-    /// One round of a point.
+    /// The result of one round of a point.
     Sample {
         value: usize,
         round: u32,
@@ -219,13 +218,13 @@ enum Line<'a> {
 }
 
 /// Returns the knob's values, each with its stream.
-fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Stream)>> {
-    let Swept { verb, direction } = args.verb;
+fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, VerbStream)>> {
+    let SweptVerb { verb, direction } = args.verb;
     let mut parameters = args.stream.parameters(verb, direction, simulated)?;
-    if args.over == Over::Threads && !args.stream.asks_for_threads() {
+    if args.over == SweptSetting::Threads && !args.stream.asks_for_threads() {
         parameters.threads = None;
     }
-    if args.over == Over::Spacing && parameters.addresses.is_none() {
+    if args.over == SweptSetting::Spacing && parameters.addresses.is_none() {
         bail!("one counter has no spacing; ask for several by --addresses");
     }
     if args.over.parameter_mut(&mut parameters).is_some() {
@@ -241,7 +240,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
     values.sort_unstable();
     values.dedup();
     let most = args.over.most();
-    if args.over != Over::Payload
+    if args.over != SweptSetting::Payload
         && let Some(wrong) = values.iter().find(|value| !(1..=most).contains(*value))
     {
         bail!("{} is from 1 to {most}, not {wrong}", args.over.name());
@@ -249,7 +248,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
     let stream = |value: usize| {
         *args.over.parameter_mut(&mut parameters) = Some(value);
         let duration_ms = args.stream.common.duration_ms(parameters.payload_bytes)?;
-        let stream = Stream::new(verb, &parameters, duration_ms);
+        let stream = VerbStream::new(verb, &parameters, duration_ms);
         Ok((
             value,
             stream.with_context(|| format!("{} of {value}", args.over.name()))?,
@@ -258,7 +257,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
     values.into_iter().map(stream).collect()
 }
 
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let common = &args.stream.common;
     let picture = &common.picture;
     let profiles = common.simulation.profiles()?;
@@ -266,7 +265,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if profiles.is_empty() {
         let streams = streams(args, None)?;
         if common.ends.listens() {
-            common.nic.settle()?;
+            common.nic.apply_to_process()?;
             return common.ends.listen(&tasks(&streams), &common.nic_choice());
         }
         picture.check()?;
@@ -275,9 +274,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         picture.check()?;
         let each = profiles.iter().map(|profile| streams(args, Some(profile)));
         let each: Vec<_> = each.collect::<Result<_>>()?;
-        stop::end_early_on_interrupt(each.iter().map(|streams| streams.len() as u64).sum())?;
+        let steps = CommandSteps::new(each.iter().map(|streams| streams.len() as u64).sum())?;
         for (profile, streams) in profiles.iter().zip(&each) {
-            swept.push(simulate(args, streams, profile)?);
+            swept.push(simulate(args, streams, profile, &steps)?);
         }
     }
     if let Some(file) = &picture.csv {
@@ -290,10 +289,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
                 print("")?;
             }
             print(&one.title)?;
-            show(args.over, &one.points)?;
+            print_points(args.over, &one.points)?;
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 type Point = (usize, RateResult);
@@ -306,14 +305,14 @@ struct SweptOn {
     points: Vec<Point>,
 }
 
-fn tasks(streams: &[(usize, Stream)]) -> Vec<Task> {
+fn tasks(streams: &[(usize, VerbStream)]) -> Vec<MeasurementTask> {
     streams
         .iter()
-        .map(|(_, stream)| Task::Stream(*stream))
+        .map(|(_, stream)| MeasurementTask::Stream(*stream))
         .collect()
 }
 
-/// Returns the swept verb in words.
+/// Returns a description of the swept verb.
 fn swept(args: &Args) -> String {
     match args.verb.direction {
         Some(_) => format!("{}, inbound", args.verb.verb.label()),
@@ -321,7 +320,11 @@ fn swept(args: &Args) -> String {
     }
 }
 
-fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
+fn step_name(args: &Args, value: usize) -> String {
+    format!("{}, {} of {value}", swept(args), args.over.name())
+}
+
+fn settings(args: &Args, streams: &[(usize, VerbStream)], rounds: u32) -> Settings {
     Settings {
         over: args.over,
         rounds,
@@ -330,31 +333,34 @@ fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
 }
 
 /// Simulates every point once.
-fn simulate(args: &Args, streams: &[(usize, Stream)], profile: &Profile) -> Result<SweptOn> {
+fn simulate(
+    args: &Args,
+    streams: &[(usize, VerbStream)],
+    profile: &Profile,
+    steps: &CommandSteps,
+) -> Result<SweptOn> {
     let common = &args.stream.common;
-    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
+    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
     let title = format!("{}, simulated: {}", swept(args), profile.title);
-    lines.tell(&Line::Simulated {
+    lines.write_line(&Line::Simulated {
         nic: &profile.name,
         settings: &settings(args, streams, 1),
     })?;
-    let bar = progress(streams.len() as u64);
     let mut points = Vec::new();
     for &(value, stream) in streams {
-        if stop::is_interrupted() {
+        let task = MeasurementTask::Stream(stream);
+        let name = step_name(args, value);
+        let Some(outcome) = steps.run(name, || bench::simulated::micro::run(profile, &task))?
+        else {
             break;
-        }
-        let outcome = bench::simulated::micro::run(profile, &Task::Stream(stream))?;
+        };
         let result = rate_result(&[outcome]);
-        lines.tell(&Line::Point {
+        lines.write_line(&Line::Point {
             value,
             result: &result,
         })?;
         points.push((value, result));
-        bar.inc(1);
-        stop::step_done();
     }
-    bar.finish_and_clear();
     Ok(SweptOn {
         nic: profile.name.clone(),
         title,
@@ -363,47 +369,40 @@ fn simulate(args: &Args, streams: &[(usize, Stream)], profile: &Profile) -> Resu
 }
 
 /// Measures every point in every round.
-fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
+fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<SweptOn> {
     let common = &args.stream.common;
-    common.nic.settle()?;
-    let cores = common.cores.settle()?;
-    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
+    common.nic.apply_to_process()?;
+    let cores = common.cores.choose_cores()?;
+    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
     let nic = common.nic_choice();
     let settings = settings(args, streams, common.rounds);
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.tell(&Line::Record(&record))?;
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    lines.write_line(&Line::Record(&record))?;
     let mut runner = common.ends.runner(cores, &tasks(streams))?;
-    let steps = u64::from(common.rounds) * streams.len() as u64;
-    stop::end_early_on_interrupt(steps)?;
-    let bar = progress(steps);
+    let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
     'rounds: for round in 0..common.rounds {
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
-            let outcome = runner.measure(&nic, &Task::Stream(stream));
-            // An interrupt by the terminal stops the other process, too.
-            if stop::is_interrupted() && outcome.is_err() {
+            let task = MeasurementTask::Stream(stream);
+            let name = step_name(args, value);
+            let Some(outcome) = steps.run(name, || runner.measure(&nic, &task))? else {
                 break 'rounds;
-            }
-            let outcome = outcome?;
-            lines.tell(&Line::Sample {
+            };
+            lines.write_line(&Line::Sample {
                 value,
                 round,
                 outcome: &outcome,
             })?;
             outcomes.push(outcome);
-            bar.inc(1);
-            stop::step_done();
-            if stop::is_interrupted() {
-                break 'rounds;
-            }
         }
     }
-    bar.finish_and_clear();
+    drop(steps);
     warn_of_circumstances(&record);
     let mut points = Vec::new();
-    for (&(value, _), outcomes) in streams.iter().zip(&outcomes) {
+    let measured = streams.iter().zip(&outcomes);
+    for (&(value, _), outcomes) in measured.filter(|(_, outcomes)| !outcomes.is_empty()) {
         let result = rate_result(outcomes);
-        lines.tell(&Line::Point {
+        lines.write_line(&Line::Point {
             value,
             result: &result,
         })?;
@@ -417,7 +416,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
 }
 
 /// Formats a CSV line for each point; the NIC is the last column.
-fn csv(over: Over, swept: &[SweptOn]) -> String {
+fn csv(over: SweptSetting, swept: &[SweptOn]) -> String {
     let mut text = format!(
         "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic\n",
         over.name()
@@ -451,7 +450,7 @@ fn chart(args: &Args, all: &[SweptOn]) -> Chart {
             .collect::<Vec<_>>()
             .join("; "),
         x: match args.over {
-            Over::Payload | Over::Spacing => axis.in_bytes(),
+            SweptSetting::Payload | SweptSetting::Spacing => axis.in_bytes(),
             _ => axis,
         },
         y: Axis::auto("10⁶ messages a second"),
@@ -463,7 +462,7 @@ fn chart(args: &Args, all: &[SweptOn]) -> Chart {
     }
 }
 
-fn show(over: Over, points: &[Point]) -> Result<()> {
+fn print_points(over: SweptSetting, points: &[Point]) -> Result<()> {
     let mut rows = table(
         [over.name(), "message rate", "bandwidth", "checked", "lost"],
         &[0, 1, 2, 3, 4],
@@ -487,16 +486,18 @@ mod tests {
     #[test]
     fn usual_values_fit_their_verbs() {
         for verb in Verb::ALL {
-            for over in Over::ALL {
-                if verb != Verb::Atomics && matches!(over, Over::Addresses | Over::Spacing) {
+            for over in SweptSetting::ALL {
+                if verb != Verb::Atomics
+                    && matches!(over, SweptSetting::Addresses | SweptSetting::Spacing)
+                {
                     continue;
                 }
                 let values = over.usual(verb);
                 assert!(!values.is_empty());
                 for value in values {
-                    let mut parameters = Parameters::default();
+                    let mut parameters = MicroParameters::default();
                     *over.parameter_mut(&mut parameters) = Some(value);
-                    let stream = Stream::new(verb, &parameters, 1);
+                    let stream = VerbStream::new(verb, &parameters, 1);
                     assert!(stream.is_ok(), "{verb:?} {over:?} {value}: {stream:?}");
                 }
             }
@@ -511,7 +512,7 @@ mod tests {
             title: String::new(),
             points: vec![(4, nothing)],
         };
-        let text = csv(Over::Batch, &[swept]);
+        let text = csv(SweptSetting::Batch, &[swept]);
         let last = text.lines().last().expect("a line");
         assert!(text.starts_with("batch,"));
         assert_eq!(last, "4,,,,,,,0,0,cib");

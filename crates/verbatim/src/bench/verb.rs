@@ -1,21 +1,23 @@
 //! `verbatim bench rc-write` and similar commands: the rate or latency of one verb.
 
 use anyhow::Result;
-use bench::micro::{Direction, Latency, Outcome as Measured, PingPong, Rate, Stream, Task, Verb};
-use bench::record::Record;
-use bench::stats::Spread;
+use bench::micro::{
+    MeasuredRole, MeasurementTask, PingPong, PingPongLatency, StreamRate, TaskResult as Measured,
+    Verb, VerbStream,
+};
+use bench::record::RunCircumstances;
+use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{Lines, bytes, warn_of_circumstances, with_range};
-use super::parameters::{Common, StreamArgs};
-use crate::Outcome;
+use super::common::{JsonLines, bytes, warn_of_circumstances, with_range};
+use super::parameters::{CommonArgs, StreamArgs};
+use crate::CommandOutcome;
 use crate::output::{figure, print};
 use crate::picture::place;
-use crate::progress::progress;
-use crate::stop;
+use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -49,7 +51,7 @@ pub(super) struct LatencyArgs {
     #[arg(long, value_enum, default_value_t = LatencyVerb::Send)]
     verb: LatencyVerb,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -87,18 +89,22 @@ impl LatencyVerb {
 /// Measures a rate.
 pub(super) fn stream(
     verb: Verb,
-    direction: Option<Direction>,
+    direction: Option<MeasuredRole>,
     args: &StreamArgs,
-) -> Result<Outcome> {
+) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let parameters = args.parameters(verb, direction, profile.as_ref())?;
     let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
-    let stream = Stream::new(verb, &parameters, duration_ms)?;
-    measure(&Task::Stream(stream), &args.common, profile.as_ref())
+    let stream = VerbStream::new(verb, &parameters, duration_ms)?;
+    measure(
+        &MeasurementTask::Stream(stream),
+        &args.common,
+        profile.as_ref(),
+    )
 }
 
 /// Measures a latency.
-pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
+pub(super) fn latency(args: &LatencyArgs) -> Result<CommandOutcome> {
     let common = &args.common;
     let ping = PingPong::new(
         args.verb.verb(),
@@ -106,7 +112,7 @@ pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
         common.duration_ms(None)?,
     )?;
     measure(
-        &Task::PingPong(ping),
+        &MeasurementTask::PingPong(ping),
         common,
         common.simulation.profile()?.as_ref(),
     )
@@ -116,62 +122,66 @@ pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
-    task: Task,
+    task: MeasurementTask,
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line.
-    Record(&'a Record<Settings>),
+    /// The circumstances of the run; this is the first line.
+    Record(&'a RunCircumstances<Settings>),
     /// All results of a simulated measurement.
-    Simulated(Simulated<'a>),
-    /// One round.
+    Simulated(SimulatedResult<'a>),
+    /// The result of one round.
     Sample { round: u32, outcome: &'a Measured },
-    /// The summary of a rate; the last line.
+    /// The summary of a rate; this is the last line.
     Rate(&'a RateResult),
-    /// The summary of a latency; the last line.
+    /// The summary of a latency; this is the last line.
     Latency(&'a LatencyResult),
 }
 
 /// Medians of the rounds of a stream.
 #[derive(Serialize)]
 pub(super) struct RateResult {
-    pub(super) rate_mops: Option<Spread>,
-    pub(super) bandwidth_gbytes_per_s: Option<Spread>,
-    /// The sum over all rounds.
+    pub(super) rate_mops: Option<MedianAndSpread>,
+    pub(super) bandwidth_gbytes_per_s: Option<MedianAndSpread>,
+    /// Number of verified operations in all rounds.
     pub(super) verified_ops: u64,
-    /// The sum over all rounds.
+    /// Number of lost operations in all rounds.
     pub(super) lost_ops: u64,
 }
 
 /// Medians of the rounds of a ping-pong.
 #[derive(Serialize)]
 struct LatencyResult {
-    latency_ns_p50: Option<Spread>,
-    latency_ns_p99: Option<Spread>,
-    latency_ns_p999: Option<Spread>,
-    latency_ns_mean: Option<Spread>,
-    /// The sum over all rounds.
+    latency_ns_p50: Option<MedianAndSpread>,
+    latency_ns_p99: Option<MedianAndSpread>,
+    latency_ns_p999: Option<MedianAndSpread>,
+    latency_ns_mean: Option<MedianAndSpread>,
+    /// Number of verified operations in all rounds.
     verified_ops: u64,
 }
 
 /// The result of a simulated measurement, as `--json` prints it.
 #[derive(Serialize)]
-struct Simulated<'a> {
+struct SimulatedResult<'a> {
     nic: &'a str,
-    task: &'a Task,
+    task: &'a MeasurementTask,
     outcome: &'a Measured,
 }
 
 /// Measures on a simulated NIC.
-fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
+fn simulate(
+    profile: &Profile,
+    task: &MeasurementTask,
+    args: &CommonArgs,
+) -> Result<CommandOutcome> {
     args.picture.check()?;
-    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
-    lines.tell(&Line::Simulated(Simulated {
+    lines.write_line(&Line::Simulated(SimulatedResult {
         nic,
         task,
         outcome: &outcome,
@@ -180,7 +190,7 @@ fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
     args.picture
         .write(&chart(task, caption, std::slice::from_ref(&outcome)))?;
     if args.json {
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     print(format_args!(
         "Simulated in virtual time, not measured: {}",
@@ -190,86 +200,82 @@ fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
         eprintln!("note: profile {nic} has no processor costs: its cores take no time for a verb");
     }
     match task {
-        Task::Stream(stream) => show_rate(stream, &rate_result(&[outcome]))?,
-        Task::PingPong(ping) => show_latency(ping, &latency_result(&[outcome]))?,
+        MeasurementTask::Stream(stream) => show_rate(stream, &rate_result(&[outcome]))?,
+        MeasurementTask::PingPong(ping) => show_latency(ping, &latency_result(&[outcome]))?,
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outcome> {
+fn measure(
+    task: &MeasurementTask,
+    args: &CommonArgs,
+    profile: Option<&Profile>,
+) -> Result<CommandOutcome> {
     if let Some(profile) = profile {
         return simulate(profile, task, args);
     }
     args.picture.check()?;
-    args.nic.settle()?;
+    args.nic.apply_to_process()?;
     let tasks = std::slice::from_ref(task);
     if args.ends.listens() {
         return args.ends.listen(&tasks, &args.nic_choice());
     }
-    let cores = args.cores.settle()?;
-    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    let cores = args.cores.choose_cores()?;
+    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let nic = args.nic_choice();
     let settings = Settings {
         rounds: args.rounds,
         task: *task,
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.tell(&Line::Record(&record))?;
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    lines.write_line(&Line::Record(&record))?;
     let mut runner = args.ends.runner(cores, tasks)?;
-    stop::end_early_on_interrupt(args.rounds.into())?;
-    let bar = progress(args.rounds.into());
+    let steps = CommandSteps::new(args.rounds.into())?;
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
-        let outcome = runner.measure(&nic, task);
-        // An interrupt by the terminal stops the other process, too.
-        if stop::is_interrupted() && outcome.is_err() {
+        let name = format!("round {}", round + 1);
+        let Some(outcome) = steps.run(name, || runner.measure(&nic, task))? else {
             break;
-        }
-        let outcome = outcome?;
-        lines.tell(&Line::Sample {
+        };
+        lines.write_line(&Line::Sample {
             round,
             outcome: &outcome,
         })?;
         outcomes.push(outcome);
-        bar.inc(1);
-        stop::step_done();
-        if stop::is_interrupted() {
-            break;
-        }
     }
-    bar.finish_and_clear();
+    drop(steps);
     warn_of_circumstances(&record);
     args.picture
         .write(&chart(task, head(&record, args.rounds), &outcomes))?;
     match task {
-        Task::Stream(stream) => {
+        MeasurementTask::Stream(stream) => {
             let result = rate_result(&outcomes);
-            lines.tell(&Line::Rate(&result))?;
+            lines.write_line(&Line::Rate(&result))?;
             if !args.json {
                 print(head(&record, args.rounds))?;
                 show_rate(stream, &result)?;
             }
         }
-        Task::PingPong(ping) => {
+        MeasurementTask::PingPong(ping) => {
             let result = latency_result(&outcomes);
-            lines.tell(&Line::Latency(&result))?;
+            lines.write_line(&Line::Latency(&result))?;
             if !args.json {
                 print(head(&record, args.rounds))?;
                 show_latency(ping, &result)?;
             }
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Makes a chart of the rounds in their order.
-fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
+/// Makes a chart of the rounds, in the order in which they ran.
+fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Chart {
     let rounds = || (1..).map(place).zip(outcomes);
     let rates = rounds().filter_map(|(round, outcome)| match outcome {
         Measured::Rate(rate) => Some((round, rate.rate_mops)),
         Measured::Latency(_) => None,
     });
-    let latency = |of: fn(&Latency) -> f64| {
+    let latency = |of: fn(&PingPongLatency) -> f64| {
         let points = rounds().filter_map(move |(round, outcome)| match outcome {
             Measured::Latency(latency) => Some((round, of(latency) / 1e3)),
             Measured::Rate(_) => None,
@@ -277,12 +283,12 @@ fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
         points.collect::<Vec<_>>()
     };
     let (title, y, series) = match task {
-        Task::Stream(stream) => (
+        MeasurementTask::Stream(stream) => (
             payload(stream.verb, stream.payload_bytes, stream.inline) + &layout(stream),
             Axis::auto("10⁶ messages a second"),
             vec![Series::new("message rate", rates)],
         ),
-        Task::PingPong(ping) => (
+        MeasurementTask::PingPong(ping) => (
             payload(ping.verb, ping.payload_bytes, ping.inline),
             Axis::auto("µs"),
             vec![
@@ -304,15 +310,16 @@ fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
 
 /// Returns the medians of a stream's rounds.
 pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
-    let rates: Vec<&Rate> = outcomes
+    let rates: Vec<&StreamRate> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
             Measured::Rate(rate) => Some(rate),
             Measured::Latency(_) => None,
         })
         .collect();
-    let spread =
-        |of: fn(&Rate) -> f64| Spread::of(&rates.iter().map(|r| of(r)).collect::<Vec<_>>());
+    let spread = |of: fn(&StreamRate) -> f64| {
+        MedianAndSpread::of(&rates.iter().map(|r| of(r)).collect::<Vec<_>>())
+    };
     RateResult {
         rate_mops: spread(|r| r.rate_mops),
         bandwidth_gbytes_per_s: spread(|r| r.bandwidth_gbytes_per_s),
@@ -322,15 +329,16 @@ pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
 }
 
 fn latency_result(outcomes: &[Measured]) -> LatencyResult {
-    let latencies: Vec<&Latency> = outcomes
+    let latencies: Vec<&PingPongLatency> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
             Measured::Latency(latency) => Some(latency),
             Measured::Rate(_) => None,
         })
         .collect();
-    let spread =
-        |of: fn(&Latency) -> f64| Spread::of(&latencies.iter().map(|l| of(l)).collect::<Vec<_>>());
+    let spread = |of: fn(&PingPongLatency) -> f64| {
+        MedianAndSpread::of(&latencies.iter().map(|l| of(l)).collect::<Vec<_>>())
+    };
     LatencyResult {
         latency_ns_p50: spread(|l| l.latency_ns_p50),
         latency_ns_p99: spread(|l| l.latency_ns_p99),
@@ -341,7 +349,7 @@ fn latency_result(outcomes: &[Measured]) -> LatencyResult {
 }
 
 /// Describes the machine, the NIC, the cores and the number of rounds of a measurement.
-pub(super) fn head<S>(record: &Record<S>, rounds: u32) -> String {
+pub(super) fn head<S>(record: &RunCircumstances<S>, rounds: u32) -> String {
     format!(
         "{} {} on {}, {} (commit {}), cores {} and {}; median of {} rounds (min..max)",
         if record.provider == "softnic" {
@@ -367,10 +375,10 @@ fn payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
     }
 }
 
-/// Describes the settings of a stream, apart from its payload, that differ from the defaults.
-fn layout(stream: &Stream) -> String {
+/// Describes the settings of a stream that differ from the defaults, without its payload.
+fn layout(stream: &VerbStream) -> String {
     let mut text = String::new();
-    if stream.direction == Direction::Inbound {
+    if stream.direction == MeasuredRole::Inbound {
         text += ", inbound";
     }
     let many = [
@@ -395,8 +403,8 @@ fn layout(stream: &Stream) -> String {
     text
 }
 
-fn show_rate(stream: &Stream, result: &RateResult) -> Result<()> {
-    let Stream {
+fn show_rate(stream: &VerbStream, result: &RateResult) -> Result<()> {
+    let VerbStream {
         batch,
         window,
         signal_every,

@@ -1,30 +1,30 @@
-//! `verbatim bench wqe-cache`: windows of READs and WRITEs, and the PCIe reads that the NIC makes
-//! for them (Figure 13 of the paper). WQEs that the processor writes to the NIC (BlueFlame) need no
-//! DMA read. With too many outstanding, the NIC's cache evicts some, and the NIC fetches them
-//! again.
+//! `verbatim bench wqe-cache`: windows of READs and WRITEs, and the PCIe reads that the NIC makes for them
+//! (Figure 13 of the paper). A WQE that the processor writes to the NIC (BlueFlame) needs no DMA read. If too
+//! many work requests are outstanding, the NIC's cache evicts some WQEs, and the NIC fetches these WQEs again.
 
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use bench::micro::{
-    MAX_THREADS, MAX_WINDOW, Outcome as Measured, Parameters, Rate, Stream, Task, Verb,
+    MAX_THREADS, MAX_WINDOW, MeasurementTask, MicroParameters, StreamRate, TaskResult as Measured,
+    Verb, VerbStream,
 };
-use bench::record::Record;
+use bench::record::RunCircumstances;
 use bench::stats::median;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{Lines, warn_of_circumstances};
-use super::parameters::Common;
+use super::common::{JsonLines, warn_of_circumstances};
+use super::parameters::CommonArgs;
 use super::verb::head;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, table};
 use crate::pcie_counters::PcieCounters;
-use crate::progress::progress;
+use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +36,7 @@ Every thread posts a window, one work request a doorbell, waits for all of it an
 lines that the NIC reads from memory: expected by the model, counted by a simulated NIC or by Intel's uncore counters \
 (PCIeRdCur, of the whole machine). What is counted beyond what is expected are WQEs that the NIC's cache had lost.";
 
-/// Arguments of the command.
+/// Arguments of `verbatim bench wqe-cache`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Work requests of a window, with commas between them
@@ -57,10 +57,10 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["simulated_nic", "nic_file"])]
     pcie_counters: bool,
     /// The NIC whose WQEs are expected, where the NIC is not simulated: cx, cx3, cib, bf2, or a profile's file
-    #[arg(long, value_name = "NAME", default_value = "cib", conflicts_with_all = ["simulated_nic", "nic_file"])]
-    expect: String,
+    #[arg(long = "expect", value_name = "NAME", default_value = "cib", conflicts_with_all = ["simulated_nic", "nic_file"])]
+    expected_nic: String,
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -76,58 +76,61 @@ enum WindowVerb {
 struct Settings {
     rounds: u32,
     expected_of: String,
-    streams: Vec<Stream>,
+    streams: Vec<VerbStream>,
 }
 
-/// One line of `--json` and of the run record.
+/// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances of the run; the first line of a measurement.
-    Record(&'a Record<Settings>),
-    /// The profile of the NIC; the first line of a simulation.
+    /// The circumstances of the run; this is the first line of a measurement.
+    Record(&'a RunCircumstances<Settings>),
+    /// The profile of the NIC; this is the first line of a simulation.
     Simulated {
         nic: &'a str,
         settings: &'a Settings,
     },
     /// One round of a point.
-    Sample { round: u32, sample: &'a Sample },
+    Sample {
+        round: u32,
+        sample: &'a WqeCacheSample,
+    },
     /// The summary of a window, after its samples.
-    Window(&'a Point),
+    Window(&'a WqeCachePoint),
 }
 
 /// One measurement.
 #[derive(Clone, Serialize)]
-struct Sample {
+struct WqeCacheSample {
     outcome: Measured,
-    /// Cache lines that devices read over PCIe, if counted.
+    /// Number of cache lines that devices read over PCIe, if it was counted.
     lines_read: Option<f64>,
     wqe_cache_misses: Option<u64>,
 }
 
 /// The result of one window.
 #[derive(Serialize)]
-struct Point {
+struct WqeCachePoint {
     verb: Verb,
     window: usize,
-    /// Outstanding work requests of all threads.
+    /// Number of outstanding work requests of all threads.
     outstanding: usize,
-    /// The rate in 10^6 a second; this field and those below are medians.
+    /// The median rate in 10^6 work requests a second; the fields below are medians, too.
     rate_mops: f64,
-    /// Cache lines that the model expects the NIC to read, in 10^6 a second.
+    /// Number of cache lines that the model expects the NIC to read, in 10^6 a second.
     expected_reads_mops: f64,
-    /// Cache lines that were read according to the counters, in 10^6 a second.
+    /// Number of cache lines that were read according to the counters, in 10^6 a second.
     counted_reads_mops: Option<f64>,
-    /// WQEs that were fetched again. A simulated NIC counts them; otherwise counted reads less
-    /// expected reads.
+    /// Number of WQEs that were fetched again, in 10^6 a second. A simulated NIC counts them. For a real NIC
+    /// it is the number of counted reads less the number of expected reads.
     wqe_cache_misses_mops: Option<f64>,
 }
 
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let streams = streams(args, profile.as_ref())?;
     if args.common.ends.listens() {
-        args.common.nic.settle()?;
+        args.common.nic.apply_to_process()?;
         return args
             .common
             .ends
@@ -143,21 +146,24 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     args.common.picture.draw(&chart(title, &points))?;
     if !args.common.json {
-        show(&points)?;
+        print_points(&points)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn tasks(streams: &[Stream]) -> Vec<Task> {
-    streams.iter().map(|stream| Task::Stream(*stream)).collect()
+fn tasks(streams: &[VerbStream]) -> Vec<MeasurementTask> {
+    streams
+        .iter()
+        .map(|stream| MeasurementTask::Stream(*stream))
+        .collect()
 }
 
-fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
+fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> {
     let cores = simulated.map(|profile| profile.host.cores.value as usize);
     let mut streams = Vec::new();
     for verb in &args.verb {
         for &window in &args.window {
-            let parameters = Parameters {
+            let parameters = MicroParameters {
                 batch: Some(1),
                 window: Some(window),
                 signal_every: Some(window),
@@ -170,16 +176,24 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
             let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
-            streams.push(Stream::new(verb, &parameters, duration_ms)?);
+            streams.push(VerbStream::new(verb, &parameters, duration_ms)?);
         }
     }
     Ok(streams)
 }
 
+fn step_name(stream: &VerbStream) -> String {
+    format!("{}, windows of {}", stream.verb.label(), stream.window)
+}
+
 /// Simulates every window once.
-fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(String, Vec<Point>)> {
-    let mut lines = Lines::new(args.common.record.as_deref(), args.common.json)?;
-    lines.tell(&Line::Simulated {
+fn simulate(
+    args: &Args,
+    streams: &[VerbStream],
+    profile: &Profile,
+) -> Result<(String, Vec<WqeCachePoint>)> {
+    let mut lines = JsonLines::new(args.common.record.as_deref(), args.common.json)?;
+    lines.write_line(&Line::Simulated {
         nic: &profile.name,
         settings: &Settings {
             rounds: 1,
@@ -191,13 +205,17 @@ fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(Strin
     if !args.common.json {
         print(&title)?;
     }
-    let bar = progress(streams.len() as u64);
+    let steps = CommandSteps::new(streams.len() as u64)?;
     let mut points = Vec::new();
     for stream in streams {
-        let (outcome, counted) =
-            bench::simulated::micro::run_counted(profile, &Task::Stream(*stream))?;
+        let simulated = steps.run(step_name(stream), || {
+            bench::simulated::micro::run_counted(profile, &MeasurementTask::Stream(*stream))
+        })?;
+        let Some((outcome, counted)) = simulated else {
+            break;
+        };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let sample = Sample {
+        let sample = WqeCacheSample {
             outcome,
             lines_read: Some(
                 counted.read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES),
@@ -206,71 +224,75 @@ fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(Strin
         };
         let expected = stream.footprint(profile)?.requester.lines_read();
         let point = point(stream, &[sample], expected);
-        lines.tell(&Line::Window(&point))?;
+        lines.write_line(&Line::Window(&point))?;
         points.push(point);
-        bar.inc(1);
     }
-    bar.finish_and_clear();
+    drop(steps);
     Ok((title, points))
 }
 
 /// Measures every window in every round.
-fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
+fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCachePoint>)> {
     let common = &args.common;
     let expect = NicProfileArgs {
-        nic: Some(args.expect.clone()),
+        nic: Some(args.expected_nic.clone()),
         nic_file: None,
     };
     let expect = expect.chosen()?;
     let counters = args.pcie_counters.then(PcieCounters::find).transpose()?;
-    common.nic.settle()?;
+    common.nic.apply_to_process()?;
     let nic = common.nic_choice();
     if counters.is_some() && nic.provider == "softnic" {
         bail!(
             "the software NIC is no PCIe device, so there is nothing to count; take --provider system"
         );
     }
-    let cores = common.cores.settle()?;
-    let mut lines = Lines::new(common.record.as_deref(), common.json)?;
+    let cores = common.cores.choose_cores()?;
+    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
     let settings = Settings {
         rounds: common.rounds,
         expected_of: expect.name.clone(),
         streams: streams.to_vec(),
     };
-    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.tell(&Line::Record(&record))?;
+    let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    lines.write_line(&Line::Record(&record))?;
     let tasks = tasks(streams);
     let mut runner = common.ends.runner(cores, &tasks)?;
-    let bar = progress(u64::from(common.rounds) * streams.len() as u64);
-    let mut samples: Vec<Vec<Sample>> = streams.iter().map(|_| Vec::new()).collect();
-    for round in 0..common.rounds {
-        for (task, samples) in tasks.iter().zip(&mut samples) {
-            let mut once = || runner.measure(&nic, task);
-            let (outcome, lines_read) = match &counters {
-                Some(counters) => {
-                    let (outcome, counted) = counters.during(once)?;
-                    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-                    (outcome, Some(counted.rd_cur as f64))
-                }
-                None => (once()?, None),
+    let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
+    let mut samples: Vec<Vec<WqeCacheSample>> = streams.iter().map(|_| Vec::new()).collect();
+    'rounds: for round in 0..common.rounds {
+        for ((task, stream), samples) in tasks.iter().zip(streams).zip(&mut samples) {
+            let measured = steps.run(step_name(stream), || {
+                let mut once = || runner.measure(&nic, task);
+                Ok(match &counters {
+                    Some(counters) => {
+                        let (outcome, counted) = counters.during(once)?;
+                        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+                        (outcome, Some(counted.rd_cur as f64))
+                    }
+                    None => (once()?, None),
+                })
+            })?;
+            let Some((outcome, lines_read)) = measured else {
+                break 'rounds;
             };
-            let sample = Sample {
+            let sample = WqeCacheSample {
                 outcome,
                 lines_read,
                 wqe_cache_misses: None,
             };
-            lines.tell(&Line::Sample {
+            lines.write_line(&Line::Sample {
                 round,
                 sample: &sample,
             })?;
             samples.push(sample);
-            bar.inc(1);
         }
     }
-    bar.finish_and_clear();
+    drop(steps);
     warn_of_circumstances(&record);
     let mut points = Vec::new();
-    for (stream, samples) in streams.iter().zip(&samples) {
+    let measured = streams.iter().zip(&samples);
+    for (stream, samples) in measured.filter(|(_, samples)| !samples.is_empty()) {
         let footprint = stream.footprint(&expect)?;
         let mut expected = footprint.requester.lines_read();
         if !common.ends.is_elsewhere() {
@@ -278,7 +300,7 @@ fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
             expected += footprint.responder.lines_read();
         }
         let point = point(stream, samples, expected);
-        lines.tell(&Line::Window(&point))?;
+        lines.write_line(&Line::Window(&point))?;
         points.push(point);
     }
     let title = head(&record, common.rounds);
@@ -299,15 +321,15 @@ fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
     Ok((title, points))
 }
 
-fn point(stream: &Stream, samples: &[Sample], expected: f64) -> Point {
-    let rates: Vec<(Rate, &Sample)> = samples
+fn point(stream: &VerbStream, samples: &[WqeCacheSample], expected: f64) -> WqeCachePoint {
+    let rates: Vec<(StreamRate, &WqeCacheSample)> = samples
         .iter()
         .filter_map(|sample| match sample.outcome {
             Measured::Rate(rate) => Some((rate, sample)),
             Measured::Latency(_) => None,
         })
         .collect();
-    let middle = |of: &dyn Fn(&Rate, &Sample) -> Option<f64>| {
+    let middle = |of: &dyn Fn(&StreamRate, &WqeCacheSample) -> Option<f64>| {
         let all: Vec<f64> = rates
             .iter()
             .filter_map(|(rate, sample)| of(rate, sample))
@@ -317,13 +339,13 @@ fn point(stream: &Stream, samples: &[Sample], expected: f64) -> Point {
     // The count covers the whole run, as the number of verified work requests does.
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let a_second =
-        |count: f64, rate: &Rate| rate.rate_mops * count / rate.verified_ops.max(1) as f64;
+        |count: f64, rate: &StreamRate| rate.rate_mops * count / rate.verified_ops.max(1) as f64;
     let rate_mops = middle(&|rate, _| Some(rate.rate_mops)).unwrap_or(0.0);
     let expected_reads_mops = rate_mops * expected;
     let counted = middle(&|rate, sample| Some(a_second(sample.lines_read?, rate)));
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let missed = middle(&|rate, sample| Some(a_second(sample.wqe_cache_misses? as f64, rate)));
-    Point {
+    WqeCachePoint {
         verb: stream.verb,
         window: stream.window,
         outstanding: stream.window * stream.threads,
@@ -335,7 +357,7 @@ fn point(stream: &Stream, samples: &[Sample], expected: f64) -> Point {
     }
 }
 
-fn csv(points: &[Point]) -> String {
+fn csv(points: &[WqeCachePoint]) -> String {
     let mut text = "verb,window,outstanding,rate_mops,expected_reads_mops,counted_reads_mops,wqe_cache_misses_mops\n".to_owned();
     for point in points {
         let known =
@@ -355,10 +377,10 @@ fn csv(points: &[Point]) -> String {
     text
 }
 
-fn chart(title: String, points: &[Point]) -> Chart {
+fn chart(title: String, points: &[WqeCachePoint]) -> Chart {
     let mut curves = Vec::new();
     for verb in [Verb::RcRead, Verb::RcWrite] {
-        let of = |name: &str, of: &dyn Fn(&Point) -> Option<f64>| {
+        let of = |name: &str, of: &dyn Fn(&WqeCachePoint) -> Option<f64>| {
             #[expect(clippy::cast_precision_loss, reason = "a place on an axis")]
             let curve: Vec<_> = points
                 .iter()
@@ -381,7 +403,7 @@ fn chart(title: String, points: &[Point]) -> Chart {
     }
 }
 
-fn show(points: &[Point]) -> Result<()> {
+fn print_points(points: &[WqeCachePoint]) -> Result<()> {
     let heads = [
         "verb",
         "window",
@@ -413,17 +435,17 @@ mod tests {
 
     #[test]
     fn what_is_counted_beyond_what_is_expected_was_missed() {
-        let parameters = Parameters {
+        let parameters = MicroParameters {
             threads: Some(2),
             window: Some(4),
             batch: Some(1),
             signal_every: Some(4),
             burst: true,
-            ..Parameters::default()
+            ..MicroParameters::default()
         };
-        let stream = Stream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
-        let sample = |lines_read, wqe_cache_misses| Sample {
-            outcome: Measured::Rate(Rate {
+        let stream = VerbStream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
+        let sample = |lines_read, wqe_cache_misses| WqeCacheSample {
+            outcome: Measured::Rate(StreamRate {
                 rate_mops: 10.0,
                 bandwidth_gbytes_per_s: 0.08,
                 verified_ops: 100,

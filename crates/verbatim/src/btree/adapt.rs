@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use bench::simulated::adaptive::{self, Outcome as Course, Setup};
+use bench::simulated::adaptive::{self, AdaptiveParameters, AdaptiveResult as Course};
 use chart::{Axis, Chart, Series};
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, print_typed, write_file};
-use crate::progress::progress;
+use crate::picture::svg;
 use crate::side_by_side::outcome;
+use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim btree adapt`.
 #[derive(clap::Args)]
@@ -54,82 +55,119 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The result of the simulation, with an adaptive split and with a fixed one.
+/// The results of the simulation, with an adaptive split and with a fixed split.
 #[derive(Debug, Serialize)]
-struct Summary {
+struct AdaptSummary {
     /// The rate of the best fixed split, in 10^6 a second, and the share of requests that the DPU
-    /// has with that split.
+    /// serves with this split.
     best_mops: f64,
     best_dpu_share: f64,
-    /// Per jump: the time until the mean rate of the next 5 ms is within 5 % of `best_mops`, in ms.
+    /// Time from each jump until the mean rate of the next 5 ms is within 5 % of `best_mops`, in
+    /// ms.
     convergence_ms: Vec<Option<f64>>,
     /// Mean rates from 10 ms after the last jump on, with the adaptive split and with the fixed
-    /// one.
+    /// split.
     settled_mops: f64,
     fixed_mops: f64,
     /// The mean loss in the 10 ms after a jump, as a share of the best rate, 0 to 1.
     lost_while_moving: f64,
-    /// Bytes of keys and values that moved between host and DPU.
+    /// Number of bytes of keys and values that moved between host and DPU.
     moved_bytes: u64,
     redirected: u64,
     verified: bool,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim btree adapt`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let chosen = NicProfileArgs {
         nic: Some(args.nic.clone()),
         nic_file: args.nic_file.clone(),
     };
     let profile = chosen.chosen()?;
-    let setup = Setup {
+    let setup = AdaptiveParameters {
         phase_duration: args.every,
         phases: args.jumps,
         exponent: args.exponent,
         seed: args.seed,
-        ..Setup::default()
+        ..AdaptiveParameters::default()
     };
-    let bar = progress(3);
-    bar.set_message("splits that stay");
-    let (best, best_share) = adaptive::best_static(&profile, &setup)?;
-    bar.inc(1);
-    bar.set_message("the adaptive split");
-    let follows = adaptive::run(&profile, &setup)?;
-    bar.inc(1);
-    bar.set_message("the split of the beginning");
-    let still = Setup {
+    let steps = CommandSteps::new(3)?;
+    let best = steps.run("splits that stay", || {
+        adaptive::best_static(&profile, &setup)
+    })?;
+    let Some(best) = best else {
+        return Ok(CommandOutcome::Done);
+    };
+    let follows = steps.run("the adaptive split", || adaptive::run(&profile, &setup))?;
+    let still = AdaptiveParameters {
         controller_period: None,
-        begin: best_share,
+        begin: best.1,
         ..setup.clone()
     };
-    let stays = adaptive::run(&profile, &still)?;
-    bar.finish_and_clear();
-    let summary = summary((best, best_share), &follows, &stays);
+    let name = "the split of the beginning";
+    let stays = steps.run(name, || adaptive::run(&profile, &still))?;
+    drop(steps);
+    let (Some(follows), Some(stays)) = (follows.as_ref(), stays.as_ref()) else {
+        return show_interrupted(args, best, follows.as_ref());
+    };
+    let summary = summary(best, follows, stays);
     if let Some(file) = &args.svg {
-        write_file(file, &picture(&profile.name, best, &follows, &stays))?;
+        write_file(file, &picture(&profile.name, best.0, follows, stays))?;
     }
     if args.json {
-        print_typed("course", &("adaptive", &follows))?;
-        print_typed("course", &("fixed", &stays))?;
+        print_typed("course", &("adaptive", follows))?;
+        print_typed("course", &("fixed", stays))?;
         print_typed("result", &summary)?;
     } else {
-        show(&profile.name, &setup, &summary)?;
+        print_summary(&profile.name, &setup, &summary)?;
     }
     Ok(outcome(summary.verified))
 }
 
-fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Summary {
+/// Prints the steps that were complete at an interrupt.
+fn show_interrupted(
+    args: &Args,
+    (best_mops, best_dpu_share): (f64, f64),
+    follows: Option<&Course>,
+) -> Result<CommandOutcome> {
+    if args.json {
+        if let Some(follows) = follows {
+            print_typed("course", &("adaptive", follows))?;
+        }
+        return Ok(outcome(follows.is_none_or(|course| course.verified)));
+    }
+    print(format_args!(
+        "the best split that stays: {} M look-ups/s with {} % of them on the DPU",
+        figure(best_mops),
+        figure(100.0 * best_dpu_share)
+    ))?;
+    if let Some(rate) = follows.and_then(mean_mops) {
+        print(format_args!(
+            "adaptive: {} M look-ups/s on average, jumps included",
+            figure(rate)
+        ))?;
+    }
+    Ok(outcome(follows.is_none_or(|course| course.verified)))
+}
+
+/// Returns the mean rate of a whole course.
+fn mean_mops(course: &Course) -> Option<f64> {
+    let end = course.points.last()?.ms;
+    Some(course.rate(0.0, end))
+}
+
+fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> AdaptSummary {
     let last = follows.jumps_ms.last().copied().unwrap_or(0.0);
     let end = follows.points.last().map_or(0.0, |p| p.ms);
     let settled = |course: &Course| course.rate(last + 10.0, (end - last - 10.0).max(1.0));
-    // The first entry is the start, where the split is right.
+    // The first entry is the start of the simulation, when the split is right.
     let jumps = follows.jumps_ms.iter().skip(1);
     let lost: Vec<f64> = jumps
         .map(|at| (1.0 - follows.rate(*at, 10.0) / best).max(0.0))
         .collect();
     #[allow(clippy::cast_precision_loss)] // a small number
     let lost = lost.iter().sum::<f64>() / lost.len().max(1) as f64;
-    Summary {
+    AdaptSummary {
         best_mops: best,
         best_dpu_share: share,
         convergence_ms: follows.convergence_ms(best, 0.95),
@@ -142,7 +180,7 @@ fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Summa
     }
 }
 
-fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
+fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Result<()> {
     print(format_args!(
         "simulated {nic}: keys shared by host and DPU; popular ones are neighbours (Zipf {}) and jump every {} ms of virtual \
          time\n",
@@ -174,9 +212,9 @@ fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
     ))
 }
 
-/// Draws the rates over time.
+/// Draws the rates over time of the adaptive and of the fixed split.
 fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
-    // Average two steps into a point, to smooth the curve.
+    // Take the average of two steps for each point, to smooth the curve.
     let curve = |course: &Course| {
         let pairs = course.points.chunks(2);
         let points = pairs.filter_map(|pair| {
@@ -187,7 +225,7 @@ fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
         });
         points.collect::<Vec<_>>()
     };
-    Chart {
+    svg(&Chart {
         title: "Look-ups in a tree shared by host and DPU; the hot spot jumps".to_owned(),
         caption: format!("{nic}, simulated in virtual time"),
         x: Axis::linear("virtual time, ms").of_outcomes(),
@@ -197,6 +235,5 @@ fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
             Series::function("split that stays", curve(stays)),
         ],
         levels: vec![("best for one place".to_owned(), best)],
-    }
-    .svg()
+    })
 }

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 
 use crate::args;
 
-/// What only simulations have.
+/// Arguments that only simulations have.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
@@ -21,7 +21,7 @@ pub(crate) struct SimulationArgs {
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its tree are: host, or dpu on a NIC that has one, such as bf2 [default: each in turn]
     #[arg(long, value_name = "PLACE")]
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<CorePlace>,
     /// Cores of the server, a worker each; several with commas between them [default: as many as the place has, at most 8]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,

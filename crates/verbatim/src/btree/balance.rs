@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use btree::balance::{Law, Move, Observed};
+use btree::balance::{ControlLaw, ObservedLoad, RangeMove};
 use btree::load::{STRIDE, key_of};
-use btree::{ClientConfig, Controller, Pipeline};
+use btree::{ClientConfig, LoadBalancer, PipelinedClient};
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{figure, print, print_typed};
 use crate::stop::stop_signals;
 
@@ -47,16 +47,16 @@ pub(crate) struct Args {
 
 /// An observation of all servers, as a line of `--json`.
 #[derive(Serialize)]
-struct Look<'a> {
+struct ServersObservation<'a> {
     seconds: f64,
-    /// The keys, as numbers of stable keys, at which the servers' shares are divided.
+    /// The keys that divide the servers' key ranges, as numbers of stable keys.
     splits: Vec<u64>,
-    servers: &'a [Observed],
-    moved: Option<Move>,
+    servers: &'a [ObservedLoad],
+    moved: Option<RangeMove>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim btree balance`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.splits.len() + 1 != args.servers.len() {
         bail!(
             "{} servers have {} splits between them, not {}: give --splits a number for each server but the first",
@@ -65,14 +65,15 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             args.splits.len()
         );
     }
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let connect = |server: &String| {
         let config = ClientConfig {
             server: server.clone(),
             nic: nic.config.clone(),
             ..ClientConfig::default()
         };
-        Pipeline::connect_on(&nic.context, config).with_context(|| format!("is {server} running?"))
+        PipelinedClient::connect_on(&nic.context, config)
+            .with_context(|| format!("is {server} running?"))
     };
     let parts = args
         .servers
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         .map(connect)
         .collect::<Result<Vec<_>>>()?;
     let splits = args.splits.iter().map(|i| key_of(*i)).collect();
-    let mut controller = Controller::new(parts, 0, (Law::default(), splits), &[]);
+    let mut controller = LoadBalancer::new(parts, 0, (ControlLaw::default(), splits), &[]);
     let stop = stop_signals(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
@@ -91,14 +92,19 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             break;
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn show(args: &Args, controller: &Controller, seconds: f64, moved: Option<Move>) -> Result<()> {
+fn show(
+    args: &Args,
+    controller: &LoadBalancer,
+    seconds: f64,
+    moved: Option<RangeMove>,
+) -> Result<()> {
     let balancer = controller.balancer();
     let splits: Vec<u64> = balancer.splits().iter().map(|key| key / STRIDE).collect();
     if args.json {
-        let look = Look {
+        let look = ServersObservation {
             seconds,
             splits,
             servers: balancer.observed(),

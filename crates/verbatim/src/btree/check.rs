@@ -4,18 +4,18 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use btree::history::{FILLERS, Plan, ask, stable_keys};
-use btree::{Access, ClientConfig, Pipeline};
+use btree::history::{FILLER_COUNT, RecordingParameters, run_client, stable_keys};
+use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::part_of;
-use crate::history_check::{CheckArgs, RecorderArgs, Subject, end_of_input, supported};
-use crate::nic::Nic;
+use crate::history_check::{CheckArgs, CheckedSystem, RecorderArgs, end_of_input, supported};
+use crate::nic::OpenNic;
 
-/// What clients do.
+/// The requests that clients send.
 #[derive(clap::Args, Clone, Debug)]
 struct AskArgs {
     /// Hot keys: few, so that clients meet. Each has 16 keys around it that come and go, so that leaves split and merge
@@ -32,7 +32,7 @@ struct AskArgs {
 pub(crate) struct Args {
     /// Check this access design only (may be given several times): rpc, read, auto [default: all]
     #[arg(long, value_name = "ACCESS")]
-    access: Vec<Access>,
+    access: Vec<AccessDesign>,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often
     #[arg(long, value_name = "BYTES", default_value = "256", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
     node_size: usize,
@@ -64,32 +64,32 @@ Examples:
 Exit status 1 when a history is not linearizable or a scan was wrong: a piece of it that shows so is printed, as short as was \
 found, and all of it is kept.";
 
-/// The most requests in flight for each hot key. Values have no versions, so the time of the check
-/// grows exponentially with this number.
+/// The maximum number of requests in flight for each hot key. Values have no versions, so the time of the check grows
+/// exponentially with this number.
 const MOST_UNDER_WAY: u64 = 16;
 
-/// The access design of a check, as `--json` prints it.
+/// The access design that is checked, as `--json` prints it.
 #[derive(Clone, Copy, Default, Serialize)]
-pub(crate) struct Variant {
-    access: Option<Access>,
+pub(crate) struct CheckedAccess {
+    access: Option<AccessDesign>,
 }
 
 /// An access design under test, with the command's arguments.
-struct Tree<'a> {
+struct TreeUnderTest<'a> {
     args: &'a Args,
-    access: Access,
+    access: AccessDesign,
 }
 
-impl Subject for Tree<'_> {
+impl CheckedSystem for TreeUnderTest<'_> {
     type Line = Line;
-    type Variant = Variant;
+    type Variant = CheckedAccess;
 
     fn name(&self) -> String {
         self.access.name().to_owned()
     }
 
-    fn variant(&self) -> Variant {
-        Variant {
+    fn variant(&self) -> CheckedAccess {
+        CheckedAccess {
             access: Some(self.access),
         }
     }
@@ -97,7 +97,7 @@ impl Subject for Tree<'_> {
     fn server(&self, workers: usize) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
         let load = stable_keys(ask.keys);
-        let room = 10_000 + load + 2 * ask.keys * FILLERS;
+        let room = 10_000 + load + 2 * ask.keys * FILLER_COUNT;
         let mut command = part_of("btree", "serve", nic, port)?;
         command
             .args(["--load", &load.to_string(), "--keys", &room.to_string()])
@@ -137,7 +137,7 @@ pub(crate) struct ClientArgs {
     #[command(flatten)]
     recorder: RecorderArgs,
     #[arg(long)]
-    access: Access,
+    access: AccessDesign,
     #[command(flatten)]
     ask: AskArgs,
     #[command(flatten)]
@@ -146,9 +146,9 @@ pub(crate) struct ClientArgs {
     port: PortArgs,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    if let Some(outcome) = args.check.judged::<Tree<'_>>()? {
+/// Runs `verbatim btree check`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
+    if let Some(outcome) = args.check.judged::<TreeUnderTest<'_>>()? {
         return Ok(outcome);
     }
     let (clients, window, keys) = (args.check.clients, args.ask.window, args.ask.keys);
@@ -160,42 +160,44 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             under_way.div_ceil(MOST_UNDER_WAY)
         );
     }
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
-    let accesses = supported(&args.access, &Access::ALL, |access| access.check(device))?;
+    let accesses = supported(&args.access, &AccessDesign::ALL, |access| {
+        access.check(device)
+    })?;
     let trees: Vec<_> = accesses
         .into_iter()
-        .map(|access| Tree { args, access })
+        .map(|access| TreeUnderTest { args, access })
         .collect();
     args.check.check(&trees)
 }
 
 /// Runs a client, which sends requests until its standard input ends.
-pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.recorder.server.clone(),
         nic: nic.config,
         access: args.access,
         window: args.ask.window,
         batch: args.ask.window,
-        // Short enough to ask a stopped server again soon.
+        // A short timeout, so that the client soon asks a stopped server again.
         answer_ms: 100,
         deadline_ms: 20_000,
         ..ClientConfig::default()
     };
-    let plan = Plan {
+    let plan = RecordingParameters {
         tree: 0,
         keys: args.ask.keys,
         seed: args.recorder.seed,
     };
     let stop = end_of_input()?;
     let mut recorder = args.recorder.recorder()?;
-    let mut pipeline = Pipeline::connect_on(&nic.context, config)?;
+    let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
     let server = pipeline.server();
-    ask(&mut pipeline, &plan, &mut recorder, stop)?;
+    run_client(&mut pipeline, &plan, &mut recorder, stop)?;
     if pipeline.server() != server {
         bail!("another server has come to its address, and knows nothing of this history");
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

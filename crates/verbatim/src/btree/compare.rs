@@ -7,27 +7,27 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::link::Link;
+use bench::link::WorkerLink;
 use bench::peers::KillOnDrop;
-use bench::peers::lmdb::{self, Lmdb};
+use bench::peers::lmdb::{self, LmdbPeer};
 use bench::pin::pinned;
-use bench::stats::Spread;
-use btree::Access;
+use bench::stats::MedianAndSpread;
+use btree::AccessDesign;
 use btree::load::{LoadReport, value_of};
 use serde::Serialize;
 use verbs::Capabilities;
 
 use super::arguments::SimulationArgs;
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker;
-use crate::children::{Lines, Placement, part_of, start};
-use crate::nic::Nic;
+use crate::children::{ChildCores, ChildLines, part_of, start};
+use crate::nic::OpenNic;
 use crate::output::{self, figure, print, print_typed, time};
 use crate::picture::PictureArgs;
 use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread, yes_or_no};
-use crate::sweeps::{self, Knob, Measured, SweepArgs, Turned, at_most};
+use crate::sweeps::{self, DesignResult, SweepArgs, SweepSetting, SweptResult, at_most};
 
 /// Arguments of `verbatim btree` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -35,7 +35,7 @@ use crate::sweeps::{self, Knob, Measured, SweepArgs, Turned, at_most};
 pub(crate) struct Args {
     /// Run this access design only (may be given several times): rpc, read, auto [default: all]
     #[arg(long, value_name = "ACCESS")]
-    pub(super) access: Vec<Access>,
+    pub(super) access: Vec<AccessDesign>,
     /// Keys in the tree
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
@@ -77,16 +77,16 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+    pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
         match knob {
-            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
-            Knob::Cores => self.workers = limit(64)?,
-            Knob::Clients if simulated => self.simulation.clients = Some(limit(1024)?),
-            Knob::Window => self.window = Some(limit(4096)?),
-            Knob::Keys if value < 64 => bail!("--values: a tree has 64 keys or more"),
-            Knob::Keys => self.keys = value as u64,
+            SweepSetting::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            SweepSetting::Cores => self.workers = limit(64)?,
+            SweepSetting::Clients if simulated => self.simulation.clients = Some(limit(1024)?),
+            SweepSetting::Window => self.window = Some(limit(4096)?),
+            SweepSetting::Keys if value < 64 => bail!("--values: a tree has 64 keys or more"),
+            SweepSetting::Keys => self.keys = value as u64,
             _ => return Ok(false),
         }
         Ok(true)
@@ -105,28 +105,28 @@ impl Args {
     }
 }
 
-/// A design, or a peer, that is measured.
+/// An access design that is measured, or its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
     /// The server walks the tree, in batches of `batch` requests.
     Rpc { batch: usize },
     /// The client walks the tree by READs and caches `cache` inner nodes.
     Read { cache: usize },
-    /// The client chooses between the two for each request.
+    /// The client chooses between RPC and READs for each request.
     Auto,
     /// LMDB behind a TCP server, with pipelining.
     Lmdb,
 }
 
-/// Inner nodes that a client caches: all inner nodes of 100 million keys.
+/// Number of inner nodes that a client caches: all inner nodes of a tree with 100 million keys.
 pub(super) const CACHE: usize = 1 << 15;
 
 impl Contender {
-    fn all(access: Access) -> &'static [Self] {
+    fn all(access: AccessDesign) -> &'static [Self] {
         match access {
-            Access::Rpc => &[Self::Rpc { batch: 64 }, Self::Rpc { batch: 1 }],
-            Access::Read => &[Self::Read { cache: CACHE }, Self::Read { cache: 0 }],
-            Access::Auto => &[Self::Auto],
+            AccessDesign::Rpc => &[Self::Rpc { batch: 64 }, Self::Rpc { batch: 1 }],
+            AccessDesign::Read => &[Self::Read { cache: CACHE }, Self::Read { cache: 0 }],
+            AccessDesign::Auto => &[Self::Auto],
         }
     }
 
@@ -144,26 +144,26 @@ impl Contender {
     fn summary(self) -> &'static str {
         match self {
             Self::Rpc { batch: 1 } => "the same with a doorbell an answer, and one walk at a time",
-            Self::Rpc { .. } => Access::Rpc.summary(),
+            Self::Rpc { .. } => AccessDesign::Rpc.summary(),
             Self::Read { cache: 0 } => "the same without a cache: a READ for each level",
-            Self::Read { .. } => Access::Read.summary(),
-            Self::Auto => Access::Auto.summary(),
+            Self::Read { .. } => AccessDesign::Read.summary(),
+            Self::Auto => AccessDesign::Auto.summary(),
             Self::Lmdb => {
                 "LMDB in memory behind a TCP server, pipelined, a transaction for all requests that came together"
             }
         }
     }
 
-    fn access(self) -> Access {
+    fn access(self) -> AccessDesign {
         match self {
-            Self::Rpc { .. } => Access::Rpc,
-            Self::Read { .. } => Access::Read,
-            Self::Auto | Self::Lmdb => Access::Auto,
+            Self::Rpc { .. } => AccessDesign::Rpc,
+            Self::Read { .. } => AccessDesign::Read,
+            Self::Auto | Self::Lmdb => AccessDesign::Auto,
         }
     }
 }
 
-/// One round of one contender.
+/// The results of one contender in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
@@ -171,41 +171,41 @@ struct Round {
     /// The time that a cache line takes from the client's core to the server's, measured just
     /// before the round.
     bounce_ns: Option<f64>,
-    /// The duration of the bulk load.
+    /// The duration of the bulk load in seconds.
     load_s: f64,
     /// Bytes of all nodes in use after the load, divided by the bytes of keys and values.
     memory_ratio: Option<f64>,
-    /// Look-ups a second with the full window.
+    /// Look-ups per second with the full window.
     lookups_per_s: f64,
-    /// Median latency; `None` for a peer, which reports only the mean.
+    /// Median latency of a look-up in ns; `None` for a peer, which reports only the mean.
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
-    /// Latency with a window of one: the median, or the mean of a peer.
+    /// Latency in ns with a window of one: the median, or the mean of a peer.
     alone_ns_p50: f64,
-    /// Entries that scans returned.
+    /// Entries per second that scans returned.
     scanned_per_s: f64,
-    /// Inserts and deletes.
+    /// Inserts and deletes per second.
     changes_per_s: f64,
     verified: u64,
     wrong: u64,
     lost: u64,
 }
 
-/// A row of the table.
+/// A row of the table: one contender with one setting.
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
     summary: &'static str,
     kind: &'static str,
-    lookups_per_s: Spread,
-    /// The rate divided by LMDB's in the same round.
+    lookups_per_s: MedianAndSpread,
+    /// The rate of look-ups divided by LMDB's in the same round.
     lookups_to_lmdb: Option<f64>,
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
     alone_ns_p50: f64,
-    scanned_per_s: Spread,
-    changes_per_s: Spread,
-    /// The rate divided by LMDB's inserts in the same round.
+    scanned_per_s: MedianAndSpread,
+    changes_per_s: MedianAndSpread,
+    /// The rate of inserts divided by LMDB's in the same round.
     changes_to_lmdb: Option<f64>,
     load_s: f64,
     memory_ratio: Option<f64>,
@@ -213,13 +213,13 @@ struct Row {
     verified: bool,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim btree` without a subcommand.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
     let settings = args.sweep.settings(args, Args::set)?;
     args.picture.check()?;
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose(args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
@@ -239,12 +239,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("row", &Turned::new(0, *value, row))?;
+                print_typed("row", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-            show_setup(setting, kind, device, Spread::of(&bounces))?;
-            show(&rows)?;
+            show_setup(setting, kind, device, MedianAndSpread::of(&bounces))?;
+            print_rows(&rows)?;
         }
         verified &= rows.iter().all(|row| row.verified);
         let at = value.unwrap_or(args.workers);
@@ -254,7 +254,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
-            sweeps::show(&args.sweep, &points)?;
+            sweeps::print_rows(&args.sweep, &points)?;
         }
         for note in &notes {
             print(format_args!("- Left out: {note}."))?;
@@ -265,7 +265,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// Measures all rounds of each setting, interleaved.
+/// Measures all rounds of each setting; the contenders run in turn.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -289,18 +289,18 @@ fn measure(
         |round, (at, contender)| {
             let (value, args) = &settings[at];
             let round = one(args, &placements[at], round, contender);
-            Ok(Turned::new(
+            Ok(SweptResult::new(
                 at,
                 *value,
                 round.with_context(|| contender.name())?,
             ))
         },
     )?;
-    Ok(Turned::sorted(done, settings.len()))
+    Ok(SweptResult::sorted(done, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> Measured {
-    Measured {
+fn point(at: usize, row: &Row) -> DesignResult {
+    DesignResult {
         name: row.name.to_owned(),
         at,
         rate_per_s: row.lookups_per_s,
@@ -323,9 +323,9 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
     )
 }
 
-/// Returns the contenders that run on a device, and notes why others do not.
+/// Returns the contenders that a device can run, and a note for each contender that it cannot run.
 fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
-    let (asked, all) = (&args.access[..], &Access::ALL[..]);
+    let (asked, all) = (&args.access[..], &AccessDesign::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &access in if asked.is_empty() { all } else { asked } {
         match access.check(device) {
@@ -346,8 +346,8 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
     Ok((contenders, notes))
 }
 
-/// Runs an access design once: a server with a loaded tree, then clients one after the other.
-fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
+/// Measures an access design once: starts a server with a loaded tree, then clients one after the other.
+fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     if contender == Contender::Lmdb {
         return Ok(Round {
@@ -411,25 +411,25 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     })
 }
 
-/// Runs LMDB once, in a worker process of the benchmarks.
-fn beside(args: &Args, placement: &Placement, round: u32) -> Result<Round> {
+/// Measures LMDB once, in a worker process of the benchmarks.
+fn beside(args: &Args, placement: &ChildCores, round: u32) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server, client) = (core(&placement.server)?, core(&placement.clients[0])?);
-    let mut link = Link::spawn(&worker()?, server)?;
-    let setup = |window| lmdb::Setup {
+    let mut link = WorkerLink::spawn(&worker()?, server)?;
+    let setup = |window| lmdb::LmdbParameters {
         keys: args.keys,
         value: |key| value_of(key, 0),
         window,
         seed: u64::from(round) + 1,
     };
     pinned(client, || {
-        let mut all = Lmdb::start(&mut link, setup(args.window()))?;
+        let mut all = LmdbPeer::start(&mut link, setup(args.window()))?;
         let load = all.load()?;
         let lookups = all.lookups(args.duration())?;
         let scans = all.scans(args.scan_length, args.duration() / 2)?;
         let inserts = all.inserts(args.duration() / 2)?;
         all.stop()?;
-        let mut alone = Lmdb::start(&mut link, setup(1))?;
+        let mut alone = LmdbPeer::start(&mut link, setup(1))?;
         alone.load()?;
         let one = alone.lookups(args.duration() / 4)?;
         alone.stop()?;
@@ -456,7 +456,7 @@ fn start_server(
     args: &Args,
     cores: &[usize],
     contender: Contender,
-) -> Result<(KillOnDrop, Lines<Line>)> {
+) -> Result<(KillOnDrop, ChildLines<Line>)> {
     let batch = match contender {
         Contender::Rpc { batch } => batch,
         _ => 64,
@@ -465,7 +465,7 @@ fn start_server(
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .args(["--load", &args.keys.to_string()])
-        // Twice the keys, as room for the keys that clients insert.
+        // Reserve room for twice the keys, because clients insert keys.
         .args(["--keys", &(2 * args.keys).to_string()])
         .args(["--node-size", &args.node_size().to_string()])
         .args(["--workers", &args.workers.to_string()])
@@ -477,7 +477,7 @@ fn start_server(
 }
 
 /// Returns the report of a client.
-fn report(mut lines: Lines<Line>) -> Result<LoadReport> {
+fn report(mut lines: ChildLines<Line>) -> Result<LoadReport> {
     while let Some(line) = lines.next()? {
         if let Line::Report(report) = line {
             return Ok(report);
@@ -493,7 +493,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     let median = |figure: fn(&Round) -> f64| of(figure).map(|s| s.median);
     let some = |figure: fn(&Round) -> Option<f64>| {
         let all: Vec<f64> = own.iter().filter_map(|r| figure(r)).collect();
-        Spread::of(&all).map(|s| s.median)
+        MedianAndSpread::of(&all).map(|s| s.median)
     };
     let to_lmdb = |figure: fn(&Round) -> f64| {
         let peers = rounds.iter().filter(|r| r.name == Contender::Lmdb.name());
@@ -502,7 +502,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
             .zip(peers)
             .map(|(a, b)| figure(a) / figure(b))
             .collect();
-        Spread::of(&ratios).map(|s| s.median)
+        MedianAndSpread::of(&ratios).map(|s| s.median)
     };
     Ok(Row {
         name,
@@ -528,7 +528,12 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
 }
 
 /// Prints the settings, the NIC and the distance of the cores.
-fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+fn show_setup(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<MedianAndSpread>,
+) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| {
@@ -548,7 +553,7 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
     ))
 }
 
-fn show(rows: &[Row]) -> Result<()> {
+fn print_rows(rows: &[Row]) -> Result<()> {
     let header = [
         "access",
         "lookups/s",

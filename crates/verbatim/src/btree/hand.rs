@@ -1,15 +1,15 @@
-//! `verbatim btree get`, `put` and `scan`: single requests by hand.
+//! `verbatim btree get`, `put` and `scan`: single requests for a user.
 
 use anyhow::{Context, Result};
-use btree::{Access, Client, ClientConfig};
+use btree::{AccessDesign, Client, ClientConfig};
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 
-/// What every one of them has.
+/// Arguments that get, put and scan have in common.
 #[derive(clap::Args)]
 pub(crate) struct HandArgs {
     /// The server's TCP address, as it printed it
@@ -19,8 +19,8 @@ pub(crate) struct HandArgs {
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a tree", 0..=15u8))]
     tree: u8,
     /// How the client reaches the tree: rpc, read, auto
-    #[arg(long, value_name = "ACCESS", default_value_t = Access::Rpc)]
-    access: Access,
+    #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
+    access: AccessDesign,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -99,7 +99,7 @@ enum Line {
 }
 
 fn connect(args: &HandArgs) -> Result<Client> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server.clone(),
         nic: nic.config,
@@ -110,7 +110,7 @@ fn connect(args: &HandArgs) -> Result<Client> {
     Client::connect_on(&nic.context, config).context("is the server running?")
 }
 
-fn show(json: bool, key: u64, value: Option<u64>) -> Result<()> {
+fn print_value(json: bool, key: u64, value: Option<u64>) -> Result<()> {
     match value {
         _ if json => print_json(&Line::Entry { key, value }),
         Some(value) => print(format_args!("{key} = {value}")),
@@ -122,30 +122,34 @@ fn show(json: bool, key: u64, value: Option<u64>) -> Result<()> {
 }
 
 /// Prints values; exit status 1 if a key does not exist.
-pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
+pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     let mut client = connect(&args.hand)?;
     let mut all = true;
     for &key in &args.keys {
         let value = client.get(args.hand.tree, key)?;
         all &= value.is_some();
-        show(args.hand.json, key, value)?;
+        print_value(args.hand.json, key, value)?;
     }
-    Ok(if all { Outcome::Done } else { Outcome::No })
+    Ok(if all {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
 /// Prints entries in the order of their keys.
-pub(super) fn scan(args: &ScanArgs) -> Result<Outcome> {
+pub(super) fn scan(args: &ScanArgs) -> Result<CommandOutcome> {
     let mut client = connect(&args.hand)?;
     let entries = client.scan(args.hand.tree, args.from, args.end, args.limit)?;
     for (key, value) in entries {
-        show(args.hand.json, key, Some(value))?;
+        print_value(args.hand.json, key, Some(value))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Sets or removes a value; exit status 1 if the condition does not hold or the key to remove does
 /// not exist.
-pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
+pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
     let mut client = connect(&args.hand)?;
     let (tree, key) = (args.hand.tree, args.key);
     let (was_there, refused) = match args.value {
@@ -173,5 +177,9 @@ pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
         };
         print(format_args!("{key} {how} before"))?;
     }
-    Ok(if refused { Outcome::No } else { Outcome::Done })
+    Ok(if refused {
+        CommandOutcome::No
+    } else {
+        CommandOutcome::Done
+    })
 }

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Line {
     /// `serve`: the tree is loaded.
     Loaded {
-        /// Stable keys.
+        /// Number of stable keys.
         keys: u64,
-        /// The duration of the load.
+        /// The duration of the load in seconds.
         seconds: f64,
-        /// Bytes of nodes in use.
+        /// Number of bytes of the nodes in use.
         bytes: u64,
     },
     /// `serve`: the server accepts clients.
@@ -26,6 +26,6 @@ pub(super) enum Line {
     Stats(ServerStats),
     /// `load`: the report of filling the tree.
     Filled(LoadReport),
-    /// `load`: the report of one of the threads.
+    /// `load`: the report of one thread.
     Report(LoadReport),
 }

@@ -14,7 +14,7 @@ mod workload;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim btree`.
@@ -23,7 +23,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<BtreeCommand>,
     #[command(flatten)]
     compare: compare::Args,
     #[command(flatten)]
@@ -51,7 +51,7 @@ By hand, on several terminals:
 Exit status 1 when an answer was wrong or a key was missing.";
 
 #[derive(Subcommand)]
-enum Part {
+enum BtreeCommand {
     /// Serve trees until interrupted
     Serve(serve::Args),
     /// Ask a server for many keys, check what comes, and report how fast it came
@@ -72,22 +72,22 @@ enum Part {
     CheckClient(check::ClientArgs),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim btree`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
     if let Some(outcome) = args.ledger.record_self(simulated)? {
         return Ok(outcome);
     }
     match args.part {
-        Some(Part::Serve(args)) => serve::run(args),
-        Some(Part::Load(args)) => workload::run(args),
-        Some(Part::Get(args)) => hand::get(&args),
-        Some(Part::Put(args)) => hand::put(&args),
-        Some(Part::Scan(args)) => hand::scan(&args),
-        Some(Part::Balance(args)) => balance::run(&args),
-        Some(Part::Adapt(args)) => adapt::run(&args),
-        Some(Part::Check(args)) => check::run(&args),
-        Some(Part::CheckClient(args)) => check::client(&args),
+        Some(BtreeCommand::Serve(args)) => serve::run(args),
+        Some(BtreeCommand::Load(args)) => workload::run(args),
+        Some(BtreeCommand::Get(args)) => hand::get(&args),
+        Some(BtreeCommand::Put(args)) => hand::put(&args),
+        Some(BtreeCommand::Scan(args)) => hand::scan(&args),
+        Some(BtreeCommand::Balance(args)) => balance::run(&args),
+        Some(BtreeCommand::Adapt(args)) => adapt::run(&args),
+        Some(BtreeCommand::Check(args)) => check::run(&args),
+        Some(BtreeCommand::CheckClient(args)) => check::client(&args),
         None if simulated => simulated::run_all(&args.compare),
         None => compare::run(&args.compare),
     }

@@ -7,9 +7,9 @@ use btree::load::{key_of, value_of};
 use btree::{Server, ServerConfig, ServerStats};
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{figure, print, print_json};
 use crate::side_by_side;
 use crate::stop::stop_signals;
@@ -93,9 +93,9 @@ Examples:
   verbatim btree serve --load 10_000_000 --workers 2 --listen 0.0.0.0:7473
   verbatim btree serve --trees 4 --node-size 512";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+/// Runs `verbatim btree serve`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen.clone(),
         nic: nic.config,
@@ -124,7 +124,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     if args.json {
         print_json(&Line::Listening { address })?;
     } else {
-        // Clients of servers that share the keys need the addresses of all servers.
+        // A client needs the addresses of all servers that share the keys.
         let all = match &args.parts[..] {
             [] => address.clone(),
             parts => parts.join(","),

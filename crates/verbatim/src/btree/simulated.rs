@@ -1,44 +1,45 @@
 //! `verbatim btree --nic`: the same server and clients on a simulated cluster, in virtual time.
 
 use anyhow::{Context, Result, bail};
-use bench::simulated::btree::{Outcome as Simulated, Setup, run, run_local};
-use btree::Access;
+use bench::simulated::btree::{BtreeParameters, BtreeResult as Simulated, run, run_local};
+use btree::AccessDesign;
 use chart::{Axis, Chart, Point};
-use nicmodel::profile::{Place, Profile};
-use nicmodel::published::{self, Published};
+use nicmodel::profile::{CorePlace, Profile};
+use nicmodel::published::{self, PublishedNumber};
 use serde::Serialize;
 
 use super::compare::{Args, CACHE};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
-use crate::sweeps::{Knob, profiles, series};
+use crate::sweeps::{SweepSetting, profiles, series};
 
-/// A line of the table.
+/// A line of the table: one setup.
 #[derive(Serialize)]
 struct Row {
     nic: String,
     kind: &'static str,
     name: &'static str,
     #[serde(flatten)]
-    setup: Setup,
+    setup: BtreeParameters,
     #[serde(flatten)]
     outcome: Simulated,
-    /// The median latency of one client that has one request outstanding, in ns.
+    /// The median latency in ns of one client that has one request outstanding.
     alone_ns_p50: u64,
-    /// Look-ups by all cores of the server on local memory, without network, in 10^6 a second.
+    /// Rate of look-ups of all cores of the server on local memory, without network, in 10^6 a
+    /// second.
     local_mops: f64,
-    published: Option<&'static Published>,
-    /// The simulated rate divided by the published rate, less one.
+    published: Option<&'static PublishedNumber>,
+    /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
 }
 
-/// Runs the command.
-pub(super) fn run_all(args: &Args) -> Result<Outcome> {
+/// Runs all simulations of `verbatim btree --nic`.
+pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
     args.picture.check()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
@@ -51,7 +52,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
             }
         }
     }
-    let name = |(profile, name, setup, _): &(&Profile, &str, Setup, usize)| {
+    let name = |(profile, name, setup, _): &(&Profile, &str, BtreeParameters, usize)| {
         format!("{name} on the {}, {}", setup.place, profile.name)
     };
     let rows = simulate(runs, name, |(profile, name, setup, at), _| {
@@ -64,16 +65,16 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         Ok(row)
     })?;
     if !args.json {
-        show(args, &profiles, &rows)?;
+        print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// Draws the rates as series.
+/// Draws the rates as one series per design.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
-        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
         (!is_axis).then(|| format!("{} cores", row.setup.cores))
     };
     let series = series(
@@ -103,7 +104,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 
 /// Returns the setups for each place: RPCs singly and in batches, READs without a cache and with
 /// one.
-fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> {
+fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreeParameters)>> {
     let simulation = &args.simulation;
     let places = match simulation.place {
         Some(place) if profile.at(place).is_none() => bail!(
@@ -111,13 +112,13 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> 
             profile.name
         ),
         Some(place) => vec![place],
-        None => [Place::Host, Place::Dpu]
+        None => [CorePlace::Host, CorePlace::Dpu]
             .into_iter()
             .filter(|place| profile.at(*place).is_some())
             .collect(),
     };
     let accesses = match &args.access[..] {
-        [] => &[Access::Rpc, Access::Read],
+        [] => &[AccessDesign::Rpc, AccessDesign::Read],
         some => some,
     };
     let mut setups = Vec::new();
@@ -135,7 +136,7 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> 
                 .map(move |cores| (name, setup.clone(), *cores))
         });
         for (name, setup, cores) in runs {
-            let setup = Setup {
+            let setup = BtreeParameters {
                 keys: args.keys,
                 node_bytes: args.node_size.unwrap_or(setup.node_bytes),
                 window: args.window.unwrap_or(setup.window),
@@ -147,40 +148,40 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> 
             };
             let client_cores = profile.host.cores.value as usize;
             let machines = setup.clients.div_ceil(client_cores).max(1);
-            setups.push((name, Setup { machines, ..setup }));
+            setups.push((name, BtreeParameters { machines, ..setup }));
         }
     }
     Ok(setups)
 }
 
 /// Returns the variants of an access design, with their names.
-fn kinds(access: Access, place: Place) -> Vec<(&'static str, Setup)> {
-    let rpc = Setup::study(place, 0);
-    let batched = Setup {
+fn kinds(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreeParameters)> {
+    let rpc = BtreeParameters::study(place, 0);
+    let batched = BtreeParameters {
         postlist: 16,
         batch: 16,
         ..rpc.clone()
     };
-    let read = Setup {
+    let read = BtreeParameters {
         postlist: 16,
-        ..Setup::one_sided(place, 2048)
+        ..BtreeParameters::one_sided(place, 2048)
     };
-    let cached = |setup: Setup, access| Setup {
+    let cached = |setup: BtreeParameters, access| BtreeParameters {
         access,
         cache_nodes: CACHE,
         ..setup
     };
     match access {
-        Access::Rpc => vec![("rpc, no batches", rpc), ("rpc", batched)],
-        Access::Read => vec![
-            ("read, no cache", Setup::one_sided(place, 2048)),
+        AccessDesign::Rpc => vec![("rpc, no batches", rpc), ("rpc", batched)],
+        AccessDesign::Read => vec![
+            ("read, no cache", BtreeParameters::one_sided(place, 2048)),
             ("read", cached(read, access)),
         ],
-        Access::Auto => vec![("auto", cached(batched, access))],
+        AccessDesign::Auto => vec![("auto", cached(batched, access))],
     }
 }
 
-fn one(profile: &Profile, name: &'static str, setup: Setup) -> Result<Row> {
+fn one(profile: &Profile, name: &'static str, setup: BtreeParameters) -> Result<Row> {
     let outcome = run(profile, &setup)?;
     let alone = run(profile, &setup.clone().alone())?;
     let published = published_rate(profile, &setup);
@@ -202,21 +203,21 @@ fn one(profile: &Profile, name: &'static str, setup: Setup) -> Result<Row> {
 }
 
 /// Returns the study's published rate for this setup, if the study measured it.
-fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
-    let as_in_study = |study: Setup| {
-        let study = Setup {
+fn published_rate(profile: &Profile, setup: &BtreeParameters) -> Option<&'static PublishedNumber> {
+    let as_in_study = |study: BtreeParameters| {
+        let study = BtreeParameters {
             seed: setup.seed,
             time: setup.time,
             ..study
         };
         profile.name == "bf2" && study == *setup
     };
-    if as_in_study(Setup::study(Place::Dpu, 1_000_000)) {
+    if as_in_study(BtreeParameters::study(CorePlace::Dpu, 1_000_000)) {
         return published::get("dpu_bt_rpc_small");
     }
-    let one_sided = Setup {
+    let one_sided = BtreeParameters {
         cores: setup.cores,
-        ..Setup::one_sided(setup.place, 2048)
+        ..BtreeParameters::one_sided(setup.place, 2048)
     };
     as_in_study(one_sided)
         .then(|| published::get("dpu_os_best"))
@@ -238,7 +239,7 @@ fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
     format!("{}{nic}{turned}", row.name)
 }
 
-fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     let Some(Row { setup, .. }) = rows.first() else {
         return Ok(());
@@ -270,7 +271,7 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
         let latency = |ns: u64| time(ns as f64);
         let reads = (outcome.reads_per_lookup > 0.0).then_some(outcome.reads_per_lookup);
-        let answers = (setup.access != Access::Read).then_some(outcome.answers_per_doorbell);
+        let answers = (setup.access != AccessDesign::Read).then_some(outcome.answers_per_doorbell);
         shown.add_row([
             shown_name(profiles, args, row),
             setup.place.to_string(),

@@ -4,17 +4,17 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use btree::load::{self, LoadReport, Popularity, Until, Workload, Ycsb};
-use btree::{Access, ClientConfig, ClientError, Pipeline, Router};
+use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
+use btree::{AccessDesign, ClientConfig, ClientError, PipelinedClient, Router};
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 
-/// What is asked for.
+/// The workload: the keys, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
@@ -73,8 +73,8 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
     servers: Vec<String>,
     /// How clients reach the tree: rpc, read, auto
-    #[arg(long, value_name = "ACCESS", default_value_t = Access::Rpc)]
-    access: Access,
+    #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
+    access: AccessDesign,
     /// Inner nodes that a client which READs keeps; with 0 each lookup READs a node a level
     #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::number("a count of nodes", 0..=1usize << 24))]
     cache: usize,
@@ -115,9 +115,9 @@ Examples:
 
 Exit status 1 when an answer was wrong or a key was missing.";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+/// Runs `verbatim btree load`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let workload = args.workload.workload();
     let config = |server: &String| ClientConfig {
         server: server.clone(),
@@ -129,7 +129,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
         ..ClientConfig::default()
     };
-    let connect = |server| Pipeline::connect_on(&nic.context, config(server));
+    let connect = |server| PipelinedClient::connect_on(&nic.context, config(server));
     let mut pipelines: Vec<Requester> = (0..args.threads)
         .map(|_| {
             let parts = args
@@ -137,7 +137,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
                 .iter()
                 .map(connect)
                 .collect::<Result<Vec<_>, _>>();
-            parts.map(Requester::over)
+            parts.map(Requester::router_or_pipeline)
         })
         .collect::<Result<_, _>>()
         .context("is the server running?")?;
@@ -148,7 +148,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
         let filled = together(&mut pipelines, |i, pipeline| {
-            pipeline.fill(&workload, (i, all))
+            pipeline.put_initial_keys(&workload, (i, all))
         })?;
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
@@ -165,7 +165,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     bar.set_message("asking");
     let seed = args.seed;
     let reports = together(&mut pipelines, |i, pipeline| {
-        let until = Until::At(verbs::time::now() + args.duration);
+        let until = LoadEnd::At(verbs::time::now() + args.duration);
         pipeline.run(&workload, until, seed.wrapping_mul(64) + i)
     })?;
     bar.finish_and_clear();
@@ -175,20 +175,24 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         if args.json {
             print_json(&Line::Report(report))?;
         } else {
-            show(&report)?;
+            print_load_report(&report)?;
         }
     }
-    Ok(if right { Outcome::Done } else { Outcome::No })
+    Ok(if right {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
 /// A client of one server, or of several that share the keys.
 enum Requester {
-    One(Box<Pipeline>),
+    One(Box<PipelinedClient>),
     Several(Box<Router>),
 }
 
 impl Requester {
-    fn over(mut parts: Vec<Pipeline>) -> Self {
+    fn router_or_pipeline(mut parts: Vec<PipelinedClient>) -> Self {
         match parts.pop() {
             Some(one) if parts.is_empty() => Self::One(Box::new(one)),
             Some(last) => {
@@ -199,17 +203,21 @@ impl Requester {
         }
     }
 
-    fn fill(&mut self, workload: &Workload, from: (u64, u64)) -> Result<LoadReport, ClientError> {
+    fn put_initial_keys(
+        &mut self,
+        workload: &Workload,
+        from: (u64, u64),
+    ) -> Result<LoadReport, ClientError> {
         match self {
-            Self::One(one) => load::fill(&mut **one, workload, from),
-            Self::Several(all) => load::fill(&mut **all, workload, from),
+            Self::One(one) => load::put_stable_keys(&mut **one, workload, from),
+            Self::Several(all) => load::put_stable_keys(&mut **all, workload, from),
         }
     }
 
     fn run(
         &mut self,
         workload: &Workload,
-        until: Until,
+        until: LoadEnd,
         seed: u64,
     ) -> Result<LoadReport, ClientError> {
         match self {
@@ -243,7 +251,7 @@ fn together(
     })
 }
 
-fn show(report: &LoadReport) -> Result<()> {
+fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
     print(format_args!(

@@ -6,15 +6,15 @@ mod show;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::collective::{self as measured, Collective, Setup};
+use bench::collective::{self as measured, Collective, CollectiveParameters};
 use bench::simulated::collective as simulated;
 use clap::ValueEnum;
 use nicmodel::Profile;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::print_typed;
 use crate::picture::PictureArgs;
 use crate::side_by_side::{outcome, simulated as simulate};
@@ -26,7 +26,7 @@ use row::Row;
 pub(crate) struct Args {
     /// Which collective
     #[arg(long, value_enum, default_value = "all-reduce")]
-    collective: Kind,
+    collective: CollectiveKind,
     /// Ranks in the ring: 2 to 8, simulated 2 to 64
     #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::number("a count of ranks", 2..=64usize))]
     ranks: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
-/// What only simulations have.
+/// Arguments that only simulations have.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Simulation")]
 struct SimulationArgs {
@@ -75,7 +75,7 @@ struct SimulationArgs {
 
 /// The largest size of a buffer in bytes.
 const MOST: usize = 1 << 30;
-/// The most ranks on this machine, each of which is a polling thread.
+/// The maximum number of ranks on this machine, each of which is a polling thread.
 const MOST_THREADS: usize = 8;
 
 const EXAMPLES: &str = "\
@@ -94,7 +94,7 @@ On a simulated cluster of NICs that you need not have, in virtual time, beside t
 Exit status 1 when a result was wrong.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Kind {
+enum CollectiveKind {
     AllReduce,
     AllGather,
     ReduceScatter,
@@ -102,20 +102,20 @@ enum Kind {
     SendRecv,
 }
 
-impl From<Kind> for Collective {
-    fn from(kind: Kind) -> Self {
+impl From<CollectiveKind> for Collective {
+    fn from(kind: CollectiveKind) -> Self {
         match kind {
-            Kind::AllReduce => Self::AllReduce,
-            Kind::AllGather => Self::AllGather,
-            Kind::ReduceScatter => Self::ReduceScatter,
-            Kind::Broadcast => Self::Broadcast,
-            Kind::SendRecv => Self::SendRecv,
+            CollectiveKind::AllReduce => Self::AllReduce,
+            CollectiveKind::AllGather => Self::AllGather,
+            CollectiveKind::ReduceScatter => Self::ReduceScatter,
+            CollectiveKind::Broadcast => Self::Broadcast,
+            CollectiveKind::SendRecv => Self::SendRecv,
         }
     }
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim collective`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.min > args.max {
         bail!("-b {} is more than -e {}", args.min, args.max);
     }
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
                 args.ranks
             );
         }
-        let nic = Nic::open(&args.nic, &args.port)?;
+        let nic = OpenNic::open(&args.nic, &args.port)?;
         let kind = args.nic.provider.kind();
         rows(args, 20, |setup| on_this_machine(&nic, kind, setup))?
     };
@@ -157,11 +157,15 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Measures a row for each message size.
-fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> Result<Vec<Row>> {
+fn rows(
+    args: &Args,
+    iterations: usize,
+    one: impl Fn(CollectiveParameters) -> Result<Row>,
+) -> Result<Vec<Row>> {
     let sizes = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor));
     let setups = sizes
         .take_while(|size| *size <= args.max)
-        .map(|bytes| Setup {
+        .map(|bytes| CollectiveParameters {
             collective: args.collective.into(),
             ranks: args.ranks,
             // Round down to whole elements of 4 bytes.
@@ -170,7 +174,7 @@ fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> R
             lanes: args.lanes,
             slice_bytes: args.slice.max(8),
         });
-    let name = |setup: &Setup| format!("{} bytes", setup.bytes);
+    let name = |setup: &CollectiveParameters| format!("{} bytes", setup.bytes);
     simulate(setups.collect(), name, |setup, _| {
         let row = one(setup)?;
         if args.json {
@@ -180,7 +184,7 @@ fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> R
     })
 }
 
-fn on_simulated(profile: &Profile, setup: Setup) -> Result<Row> {
+fn on_simulated(profile: &Profile, setup: CollectiveParameters) -> Result<Row> {
     let (bound, by) = simulated::bound(profile, &setup)?;
     Ok(Row {
         kind: "simulated",
@@ -193,7 +197,7 @@ fn on_simulated(profile: &Profile, setup: Setup) -> Result<Row> {
     })
 }
 
-fn on_this_machine(nic: &Nic, kind: &'static str, setup: Setup) -> Result<Row> {
+fn on_this_machine(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -> Result<Row> {
     let config = collective::Config {
         port_num: nic.config.port_num,
         gid_index: nic.config.gid_index,

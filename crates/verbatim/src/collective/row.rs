@@ -1,16 +1,16 @@
-//! The result for one message size.
+//! The result of a collective for one message size.
 
-use bench::collective::{Outcome as Ran, Setup};
+use bench::collective::{CollectiveParameters, CollectiveResult as Ran};
 use nicmodel::bounds::Resource;
 use serde::Serialize;
 
-/// A line of the table.
+/// A line of the table: one message size.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) kind: &'static str,
     pub(super) nic: String,
     #[serde(flatten)]
-    pub(super) setup: Setup,
+    pub(super) setup: CollectiveParameters,
     #[serde(flatten)]
     pub(super) ran: Ran,
     /// The bus bandwidth that the model allows on simulated NICs, in 10^9 bytes a second.

@@ -7,7 +7,7 @@ use super::row::Row;
 use crate::output::{figure, print, table, time};
 use crate::side_by_side::{or_nothing, yes_or_no};
 
-/// Describes the measurement in words.
+/// Formats a description of the measurement.
 fn title(row: &Row) -> String {
     let collective = format!("{:?}", row.setup.collective);
     let lower = collective
@@ -74,7 +74,7 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
     })
 }
 
-/// Draws the rows; `None` if no size is within `-b` to `-e`.
+/// Draws the rows; returns `None` if no size is within `-b` to `-e`.
 pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
     let first = rows.first()?;
     #[allow(clippy::cast_precision_loss)] // 1 GiB at most

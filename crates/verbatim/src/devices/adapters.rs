@@ -1,51 +1,51 @@
-//! The adapters that `verbatim run --nic` presents, with the evidence for what each can do.
+//! The adapters that `verbatim run --nic` presents, with the evidence for their capabilities.
 
 use anyhow::Result;
 use nicmodel::profile::{Adapter, adapters};
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{print, print_typed};
 
 /// An adapter as `--json` prints it.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct AdapterReport<'a> {
     name: &'a str,
     title: &'a str,
     about: &'a str,
     device: &'a str,
     vendor_id: String,
     part_id: u32,
-    capabilities: Vec<Capability<'a>>,
+    capabilities: Vec<AdapterCapability<'a>>,
 }
 
 #[derive(Serialize)]
-struct Capability<'a> {
+struct AdapterCapability<'a> {
     name: &'a str,
     value: String,
     evidence: String,
 }
 
-/// Prints each of them; `verbose`: with the evidence.
-pub(super) fn show(verbose: bool, json: bool) -> Result<Outcome> {
+/// Prints each adapter; with `verbose`, also the evidence.
+pub(super) fn print_adapters(verbose: bool, json: bool) -> Result<CommandOutcome> {
     for adapter in adapters() {
         if json {
-            print_typed("adapter", &shown(adapter))?;
+            print_typed("adapter", &adapter_report(adapter))?;
         } else {
-            print(text(adapter, verbose))?;
+            print(format_adapter(adapter, verbose))?;
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn shown(adapter: &Adapter) -> Shown<'_> {
+fn adapter_report(adapter: &Adapter) -> AdapterReport<'_> {
     let capabilities = adapter.capabilities.iter();
-    let capabilities = capabilities.map(|(name, value)| Capability {
+    let capabilities = capabilities.map(|(name, value)| AdapterCapability {
         name,
         value: value.value.to_string(),
         evidence: value.evidence.to_string(),
     });
-    Shown {
+    AdapterReport {
         name: &adapter.name,
         title: &adapter.title,
         about: &adapter.about,
@@ -56,8 +56,8 @@ fn shown(adapter: &Adapter) -> Shown<'_> {
     }
 }
 
-fn text(adapter: &Adapter, verbose: bool) -> String {
-    let Shown {
+fn format_adapter(adapter: &Adapter, verbose: bool) -> String {
+    let AdapterReport {
         name,
         title,
         about,
@@ -65,12 +65,12 @@ fn text(adapter: &Adapter, verbose: bool) -> String {
         vendor_id,
         part_id,
         capabilities,
-    } = shown(adapter);
+    } = adapter_report(adapter);
     let mut lines = vec![
         format!("{name}: {title}"),
         format!("  {device}, vendor {vendor_id} part {part_id}. {about}"),
     ];
-    for Capability {
+    for AdapterCapability {
         name,
         value,
         evidence,

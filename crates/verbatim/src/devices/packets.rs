@@ -1,4 +1,4 @@
-//! `verbatim devices -v`: how a port sends packets, and what it has counted.
+//! `verbatim devices -v`: the way in which a port sends packets, and its counters.
 
 use std::fmt::Write;
 use std::fs;
@@ -12,9 +12,9 @@ use super::size::size;
 
 /// The facts about a port that `-v` adds.
 #[derive(Serialize)]
-pub(super) struct Details {
-    /// The software NIC's packets to other hosts; null for other NICs.
-    packets: Option<Packets>,
+pub(super) struct PortDetails {
+    /// The addresses and sockets for packets to other hosts; null for NICs other than the software NIC.
+    packets: Option<PacketPathReport>,
     /// Counters by name, as in `hw_counters` of sysfs.
     #[serde(serialize_with = "as_map")]
     counters: Vec<(String, u64)>,
@@ -25,21 +25,21 @@ pub(super) struct Details {
 
 /// The addresses and sockets by which the software NIC sends packets.
 #[derive(Serialize)]
-struct Packets {
-    /// The condition for packets: a value of `--path`.
+struct PacketPathReport {
+    /// The condition under which queue pairs use packets: a value of `--path`.
     path: &'static str,
     udp_port: u16,
-    addresses: Vec<Address>,
+    addresses: Vec<HostAddress>,
 }
 
 /// An address of the host, with its UDP port.
 #[derive(Serialize)]
-struct Address {
+struct HostAddress {
     ip: String,
     interface: Option<String>,
-    /// `free`, `shared` by processes of this fabric, or `unavailable`.
+    /// State of the UDP port: `free`, `shared` by processes of this fabric, or `unavailable`.
     state: &'static str,
-    /// Processes of this fabric that use the port.
+    /// Number of processes of this fabric that use the UDP port.
     processes: usize,
     /// The reason why the port is unavailable, and the remedy; null if it is available.
     problem: Option<String>,
@@ -55,11 +55,11 @@ fn as_map<S: Serializer>(counters: &[(String, u64)], serializer: S) -> Result<S:
     serializer.collect_map(counters.iter().map(|(name, value)| (name, value)))
 }
 
-impl Details {
+impl PortDetails {
     /// Returns the facts about a port of the software NIC in this process. `device` counts devices from 0.
     ///
     /// # Errors
-    /// The software NIC has no such port.
+    /// Returns an error if the software NIC has no such port.
     pub(super) fn of_softnic(device: usize, port_num: u8) -> Result<Self, softnic::NicError> {
         Ok(Self::of_report(softnic::packet_report(device, port_num)?))
     }
@@ -67,10 +67,10 @@ impl Details {
     fn of_report(report: PacketReport) -> Self {
         let counters = report.counters.into_iter();
         Self {
-            packets: Some(Packets {
+            packets: Some(PacketPathReport {
                 path: report.path,
                 udp_port: ROCE_UDP_PORT,
-                addresses: report.addresses.into_iter().map(Address::of).collect(),
+                addresses: report.addresses.into_iter().map(HostAddress::of).collect(),
             }),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
@@ -128,7 +128,7 @@ impl Details {
     }
 }
 
-/// Reads the files of a folder that contain numbers, by name.
+/// Reads the files of a folder that contain numbers; returns each number with its file's name.
 fn numbers_in(folder: &Path) -> Vec<(String, u64)> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<_> = files
@@ -142,7 +142,7 @@ fn numbers_in(folder: &Path) -> Vec<(String, u64)> {
     numbers
 }
 
-impl Packets {
+impl PacketPathReport {
     fn write(&self, text: &mut String) {
         let when = match self.path {
             "packets" => "to all peers",
@@ -159,7 +159,7 @@ impl Packets {
     }
 }
 
-impl Address {
+impl HostAddress {
     fn of(report: AddressReport) -> Self {
         let (state, processes, problem) = match report.udp_port {
             UdpPort::Free => ("free", 0, None),
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_port_says_who_has_it_and_what_it_counted() {
-        let details = Details::of_report(report(UdpPort::Free));
+        let details = PortDetails::of_report(report(UdpPort::Free));
         assert_eq!(
             details.text(),
             "\n    packets: to peers on other hosts, UDP port 4791\
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(json["counters"]["sent_pkts"], 7);
         assert_eq!(json["packets"]["addresses"][0]["state"], "free");
         let taken = UdpPort::Unavailable("in use; end the other one".to_owned());
-        let text = Details::of_report(report(taken)).text();
+        let text = PortDetails::of_report(report(taken)).text();
         assert!(
             text.contains("192.0.2.7 (eth0): unavailable: in use; end the other one\n"),
             "{text}"
@@ -278,13 +278,13 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let details = Details::of_sysfs(port.path());
+        let details = PortDetails::of_sysfs(port.path());
         let counters = [("rcvd_pkts".to_owned(), 0), ("sent_pkts".to_owned(), 12)];
         assert_eq!(details.counters, counters);
         assert_eq!(details.gid_interface(0).as_deref(), Some("eth0"));
         assert_eq!(details.gid_interface(1), None);
         assert_eq!(
-            Details::of_sysfs(Path::new("/nowhere")).text(),
+            PortDetails::of_sysfs(Path::new("/nowhere")).text(),
             "\n    counters: none"
         );
     }

@@ -1,6 +1,6 @@
-//! Numbers of bytes in words.
+//! Formats of numbers of bytes.
 
-/// A number of bytes in the largest unit of which it has a whole number.
+/// Formats a number of bytes in the largest unit that divides it.
 pub(super) fn size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     units
@@ -8,7 +8,8 @@ pub(super) fn size(bytes: u64) -> String {
         .find(|(shift, _)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift)
         .map_or_else(
             || {
-                // No address space has more: the device sets no limit of its own.
+                // No address space has more bytes, so the number means that the device sets no
+                // limit.
                 if i64::try_from(bytes).is_ok_and(|bytes| bytes < i64::MAX) {
                     format!("{bytes} bytes")
                 } else {

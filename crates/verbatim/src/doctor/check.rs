@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(super) enum RequirementState {
     Ok,
     /// The environment works, but slower or with a restriction.
     Limited,
@@ -14,11 +14,11 @@ pub(super) enum State {
 
 /// One requirement of the software NIC on its environment.
 #[derive(Debug, Serialize)]
-pub(super) struct Check {
-    /// The purpose, such as `copy private memory of a peer`.
+pub(super) struct Requirement {
+    /// The purpose of the requirement, such as `copy private memory of a peer`.
     pub(super) what: &'static str,
-    pub(super) state: State,
-    /// The finding: the call that works, or its error.
+    pub(super) state: RequirementState,
+    /// The result in words: the call that works, or its error.
     pub(super) found: String,
     /// The consequence for programs; null if nothing is wrong.
     pub(super) effect: Option<&'static str>,
@@ -26,11 +26,11 @@ pub(super) struct Check {
     pub(super) change: Option<&'static str>,
 }
 
-impl Check {
+impl Requirement {
     pub(super) fn ok(what: &'static str, found: impl Into<String>) -> Self {
         Self {
             what,
-            state: State::Ok,
+            state: RequirementState::Ok,
             found: found.into(),
             effect: None,
             change: None,
@@ -39,7 +39,7 @@ impl Check {
 
     pub(super) fn not_ok(
         what: &'static str,
-        state: State,
+        state: RequirementState,
         found: impl Into<String>,
         (effect, change): (&'static str, &'static str),
     ) -> Self {

@@ -1,4 +1,4 @@
-//! The checks, each with its consequence for programs and its remedy.
+//! The checks of `verbatim doctor`, each with its consequence for programs and its remedy.
 
 use std::fs;
 use std::path::Path;
@@ -9,24 +9,25 @@ use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use softnic::UdpPort;
 use softnic::environment;
 
-use super::check::{Check, State};
-use super::peers::{self, Reached};
+use super::check::{Requirement, RequirementState};
+use super::peers::{self, ReadErrors};
 
-/// Bytes that should be free in /dev/shm. A process takes some MiB, and 100 queue pairs with full
-/// queues tens of MiB.
+/// Number of bytes that should be free in /dev/shm. A process takes some MiB, and 100 queue pairs
+/// with full queues take tens of MiB.
 const ROOM_BYTES: u64 = 256 << 20;
 
-/// Bytes in /dev/shm below which hardly any program runs.
+/// Number of free bytes in /dev/shm below which hardly any program runs.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// The file descriptors that a process should be allowed to open.
+/// The number of file descriptors that a process should be allowed to open.
 const DESCRIPTORS: u64 = 1024;
 
 /// Runs all checks.
 ///
 /// # Errors
-/// The fabric's folder has no name, or this program cannot be started a second time.
-pub(super) fn all() -> Result<Vec<Check>> {
+/// Returns an error if the fabric's folder has no name, or if this program cannot be started a
+/// second time.
+pub(super) fn all() -> Result<Vec<Requirement>> {
     let reached = peers::reach()?;
     Ok(vec![
         shared_folder()?,
@@ -41,7 +42,7 @@ pub(super) fn all() -> Result<Vec<Check>> {
     ])
 }
 
-fn shared_folder() -> Result<Check> {
+fn shared_folder() -> Result<Requirement> {
     const WHAT: &str = "meet other processes in shared memory";
     let folder = softnic::fabric_dir()?;
     let parent = folder.parent().unwrap_or(Path::new("/"));
@@ -49,9 +50,9 @@ fn shared_folder() -> Result<Check> {
     let stat = match rustix::fs::statvfs(parent) {
         Ok(stat) => stat,
         Err(e) => {
-            return Ok(Check::not_ok(
+            return Ok(Requirement::not_ok(
                 WHAT,
-                State::Fails,
+                RequirementState::Fails,
                 format!("{shown}: {}: {e}", parent.display()),
                 (
                     "the software NIC cannot be opened",
@@ -64,9 +65,9 @@ fn shared_folder() -> Result<Check> {
         .prefix(".verbatim-doctor")
         .tempdir_in(parent);
     if let Err(e) = writable {
-        return Ok(Check::not_ok(
+        return Ok(Requirement::not_ok(
             WHAT,
-            State::Fails,
+            RequirementState::Fails,
             format!("{shown}: {e}"),
             (
                 "the software NIC cannot be opened",
@@ -77,12 +78,12 @@ fn shared_folder() -> Result<Check> {
     let free = stat.f_bavail * stat.f_frsize;
     let found = format!("{shown}, {} MiB free", free >> 20);
     if free < ROOM_BYTES {
-        return Ok(Check::not_ok(
+        return Ok(Requirement::not_ok(
             WHAT,
             if free < LEAST_BYTES {
-                State::Fails
+                RequirementState::Fails
             } else {
-                State::Limited
+                RequirementState::Limited
             },
             found,
             (
@@ -91,16 +92,16 @@ fn shared_folder() -> Result<Check> {
             ),
         ));
     }
-    Ok(Check::ok(WHAT, found))
+    Ok(Requirement::ok(WHAT, found))
 }
 
-fn mapping(reached: &Reached) -> Check {
+fn mapping(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "map a peer's shared memory";
     match &reached.by_descriptor {
-        None => Check::ok(WHAT, "/proc/PID/fd can be opened"),
-        Some(e) => Check::not_ok(
+        None => Requirement::ok(WHAT, "/proc/PID/fd can be opened"),
+        Some(e) => Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             format!("/proc/PID/fd: {e}"),
             (
                 "each access takes a system call, 0.7 to 1.5 µs instead of 3 ns",
@@ -110,22 +111,22 @@ fn mapping(reached: &Reached) -> Check {
     }
 }
 
-fn copying(reached: &Reached) -> Check {
+fn copying(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "copy private memory of a peer";
     match (&reached.by_call, &reached.by_proc_file) {
-        (None, _) => Check::ok(WHAT, "process_vm_readv works"),
-        (Some(call), None) => Check::not_ok(
+        (None, _) => Requirement::ok(WHAT, "process_vm_readv works"),
+        (Some(call), None) => Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             format!("process_vm_readv: {call}; /proc/PID/mem works"),
             (
                 "copies of memory that cannot be mapped take two system calls more",
                 "allow process_vm_readv and process_vm_writev in the seccomp profile (docker run --cap-add SYS_PTRACE does it)",
             ),
         ),
-        (Some(call), Some(file)) => Check::not_ok(
+        (Some(call), Some(file)) => Requirement::not_ok(
             WHAT,
-            State::Fails,
+            RequirementState::Fails,
             format!("process_vm_readv: {call}; /proc/PID/mem: {file}{}", yama()),
             (
                 "work requests on memory that cannot be mapped (over 64 MiB, stacks) end with remote access errors",
@@ -143,13 +144,13 @@ fn yama() -> String {
     )
 }
 
-fn replacing() -> Check {
+fn replacing() -> Requirement {
     const WHAT: &str = "map private memory of programs";
     match environment::check_page_replacement() {
-        Ok(()) => Check::ok(WHAT, "userfaultfd works"),
-        Err(e) => Check::not_ok(
+        Ok(()) => Requirement::ok(WHAT, "userfaultfd works"),
+        Err(e) => Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             format!("userfaultfd: {e}"),
             (
                 "memory of malloc and mmap is copied by system calls, 0.7 to 1.5 µs a message instead of 3 ns",
@@ -159,13 +160,13 @@ fn replacing() -> Check {
     }
 }
 
-fn deaths() -> Check {
+fn deaths() -> Requirement {
     const WHAT: &str = "notice that a peer has died";
     match pidfd_open(getpid(), PidfdFlags::empty()) {
-        Ok(_) => Check::ok(WHAT, "pidfd_open works"),
-        Err(e) => Check::not_ok(
+        Ok(_) => Requirement::ok(WHAT, "pidfd_open works"),
+        Err(e) => Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             format!("pidfd_open: {e}"),
             (
                 "the engine looks for dead peers ten times a second instead of being woken",
@@ -175,7 +176,7 @@ fn deaths() -> Check {
     }
 }
 
-fn device_files() -> Result<Check> {
+fn device_files() -> Result<Requirement> {
     const WHAT: &str = "show programs the device's files";
     let program = std::env::current_exe().context("cannot find this program")?;
     let out = Command::new(program)
@@ -185,14 +186,14 @@ fn device_files() -> Result<Check> {
     let notes = String::from_utf8_lossy(&out.stderr);
     Ok(match notes.lines().next() {
         None if out.status.success() => {
-            Check::ok(WHAT, "/sys and /dev are mounts of the program's own")
+            Requirement::ok(WHAT, "/sys and /dev are mounts of the program's own")
         }
-        first => Check::not_ok(
+        first => Requirement::not_ok(
             WHAT,
             if out.status.success() {
-                State::Limited
+                RequirementState::Limited
             } else {
-                State::Fails
+                RequirementState::Fails
             },
             first.unwrap_or("verbatim run fails").to_owned(),
             (
@@ -204,7 +205,7 @@ fn device_files() -> Result<Check> {
     })
 }
 
-fn packets() -> Check {
+fn packets() -> Requirement {
     const WHAT: &str = "reach other hosts by packets";
     let effect = (
         "queue pairs reach those of this host only",
@@ -212,7 +213,7 @@ fn packets() -> Check {
     );
     let report = match softnic::packet_report(0, 1) {
         Ok(report) => report,
-        Err(e) => return Check::not_ok(WHAT, State::Fails, e.to_string(), effect),
+        Err(e) => return Requirement::not_ok(WHAT, RequirementState::Fails, e.to_string(), effect),
     };
     let mut usable = Vec::new();
     let mut refused = Vec::new();
@@ -228,35 +229,35 @@ fn packets() -> Check {
         } else {
             refused.join("; ")
         };
-        return Check::not_ok(WHAT, State::Limited, found, effect);
+        return Requirement::not_ok(WHAT, RequirementState::Limited, found, effect);
     }
-    Check::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
+    Requirement::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
 }
 
-fn descriptors() -> Check {
+fn descriptors() -> Requirement {
     const WHAT: &str = "have many descriptors";
     match getrlimit(Resource::Nofile).current {
-        Some(limit) if limit < DESCRIPTORS => Check::not_ok(
+        Some(limit) if limit < DESCRIPTORS => Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             format!("{limit} are allowed"),
             (
                 "a process needs three for each peer, and one for each completion channel",
                 "raise the limit: ulimit -n 65536",
             ),
         ),
-        Some(limit) => Check::ok(WHAT, format!("{limit} are allowed")),
-        None => Check::ok(WHAT, "no limit"),
+        Some(limit) => Requirement::ok(WHAT, format!("{limit} are allowed")),
+        None => Requirement::ok(WHAT, "no limit"),
     }
 }
 
-fn processors() -> Check {
+fn processors() -> Requirement {
     const WHAT: &str = "poll on processors of their own";
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if count == 1 {
-        return Check::not_ok(
+        return Requirement::not_ok(
             WHAT,
-            State::Limited,
+            RequirementState::Limited,
             "1 processor",
             (
                 "two programs that poll take turns: a round trip takes tens of microseconds instead of one",
@@ -264,5 +265,5 @@ fn processors() -> Check {
             ),
         );
     }
-    Check::ok(WHAT, format!("{count} processors"))
+    Requirement::ok(WHAT, format!("{count} processors"))
 }

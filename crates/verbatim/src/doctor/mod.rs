@@ -7,10 +7,10 @@ mod peers;
 
 use anyhow::Result;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{print, print_typed};
-use check::{Check, State};
-use peers::Address;
+use check::{Requirement, RequirementState};
+use peers::PatternLocation;
 
 /// Arguments of `verbatim doctor`.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     hold: bool,
     /// Look at the memory of the process that prints this
     #[arg(long, hide = true, value_name = "ADDRESS")]
-    reach: Option<Address>,
+    reach: Option<PatternLocation>,
 }
 
 const EXAMPLES: &str = "\
@@ -35,33 +35,39 @@ Examples:
 
 Exit status 1 when something fails; what is limited is no failure.";
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim doctor`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.hold {
         peers::hold()?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     if let Some(address) = args.reach {
-        print_typed("reached", &peers::look(address))?;
-        return Ok(Outcome::Done);
+        print_typed("reached", &peers::read_in_each_way(address))?;
+        return Ok(CommandOutcome::Done);
     }
     let checks = checks::all()?;
     for check in &checks {
         if args.json {
             print_typed("check", check)?;
         } else {
-            print(text(check))?;
+            print(format_requirement(check))?;
         }
     }
-    let fails = checks.iter().any(|check| check.state == State::Fails);
-    Ok(if fails { Outcome::No } else { Outcome::Done })
+    let fails = checks
+        .iter()
+        .any(|check| check.state == RequirementState::Fails);
+    Ok(if fails {
+        CommandOutcome::No
+    } else {
+        CommandOutcome::Done
+    })
 }
 
-fn text(check: &Check) -> String {
+fn format_requirement(check: &Requirement) -> String {
     let state = match check.state {
-        State::Ok => "ok",
-        State::Limited => "limited",
-        State::Fails => "fails",
+        RequirementState::Ok => "ok",
+        RequirementState::Limited => "limited",
+        RequirementState::Fails => "fails",
     };
     let mut text = format!("{state:<9}{}: {}", check.what, check.found);
     for (title, line) in [("effect", check.effect), ("change", check.change)] {

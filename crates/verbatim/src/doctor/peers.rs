@@ -10,20 +10,20 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
-use softnic::environment::{self, Call};
+use softnic::environment::{self, PeerReadCall};
 
 /// The content of the memory that the test reads.
 const PATTERN: [u8; 16] = *b"verbatim doctor\n";
 
-/// The place of a process's [`PATTERN`]: an address in private memory, and a file descriptor.
+/// The location of a process's [`PATTERN`]: an address in private memory, and a file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct PatternLocation {
     pid: u64,
     address: u64,
     fd: u32,
 }
 
-impl FromStr for Address {
+impl FromStr for PatternLocation {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -38,9 +38,9 @@ impl FromStr for Address {
     }
 }
 
-/// The error of each way to read memory; `None` if it worked.
+/// The error of each way to read memory; `None` if the way works.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Reached {
+pub(super) struct ReadErrors {
     /// `process_vm_readv(2)`.
     pub(super) by_call: Option<String>,
     /// Reading `/proc/PID/mem`.
@@ -62,13 +62,13 @@ pub(super) fn hold() -> Result<()> {
         file.as_raw_fd()
     );
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    // Used here so that the optimiser keeps the memory until the end.
+    // Use the memory here, so that the optimiser keeps it until the end.
     std::hint::black_box(&private);
     Ok(())
 }
 
-/// Reads the memory of the process at that address, in each way.
-pub(super) fn look(at: Address) -> Reached {
+/// Reads the memory of the process at the given address, in each of the ways.
+pub(super) fn read_in_each_way(at: PatternLocation) -> ReadErrors {
     let read = |call| match environment::read_memory(call, at.pid, at.address) {
         Ok(PATTERN) => None,
         Ok(_) => Some("other bytes are there".to_owned()),
@@ -80,9 +80,9 @@ pub(super) fn look(at: Address) -> Reached {
         .open(format!("/proc/{}/fd/{}", at.pid, at.fd))
         .err()
         .map(|e| e.to_string());
-    Reached {
-        by_call: read(Call::ProcessVm),
-        by_proc_file: read(Call::ProcFile),
+    ReadErrors {
+        by_call: read(PeerReadCall::ProcessVm),
+        by_proc_file: read(PeerReadCall::ProcFile),
         by_descriptor,
     }
 }
@@ -90,29 +90,29 @@ pub(super) fn look(at: Address) -> Reached {
 /// Starts two processes, and lets one read the memory of the other.
 ///
 /// # Errors
-/// A process cannot be started.
-pub(super) fn reach() -> Result<Reached> {
-    let mut holder = Holder(start(&["--hold"], Stdio::piped())?);
+/// Returns an error if a process cannot be started.
+pub(super) fn reach() -> Result<ReadErrors> {
+    let mut holder = PatternProcess(start_second_process(&["--hold"], Stdio::piped())?);
     let mut address = String::new();
     let stdout = holder.0.stdout.take().context("no output")?;
     BufReader::new(stdout).read_line(&mut address)?;
-    let looking = start(&["--reach", address.trim()], Stdio::null())?;
+    let looking = start_second_process(&["--reach", address.trim()], Stdio::null())?;
     let said = looking.wait_with_output()?;
     let Line { data } = serde_json::from_slice(&said.stdout)
         .with_context(|| format!("the process that looks ended with {}", said.status))?;
     Ok(data)
 }
 
-/// The output of the second process.
+/// The line that the second process prints.
 #[derive(Deserialize)]
 struct Line {
-    data: Reached,
+    data: ReadErrors,
 }
 
 /// The first process; dropping this value ends it.
-struct Holder(Child);
+struct PatternProcess(Child);
 
-impl Drop for Holder {
+impl Drop for PatternProcess {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         // An error cannot be reported from `drop`.
@@ -120,7 +120,7 @@ impl Drop for Holder {
     }
 }
 
-fn start(args: &[&str], stdin: Stdio) -> Result<Child> {
+fn start_second_process(args: &[&str], stdin: Stdio) -> Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let child = Command::new(program)
         .arg("doctor")
@@ -140,14 +140,14 @@ mod tests {
 
     #[test]
     fn an_address_is_three_numbers() {
-        let address = Address {
+        let address = PatternLocation {
             pid: 1,
             address: 4096,
             fd: 3,
         };
         assert_eq!("1:4096:3\n".parse(), Ok(address));
         for bad in ["", "1", "1:2", "1:2:x", "-1:2:3"] {
-            assert!(bad.parse::<Address>().is_err(), "{bad}");
+            assert!(bad.parse::<PatternLocation>().is_err(), "{bad}");
         }
     }
 }

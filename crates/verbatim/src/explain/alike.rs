@@ -1,9 +1,9 @@
-//! Groups processes that do the same, such as the ranks of a parallel program.
+//! Groups processes that do the same work, such as the ranks of a parallel program.
 
 use std::cmp::Reverse;
 
 use super::report::{Process, Report, real};
-use super::spread::{Alike, Range};
+use super::spread::{GroupSpread, MinMedianMax};
 
 /// Returns the key by which processes are grouped: the program, the kinds of its operations, the bottleneck, and the
 /// advised steps.
@@ -31,8 +31,8 @@ pub(super) fn grouped(mut report: Report) -> Report {
     report
 }
 
-/// Replaces each group of processes by the process with the median number of work requests, with the spread of the
-/// group.
+/// Replaces each group of processes by the process with the median number of work requests. This process gets the
+/// spread of the group.
 fn together(processes: Vec<Process>) -> Vec<Process> {
     let mut groups: Vec<Vec<Process>> = Vec::new();
     for process in processes {
@@ -50,13 +50,13 @@ fn together(processes: Vec<Process>) -> Vec<Process> {
 
 fn one_of(mut group: Vec<Process>) -> Option<Process> {
     group.sort_by_key(|process| process.posted.max(process.received));
-    let range = |of: fn(&Process) -> f64| Range::of(group.iter().map(of));
+    let range = |of: fn(&Process) -> f64| MinMedianMax::of(group.iter().map(of));
     let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
-    let alike = Alike {
+    let alike = GroupSpread {
         processes: group.len(),
         posted: range(|process| real(process.posted))?,
         received: range(|process| real(process.received))?,
-        observed_mops: observed.and_then(|all| Range::of(all.into_iter())),
+        observed_mops: observed.and_then(|all| MinMedianMax::of(all.into_iter())),
         predicted_mops: range(|process| process.predicted_mops)?,
     };
     let middle = group.len() / 2;

@@ -2,13 +2,15 @@
 
 use anyhow::Result;
 use nicmodel::bounds::Role;
+use nicmodel::guidelines::MIN_RELATIVE_GAIN;
+use nicmodel::uncertainty;
 
 use super::report::{Process, Report};
-use crate::model::percent;
+use crate::model::{format_range, percent};
 use crate::output::{figure, print, table_of};
 
 /// Prints named reports side by side, process by process.
-pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
+pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
     for (name, report) in reports {
         print(format_args!(
             "{name}: {} on {}",
@@ -21,8 +23,11 @@ pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
             .iter()
             .map(|(name, report)| (name.as_str(), report.processes.get(number)))
             .collect();
+        let mut nics = reports.iter().map(|(_, report)| &report.nic);
+        let first = nics.next();
+        let one_nic = nics.all(|nic| Some(nic) == first);
         print("")?;
-        show_process(&columns)?;
+        show_process(&columns, one_nic)?;
     }
     for (name, report) in reports {
         for line in report.unexplained().iter().chain(&report.notes) {
@@ -35,7 +40,7 @@ pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
 /// A number of a process that the table compares.
 type Of = fn(&Process) -> f64;
 
-fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
+fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<()> {
     let mut titles: Vec<_> = columns
         .iter()
         .filter_map(|(_, process)| process.map(|process| process.program.as_str()))
@@ -84,6 +89,18 @@ fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
         }
         rows.add_row(row);
     }
+    let mut range = words("likely, M/s", &|process| {
+        let range = process.likely.as_ref();
+        range.map_or_else(|| "-".to_owned(), format_range)
+    });
+    if let [(_, Some(before)), (_, Some(after))] = columns
+        && one_nic
+        && within_noise(before, after)
+        && let Some(cell) = range.last_mut()
+    {
+        *cell = "within the noise".to_owned();
+    }
+    rows.add_row(range);
     rows.add_row(words("what binds", &|process| {
         let whose = if process.slower == Role::Responder {
             " of its peers"
@@ -105,6 +122,13 @@ fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
         figure(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
     }));
     print(rows)
+}
+
+/// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
+fn within_noise(before: &Process, after: &Process) -> bool {
+    let change = (after.predicted_mops / before.predicted_mops).ln().abs();
+    let noise = uncertainty::noise_of_gain(before.bottleneck, after.bottleneck);
+    change > MIN_RELATIVE_GAIN && change <= noise.ln_1p()
 }
 
 /// Returns a cost per operation, as the mean over all kinds.

@@ -1,4 +1,4 @@
-//! The book's page of the design guidelines, a section for each.
+//! The book's page of the design guidelines, which has a section for each guideline.
 
 use std::collections::BTreeSet;
 

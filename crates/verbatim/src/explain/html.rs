@@ -29,7 +29,7 @@ svg { display: block; width: 100%; max-width: 760px; height: auto; } svg text { 
 li { margin: .5rem 0; } .gain { font-weight: 600; color: var(--then); } code { font-size: .9em; overflow-wrap: anywhere; }
 ";
 
-/// Formats the page.
+/// Formats the explanation as an HTML page.
 pub(super) fn page(report: &Report) -> String {
     let mut html = String::new();
     let title = format!("{} on {}", report.command, report.nic_title);
@@ -94,9 +94,10 @@ fn add_process(html: &mut String, process: &Process) {
     add(
         html,
         format_args!(
-            "<p>The model allows {}<b>{} M/s</b>; what binds is the {}{}.</p>",
+            "<p>The model allows {}<b>{} M/s</b>{}; what binds is the {}{}.</p>",
             text::at_most(process),
             figure(process.predicted_mops),
+            process.likely(),
             escape(&process.bottleneck.to_string()),
             if process.slower == Role::Responder {
                 " of its peers"
@@ -120,7 +121,6 @@ fn add_advice(html: &mut String, process: &Process) {
     html.push_str("<h3>What to change</h3>");
     if let Some(words) = process.nothing() {
         add(html, format_args!("<p>{}.</p>", escape(&capital(&words))));
-        return;
     }
     let mut rows = vec![Bar {
         label: "as it is".to_owned(),
@@ -179,7 +179,7 @@ fn add_advice(html: &mut String, process: &Process) {
     }
 }
 
-/// Capitalizes the first letter.
+/// Returns a text with its first letter capitalized.
 fn capital(words: &str) -> String {
     let (first, rest) = words.split_at(1);
     format!("{}{rest}", first.to_uppercase())

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use tap::Ledger;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::model::NicsArgs;
 use crate::output::{print, print_typed};
 
@@ -64,18 +64,18 @@ NIC's resources allow, in 10^6 operations a second, not measurements. What to ch
 steps come in the order in which to take them, each with what it adds to those before it. Processes that do the same are \
 explained as one, with their spread.";
 
-/// Longest ledger that is read; this program writes no longer ones.
+/// Maximum size in bytes of a ledger that is read; this program writes no longer ledgers.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim explain`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(name) = &args.guideline {
         let Some(section) = guide::section(name) else {
             let names = guide::names().join(", ");
             bail!("there is no guideline {name:?}; choose among {names}");
         };
         print(format_args!("{name}\n\n{section}"))?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let profiles = args.nic.all()?;
     let mut ledgers = Vec::new();
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         }
     }
     match &reports[..] {
-        [(_, report)] => show(report, args),
+        [(_, report)] => print_or_write_report(report, args),
         several => compare(several, args),
     }
 }
@@ -112,14 +112,14 @@ fn merged(ledgers: Vec<(String, Ledger)>) -> Option<(String, Ledger)> {
     for (_, ledger) in ledgers {
         all.processes.extend(ledger.processes);
         all.notes.extend(ledger.notes);
-        // The counts come from different machines, or count one machine twice.
+        // The PCIe counts come from different machines, or count one machine twice.
         all.pcie = None;
     }
     Some((name, all))
 }
 
 /// Prints several reports side by side.
-fn compare(reports: &[(String, Report)], args: &Args) -> Result<Outcome> {
+fn compare(reports: &[(String, Report)], args: &Args) -> Result<CommandOutcome> {
     if args.html.is_some() {
         bail!(
             "--html has one ledger on one NIC on a page: give one ledger, or --merge, and one --nic"
@@ -130,12 +130,12 @@ fn compare(reports: &[(String, Report)], args: &Args) -> Result<Outcome> {
             print_typed("explanation", report)?;
         }
     } else {
-        compare::show(reports)?;
+        compare::print_side_by_side(reports)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn show(report: &Report, args: &Args) -> Result<Outcome> {
+fn print_or_write_report(report: &Report, args: &Args) -> Result<CommandOutcome> {
     if let Some(file) = &args.html {
         std::fs::write(file, html::page(report))
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -144,9 +144,9 @@ fn show(report: &Report, args: &Args) -> Result<Outcome> {
     if args.json {
         print_typed("explanation", report)?;
     } else if args.html.is_none() {
-        text::show(report)?;
+        text::print_report(report)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn read(path: &Path) -> Result<Ledger> {

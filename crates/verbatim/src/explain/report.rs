@@ -1,15 +1,16 @@
 //! The explanation of a ledger on a NIC: all printed facts in one structure.
 
 use nicmodel::bounds::{Bounds, Resource, Role};
-use nicmodel::guidelines::{self, Advice, Step};
-use nicmodel::op_profile::{Lists, OperationProfile, Prediction, QueuePair};
-use nicmodel::pcie::Kind;
+use nicmodel::guidelines::{self, Advice, ChangeStep};
+use nicmodel::op_profile::{OperationProfile, PostlistsByMethod, Prediction, QueuePair};
+use nicmodel::pcie::TransactionKind;
 use nicmodel::profile::Profile;
-use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
+use nicmodel::uncertainty::{self, LikelyRange};
+use nicmodel::{Footprint, LinkTransactions, Operation, OperationError, PostMethod, wqe};
 use serde::Serialize;
 use tap::Ledger;
 
-use super::spread::Alike;
+use super::spread::GroupSpread;
 
 /// The explanation of a ledger on a NIC.
 #[derive(Debug, Serialize)]
@@ -19,11 +20,11 @@ pub(super) struct Report {
     pub(super) command: String,
     pub(super) provider: String,
     pub(super) processes: Vec<Process>,
-    /// Processes that opened a device, and posted and received nothing.
+    /// Number of processes that opened a device, but posted and received nothing.
     pub(super) idle_processes: usize,
-    /// Processes none of whose operations the NIC can execute: the notes give the reasons.
+    /// Number of processes whose operations the NIC cannot execute at all; the notes give the reasons.
     pub(super) impossible_processes: usize,
-    /// PCIe counts of the processor beside the expected counts.
+    /// Cache lines on PCIe that the processor counted, beside the expected numbers.
     pub(super) pcie: Option<PcieBeside>,
     pub(super) notes: Vec<String>,
 }
@@ -35,53 +36,56 @@ pub(super) struct PcieBeside {
     pub(super) rd_cur_expected: f64,
     pub(super) itom_counted: u64,
     pub(super) itom_expected: f64,
-    /// Counted reads beyond the expected ones: an estimate of the misses of the NIC's caches.
+    /// Counted reads less expected reads: an estimate of the misses of the NIC's caches.
     pub(super) cache_misses: f64,
 }
 
-/// The explanation of a process that uses a NIC alone.
+/// The explanation of a process, computed as if the process used the NIC alone.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
-    /// The spread of the processes that do the same as this one and are explained by it.
-    pub(super) alike: Option<Alike>,
+    /// The spread of the group of processes for which this process stands.
+    pub(super) alike: Option<GroupSpread>,
     pub(super) posted: u64,
     pub(super) received: u64,
-    /// Completions with an error, flushed ones included.
+    /// Number of completions with an error, including flush errors.
     pub(super) failed: u64,
-    /// Work requests whose post failed.
+    /// Number of work requests whose post failed.
     pub(super) refused: u64,
     pub(super) queue_pairs: usize,
-    /// Most queue pairs that posted at the same time.
+    /// Maximum number of queue pairs that posted at the same time.
     pub(super) concurrent_queue_pairs: u32,
     pub(super) threads: u32,
-    /// Most threads that posted at the same time.
+    /// Maximum number of threads that posted at the same time.
     pub(super) concurrent_threads: u32,
     /// True if the queue pairs did not all post at the same time.
     pub(super) in_turn: bool,
     pub(super) peers: u32,
     pub(super) duration_ns: u64,
-    /// Observed rate on the NIC where the process ran, in 10^6 operations a second.
+    /// Observed rate where the process ran, in 10^6 operations a second.
     pub(super) observed_mops: Option<f64>,
     pub(super) kinds: Vec<KindCost>,
-    /// Transactions per operation on the PCIe link of the process's machine, the largest first.
-    pub(super) transactions: Vec<Item>,
+    /// PCIe transactions per operation on the link of the process's machine, the largest first.
+    pub(super) transactions: Vec<PurposeTransactions>,
     pub(super) to_device_bytes: f64,
     pub(super) to_host_bytes: f64,
-    /// Expected cache lines of DMA per operation, as a processor's PCIe counters count them.
+    /// Expected number of cache lines of DMA per operation, as a processor's PCIe counters count them.
     pub(super) pcie_rd_cur_lines: f64,
     pub(super) pcie_itom_lines: f64,
     pub(super) bounds: Bounds,
     pub(super) predicted_mops: f64,
+    /// The range in which the rate probably lies: `low_mops` and `high_mops`. Absent if a resource is unknown.
+    #[serde(flatten)]
+    pub(super) likely: Option<LikelyRange>,
     pub(super) slower: Role,
     /// True if at most one operation is outstanding on each queue pair, so that round trips determine the rate.
     pub(super) waits_for_each: bool,
-    /// Most operations outstanding at a time.
+    /// Maximum number of operations outstanding at a time.
     pub(super) outstanding: Option<f64>,
     pub(super) bottleneck: Resource,
-    /// Resources of the slower side that the profile does not describe.
+    /// Resources of the slower side for which the profile has no number.
     pub(super) unknown: Vec<Resource>,
     pub(super) polls: u64,
     /// The share of polls that found no completion.
@@ -90,17 +94,17 @@ pub(super) struct Process {
     pub(super) postlists: Vec<(u64, u64)>,
     pub(super) payloads: Vec<(u64, u64)>,
     /// Advised changes, in the order in which to make them.
-    pub(super) steps: Vec<Step>,
-    /// Each guideline that the process breaks, judged alone.
+    pub(super) steps: Vec<ChangeStep>,
+    /// Advice on each guideline that the process breaks, judged alone.
     pub(super) advice: Vec<Advice>,
     pub(super) notes: Vec<String>,
 }
 
-/// Longest mean run that is taken for a waiting batch if nothing was received.
+/// Mean run length above which a run counts as a batch that was waiting, if nothing was received.
 const LONG_RUN: f64 = 32.0;
 
-/// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. That is so
-/// if a program may find its work in memory.
+/// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
+/// cannot know this if the program may find its work in memory.
 fn unseen(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
         && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
@@ -130,11 +134,11 @@ pub(super) struct KindCost {
     pub(super) to_host_bytes: f64,
 }
 
-/// Transactions with one purpose, for each operation.
+/// The transactions that one operation causes for one purpose.
 #[derive(Debug, Serialize)]
-pub(super) struct Item {
+pub(super) struct PurposeTransactions {
     pub(super) purpose: String,
-    pub(super) kind: Kind,
+    pub(super) kind: TransactionKind,
     pub(super) count: f64,
     pub(super) lines: f64,
     pub(super) to_device_bytes: f64,
@@ -142,10 +146,10 @@ pub(super) struct Item {
 }
 
 impl Report {
-    /// Explains the processes of a ledger on a NIC. Operations that the NIC cannot execute are left out, with a note.
+    /// Explains the processes of a ledger on a NIC. Operations that the NIC cannot execute are skipped, with a note.
     ///
     /// # Errors
-    /// The model refuses one of the remaining operations.
+    /// Returns an error if the model refuses an operation that the NIC can execute.
     pub(super) fn new(ledger: &Ledger, profile: &Profile) -> Result<Self, OperationError> {
         let mut processes = Vec::new();
         let (mut idle_processes, mut impossible_processes) = (0, 0);
@@ -194,7 +198,7 @@ impl Report {
         })
     }
 
-    /// Returns the lines about processes that are not explained.
+    /// Returns the lines about processes that the report does not explain.
     pub(super) fn unexplained(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.processes.is_empty() && self.impossible_processes == 0 {
@@ -229,7 +233,7 @@ impl Process {
         let Some(prediction) = fitted.predict(profile)? else {
             return Ok(None);
         };
-        let side = fitted.side(profile)?;
+        let side = fitted.link_transactions(profile)?;
         let posted = observed.operations();
         let received = observed
             .queue_pairs
@@ -280,6 +284,10 @@ impl Process {
             pcie_itom_lines: side.lines_written(),
             bounds,
             predicted_mops,
+            likely: match unknown.is_empty() {
+                true => uncertainty::likely(bottleneck, predicted_mops),
+                false => None,
+            },
             slower,
             waits_for_each: observed.waits_for_each(),
             outstanding: fitted.outstanding(),
@@ -299,7 +307,7 @@ impl Process {
         }))
     }
 
-    /// Returns the number of operations or messages that the rates count.
+    /// Returns the number of operations or messages to which the rates refer.
     pub(super) fn requests(&self) -> u64 {
         if self.posted > 0 {
             self.posted
@@ -340,7 +348,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
     let mut kinds: Vec<KindCost> = Vec::new();
     for qp in &observed.queue_pairs {
         let received = qp.received.iter().map(|counted| {
-            let any = Lists {
+            let any = PostlistsByMethod {
                 postlist: 1.0,
                 share: 1.0,
             };
@@ -351,13 +359,13 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
             sent.map(move |counted| (Role::Requester, counted, lists))
         });
         for (role, counted, lists) in sent.chain(received) {
-            let Lists { postlist, share } = lists;
+            let PostlistsByMethod { postlist, share } = lists;
             let count = share_of(counted.count, share);
             if count == 0 {
                 continue;
             }
             let operation = &counted.operation;
-            let what = words(operation);
+            let what = describe_operation(operation);
             let same = |kind: &&mut KindCost| {
                 // Thousands of queue pairs with the same operation share one line.
                 kind.role == role
@@ -368,8 +376,12 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
                 kind.count = kind.count.saturating_add(count);
                 continue;
             }
-            let one =
-                Footprint::of_one(profile, operation, Method::of_postlist(postlist), postlist)?;
+            let one = Footprint::of_one(
+                profile,
+                operation,
+                PostMethod::of_postlist(postlist),
+                postlist,
+            )?;
             let side = match role {
                 Role::Requester => &one.requester,
                 Role::Responder => &one.responder,
@@ -404,8 +416,8 @@ fn share_of(count: u64, share: f64) -> u64 {
     (real(count) * share).round() as u64
 }
 
-/// Describes an operation in words.
-fn words(operation: &Operation) -> String {
+/// Formats a description of an operation.
+fn describe_operation(operation: &Operation) -> String {
     let mut words = format!("{} {}", operation.transport, operation.verb);
     if operation.imm {
         words.push_str(" with immediate");
@@ -422,11 +434,11 @@ fn words(operation: &Operation) -> String {
     words
 }
 
-fn items(side: &Side) -> Vec<Item> {
+fn items(side: &LinkTransactions) -> Vec<PurposeTransactions> {
     let mut items: Vec<_> = side
         .transactions
         .iter()
-        .map(|transactions| Item {
+        .map(|transactions| PurposeTransactions {
             purpose: transactions.purpose.to_string(),
             kind: transactions.purpose.kind(),
             count: transactions.count,
@@ -435,7 +447,7 @@ fn items(side: &Side) -> Vec<Item> {
             to_host_bytes: transactions.bytes_to_host(),
         })
         .collect();
-    let bytes = |item: &Item| item.to_device_bytes + item.to_host_bytes;
+    let bytes = |item: &PurposeTransactions| item.to_device_bytes + item.to_host_bytes;
     items.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
     items
 }

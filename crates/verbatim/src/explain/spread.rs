@@ -1,36 +1,36 @@
-//! The spread of processes that are explained as one.
+//! The spread of a group of processes that are explained as one process.
 
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-/// The spread of the processes that one process stands for.
+/// The spread of the group of processes for which one process stands.
 #[derive(Debug, Serialize)]
-pub(super) struct Alike {
-    /// Number of processes, the explained one included.
+pub(super) struct GroupSpread {
+    /// Number of processes in the group, including the explained process.
     pub(super) processes: usize,
-    /// Work requests that each process has posted.
-    pub(super) posted: Range,
-    /// Messages that each process has received.
-    pub(super) received: Range,
+    /// Number of work requests that each process has posted.
+    pub(super) posted: MinMedianMax,
+    /// Number of messages that each process has received.
+    pub(super) received: MinMedianMax,
     /// Observed rates in 10^6 operations a second; `None` if a process has no duration.
-    pub(super) observed_mops: Option<Range>,
+    pub(super) observed_mops: Option<MinMedianMax>,
     /// Predicted rates, in 10^6 operations a second.
-    pub(super) predicted_mops: Range,
+    pub(super) predicted_mops: MinMedianMax,
 }
 
 /// The minimum, the median and the maximum of several numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Range {
+pub(super) struct MinMedianMax {
     pub(super) min: f64,
     pub(super) median: f64,
     pub(super) max: f64,
 }
 
-impl Range {
+impl MinMedianMax {
     /// Computes the range; `None` without numbers.
     pub(super) fn of(numbers: impl Iterator<Item = f64>) -> Option<Self> {
         let numbers: Vec<_> = numbers.collect();
-        let spread = Spread::of(&numbers)?;
+        let spread = MedianAndSpread::of(&numbers)?;
         Some(Self {
             min: spread.min,
             median: spread.median,

@@ -1,16 +1,16 @@
-//! The explanation as text.
+//! Formats an explanation as text.
 
 use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
-use nicmodel::guidelines::{Advice, Gain, OTHER_DESIGN, Step, WORTHWHILE};
+use nicmodel::guidelines::{Advice, ChangeStep, Gain, OTHER_DESIGN};
 
 use super::report::{PcieBeside, Process, Report};
-use super::spread::{Alike, Range};
+use super::spread::{GroupSpread, MinMedianMax};
 use super::verdict::Verdict;
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
-pub(super) fn show(report: &Report) -> Result<()> {
+pub(super) fn print_report(report: &Report) -> Result<()> {
     print(format_args!("{} on {}", report.command, report.nic_title))?;
     for process in &report.processes {
         print("")?;
@@ -116,10 +116,11 @@ fn show_process(process: &Process) -> Result<()> {
     }
     if process.slower == Role::Responder {
         print(format_args!(
-            "its peers are slower: {}{} M/s, {}",
+            "its peers are slower: {}{} M/s, {}{}",
             at_most(process),
             figure(process.predicted_mops),
-            process.bottleneck
+            process.bottleneck,
+            process.likely()
         ))?;
     }
     show_advice(process)?;
@@ -190,10 +191,11 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
     lines
 }
 
-/// Formats the spread of the processes that one process stands for.
-fn in_common(alike: &Alike) -> String {
-    let count = |range: &Range| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
-    let rate = |range: &Range| {
+/// Formats the spread of the group of processes for which one process stands.
+fn in_common(alike: &GroupSpread) -> String {
+    let count =
+        |range: &MinMedianMax| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
+    let rate = |range: &MinMedianMax| {
         let [median, min, max] = [range.median, range.min, range.max].map(figure);
         format!("{median} ({min}..{max}) M/s")
     };
@@ -233,7 +235,8 @@ fn show_advice(process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// Returns "at most " for a rate that resources without a number may lower, else nothing.
+/// Returns "at most " if resources without a number in the profile may lower the rate, else an
+/// empty text.
 pub(super) fn at_most(process: &Process) -> &'static str {
     if process.unknown.is_empty() {
         ""
@@ -242,10 +245,12 @@ pub(super) fn at_most(process: &Process) -> &'static str {
     }
 }
 
-/// Returns why an advice has no gain. A resource without a number may be the bottleneck.
+/// Returns the reason why an advice has no gain. A resource without a number may be the bottleneck.
 pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
     if verdict == Verdict::NotAfterSteps {
-        "brings nothing more after the steps above"
+        "after the steps above it brings nothing beyond the noise of the model"
+    } else if verdict == Verdict::WithinNoise {
+        "within the noise of the model"
     } else if process.waits_for_each && process.bottleneck != Resource::RoundTrips {
         "it may shorten a round trip; the model has no rate for it"
     } else if verdict == Verdict::Unknown {
@@ -258,18 +263,24 @@ pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
 }
 
 /// Verdicts on guidelines that are not steps but are listed after them.
-pub(super) const NO_STEPS: [Verdict; 3] = [
+pub(super) const NO_STEPS: [Verdict; 4] = [
     Verdict::NotAfterSteps,
+    Verdict::WithinNoise,
     Verdict::Unknown,
     Verdict::BringsNothing,
 ];
 
 /// Formats a step in one line, with its gain over the earlier steps.
-pub(super) fn step_line(step: &Step) -> String {
-    let own = if step.gain.relative < WORTHWHILE {
+pub(super) fn step_line(step: &ChangeStep) -> String {
+    let own = if !step.gain.exceeds_rounding() {
         "nothing by itself, and the next step needs it".to_owned()
-    } else {
+    } else if step.gain.exceeds_noise() {
         in_words(&step.gain)
+    } else {
+        format!(
+            "{} by itself, within the noise of the model, and the next step needs it",
+            percent(step.gain.relative, 0)
+        )
     };
     format!(
         "{}; {}: {own}; {} in all [{}, {}]",
@@ -284,10 +295,15 @@ pub(super) fn step_line(step: &Step) -> String {
 /// Formats an advice in one line.
 pub(super) fn line(advice: &Advice) -> String {
     let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
-    if advice.guideline == OTHER_DESIGN
-        && let Some(gain) = advice.gain.filter(|gain| gain.relative >= WORTHWHILE)
-    {
-        line.push_str(&format!(": {}", in_words(&gain)));
+    let gain = advice.gain.filter(Gain::exceeds_rounding);
+    if let Some(gain) = gain.or(advice.after_others.filter(Gain::exceeds_rounding)) {
+        if !gain.exceeds_noise() {
+            let noise = 100.0 * gain.noise;
+            let words = in_words(&gain);
+            line.push_str(&format!(": {words}, and the noise is {noise:.0} %"));
+        } else if advice.guideline == OTHER_DESIGN && advice.gain.is_some() {
+            line.push_str(&format!(": {}", in_words(&gain)));
+        }
     }
     line.push_str(&format!(" [{}, {}]", advice.guideline, advice.section));
     line

@@ -1,9 +1,10 @@
 //! The verdict on each advice for a process, and the sentences on its round trips.
 
 use nicmodel::bounds::{Resource, Role};
-use nicmodel::guidelines::{self, Advice, WORTHWHILE};
+use nicmodel::guidelines::{self, Advice};
 
 use super::report::Process;
+use crate::model::likely;
 use crate::output::{figure, time};
 
 /// The verdict on a guideline that a process breaks.
@@ -11,12 +12,14 @@ use crate::output::{figure, time};
 pub(super) enum Verdict {
     /// The guideline is one of the steps.
     Step,
-    /// The guideline is another design, which would raise the rate instead of the steps.
+    /// The guideline stands for another design, which would raise the rate in place of the steps.
     Instead,
     /// The guideline would raise the rate of the program as it is, but not after the steps.
     NotAfterSteps,
+    /// The gain of the guideline is within the noise of the model.
+    WithinNoise,
     /// The guideline does not relieve the bottleneck. An unknown resource may be the bottleneck, or the guideline
-    /// pays after others.
+    /// has a gain only after other guidelines.
     BringsNothing,
     /// The guideline does not raise the rate, even if every other guideline is followed.
     Never,
@@ -35,20 +38,22 @@ impl Process {
         }
         match advice.gain {
             None => Verdict::Unknown,
-            Some(gain) if gain.relative >= WORTHWHILE => {
+            Some(gain) if gain.exceeds_noise() => {
                 if advice.guideline == guidelines::OTHER_DESIGN {
                     Verdict::Instead
                 } else {
                     Verdict::NotAfterSteps
                 }
             }
+            Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
             Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
                 Verdict::BringsNothing
             }
-            Some(_) if advice.after_others.is_some_and(|more| more >= WORTHWHILE) => {
-                Verdict::BringsNothing
-            }
-            Some(_) => Verdict::Never,
+            Some(_) => match advice.after_others {
+                Some(gain) if gain.exceeds_noise() => Verdict::BringsNothing,
+                Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
+                _ => Verdict::Never,
+            },
         }
     }
 
@@ -64,15 +69,24 @@ impl Process {
             return Some("nothing: it keeps every guideline that applies to it".to_owned());
         }
         let never = self.advised(Verdict::Never).count();
-        (never == self.advice.len()).then(|| {
-            format!(
+        let within_noise = self.advised(Verdict::WithinNoise).count();
+        if never == self.advice.len() {
+            return Some(format!(
                 "nothing: none of the guidelines saves what binds, {}",
                 self.bottleneck
-            )
-        })
+            ));
+        }
+        (never + within_noise == self.advice.len())
+            .then(|| "nothing: no guideline gains more than the noise of the model".to_owned())
     }
 
-    /// Returns the sentence before the bounds if round trips determine the program's rate.
+    /// Returns the range in which the rate probably lies, as ", likely … M/s"; nothing if it is not known.
+    pub(super) fn likely(&self) -> String {
+        self.likely
+            .map_or_else(String::new, |range| format!(", {}", likely(&range)))
+    }
+
+    /// Returns the sentence that precedes the bounds if round trips determine the program's rate.
     pub(super) fn round_trips(&self) -> Option<String> {
         let known = self
             .bounds

@@ -1,4 +1,4 @@
-//! `verbatim grpc check`: the cases of the gRPC interoperability suite.
+//! `verbatim grpc check`: runs the cases of the gRPC interoperability suite.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use serde::Serialize;
 use stream::Policy;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
 use crate::output::{print, print_json};
 
@@ -35,14 +35,14 @@ Examples:
   verbatim grpc check 127.0.0.1:50051 --tcp";
 
 #[derive(Serialize)]
-struct Checked {
+struct GrpcCheckResult {
     transport: &'static str,
     passed: Vec<&'static str>,
     failure: Option<String>,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim grpc check`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let (policy, transport) = if args.tcp {
         (Policy::TcpOnly, "TCP")
     } else {
@@ -54,12 +54,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Ok::<_, anyhow::Error>(grpc_interop::cases::run(channel).await)
     })?;
     let checked = match cases {
-        Ok(passed) => Checked {
+        Ok(passed) => GrpcCheckResult {
             transport,
             passed,
             failure: None,
         },
-        Err(failure) => Checked {
+        Err(failure) => GrpcCheckResult {
             transport,
             passed: Vec::new(),
             failure: Some(failure.to_string()),
@@ -74,8 +74,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         print(format_args!("over {transport} {count} cases pass: {names}"))?;
     }
     Ok(if checked.failure.is_none() {
-        Outcome::Done
+        CommandOutcome::Done
     } else {
-        Outcome::No
+        CommandOutcome::No
     })
 }

@@ -1,4 +1,4 @@
-//! `verbatim grpc`: compares the same server over RDMA and over TCP.
+//! `verbatim grpc`: compares a server over RDMA with the same server over TCP.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::pin::pin;
-use bench::stats::Spread;
-use bench::usage::Usage;
+use bench::stats::MedianAndSpread;
+use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
 use stream::Policy;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
-use super::load::{self, Measured};
-use super::serve::Listening;
-use crate::Outcome;
+use super::load::{self, CallsResult};
+use super::serve::ListeningLine;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{part_of, start};
 use crate::output::{self, figure, print, print_typed, time};
@@ -46,31 +46,31 @@ pub(super) struct Args {
     port: PortArgs,
 }
 
-/// The result of a transport in a round.
+/// The results of one transport in one round.
 #[derive(Debug, Clone, Copy, Serialize)]
-struct Figures {
+struct TransportFigures {
     calls_per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
-    /// CPU time of both processes for each call.
+    /// CPU time of both processes per call, in nanoseconds.
     cpu_ns_per_call: f64,
-    /// The number of responses, all checked.
+    /// The number of responses; all of them were checked.
     verified: u64,
 }
 
-/// One round of one row.
+/// The results of one row in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
     outstanding: usize,
-    tcp: Figures,
-    rdma: Figures,
+    tcp: TransportFigures,
+    rdma: TransportFigures,
 }
 
 /// A transport in a row: medians of the rounds.
 #[derive(Debug, Serialize)]
-struct Side {
-    calls_per_s: Spread,
+struct TransportMedians {
+    calls_per_s: MedianAndSpread,
     ns_p50: f64,
     ns_p99: f64,
     cpu_ns_per_call: f64,
@@ -82,12 +82,12 @@ struct Row {
     kind: &'static str,
     outstanding: usize,
     payload_bytes: usize,
-    tcp: Side,
-    rdma: Side,
-    /// RDMA's rate divided by TCP's in the same round.
-    ratio: Spread,
+    tcp: TransportMedians,
+    rdma: TransportMedians,
+    /// The rate over RDMA divided by the rate over TCP in the same round.
+    ratio: MedianAndSpread,
     verified: u64,
-    /// The time that a cache line takes from one core to the other.
+    /// The time in nanoseconds that a cache line takes from one core to the other.
     bounce_ns: Option<f64>,
 }
 
@@ -95,19 +95,19 @@ struct Row {
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {
-    Listening(Listening),
+    Listening(ListeningLine),
 }
 
 struct Setup<'a> {
     args: &'a Args,
     runtime: Runtime,
-    /// The channel over TCP, then the one over RDMA.
+    /// The channel over TCP, then the channel over RDMA.
     channels: [Channel; 2],
     server_pid: u32,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim grpc` without a subcommand.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let placement = place(1, 1, 1, "the client")?;
     let bounce_ns = placement.bounce_ns()?;
     let mut command = part_of("grpc", "serve", &args.nic, &args.port)?;
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
     let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
-    let Line::Listening(Listening { address }) = said.expect()?;
+    let Line::Listening(ListeningLine { address }) = said.expect()?;
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
@@ -134,16 +134,17 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let rounds = interleaved(args.rounds, outstanding, args.json, name, |round, o| {
         setup.round(round, o)
     })?;
-    let rows = outstanding
+    let measured = outstanding
         .iter()
-        .map(|&outstanding| row(args, outstanding, bounce_ns, &rounds));
+        .filter(|outstanding| rounds.iter().any(|r| r.outstanding == **outstanding));
+    let rows = measured.map(|&outstanding| row(args, outstanding, bounce_ns, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
         rows.iter().try_for_each(|row| print_typed("row", row))?;
     } else {
         print(table(&rows))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
@@ -173,10 +174,10 @@ impl Setup<'_> {
         })
     }
 
-    fn one(&self, side: usize, outstanding: usize) -> Result<Figures> {
+    fn one(&self, side: usize, outstanding: usize) -> Result<TransportFigures> {
         let cpu = || -> Result<u64> {
-            let own = Usage::of(std::process::id())?.cpu_ns;
-            Ok(own + Usage::of(self.server_pid)?.cpu_ns)
+            let own = ResourceUsage::of(std::process::id())?.cpu_ns;
+            Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
         };
         let before = cpu()?;
         let args = self.args;
@@ -186,7 +187,7 @@ impl Setup<'_> {
             args.payload,
             args.duration,
         );
-        let Measured {
+        let CallsResult {
             calls_per_s,
             ns_p50,
             ns_p99,
@@ -195,7 +196,7 @@ impl Setup<'_> {
         let used = cpu()?.saturating_sub(before);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let cpu_ns_per_call = used as f64 / verified as f64;
-        Ok(Figures {
+        Ok(TransportFigures {
             calls_per_s,
             ns_p50,
             ns_p99,
@@ -210,12 +211,12 @@ fn row(args: &Args, outstanding: usize, bounce_ns: Option<f64>, rounds: &[Round]
         .iter()
         .filter(|r| r.outstanding == outstanding)
         .collect();
-    let side = |pick: fn(&Round) -> Figures| -> Result<Side> {
-        let median = |value: fn(Figures) -> f64| {
+    let side = |pick: fn(&Round) -> TransportFigures| -> Result<TransportMedians> {
+        let median = |value: fn(TransportFigures) -> f64| {
             let all: Vec<f64> = of.iter().map(|r| value(pick(r))).collect();
             bench::stats::median(&all).context("nothing was measured")
         };
-        Ok(Side {
+        Ok(TransportMedians {
             calls_per_s: spread(of.iter().map(|r| pick(r).calls_per_s))?,
             ns_p50: median(|f| f.ns_p50)?,
             ns_p99: median(|f| f.ns_p99)?,
@@ -250,7 +251,8 @@ fn table(rows: &[Row]) -> String {
     );
     for row in rows {
         let ratio = row.ratio;
-        let latency = |side: &Side| format!("{}, {}", time(side.ns_p50), time(side.ns_p99));
+        let latency =
+            |side: &TransportMedians| format!("{}, {}", time(side.ns_p50), time(side.ns_p99));
         table.add_row([
             row.outstanding.to_string(),
             figure(row.tcp.calls_per_s.median),

@@ -1,4 +1,4 @@
-//! Unary calls with a fixed number outstanding; each response is checked.
+//! Unary calls with a fixed number of calls outstanding; each response is checked.
 
 use std::time::{Duration, Instant};
 
@@ -10,21 +10,22 @@ use tonic::transport::Channel;
 
 /// The result of a run of calls.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct CallsResult {
     pub(super) calls_per_s: f64,
     pub(super) ns_p50: f64,
     pub(super) ns_p99: f64,
-    /// The number of responses, all checked.
+    /// The number of responses; all of them were checked.
     pub(super) verified: u64,
 }
 
-/// Calls for `duration` with `outstanding` calls in flight and `payload` bytes each way.
+/// Calls the server for `duration`, with `outstanding` calls in flight and `payload` bytes in each
+/// direction.
 pub(super) async fn run(
     channel: &Channel,
     outstanding: usize,
     payload: usize,
     duration: Duration,
-) -> Result<Measured> {
+) -> Result<CallsResult> {
     let begun = Instant::now();
     let until = begun + duration;
     let mut callers = JoinSet::new();
@@ -45,7 +46,7 @@ pub(super) async fn run(
     let verified = u64::try_from(latencies.len())?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let calls_per_s = verified as f64 / seconds;
-    Ok(Measured {
+    Ok(CallsResult {
         calls_per_s,
         ns_p50: at(50).context("no call was answered")?,
         ns_p99: at(99).context("no call was answered")?,
@@ -53,7 +54,7 @@ pub(super) async fn run(
     })
 }
 
-/// Makes calls one after the other; returns the latency of each in ns.
+/// Makes calls one after the other; returns the latency of each call in nanoseconds.
 async fn calls(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
     let mut client = client(channel);
     let request = SimpleRequest {

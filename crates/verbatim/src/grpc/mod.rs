@@ -8,7 +8,7 @@ mod serve;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Arguments of `verbatim grpc`.
 #[derive(clap::Args)]
@@ -36,8 +36,8 @@ enum Command {
     Check(check::Args),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim grpc`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     match args.command {
         None => compare::run(&args.compare),
         Some(Command::Serve(args)) => serve::run(&args),

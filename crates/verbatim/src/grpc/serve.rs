@@ -8,7 +8,7 @@ use stream::tonic::Incoming;
 use stream::{Listener, Policy};
 use tonic::transport::Server;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
 use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
@@ -44,12 +44,12 @@ Examples:
 
 /// The line that the server prints when it listens.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Listening {
+pub(super) struct ListeningLine {
     pub(super) address: SocketAddr,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim grpc serve`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.tcp_only {
         Policy::TcpOnly
     } else {
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let runtime = crate::streams::runtime()?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // A message, or the loss of the other side of a channel, ends the server.
+        // The server ends at a message, or when the sending side of the channel is dropped.
         let _ = stop.recv();
         let _ = tell.send(());
     });
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
         let address = listener.local_addr()?;
         if args.json {
-            print_typed("listening", &Listening { address })?;
+            print_typed("listening", &ListeningLine { address })?;
         } else {
             print(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
         }
@@ -80,6 +80,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
                 .serve_with_incoming(Incoming::new(listener)) => served?,
             _ = stopped => {}
         }
-        Ok(Outcome::Done)
+        Ok(CommandOutcome::Done)
     })
 }

@@ -10,7 +10,7 @@ use super::serve::RecordArgs;
 use super::workload::WorkloadArgs;
 use crate::args::{self, Experiment, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
-use crate::sweeps::{Knob, SweepArgs, at_most};
+use crate::sweeps::{SweepArgs, SweepSetting, at_most};
 
 /// Arguments of `verbatim kv` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -61,21 +61,23 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+    pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
-        if self.simulation.experiment.is_some() && knob == Knob::Window {
+        if self.simulation.experiment.is_some() && knob == SweepSetting::Window {
             bail!("--over: an experiment sets the window; leave out --experiment");
         }
         match knob {
-            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
-            Knob::Cores => self.workers = limit(64)?,
-            Knob::Clients => self.clients = Some(limit(1024)?),
-            Knob::Window => self.workload.window = Some(limit(4096)?),
-            Knob::Batch if !simulated => self.batch = limit(64)?,
-            Knob::Queues if !simulated => self.queues = limit(64)?,
-            Knob::ValueSize if value < 16 => bail!("--values: a value has 16 bytes or more"),
-            Knob::ValueSize => self.workload.value_size = limit(65_535)?,
+            SweepSetting::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            SweepSetting::Cores => self.workers = limit(64)?,
+            SweepSetting::Clients => self.clients = Some(limit(1024)?),
+            SweepSetting::Window => self.workload.window = Some(limit(4096)?),
+            SweepSetting::Batch if !simulated => self.batch = limit(64)?,
+            SweepSetting::Queues if !simulated => self.queues = limit(64)?,
+            SweepSetting::ValueSize if value < 16 => {
+                bail!("--values: a value has 16 bytes or more")
+            }
+            SweepSetting::ValueSize => self.workload.value_size = limit(65_535)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -90,7 +92,7 @@ impl Args {
     }
 }
 
-/// What only simulations have.
+/// Arguments that only simulations have.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {

@@ -4,19 +4,19 @@
 use std::process::Command;
 
 use anyhow::Result;
-use kv::history::{Plan, ask};
-use kv::{ClientConfig, Design, Pipeline};
+use kv::history::{RecordingParameters, run_client};
+use kv::{ClientConfig, Design, PipelinedClient};
 use serde::Serialize;
 
 use super::lines::Line;
 use super::serve::{ONE_READ_BYTES, RecordArgs};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::part_of;
-use crate::history_check::{CheckArgs, RecorderArgs, Subject, end_of_input, supported};
-use crate::nic::Nic;
+use crate::history_check::{CheckArgs, CheckedSystem, RecorderArgs, end_of_input, supported};
+use crate::nic::OpenNic;
 
-/// What clients do.
+/// The requests that clients send.
 #[derive(clap::Args, Clone, Debug)]
 struct AskArgs {
     /// Keys: few, so that clients meet
@@ -52,14 +52,14 @@ pub(crate) struct Args {
 /// The design under test and, for [`Design::Reads`], the size of a GET's READ; as `--json` prints
 /// it.
 #[derive(Clone, Copy, Default, Serialize)]
-pub(crate) struct Variant {
+pub(crate) struct CheckedDesign {
     design: Option<Design>,
-    /// Bytes of the READ of a neighbourhood; 0 if a GET makes none.
+    /// Number of bytes of the READ of a neighbourhood; 0 if a GET makes no such READ.
     read_size: usize,
 }
 
-impl Variant {
-    /// Returns the variants of a design that were asked for.
+impl CheckedDesign {
+    /// Returns the variants of a design that are to be checked.
     fn all_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
             (_, Some(size)) => vec![size],
@@ -78,12 +78,12 @@ impl Variant {
 struct Store<'a> {
     args: &'a Args,
     design: Design,
-    variant: Variant,
+    variant: CheckedDesign,
 }
 
-impl Subject for Store<'_> {
+impl CheckedSystem for Store<'_> {
     type Line = Line;
-    type Variant = Variant;
+    type Variant = CheckedDesign;
 
     fn name(&self) -> String {
         match (self.design, self.variant.read_size) {
@@ -92,7 +92,7 @@ impl Subject for Store<'_> {
         }
     }
 
-    fn variant(&self) -> Variant {
+    fn variant(&self) -> CheckedDesign {
         self.variant
     }
 
@@ -161,17 +161,17 @@ pub(crate) struct ClientArgs {
     port: PortArgs,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim kv check`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(outcome) = args.check.judged::<Store<'_>>()? {
         return Ok(outcome);
     }
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
     let designs = supported(&args.design, &Design::ALL, |design| design.check(device))?;
     let mut stores = Vec::new();
     for design in designs {
-        let variants = Variant::all_of(design, args.records.read_size);
+        let variants = CheckedDesign::all_of(design, args.records.read_size);
         stores.extend(variants.into_iter().map(|variant| Store {
             args,
             design,
@@ -182,26 +182,26 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Runs a client, which sends requests until its standard input ends.
-pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.recorder.server.clone(),
         nic: nic.config,
         window: args.ask.window,
         batch: args.ask.window,
         value_bytes: args.ask.value_size.min(1064),
-        // Short enough to ask a stopped server again soon.
+        // A short timeout, so that the client soon asks a stopped server again.
         answer_ms: 100,
         deadline_ms: 20_000,
     };
-    let plan = Plan {
+    let plan = RecordingParameters {
         keys: args.ask.keys,
         value_bytes: args.ask.value_size,
         seed: args.recorder.seed,
     };
     let stop = end_of_input()?;
     let mut recorder = args.recorder.recorder()?;
-    let mut pipeline = Pipeline::connect_on(&nic.context, config)?;
-    ask(&mut pipeline, &plan, &mut recorder, stop)?;
-    Ok(Outcome::Done)
+    let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
+    run_client(&mut pipeline, &plan, &mut recorder, stop)?;
+    Ok(CommandOutcome::Done)
 }

@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use kv_resp::{Address, Answer};
+use kv_resp::{Answer, ListenAddress};
 use resp_rdma::{Config, Connection, Connector};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::print;
 
 /// Arguments of `verbatim kv cli`.
@@ -20,7 +20,7 @@ use crate::output::print;
 pub(crate) struct Args {
     /// Where the server is: HOST:PORT, or the path of a Unix socket
     #[arg(value_name = "ADDR")]
-    server: Address,
+    server: ListenAddress,
     /// The command and its arguments
     #[arg(value_name = "WORD", required = true, trailing_var_arg = true)]
     words: Vec<String>,
@@ -47,8 +47,8 @@ Exit status 1 when the answer is an error.";
 /// The time that the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim kv cli`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut server = connect(args).with_context(|| format!("cannot reach {}", args.server))?;
     server.write_all(&kv_resp::command(args.words.iter().map(String::as_bytes)))?;
     let mut came = Vec::new();
@@ -67,25 +67,31 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     };
     let failed = matches!(answer, Answer::Error(_));
     print(answer)?;
-    Ok(if failed { Outcome::No } else { Outcome::Done })
+    Ok(if failed {
+        CommandOutcome::No
+    } else {
+        CommandOutcome::Done
+    })
 }
 
-/// A blocking connection.
-trait Stream: Read + Write {}
+/// A connection whose calls block.
+trait BlockingConnection: Read + Write {}
 
-impl<T: Read + Write> Stream for T {}
+impl<T: Read + Write> BlockingConnection for T {}
 
-fn connect(args: &Args) -> Result<Box<dyn Stream>> {
+fn connect(args: &Args) -> Result<Box<dyn BlockingConnection>> {
     if args.rdma {
-        let Address::Rdma(at) = args.server.over_rdma()? else {
+        let ListenAddress::Rdma(at) = args.server.over_rdma()? else {
             bail!("--rdma needs HOST:PORT");
         };
-        let nic = Nic::open(&args.nic, &args.port)?;
+        let nic = OpenNic::open(&args.nic, &args.port)?;
         let connector = Connector::new(&nic.context, Config::default())?;
-        return Ok(Box::new(Blocking(connector.connect(at, TIMEOUT)?)));
+        return Ok(Box::new(BlockingRdmaConnection(
+            connector.connect(at, TIMEOUT)?,
+        )));
     }
     Ok(match &args.server {
-        Address::Unix(path) => {
+        ListenAddress::Unix(path) => {
             let stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(TIMEOUT))?;
             Box::new(stream)
@@ -99,9 +105,9 @@ fn connect(args: &Args) -> Result<Box<dyn Stream>> {
 }
 
 /// A connection over RDMA whose calls block.
-struct Blocking(Connection);
+struct BlockingRdmaConnection(Connection);
 
-impl Blocking {
+impl BlockingRdmaConnection {
     fn until(
         &mut self,
         mut act: impl FnMut(&mut Connection) -> io::Result<usize>,
@@ -120,13 +126,13 @@ impl Blocking {
     }
 }
 
-impl Read for Blocking {
+impl Read for BlockingRdmaConnection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.until(|c| c.read(into))
     }
 }
 
-impl Write for Blocking {
+impl Write for BlockingRdmaConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.until(|c| c.write(bytes))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use kv::load::LoadReport;
 use kv::{Design, ServerStats};
 use serde::Serialize;
@@ -16,29 +16,29 @@ use verbs::Capabilities;
 
 use super::arguments::Args;
 use super::lines::Line;
-use super::peers::{self, Peer};
+use super::peers::{self, PeerServer};
 use super::serve::ONE_READ_BYTES;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
-use crate::children::{Lines, Placement, part_of, start};
-use crate::nic::Nic;
+use crate::children::{ChildCores, ChildLines, part_of, start};
+use crate::nic::OpenNic;
 use crate::output::{self, figure, print, print_typed, time};
 use crate::side_by_side::{
     check_clients, interleaved, or_nothing, outcome, place, rate, spread, yes_or_no,
 };
-use crate::sweeps::{self, Measured, Turned};
+use crate::sweeps::{self, DesignResult, SweptResult};
 
-/// A design, or a peer, that is measured.
+/// A design that is measured, or its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
     /// A design whose server answers in batches of `batch`.
     Store {
         design: Design,
         batch: usize,
-        /// Bytes of the only READ of a GET, for [`Design::Reads`].
+        /// Number of bytes of a GET's only READ, for [`Design::Reads`].
         read_size: usize,
     },
-    Peer(Peer),
+    Peer(PeerServer),
 }
 
 impl Contender {
@@ -77,7 +77,7 @@ impl Contender {
     }
 }
 
-/// One round of one contender.
+/// The results of one contender in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
@@ -85,30 +85,31 @@ struct Round {
     /// The time that a cache line takes from the first client's core to the server's, measured just
     /// before the round.
     bounce_ns: Option<f64>,
-    /// Requests a second with the full window.
+    /// Requests per second with the full window.
     rate_per_s: f64,
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
-    /// Median latency with a window of one.
+    /// Median latency in nanoseconds with a window of one.
     alone_ns_p50: f64,
     operations: u64,
     answers_per_doorbell: Option<f64>,
     misses: u64,
     lost: u64,
-    /// Values that were verified; `wrong` counts wrong values and versions that decreased.
+    /// Number of verified values; `wrong` is the number of wrong values and of versions that
+    /// decreased.
     verified: Option<u64>,
     wrong: u64,
 }
 
-/// A row of the table.
+/// A row of the table: one contender with one setting.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
     summary: &'static str,
     kind: &'static str,
-    rate_per_s: Spread,
+    rate_per_s: MedianAndSpread,
     /// The rate divided by Redis's in the same round.
-    ratio_to_redis: Option<Spread>,
+    ratio_to_redis: Option<MedianAndSpread>,
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
     alone_ns_p50: f64,
@@ -117,12 +118,12 @@ struct Row {
     answers_per_doorbell: Option<f64>,
     misses: u64,
     lost: u64,
-    /// True if no wrong value was found; of a peer, as far as its own tool checks.
+    /// True if no wrong value was found. For a peer, only the checks of the peer's own tool count.
     verified: bool,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim kv` without a subcommand.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
     let settings = args.sweep.settings(&args, Args::set)?;
@@ -130,7 +131,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         .iter()
         .try_for_each(|(_, args)| check_clients(args.clients()))?;
     args.picture.check()?;
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose(&args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
@@ -150,12 +151,12 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("row", &Turned::new(0, *value, row))?;
+                print_typed("row", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-            show_setup(setting, kind, device, Spread::of(&bounces))?;
-            show(&rows)?;
+            show_setup(setting, kind, device, MedianAndSpread::of(&bounces))?;
+            print_rows(&rows)?;
         }
         verified &= rows.iter().all(|row| row.verified);
         let at = value.unwrap_or(args.workers);
@@ -165,7 +166,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
-            sweeps::show(&args.sweep, &points)?;
+            sweeps::print_rows(&args.sweep, &points)?;
         }
         for note in &notes {
             print(format_args!("- Left out: {note}."))?;
@@ -176,7 +177,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// Measures all rounds of each setting, interleaved.
+/// Measures all rounds of each setting; the contenders run in turn.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -200,18 +201,18 @@ fn measure(
         |round, (at, contender)| {
             let (value, args) = &settings[at];
             let round = one(args, &placements[at], round, contender);
-            Ok(Turned::new(
+            Ok(SweptResult::new(
                 at,
                 *value,
                 round.with_context(|| contender.name())?,
             ))
         },
     )?;
-    Ok(Turned::sorted(done, settings.len()))
+    Ok(SweptResult::sorted(done, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> Measured {
-    Measured {
+fn point(at: usize, row: &Row) -> DesignResult {
+    DesignResult {
         name: row.name.clone(),
         at,
         rate_per_s: row.rate_per_s,
@@ -236,7 +237,7 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
     )
 }
 
-/// Returns the contenders that run on a device, and notes why others do not.
+/// Returns the contenders that a device can run, and a note for each contender that it cannot run.
 fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.design[..], &Design::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
@@ -253,7 +254,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
             notes.join("; ")
         );
     }
-    for peer in Peer::ALL.into_iter().filter(|_| !args.no_peers) {
+    for peer in PeerServer::ALL.into_iter().filter(|_| !args.no_peers) {
         match peer.lacks() {
             None => contenders.push(Contender::Peer(peer)),
             Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
@@ -281,7 +282,7 @@ fn variants(args: &Args, design: Design) -> Vec<Contender> {
     }
 }
 
-fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
+fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     match contender {
         Contender::Store {
@@ -298,11 +299,11 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     })
 }
 
-/// Runs a design once: a server, a client that fills the store, clients with the full window, then
-/// one with a window of one.
+/// Measures a design once. Starts a server, a client that fills the store, clients with the full
+/// window, and then one client with a window of one.
 fn store(
     args: &Args,
-    placement: &Placement,
+    placement: &ChildCores,
     what: (Design, usize, usize),
     round: u32,
 ) -> Result<Round> {
@@ -374,7 +375,7 @@ fn start_server(
     args: &Args,
     cores: &[usize],
     (design, batch, read_size): (Design, usize, usize),
-) -> Result<(KillOnDrop, Lines<Line>)> {
+) -> Result<(KillOnDrop, ChildLines<Line>)> {
     let mut command: Command = part_of("kv", "serve", &args.nic, &args.port)?;
     command
         .args([
@@ -398,7 +399,7 @@ fn start_server(
 }
 
 /// Returns all reports of a client, until its end.
-fn reports(mut lines: Lines<Line>) -> Result<Vec<LoadReport>> {
+fn reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
     let mut all = Vec::new();
     while let Some(line) = lines.next()? {
         match line {
@@ -418,8 +419,8 @@ fn reports(mut lines: Lines<Line>) -> Result<Vec<LoadReport>> {
     Ok(all)
 }
 
-/// Runs a peer once.
-fn beside(args: &Args, placement: &Placement, peer: Peer, round: u32) -> Result<Round> {
+/// Measures a peer once.
+fn beside(args: &Args, placement: &ChildCores, peer: PeerServer, round: u32) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let setup = peers::Setup {
         server_core: core(&placement.server)?,
@@ -462,13 +463,13 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     let median = |all: Vec<f64>| spread(all).map(|s| s.median);
     let own: Vec<&Round> = of(&name).collect();
     let to_redis = |figure: fn(&Round) -> f64| {
-        let pairs = own.iter().zip(of(Peer::Redis.name()));
+        let pairs = own.iter().zip(of(PeerServer::Redis.name()));
         let ratios: Vec<f64> = pairs.map(|(a, b)| figure(a) / figure(b)).collect();
-        Spread::of(&ratios)
+        MedianAndSpread::of(&ratios)
     };
     let some = |figure: fn(&Round) -> Option<f64>| {
         let all: Vec<f64> = own.iter().filter_map(|r| figure(r)).collect();
-        Spread::of(&all).map(|s| s.median)
+        MedianAndSpread::of(&all).map(|s| s.median)
     };
     Ok(Row {
         rate_per_s: spread(own.iter().map(|r| r.rate_per_s))?,
@@ -493,7 +494,12 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
 }
 
 /// Prints the settings, the NIC and the distance of the cores.
-fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+fn show_setup(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<MedianAndSpread>,
+) -> Result<()> {
     let w = &args.workload;
     let what = match (w.ycsb, w.zipf) {
         (Some(letter), _) => format!("YCSB {letter:?}"),
@@ -523,7 +529,7 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
     ))
 }
 
-fn show(rows: &[Row]) -> Result<()> {
+fn print_rows(rows: &[Row]) -> Result<()> {
     let header = [
         "design",
         "operations/s",

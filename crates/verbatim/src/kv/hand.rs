@@ -1,15 +1,15 @@
-//! `verbatim kv get` and `verbatim kv put`: single requests by hand.
+//! `verbatim kv get` and `verbatim kv put`: single requests for a user.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kv::store::Condition;
+use kv::store::SetCondition;
 use kv::{Client, ClientConfig, ClientError, Value};
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 
 /// A line of `--json`.
@@ -91,7 +91,7 @@ pub(crate) struct PutArgs {
 }
 
 fn connect(server: &str, nic: &NicArgs, port: &PortArgs) -> Result<Client> {
-    let nic = Nic::open(nic, port)?;
+    let nic = OpenNic::open(nic, port)?;
     let config = ClientConfig {
         server: server.to_owned(),
         nic: nic.config,
@@ -102,7 +102,7 @@ fn connect(server: &str, nic: &NicArgs, port: &PortArgs) -> Result<Client> {
 }
 
 /// Prints values; exit status 1 if a key does not exist.
-pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
+pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     let mut client = connect(&args.server, &args.nic, &args.port)?;
     let keys: Vec<&[u8]> = args.keys.iter().map(String::as_bytes).collect();
     let mut all = true;
@@ -120,7 +120,11 @@ pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
             None => eprintln!("{key} is not there"),
         }
     }
-    Ok(if all { Outcome::Done } else { Outcome::No })
+    Ok(if all {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
 fn line(key: &str, value: Option<Value>) -> Line<'_> {
@@ -145,13 +149,13 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Sets or removes a value; exit status 1 if the condition does not hold or the key to remove does
 /// not exist.
-pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
+pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
     let mut client = connect(&args.server, &args.nic, &args.port)?;
     let key = args.key.as_bytes();
     let condition = match args.if_version {
-        None => Condition::Always,
-        Some(0) => Condition::Absent,
-        Some(version) => Condition::Version(version),
+        None => SetCondition::Always,
+        Some(0) => SetCondition::Absent,
+        Some(version) => SetCondition::Version(version),
     };
     let done = match &args.value {
         Some(value) => {
@@ -169,9 +173,9 @@ pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
         Err(e) => return Err(e.into()),
     };
     let outcome = if refused.is_some() {
-        Outcome::No
+        CommandOutcome::No
     } else {
-        Outcome::Done
+        CommandOutcome::Done
     };
     if args.json {
         print_json(&Line::Put {

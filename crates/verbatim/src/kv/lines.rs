@@ -15,10 +15,10 @@ pub(super) enum Line {
         address: String,
         /// The design that is served.
         design: kv::Design,
-        /// The address of the Redis protocol.
+        /// The address for clients of the Redis protocol; null if it is not spoken.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resp: Option<String>,
-        /// The address of the Redis protocol over RDMA.
+        /// The address for clients of the Redis protocol over RDMA; null if it is not spoken.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rdma: Option<String>,
     },
@@ -28,6 +28,6 @@ pub(super) enum Line {
     Stats(ServerStats),
     /// `load`: the report of filling the store.
     Filled(LoadReport),
-    /// `load`: the report of one of the threads.
+    /// `load`: the report of one thread.
     Report(LoadReport),
 }

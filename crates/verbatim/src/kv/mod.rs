@@ -16,7 +16,7 @@ mod workload;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim kv`.
@@ -25,7 +25,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<KvCommand>,
     #[command(flatten)]
     compare: arguments::Args,
     #[command(flatten)]
@@ -56,7 +56,7 @@ By hand, on several terminals:
 Exit status 1 when a value was wrong or a key was missing.";
 
 #[derive(Subcommand)]
-enum Part {
+enum KvCommand {
     /// Serve a store until interrupted
     Serve(serve::Args),
     /// Ask a server for many keys, check what comes, and report how fast it came
@@ -75,22 +75,22 @@ enum Part {
     CheckClient(check::ClientArgs),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim kv`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
     if let Some(outcome) = args.ledger.record_self(simulated)? {
         return Ok(outcome);
     }
     match args.part {
-        Some(Part::Serve(args)) => serve::run(args),
-        Some(Part::Load(args)) => workload::run(args),
-        Some(Part::Get(args)) => hand::get(&args),
-        Some(Part::Put(args)) => hand::put(&args),
-        Some(Part::Cli(args)) => cli::run(&args),
-        Some(Part::Resp(args)) if args.is_over_rdma() => valkey::run(&args),
-        Some(Part::Resp(args)) => resp::run(&args),
-        Some(Part::Check(args)) => check::run(&args),
-        Some(Part::CheckClient(args)) => check::client(&args),
+        Some(KvCommand::Serve(args)) => serve::run(args),
+        Some(KvCommand::Load(args)) => workload::run(args),
+        Some(KvCommand::Get(args)) => hand::get(&args),
+        Some(KvCommand::Put(args)) => hand::put(&args),
+        Some(KvCommand::Cli(args)) => cli::run(&args),
+        Some(KvCommand::Resp(args)) if args.is_over_rdma() => valkey::run(&args),
+        Some(KvCommand::Resp(args)) => resp::run(&args),
+        Some(KvCommand::Check(args)) => check::run(&args),
+        Some(KvCommand::CheckClient(args)) => check::client(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
     }

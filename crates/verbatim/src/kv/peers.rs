@@ -1,9 +1,11 @@
-//! The peers of the stores: Redis, memcached, and this project's front end for the Redis protocol.
+//! The peers with which stores are compared: Redis, memcached, and this project's front end for the
+//! Redis protocol.
 //!
-//! All serve GETs of the same keys and values over Unix sockets. `redis-benchmark` is the client of
-//! Redis and of the front end, and only counts answers. memcached has no client that every
-//! distribution packages, so this module implements one. It sends batches of 64 meta gets that
-//! suppress the answers for missing keys, and checks each value's length and the number of answers.
+//! All peers serve GETs of the same keys and values over Unix sockets. `redis-benchmark` is the
+//! client of Redis and of the front end, and only counts answers. No client of memcached is
+//! packaged by every distribution, so this module implements one. This client sends batches of 64
+//! meta gets that suppress the answers for missing keys, and checks each value's length and the
+//! number of answers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,37 +20,37 @@ use tempfile::TempDir;
 
 /// A server that the stores are compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
+pub(super) enum PeerServer {
     Redis,
     Memcached,
     /// The front end of this project: `verbatim kv serve --resp`.
     Front,
 }
 
-impl Peer {
-    pub(super) const ALL: [Peer; 2] = [Peer::Redis, Peer::Memcached];
+impl PeerServer {
+    pub(super) const ALL: [PeerServer; 2] = [PeerServer::Redis, PeerServer::Memcached];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Peer::Redis => "redis",
-            Peer::Memcached => "memcached",
-            Peer::Front => "front",
+            PeerServer::Redis => "redis",
+            PeerServer::Memcached => "memcached",
+            PeerServer::Front => "front",
         }
     }
 
     pub(super) fn summary(self) -> &'static str {
         match self {
-            Peer::Redis => "GETs over a Unix socket, by redis-benchmark",
-            Peer::Memcached => "meta gets over a Unix socket, by a client of ours",
-            Peer::Front => "the store's own Redis-protocol front, by redis-benchmark",
+            PeerServer::Redis => "GETs over a Unix socket, by redis-benchmark",
+            PeerServer::Memcached => "meta gets over a Unix socket, by a client of ours",
+            PeerServer::Front => "the store's own Redis-protocol front, by redis-benchmark",
         }
     }
 
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Peer::Redis => &["redis-server", "redis-benchmark"],
-            Peer::Memcached => &["memcached"],
-            Peer::Front => &["redis-benchmark"],
+            PeerServer::Redis => &["redis-server", "redis-benchmark"],
+            PeerServer::Memcached => &["memcached"],
+            PeerServer::Front => &["redis-benchmark"],
         }
     }
 
@@ -67,28 +69,29 @@ pub(super) struct Setup {
     pub(super) client_core: usize,
     pub(super) keys: u64,
     pub(super) value_size: usize,
-    /// Requests outstanding.
+    /// Number of outstanding requests.
     pub(super) window: usize,
     pub(super) duration: Duration,
 }
 
 /// The result of a peer's measurement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
+pub(super) struct PeerResult {
     pub(super) rate_per_s: f64,
     pub(super) latency_ns_p50: f64,
     pub(super) operations: u64,
 }
 
-/// The most keys that peers are filled with; their number hardly changes how fast a peer answers.
+/// The maximum number of keys with which a peer is filled. The number of keys hardly changes a
+/// peer's speed.
 const MOST_KEYS: u64 = 100_000;
 
 /// Starts a peer, fills it and measures GETs.
-pub(super) fn measure(peer: Peer, setup: &Setup) -> Result<Measured> {
+pub(super) fn measure(peer: PeerServer, setup: &Setup) -> Result<PeerResult> {
     let server = Server::start(peer, setup.server_core)?;
     match peer {
-        Peer::Redis | Peer::Front => redis(&server, setup),
-        Peer::Memcached => pinned(setup.client_core, || memcached(&server, setup)),
+        PeerServer::Redis | PeerServer::Front => redis(&server, setup),
+        PeerServer::Memcached => pinned(setup.client_core, || memcached(&server, setup)),
     }
 }
 
@@ -101,21 +104,21 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts a peer on a core, and waits until it answers.
-    pub(super) fn start(peer: Peer, core: usize) -> Result<Server> {
+    pub(super) fn start(peer: PeerServer, core: usize) -> Result<Server> {
         let folder = tempfile::tempdir().context("cannot make a folder for a peer")?;
         let socket = folder.path().join("socket");
         let program = match peer {
-            Peer::Front => {
+            PeerServer::Front => {
                 std::env::current_exe().context("cannot find this program's own file")?
             }
             other => other.programs()[0].into(),
         };
         let mut command = Command::new(program);
         match peer {
-            Peer::Front => command
+            PeerServer::Front => command
                 .args(["kv", "serve", "--listen", "127.0.0.1:0", "--resp"])
                 .arg(&socket),
-            Peer::Redis => command
+            PeerServer::Redis => command
                 .args([
                     "--port",
                     "0",
@@ -128,7 +131,7 @@ impl Server {
                 .arg(&socket)
                 .arg("--dir")
                 .arg(folder.path()),
-            Peer::Memcached => command
+            PeerServer::Memcached => command
                 .args(["-t", "1", "-m", "512", "-u", "root", "-s"])
                 .arg(&socket),
         };
@@ -161,8 +164,8 @@ impl Server {
 
 /// Fills the server by `redis-benchmark`, then measures GETs. With a window of one, the client
 /// opens one connection.
-fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
-    let benchmark = Benchmark {
+fn redis(server: &Server, setup: &Setup) -> Result<PeerResult> {
+    let benchmark = RedisBenchmark {
         socket: &server.socket(),
         core: setup.client_core,
         keys: setup.keys.min(MOST_KEYS),
@@ -174,33 +177,34 @@ fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
     benchmark.run_for("get", setup.duration)
 }
 
-/// The connections that `redis-benchmark` opens by default.
+/// The number of connections that `redis-benchmark` opens by default.
 pub(super) const CONNECTIONS: usize = 50;
 
 /// The settings of a run of `redis-benchmark`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Benchmark<'s> {
+pub(super) struct RedisBenchmark<'s> {
     pub(super) socket: &'s Path,
     pub(super) core: usize,
     pub(super) keys: u64,
     pub(super) value_size: usize,
-    /// Commands that a connection has outstanding.
+    /// Number of commands that a connection has outstanding.
     pub(super) pipeline: usize,
     pub(super) connections: usize,
 }
 
-impl Benchmark<'_> {
-    /// Runs a test for about `duration`; a short run first measures how many commands that takes.
-    pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<Measured> {
+impl RedisBenchmark<'_> {
+    /// Runs a test for about `duration`. A short run first measures the number of commands in that
+    /// time.
+    pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<PeerResult> {
         let first = self.run(test, 20_000)?;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        // commands of a second or so
+        // The number of commands in a second or so.
         let operations = (first.rate_per_s * duration.as_secs_f64()).max(1000.0) as u64;
         self.run(test, operations)
     }
 
     /// Runs a test with `operations` commands.
-    pub(super) fn run(&self, test: &str, operations: u64) -> Result<Measured> {
+    pub(super) fn run(&self, test: &str, operations: u64) -> Result<PeerResult> {
         let mut command = Command::new("redis-benchmark");
         command
             .arg("-s")
@@ -222,7 +226,7 @@ impl Benchmark<'_> {
         let column = |name| bench::peers::redis::column(&text, name, &test.to_uppercase());
         let rate_per_s = column("rps")?;
         let latency_ms = column("p50_latency_ms")?;
-        Ok(Measured {
+        Ok(PeerResult {
             rate_per_s,
             // redis-benchmark rounds to a thousandth of a millisecond. With one command
             // outstanding, the rate is more exact.
@@ -236,7 +240,7 @@ impl Benchmark<'_> {
     }
 }
 
-fn memcached(server: &Server, setup: &Setup) -> Result<Measured> {
+fn memcached(server: &Server, setup: &Setup) -> Result<PeerResult> {
     let keys = setup.keys.min(MOST_KEYS);
     let stream = UnixStream::connect(server.socket()).context("cannot reach memcached")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -245,7 +249,7 @@ fn memcached(server: &Server, setup: &Setup) -> Result<Measured> {
     let mut line = String::new();
     let mut request = Vec::new();
     let value = vec![b'v'; setup.value_size];
-    // 16-byte keys.
+    // A key has 16 bytes.
     let key = |n: u64| format!("key:{n:012}");
     for from in (0..keys).step_by(64) {
         request.clear();
@@ -295,7 +299,7 @@ fn memcached(server: &Server, setup: &Setup) -> Result<Measured> {
     }
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let rate_per_s = operations as f64 / begun.elapsed().as_secs_f64();
-    Ok(Measured {
+    Ok(PeerResult {
         rate_per_s,
         latency_ns_p50: bench::stats::median(&latencies).unwrap_or(0.0),
         operations,

@@ -1,4 +1,4 @@
-//! `verbatim kv resp`: the Redis-protocol front end beside Redis, over Unix sockets.
+//! `verbatim kv resp`: compares the Redis-protocol front end with Redis, over Unix sockets.
 //!
 //! Both servers run on one core and `redis-benchmark` on another. The client alternates between
 //! them, so that a temporary disturbance of the machine affects both.
@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::pin::allowed;
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::peers::{Benchmark, CONNECTIONS, Measured, Peer, Server};
-use crate::Outcome;
+use super::peers::{CONNECTIONS, PeerResult, PeerServer, RedisBenchmark, Server};
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::children::Placement;
+use crate::children::ChildCores;
 use crate::output::{self, figure, print, print_typed, time};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 
 /// Arguments of `verbatim kv resp`.
 #[derive(clap::Args)]
@@ -84,15 +84,15 @@ program. Every answer is compared with the value that was set.
 Exit status 2 when redis-server or redis-benchmark are not installed.";
 
 const TESTS: [&str; 2] = ["set", "get"];
-const SIDES: [Peer; 2] = [Peer::Front, Peer::Redis];
+const SIDES: [PeerServer; 2] = [PeerServer::Front, PeerServer::Redis];
 
-/// One round of one row.
+/// The results of one row in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
     test: &'static str,
     pipeline: usize,
-    /// Commands a second of the front end; the next fields are its median latency and the same of
+    /// Commands per second of the front end. The next fields are its median latency, and the same numbers of
     /// Redis.
     front_per_s: f64,
     front_ns_p50: f64,
@@ -105,10 +105,10 @@ struct Round {
 struct Row {
     test: &'static str,
     pipeline: usize,
-    front_per_s: Spread,
-    redis_per_s: Spread,
+    front_per_s: MedianAndSpread,
+    redis_per_s: MedianAndSpread,
     /// The front end's rate divided by Redis's in the same round.
-    ratio: Spread,
+    ratio: MedianAndSpread,
     front_ns_p50: f64,
     redis_ns_p50: f64,
 }
@@ -119,12 +119,12 @@ impl Args {
         self.rdma.rdma
     }
 
-    /// Returns the counts of outstanding commands that were asked for, or `unless_asked`.
+    /// Returns the numbers of outstanding commands that the user has named, or `unless_asked`.
     pub(super) fn pipelines(&self, unless_asked: &[usize]) -> Vec<usize> {
         given(&self.pipeline, unless_asked)
     }
 
-    /// Returns the counts of connections that were asked for, or `unless_asked`.
+    /// Returns the numbers of connections that the user has named, or `unless_asked`.
     pub(super) fn connections_or(&self, unless_asked: &[usize]) -> Vec<usize> {
         given(&self.connections, unless_asked)
     }
@@ -134,8 +134,8 @@ fn given(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
     if asked.is_empty() { otherwise } else { asked }.to_vec()
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim kv resp`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let pipelines = args.pipelines(&[64, 1]);
     let &[connections] = args.connections_or(&[CONNECTIONS]).as_slice() else {
         bail!("several counts of connections are measured with --rdma only");
@@ -145,21 +145,20 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
         }
     }
-    let placement = Placement::new(&allowed()?, 1, 1, 1);
+    let placement = ChildCores::new(&allowed()?, 1, 1, 1);
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
     let servers = [
         Server::start(SIDES[0], server_core)?,
         Server::start(SIDES[1], server_core)?,
     ];
-    let bar = progress(u64::from(args.rounds) * (pipelines.len() * 2) as u64);
+    let steps = CommandSteps::new(u64::from(args.rounds) * (pipelines.len() * 2) as u64)?;
     let mut rounds = Vec::new();
-    for round in 0..args.rounds {
+    'rounds: for round in 0..args.rounds {
         for &pipeline in &pipelines {
             for test in TESTS {
-                bar.set_message(format!("{test}, pipelined by {pipeline}"));
-                let ask = |server: &Server| -> Result<Measured> {
-                    let benchmark = Benchmark {
+                let ask = |server: &Server| -> Result<PeerResult> {
+                    let benchmark = RedisBenchmark {
                         socket: &server.socket(),
                         core: client_core,
                         keys: args.keys,
@@ -169,7 +168,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
                     };
                     benchmark.run_for(test, args.duration)
                 };
-                let [front, redis] = [ask(&servers[0])?, ask(&servers[1])?];
+                let name = format!("{test}, pipelined by {pipeline}");
+                let both = steps.run(name, || Ok([ask(&servers[0])?, ask(&servers[1])?]))?;
+                let Some([front, redis]) = both else {
+                    break 'rounds;
+                };
                 let done = Round {
                     round,
                     test,
@@ -183,18 +186,21 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
                     print_typed("round", &done)?;
                 }
                 rounds.push(done);
-                bar.inc(1);
             }
         }
     }
-    bar.finish_and_clear();
-    for (server, peer) in servers.iter().zip(SIDES) {
+    drop(steps);
+    // A SIGINT of the terminal has ended Redis, so that nothing is left to check.
+    for (server, peer) in servers.iter().zip(SIDES).filter(|_| !is_interrupted()) {
         check(&server.socket(), args.keys, args.value_size).with_context(|| peer.name())?;
     }
     let mut rows = Vec::new();
     for &pipeline in &pipelines {
         for test in TESTS {
-            rows.push(row(test, pipeline, &rounds)?);
+            let is_of = |r: &Round| (r.test, r.pipeline) == (test, pipeline);
+            if rounds.iter().any(is_of) {
+                rows.push(row(test, pipeline, &rounds)?);
+            }
         }
     }
     if args.json {
@@ -202,17 +208,17 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             print_typed("row", row)?;
         }
     } else {
-        show((args, connections), placement.bounce_ns()?, &rows)?;
+        print_rows((args, connections), placement.bounce_ns()?, &rows)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
-    let own = |figure: fn(&Round) -> f64| -> Result<Spread> {
+    let own = |figure: fn(&Round) -> f64| -> Result<MedianAndSpread> {
         let rounds = rounds
             .iter()
             .filter(|r| r.test == test && r.pipeline == pipeline);
-        Spread::of(&rounds.map(figure).collect::<Vec<_>>()).context("nothing was measured")
+        MedianAndSpread::of(&rounds.map(figure).collect::<Vec<_>>()).context("nothing was measured")
     };
     Ok(Row {
         test,
@@ -225,8 +231,8 @@ fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
     })
 }
 
-/// Checks that every existing key has a value of the right length, and that their number is the
-/// server's.
+/// Checks that every existing key has a value of the right length, and that the number of keys is the number that
+/// the server reports.
 fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context("cannot reach it")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -266,7 +272,11 @@ fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     Ok(())
 }
 
-fn show((args, connections): (&Args, usize), bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
+fn print_rows(
+    (args, connections): (&Args, usize),
+    bounce_ns: Option<f64>,
+    rows: &[Row],
+) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
@@ -285,7 +295,7 @@ fn show((args, connections): (&Args, usize), bounce_ns: Option<f64>, rows: &[Row
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6]);
     for row in rows {
-        let rate = |s: &Spread| {
+        let rate = |s: &MedianAndSpread| {
             let [median, min, max] = [s.median, s.min, s.max].map(|r| figure(r / 1e6));
             format!("{median} M/s ({min}..{max})")
         };

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use kv::store::{LockPlacement, Mode};
+use kv::store::{FullPolicy, LockPlacement};
 use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
-use kv_resp::{Address, FrontEnd, FrontEndStats, Listener, Rdma};
+use kv_resp::{FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener};
 use resp_rdma::Connector;
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 use crate::side_by_side;
 use crate::stop::stop_signals;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     listen: String,
     /// Speak the Redis protocol there as well, for redis-cli: HOST:PORT, or the path of a Unix socket
     #[arg(long, value_name = "ADDR")]
-    resp: Option<Address>,
+    resp: Option<ListenAddress>,
     /// Speak it over RDMA as well, as Valkey does, on the port number of --resp HOST:PORT
     #[arg(long, requires = "resp")]
     rdma: bool,
@@ -80,10 +80,10 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
-/// The default size of a GET's only READ: the bytes that `atomics` READs to find a record.
+/// The default number of bytes of a GET's only READ: as many as `atomics` READs to find a record.
 pub(super) const ONE_READ_BYTES: usize = 512;
 
-/// How records are laid out that clients reach themselves.
+/// Arguments for the layout of records that clients access by one-sided verbs.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Records")]
 pub(crate) struct RecordArgs {
@@ -123,9 +123,9 @@ Examples:
   verbatim kv serve --resp 127.0.0.1:6379     and then redis-cli; whoever can connect can change everything
   verbatim kv serve --store --memory 512M --workers 2 --listen 0.0.0.0:7472";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+/// Runs `verbatim kv serve`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = config(&args, nic.config.clone());
     if args.resp.is_some() && config.has_records() {
         bail!(
@@ -166,14 +166,14 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     side_by_side::served(failure)
 }
 
-/// Listens for clients of the Redis protocol, on a socket and, if asked for, by RDMA at the same
-/// port number.
-fn listen(address: &Address, args: &Args, nic: &Nic) -> Result<Vec<Box<dyn Listener>>> {
+/// Listens for clients of the Redis protocol on a socket. If the user wants RDMA, also listens by RDMA at the same port
+/// number.
+fn listen(address: &ListenAddress, args: &Args, nic: &OpenNic) -> Result<Vec<Box<dyn Listener>>> {
     let socket = address.listen()?;
     if !args.rdma {
         return Ok(vec![socket]);
     }
-    let Address::Tcp(address) = socket.address() else {
+    let ListenAddress::Tcp(address) = socket.address() else {
         bail!("--rdma needs --resp HOST:PORT: a path has no port number to listen at");
     };
     let at = address
@@ -184,12 +184,12 @@ fn listen(address: &Address, args: &Args, nic: &Nic) -> Result<Vec<Box<dyn Liste
         ..resp_rdma::Config::default()
     };
     let connector = Connector::new(&nic.context, config)?;
-    let rdma = Rdma::listen(&connector, at);
+    let rdma = RdmaListener::listen(&connector, at);
     let rdma = rdma.with_context(|| format!("cannot listen for RDMA at {at}"))?;
     Ok(vec![socket, rdma])
 }
 
-/// The server's configuration.
+/// Returns the server's configuration.
 fn config(args: &Args, nic: NicConfig) -> ServerConfig {
     ServerConfig {
         listen: args.listen.clone(),
@@ -200,7 +200,11 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
         queues: args.queues,
         max_clients: args.max_clients,
         max_window: args.max_window,
-        mode: if args.store { Mode::Store } else { Mode::Cache },
+        mode: if args.store {
+            FullPolicy::Store
+        } else {
+            FullPolicy::Cache
+        },
         items: args.keys,
         key_bytes: args.key_size,
         read_size: args.records.read_size.unwrap_or(0),

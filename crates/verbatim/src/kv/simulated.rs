@@ -1,43 +1,43 @@
 //! `verbatim kv --nic`: the same server and clients on a simulated cluster, in virtual time.
 
 use anyhow::{Context, Result, bail};
-use bench::simulated::kv::{Outcome as Simulated, Setup, run};
+use bench::simulated::kv::{KvParameters, KvResult as Simulated, run};
 use chart::{Axis, Chart, Point};
 use kv::Design;
 use nicmodel::profile::Profile;
-use nicmodel::published::{self, Published};
+use nicmodel::published::{self, PublishedNumber};
 use serde::Serialize;
 
 use super::arguments::Args;
 use super::serve::ONE_READ_BYTES;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::Experiment;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
-use crate::sweeps::{Knob, all_of, profiles, series};
+use crate::sweeps::{SweepSetting, all_of, profiles, series};
 
-/// A line of the table.
+/// A line of the table: one setup.
 #[derive(Serialize)]
 struct Row {
     nic: String,
     kind: &'static str,
     #[serde(flatten)]
-    setup: Setup,
+    setup: KvParameters,
     #[serde(flatten)]
     outcome: Simulated,
-    published: Option<&'static Published>,
-    /// The simulated rate divided by the published rate, less one.
+    published: Option<&'static PublishedNumber>,
+    /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
-    /// `atomics`: the rate divided by the rate of GETs alone.
+    /// `atomics`: the rate divided by the rate with GETs only.
     to_gets: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
 }
 
-/// Runs the command.
-pub(super) fn run_all(args: &Args) -> Result<Outcome> {
+/// Runs all simulations of `verbatim kv --nic`.
+pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
     args.picture.check()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
@@ -55,7 +55,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         );
     }
     let runs = runs(args, &profiles, designs)?;
-    let running = |(profile, setup, _): &(&Profile, Setup, usize)| {
+    let running = |(profile, setup, _): &(&Profile, KvParameters, usize)| {
         format!("{} on {} cores, {}", name(setup), setup.cores, profile.name)
     };
     let rows = simulate(runs, running, |(profile, setup, at), rows: &[Row]| {
@@ -63,9 +63,9 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
             at,
             ..one(profile, setup)?
         };
-        // Divide by the rate of GETs alone in the same setup.
+        // Divide by the rate of the same setup with GETs only.
         let gets = rows.iter().find(|gets| {
-            let same = Setup {
+            let same = KvParameters {
                 puts: 0.0,
                 time: gets.setup.time,
                 ..row.setup.clone()
@@ -79,18 +79,19 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         Ok(row)
     })?;
     if !args.json {
-        show(args, &profiles, &rows)?;
+        print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// Returns all runs: every design on every NIC, over cores or over the swept knob, with its value.
+/// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
+/// knob's value.
 fn runs<'p>(
     args: &Args,
     profiles: &'p [Profile],
     designs: &[Design],
-) -> Result<Vec<(&'p Profile, Setup, usize)>> {
+) -> Result<Vec<(&'p Profile, KvParameters, usize)>> {
     let mut runs = Vec::new();
     for profile in profiles {
         let mut args = args.clone();
@@ -109,10 +110,10 @@ fn runs<'p>(
     Ok(runs)
 }
 
-/// Draws the rates as series.
+/// Draws the rates as one series per design.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
-        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
         (!is_axis).then(|| format!("{} cores", row.setup.cores))
     };
     let series = series(
@@ -139,10 +140,10 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 
 /// Returns the setups of a design. HERD: over cores, with and without batches (Figure 9).
 /// READ-based: both ways to READ. Atomics-based: over the share of PUTs (Figure 10).
-fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
+fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
     let (w, simulation) = (&args.workload, &args.simulation);
     let all = profile.host.cores.value as usize;
-    let asked = |paper: Setup| Setup {
+    let asked = |paper: KvParameters| KvParameters {
         clients: args.clients.unwrap_or(paper.clients),
         window: w.window.unwrap_or(paper.window),
         puts: w.puts.unwrap_or(paper.puts),
@@ -153,7 +154,8 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
         record_align: args.records.record_align,
         ..paper
     };
-    // The cores that were asked for, or those of the default that the profile has.
+    // The numbers of cores that the user has named, or those default numbers that the profile's
+    // host has.
     let cores_or = |usual: &[usize]| match &simulation.cores[..] {
         [] => usual.iter().copied().filter(|n| *n <= all).collect(),
         some => some.to_vec(),
@@ -163,8 +165,8 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
             let cores = cores_or(&[1, 2, 4, 8, 12, 14]);
             let both = [false, true].into_iter();
             let paper = match simulation.experiment {
-                Some(Experiment::Atc16) => Setup::atc16,
-                None => Setup::paper,
+                Some(Experiment::Atc16) => KvParameters::atc16,
+                None => KvParameters::paper,
             };
             let setups =
                 both.flat_map(|batched| cores.iter().map(move |n| asked(paper(*n, batched))));
@@ -176,10 +178,10 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
                 None => vec![0, ONE_READ_BYTES],
             };
             let of = |(read_size, cores)| {
-                asked(Setup {
+                asked(KvParameters {
                     design,
                     read_size,
-                    ..Setup::paper(cores, true)
+                    ..KvParameters::paper(cores, true)
                 })
             };
             let cores = cores_or(&[all]);
@@ -191,12 +193,12 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
                 Some(puts) => vec![puts],
                 None => vec![0.0, 0.05, 0.1, 0.2, 0.5, 1.0],
             };
-            let of = |(puts, cores)| Setup {
+            let of = |(puts, cores)| KvParameters {
                 puts,
-                ..asked(Setup {
+                ..asked(KvParameters {
                     cores,
                     read_size: args.records.read_size.unwrap_or(0),
-                    ..Setup::drtm(puts)
+                    ..KvParameters::drtm(puts)
                 })
             };
             let cores = cores_or(&[1]);
@@ -207,7 +209,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
 }
 
 /// Returns the name of a run.
-fn name(setup: &Setup) -> String {
+fn name(setup: &KvParameters) -> String {
     match setup.design {
         Design::Herd if setup.batch > 1 => "herd".to_owned(),
         Design::Herd => "herd, no batches".to_owned(),
@@ -217,15 +219,15 @@ fn name(setup: &Setup) -> String {
     }
 }
 
-fn one(profile: &Profile, setup: Setup) -> Result<Row> {
+fn one(profile: &Profile, setup: KvParameters) -> Result<Row> {
     let outcome = run(profile, &setup)
         .with_context(|| format!("{} on {} cores", name(&setup), setup.cores))?;
     let published = if setup.atc16 {
-        Setup::atc16
+        KvParameters::atc16
     } else {
-        Setup::paper
+        KvParameters::paper
     };
-    let paper = Setup {
+    let paper = KvParameters {
         seed: setup.seed,
         time: setup.time,
         ..published(setup.cores, setup.batch > 1)
@@ -259,13 +261,13 @@ fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
         String::new()
     };
     let turned = match args.sweep.over {
-        None | Some(Knob::Cores) => String::new(),
+        None | Some(SweepSetting::Cores) => String::new(),
         Some(knob) => format!(", {} {}", knob.name(), row.at),
     };
     format!("{}{nic}{turned}", name(&row.setup))
 }
 
-fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     print(format_args!(
         "Simulated in virtual time, not measured: {}\n",
@@ -312,7 +314,8 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     };
     // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
-    let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
+    let of =
+        |setting: fn(&KvParameters) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
     print(format_args!(
         "\n{} clients with {} requests outstanding each, values of {} bytes. The server's and the clients' own code ran; costs \
          are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",

@@ -1,4 +1,4 @@
-//! `verbatim kv resp --rdma`: the same server over TCP and over RDMA.
+//! `verbatim kv resp --rdma`: compares a server over TCP with the same server over RDMA.
 //!
 //! The server has its own core, and the clients' threads share the others. TCP and RDMA are
 //! measured alternately, so that a temporary disturbance of the machine affects both.
@@ -10,32 +10,32 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::pin::{allowed, pinned};
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
-use kv_resp::Address;
-use kv_resp::load::{Load, LoadCommand, Loader, Measured};
+use kv_resp::ListenAddress;
+use kv_resp::load::{LoadCommand, LoadConnections, LoadParameters, LoadResult};
 use resp_rdma::{Config, Connector};
 use serde::Serialize;
 
 use super::lines::Line;
 use super::resp::Args;
-use crate::Outcome;
-use crate::children::{Placement, part_of, start};
-use crate::nic::Nic;
+use crate::CommandOutcome;
+use crate::children::{ChildCores, part_of, start};
+use crate::nic::OpenNic;
 use crate::output::{self, figure, print, print_typed, time, write_file};
-use crate::picture::{place, spread_point};
+use crate::picture::{place, spread_point, svg};
 use crate::side_by_side::{interleaved, rate, spread};
 
-/// A setting that is measured over both transports in turn.
+/// A setting that is measured over TCP and over RDMA in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Point {
+struct ValkeySetting {
     command: LoadCommand,
     threads: usize,
     connections: usize,
     pipeline: usize,
 }
 
-impl Point {
+impl ValkeySetting {
     fn test(self) -> &'static str {
         match self.command {
             LoadCommand::Get => "get",
@@ -44,17 +44,17 @@ impl Point {
     }
 }
 
-/// The result of a transport in a round.
+/// The results of one transport in one round.
 #[derive(Debug, Clone, Copy, Serialize)]
-struct Figures {
+struct TransportFigures {
     per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
-    /// The number of answers, all compared with the expected value.
+    /// The number of answers; all of them were compared with the expected value.
     verified: u64,
 }
 
-/// One round of one row.
+/// The results of one row in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
@@ -62,16 +62,16 @@ struct Round {
     threads: usize,
     connections: usize,
     pipeline: usize,
-    tcp: Figures,
-    rdma: Figures,
+    tcp: TransportFigures,
+    rdma: TransportFigures,
     #[serde(skip)]
-    point: Point,
+    point: ValkeySetting,
 }
 
 /// A transport in a row: medians of the rounds.
 #[derive(Debug, Serialize)]
-struct Side {
-    per_s: Spread,
+struct TransportMedians {
+    per_s: MedianAndSpread,
     ns_p50: f64,
     ns_p99: f64,
 }
@@ -83,10 +83,10 @@ struct Row {
     threads: usize,
     connections: usize,
     pipeline: usize,
-    tcp: Side,
-    rdma: Side,
-    /// RDMA's rate divided by TCP's in the same round.
-    ratio: Spread,
+    tcp: TransportMedians,
+    rdma: TransportMedians,
+    /// The rate over RDMA divided by the rate over TCP in the same round.
+    ratio: MedianAndSpread,
     verified: u64,
 }
 
@@ -95,12 +95,12 @@ struct Setup<'a> {
     args: &'a Args,
     cores: Vec<usize>,
     connector: Connector,
-    /// The server over TCP, then the one over RDMA.
-    servers: [Address; 2],
+    /// The address of the server over TCP, then its address over RDMA.
+    servers: [ListenAddress; 2],
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim kv resp --rdma`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
@@ -111,14 +111,14 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     );
     let cores = allowed()?;
     let most = points.iter().map(|p| p.threads).max().unwrap_or(1);
-    let placement = Placement::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
+    let placement = ChildCores::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
     if most >= cores.len() {
         eprintln!(
             "note: {most} threads of clients share {} cores",
             cores.len().max(2) - 1
         );
     }
-    let nic = Nic::open(&args.rdma.nic, &args.rdma.port)?;
+    let nic = OpenNic::open(&args.rdma.nic, &args.rdma.port)?;
     let mut command = part_of("kv", "serve", &args.rdma.nic, &args.rdma.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--rdma"])
@@ -136,31 +136,33 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         connector: Connector::new(&nic.context, Config::default())?,
         servers: [
             tcp.parse().map_err(|e: String| anyhow!(e))?,
-            Address::Rdma(rdma.parse()?),
+            ListenAddress::Rdma(rdma.parse()?),
         ],
     };
-    setup.fill()?;
-    let name = |p: Point| format!("{}, {} connections", p.test(), p.connections);
+    setup.set_every_key()?;
+    let name = |p: ValkeySetting| format!("{}, {} connections", p.test(), p.connections);
     let rounds = interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
     })?;
-    let rows = points.iter().map(|&point| row(point, &rounds));
+    let measured = |point: &&ValkeySetting| rounds.iter().any(|r| r.point == **point);
+    let measured = points.iter().filter(measured);
+    let rows = measured.map(|&point| row(point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
         for row in &rows {
             print_typed("row", row)?;
         }
     } else {
-        show(args, placement.bounce_ns()?, &rows)?;
+        print_rows(args, placement.bounce_ns()?, &rows)?;
     }
     if let Some(file) = &args.rdma.svg {
         write_file(file, &picture(args, &rows))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Returns all settings to measure; a thread has at least one connection.
-fn points(args: &Args) -> Vec<Point> {
+/// Returns all settings to measure; each thread has at least one connection.
+fn points(args: &Args) -> Vec<ValkeySetting> {
     let threads = match args.rdma.threads.as_slice() {
         [] => &[1, 2, 4],
         given => given,
@@ -170,12 +172,14 @@ fn points(args: &Args) -> Vec<Point> {
     for pipeline in args.pipelines(&[1]) {
         for &threads in threads {
             for &connections in connections.iter().filter(|&&c| c >= threads) {
-                points.extend([LoadCommand::Get, LoadCommand::Set].map(|command| Point {
-                    command,
-                    threads,
-                    connections,
-                    pipeline,
-                }));
+                points.extend(
+                    [LoadCommand::Get, LoadCommand::Set].map(|command| ValkeySetting {
+                        command,
+                        threads,
+                        connections,
+                        pipeline,
+                    }),
+                );
             }
         }
     }
@@ -183,8 +187,8 @@ fn points(args: &Args) -> Vec<Point> {
 }
 
 impl Setup<'_> {
-    fn load(&self, point: Point, seed: u64) -> Load {
-        Load {
+    fn load(&self, point: ValkeySetting, seed: u64) -> LoadParameters {
+        LoadParameters {
             command: point.command,
             keys: self.args.keys,
             value_bytes: self.args.value_size,
@@ -194,22 +198,22 @@ impl Setup<'_> {
     }
 
     /// Sets every key.
-    fn fill(&self) -> Result<()> {
-        let point = Point {
+    fn set_every_key(&self) -> Result<()> {
+        let point = ValkeySetting {
             command: LoadCommand::Set,
             threads: 1,
             connections: 1,
             pipeline: 1,
         };
         let [tcp, _] = &self.servers;
-        let mut loader = Loader::connect(tcp, None, 1)?;
-        let filled = loader.fill(&self.load(point, 0));
+        let mut loader = LoadConnections::connect(tcp, None, 1)?;
+        let filled = loader.set_all_keys(&self.load(point, 0));
         filled.context("cannot set the keys")
     }
 
-    fn round(&self, round: u32, point: Point) -> Result<Round> {
+    fn round(&self, round: u32, point: ValkeySetting) -> Result<Round> {
         let [tcp, rdma] = &self.servers;
-        let measure = |server: &Address, name| -> Result<Figures> {
+        let measure = |server: &ListenAddress, name| -> Result<TransportFigures> {
             let figures = self.measure(round, point, server);
             figures.with_context(|| format!("over {name}, {point:?}"))
         };
@@ -226,16 +230,21 @@ impl Setup<'_> {
     }
 
     /// Sends requests for the time of a measurement, from all threads at once.
-    fn measure(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
+    fn measure(
+        &self,
+        round: u32,
+        point: ValkeySetting,
+        server: &ListenAddress,
+    ) -> Result<TransportFigures> {
         let ready = Barrier::new(point.threads + 1);
         let stop = AtomicBool::new(false);
-        let one = |thread: usize| -> Result<Measured> {
+        let one = |thread: usize| -> Result<LoadResult> {
             let core = self.cores.get(thread % self.cores.len().max(1));
             let own = point.connections / point.threads
                 + usize::from(thread < point.connections % point.threads);
-            let connected = Loader::connect(server, Some(&self.connector), own);
+            let connected = LoadConnections::connect(server, Some(&self.connector), own);
             let seed = (u64::from(round) << 32) | thread as u64;
-            // Report an error only after the barrier, so that no thread waits for a failed one.
+            // Report an error only after the barrier, so that no thread waits for a failed thread.
             ready.wait();
             let mut loader = connected.context("cannot connect")?;
             let core = *core.context("no core to run on")?;
@@ -254,7 +263,7 @@ impl Setup<'_> {
             let ended = threads.into_iter().map(|t| t.join());
             ended.collect::<Vec<_>>()
         });
-        let mut all: Option<Measured> = None;
+        let mut all: Option<LoadResult> = None;
         let mut per_s = 0.0;
         for one in measured {
             let one = one.map_err(|_| anyhow!("a thread of clients panicked"))??;
@@ -272,7 +281,7 @@ impl Setup<'_> {
         let all = all.context("nothing was measured")?;
         #[allow(clippy::cast_precision_loss)] // seconds, in nanoseconds
         let at = |quantile| all.latency_ns.value_at_quantile(quantile) as f64;
-        Ok(Figures {
+        Ok(TransportFigures {
             per_s,
             ns_p50: at(0.5),
             ns_p99: at(0.99),
@@ -281,10 +290,10 @@ impl Setup<'_> {
     }
 }
 
-fn row(point: Point, rounds: &[Round]) -> Result<Row> {
+fn row(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
     let own = || rounds.iter().filter(|r| r.point == point);
-    let side = |of: fn(&Round) -> &Figures| -> Result<Side> {
-        Ok(Side {
+    let side = |of: fn(&Round) -> &TransportFigures| -> Result<TransportMedians> {
+        Ok(TransportMedians {
             per_s: spread(own().map(|r| of(r).per_s))?,
             ns_p50: spread(own().map(|r| of(r).ns_p50))?.median,
             ns_p99: spread(own().map(|r| of(r).ns_p99))?.median,
@@ -302,7 +311,7 @@ fn row(point: Point, rounds: &[Round]) -> Result<Row> {
     })
 }
 
-fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
+fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
@@ -341,7 +350,8 @@ fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     print(format_args!("\n{verified} answers, each of them right"))
 }
 
-/// Draws rates of GETs over the connections, for the fewest threads and the shortest pipeline.
+/// Draws rates of GETs over the number of connections, for the fewest threads and the shortest
+/// pipeline.
 fn picture(args: &Args, rows: &[Row]) -> String {
     let least = |of: fn(&Row) -> usize| rows.iter().map(of).min();
     let shown = rows.iter().filter(|row| {
@@ -349,19 +359,18 @@ fn picture(args: &Args, rows: &[Row]) -> String {
             && Some(row.threads) == least(|r| r.threads)
             && Some(row.pipeline) == least(|r| r.pipeline)
     });
-    let curve = |name: &str, of: fn(&Row) -> &Side| {
+    let curve = |name: &str, of: fn(&Row) -> &TransportMedians| {
         let points = shown
             .clone()
             .map(|row| spread_point(place(row.connections), of(row).per_s, 1e6));
         Series::new(name, points)
     };
-    Chart {
+    svg(&Chart {
         title: "GETs over RDMA and over TCP loopback".to_owned(),
         caption: format!("software NIC, values of {} bytes", args.value_size),
         x: Axis::log("connections"),
         y: Axis::linear("10⁶ GETs a second"),
         series: vec![curve("RDMA", |row| &row.rdma), curve("TCP", |row| &row.tcp)],
         levels: Vec::new(),
-    }
-    .svg()
+    })
 }

@@ -4,17 +4,17 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kv::load::{self, LoadReport, Popularity, Until, Workload, Ycsb};
-use kv::{ClientConfig, Pipeline};
+use kv::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
+use kv::{ClientConfig, PipelinedClient};
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 
-/// What is asked for.
+/// The workload: the keys, the values, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
@@ -64,7 +64,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// Returns the same arguments as flags for another process, with its own window.
+    /// Returns the workload as flags for another process, with the given window.
     pub(super) fn flags(&self, window: usize) -> Vec<String> {
         let mut flags = vec![
             format!("--keys={}", self.keys),
@@ -128,9 +128,9 @@ Examples:
 
 Exit status 1 when a value was wrong, a version went back, or a key was missing.";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+/// Runs `verbatim kv load`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let workload = args.workload.workload();
     let config = ClientConfig {
         server: args.server,
@@ -141,8 +141,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
         ..ClientConfig::default()
     };
-    let mut pipelines: Vec<Pipeline> = (0..args.threads)
-        .map(|_| Pipeline::connect_on(&nic.context, config.clone()))
+    let mut pipelines: Vec<PipelinedClient> = (0..args.threads)
+        .map(|_| PipelinedClient::connect_on(&nic.context, config.clone()))
         .collect::<Result<_, _>>()
         .context("is the server running?")?;
     let bar = output::activity(args.json);
@@ -152,7 +152,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
         let filled = together(&mut pipelines, |i, pipeline| {
-            load::fill(pipeline, &workload, (i, all))
+            load::put_keys(pipeline, &workload, (i, all))
         })?;
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
@@ -170,7 +170,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         bar.set_message("asking");
         let seed = args.seed;
         let reports = together(&mut pipelines, |i, pipeline| {
-            let until = Until::At(verbs::time::now() + args.duration);
+            let until = LoadEnd::At(verbs::time::now() + args.duration);
             load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
         })?;
         for report in reports {
@@ -179,18 +179,22 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             if args.json {
                 print_json(&Line::Report(report))?;
             } else {
-                show(&report)?;
+                print_load_report(&report)?;
             }
         }
     }
     bar.finish_and_clear();
-    Ok(if right { Outcome::Done } else { Outcome::No })
+    Ok(if right {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }
 
 /// Runs all clients at once, each in a thread.
 fn together(
-    pipelines: &mut [Pipeline],
-    work: impl Fn(u64, &mut Pipeline) -> Result<LoadReport, kv::ClientError> + Sync,
+    pipelines: &mut [PipelinedClient],
+    work: impl Fn(u64, &mut PipelinedClient) -> Result<LoadReport, kv::ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
     let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
     std::thread::scope(|scope| {
@@ -211,7 +215,7 @@ fn together(
     })
 }
 
-fn show(report: &LoadReport) -> Result<()> {
+fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
     print(format_args!(

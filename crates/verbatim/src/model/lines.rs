@@ -1,7 +1,8 @@
-//! Bounds and shares as lines of text.
+//! Formats bounds and shares as lines of text.
 
 use nicmodel::Bounds;
 use nicmodel::bounds::Bound;
+use nicmodel::uncertainty::{self, LikelyRange};
 
 use crate::output::{figure, table};
 
@@ -14,8 +15,10 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
         } else {
             "at most "
         };
+        let range = uncertainty::of(bounds);
+        let range = range.map_or_else(String::new, |range| format!("; {}", likely(&range)));
         lines.push(format!(
-            "{at_most}{} M/s; bottleneck: {bottleneck}",
+            "{at_most}{} M/s; bottleneck: {bottleneck}{range}",
             figure(rate)
         ));
     }
@@ -33,7 +36,19 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     lines
 }
 
-/// Formats the resources that the profile has no numbers for; `None` if there are none.
+/// Formats the range in which a rate probably lies.
+pub(crate) fn likely(range: &LikelyRange) -> String {
+    format!("likely {} M/s", format_range(range))
+}
+
+/// Formats the ends of a range, without the unit.
+pub(crate) fn format_range(range: &LikelyRange) -> String {
+    let (low, high) = (figure(range.low_mops), figure(range.high_mops));
+    format!("{low} to {high}")
+}
+
+/// Formats the resources for which the profile has no number; returns `None` if the profile has all
+/// numbers.
 pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
     let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
     (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))

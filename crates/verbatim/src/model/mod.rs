@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use nicmodel::profile::{self, Profile};
+use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix, mixes};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{print, print_typed};
 
-pub(crate) use lines::{bounds_lines, percent, unknown_line};
+pub(crate) use lines::{bounds_lines, format_range, likely, percent, unknown_line};
 
 /// The choice of one NIC to model.
 pub(crate) struct NicProfileArgs {
@@ -26,7 +27,7 @@ pub(crate) struct NicProfileArgs {
     pub(crate) nic_file: Option<PathBuf>,
 }
 
-/// Which NICs are modelled.
+/// The choice of the NICs to model.
 #[derive(clap::Args)]
 pub(crate) struct NicsArgs {
     /// The NIC: cx, cx3, cib, bf2, or the file of a profile of your own; several are compared [default: cib]
@@ -77,19 +78,20 @@ Examples:
   verbatim model --profiles --nic cib                  where each number comes from
   verbatim model --template > my-nic.toml; verbatim model --nic-file my-nic.toml
 
-Rates are of the model: what resources allow, in 10^6 a second, not measurements.";
+Rates are of the model: what resources allow, in 10^6 a second, not measurements. The likely range comes \
+from the errors of predictions for published rates. A gain marked \"noise\" is no larger than the errors of predicted gains.";
 
-/// Name of the profile that is used by default.
+/// Name of the default profile.
 const DEFAULT_NIC: &str = "cib";
 
-/// Longest profile or mix that is read.
+/// Maximum size in bytes of a profile or mix that is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim model`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.template {
         print(profile::TEMPLATE.trim_end())?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let all = args.nic.all()?;
     if args.profiles {
@@ -98,46 +100,46 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         } else {
             &all
         };
-        profiles::show(all, args.json)?;
-        return Ok(Outcome::Done);
+        profiles::print_profiles(all, args.json)?;
+        return Ok(CommandOutcome::Done);
     }
     if args.sweep.is_asked_for() {
         if args.mix.is_some() || args.mix_file.is_some() {
             bail!("--svg and --csv are of one operation (--verb), and a mix has one rate");
         }
         args.sweep.show(&all, &args.operation, args.json)?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     if args.operation.is_given() && all.len() > 1 && !args.json {
         operation::compare(&all, &args.operation)?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     for (number, chosen) in all.iter().enumerate() {
         if number > 0 && !args.json {
             print("")?;
         }
-        show(args, chosen)?;
+        print_model(args, chosen)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn show(args: &Args, chosen: &Profile) -> Result<()> {
+fn print_model(args: &Args, chosen: &Profile) -> Result<()> {
     if let Some(mix) = mix(args, chosen)? {
         show_mix(chosen, &mix, args.json)
     } else if args.operation.is_given() {
-        operation::show(chosen, &args.operation, args.json)
+        operation::print_operation(chosen, &args.operation, args.json)
     } else {
-        paper_mixes::show(chosen, args.json)
+        paper_mixes::print_mixes(chosen, args.json)
     }
 }
 
 impl NicsArgs {
-    /// Returns true if no NIC was named.
+    /// Returns true if the user has named no NIC.
     fn is_default(&self) -> bool {
         self.nic.is_empty() && self.nic_file.is_none()
     }
 
-    /// Returns the profiles that were named, or the default one.
+    /// Returns the profiles that the user has named, or the default profile.
     pub(crate) fn all(&self) -> Result<Vec<Profile>> {
         let one = |nic: Option<&String>| {
             NicProfileArgs {
@@ -154,7 +156,7 @@ impl NicsArgs {
 }
 
 impl NicProfileArgs {
-    /// Returns the profile that was named, or the default one.
+    /// Returns the profile that the user has named, or the default profile.
     pub(crate) fn chosen(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {
             let text = read(path)?;
@@ -180,7 +182,7 @@ impl NicProfileArgs {
     }
 }
 
-/// Returns the mix that was named; `None` if none was.
+/// Returns the mix that the user has named; `None` if the user has named none.
 fn mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     if let Some(path) = &args.mix_file {
         let text = read(path)?;
@@ -226,6 +228,9 @@ struct ShownMix<'a> {
     mix: &'a Mix,
     #[serde(flatten)]
     bounds: &'a Bounds,
+    /// The range in which the rate probably lies.
+    #[serde(flatten)]
+    likely: Option<LikelyRange>,
 }
 
 fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
@@ -237,6 +242,7 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
                 nic: &profile.name,
                 mix,
                 bounds: &bounds,
+                likely: uncertainty::of(&bounds),
             },
         );
     }

@@ -1,16 +1,19 @@
-//! One operation from its flags: its cost, its bounds, and the gains of changes.
+//! One operation, made from command-line flags: its cost, its bounds, and the gains of changes.
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use nicmodel::bounds::Resource;
+use nicmodel::guidelines::MIN_RELATIVE_GAIN;
 use nicmodel::profile::Profile;
+use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{
-    Bounds, Footprint, Load, Method, Mix, Receive, Role, Side, Transport, Verb, locks, wqe,
+    Bounds, Footprint, LinkTransactions, Mix, MixOperation, PayloadDestination, PostMethod, Role,
+    Transport, Verb, locks, wqe,
 };
 use serde::Serialize;
 
-use super::knob::Knob;
-use super::{bounds_lines, percent};
+use super::knob::SweptKnob;
+use super::lines::{bounds_lines, format_range, percent};
 use crate::args;
 use crate::output::{figure, print, print_typed, table};
 
@@ -114,30 +117,30 @@ impl Operation {
             || stride.is_some()
     }
 
-    /// Returns the operation with another value of a setting.
-    pub(super) fn turned(&self, knob: Knob, value: usize) -> Result<Self> {
+    /// Returns the operation with the setting `knob` changed to `value`.
+    pub(super) fn turned(&self, knob: SweptKnob, value: usize) -> Result<Self> {
         let (mut turned, small) = (self.clone(), u32::try_from(value)?);
         match knob {
-            Knob::Payload => turned.payload = Some(small),
-            Knob::Batch => turned.batch = Some(small),
-            Knob::Cores => turned.cores = Some(small),
-            Knob::QueuePairs => turned.queue_pairs = Some(small),
-            Knob::SignalEvery => turned.signal_every = Some(small),
-            Knob::Counters => turned.counters = Some(value as u64),
+            SweptKnob::Payload => turned.payload = Some(small),
+            SweptKnob::Batch => turned.batch = Some(small),
+            SweptKnob::Cores => turned.cores = Some(small),
+            SweptKnob::QueuePairs => turned.queue_pairs = Some(small),
+            SweptKnob::SignalEvery => turned.signal_every = Some(small),
+            SweptKnob::Counters => turned.counters = Some(value as u64),
         }
         Ok(turned)
     }
 
     /// Computes the bounds of both sides of this operation.
-    pub(super) fn sides(&self, profile: &Profile) -> Result<Sides> {
-        let way = Loop {
+    pub(super) fn sides(&self, profile: &Profile) -> Result<BothSides> {
+        let way = CoresAndWindow {
             cores: self.cores,
             window: self.window.map(f64::from),
         };
-        Sides::of(profile, &self.load(profile)?, way)
+        BothSides::of(profile, &self.load(profile)?, way)
     }
 
-    fn load(&self, profile: &Profile) -> Result<Load> {
+    fn load(&self, profile: &Profile) -> Result<MixOperation> {
         let verb = self.verb.unwrap_or(Verb::Send);
         let transport = self.transport.unwrap_or(if verb == Verb::Send {
             Transport::Ud
@@ -154,13 +157,13 @@ impl Operation {
         };
         operation.num_sge = self.sge.unwrap_or(1);
         if self.inline_recv {
-            operation.receive = Receive::Inline;
+            operation.receive = PayloadDestination::Inline;
         }
         let batch = f64::from(self.batch.unwrap_or(1));
-        let mut load = Load::new(operation, Role::Requester).in_postlists(batch);
+        let mut load = MixOperation::new(operation, Role::Requester).in_postlists(batch);
         match self.method {
-            Some(MethodArg::Mmio) => load.method = Method::WqeByMmio,
-            Some(MethodArg::Doorbell) => load.method = Method::Doorbell,
+            Some(MethodArg::Mmio) => load.method = PostMethod::WqeByMmio,
+            Some(MethodArg::Doorbell) => load.method = PostMethod::Doorbell,
             None => {}
         }
         load.queue_pairs = self.queue_pairs;
@@ -188,47 +191,65 @@ struct SideBounds<'a> {
     role: Role,
     #[serde(flatten)]
     bounds: &'a Bounds,
+    /// The range in which the rate probably lies.
+    #[serde(flatten)]
+    likely: Option<LikelyRange>,
 }
 
 /// A change of the operation and its effect on both sides.
 #[derive(Serialize)]
 struct WhatIf {
     change: String,
-    requester: Effect,
-    responder: Effect,
+    requester: ChangeEffect,
+    responder: ChangeEffect,
 }
 
 /// The effect of a change on one side.
 #[derive(Serialize)]
-struct Effect {
+struct ChangeEffect {
     predicted_mops: f64,
     /// Relative gain: the rate over the rate without the change, minus 1.
     gain: f64,
+    /// Largest relative gain that is within the noise of the model.
+    noise: f64,
     bottleneck: Option<Resource>,
+}
+
+impl ChangeEffect {
+    /// Formats the gain, with a mark if it is within the noise of the model.
+    fn gain(&self) -> String {
+        let gain = percent(self.gain, 0);
+        let size = self.gain.ln_1p().abs();
+        if size >= MIN_RELATIVE_GAIN && size <= self.noise.ln_1p() {
+            format!("{gain} noise")
+        } else {
+            gain
+        }
+    }
 }
 
 /// An operation and its cost.
 #[derive(Serialize)]
-struct Cost<'a> {
+struct OperationCost<'a> {
     nic: &'a str,
     operation: &'a nicmodel::Operation,
     postlist: f64,
     per_operation: &'a Footprint,
 }
 
-pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
+pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
     let load = wanted.load(profile)?;
     let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
-    let way = Loop {
+    let way = CoresAndWindow {
         cores: wanted.cores,
         window: wanted.window.map(f64::from),
     };
-    let sides = Sides::of(profile, &load, way)?;
+    let sides = BothSides::of(profile, &load, way)?;
     let ideas = what_if(profile, &load, way, &sides);
     if json {
         print_typed(
             "footprint",
-            &Cost {
+            &OperationCost {
                 nic: &profile.name,
                 operation: &load.operation,
                 postlist: load.postlist,
@@ -236,7 +257,15 @@ pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<
             },
         )?;
         for (role, bounds) in sides.both() {
-            print_typed("bounds", &SideBounds { role, bounds })?;
+            let likely = uncertainty::of(bounds);
+            print_typed(
+                "bounds",
+                &SideBounds {
+                    role,
+                    bounds,
+                    likely,
+                },
+            )?;
         }
         return ideas
             .iter()
@@ -275,9 +304,9 @@ pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<
             rows.add_row([
                 change.clone(),
                 figure(requester.predicted_mops),
-                percent(requester.gain, 0),
+                requester.gain(),
                 figure(responder.predicted_mops),
-                percent(responder.gain, 0),
+                responder.gain(),
             ]);
         }
         print(format_args!("\n{rows}"))?;
@@ -291,12 +320,13 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
         "NIC",
         "side",
         "allows, M/s",
+        "likely",
         "bottleneck",
         "PCIe B to NIC",
         "PCIe B to host",
         "unknown",
     ];
-    let mut rows = table(header, &[2, 4, 5]);
+    let mut rows = table(header, &[2, 3, 5, 6]);
     let mut impossible = Vec::new();
     for profile in profiles {
         let load = wanted.load(profile)?;
@@ -307,11 +337,11 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
                 continue;
             }
         };
-        let way = Loop {
+        let way = CoresAndWindow {
             cores: wanted.cores,
             window: wanted.window.map(f64::from),
         };
-        let sides = Sides::of(profile, &load, way)?;
+        let sides = BothSides::of(profile, &load, way)?;
         for (role, bounds) in sides.both() {
             let (name, side) = match role {
                 Role::Requester => ("requester", &one.requester),
@@ -322,6 +352,8 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
                 profile.name.clone(),
                 name.to_owned(),
                 bounds.predicted_mops.map_or_else(|| "-".to_owned(), figure),
+                uncertainty::of(bounds)
+                    .map_or_else(|| "-".to_owned(), |range| format_range(&range)),
                 bounds
                     .bottleneck()
                     .map_or_else(|| "-".to_owned(), |binds| binds.to_string()),
@@ -338,7 +370,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
     Ok(())
 }
 
-fn describe(load: &Load, one: &Footprint) -> String {
+fn describe(load: &MixOperation, one: &Footprint) -> String {
     let operation = &load.operation;
     let inline = if operation.inlines_payload() {
         " inlined"
@@ -347,8 +379,8 @@ fn describe(load: &Load, one: &Footprint) -> String {
     };
     let imm = if operation.imm { " with immediate" } else { "" };
     let method = match load.method {
-        Method::WqeByMmio => "written to the NIC by MMIO",
-        Method::Doorbell => "fetched after a doorbell",
+        PostMethod::WqeByMmio => "written to the NIC by MMIO",
+        PostMethod::Doorbell => "fetched after a doorbell",
     };
     format!(
         "{} {}{imm}, {} bytes{inline}, in postlists of {}: WQEs of {} bytes ({} cache line{}), {method}\n",
@@ -365,17 +397,17 @@ fn describe(load: &Load, one: &Footprint) -> String {
 /// Builds the table of one operation's cost on both sides.
 fn cost_table(one: &Footprint) -> comfy_table::Table {
     let mut rows = table(["an operation costs", "requester", "responder"], &[1, 2]);
-    type Of = fn(&Side) -> f64;
+    type Of = fn(&LinkTransactions) -> f64;
     let lines: [(&str, Of); 9] = [
-        ("MMIO writes", Side::mmio_writes),
-        ("  of them doorbells", Side::doorbells),
-        ("DMA reads", Side::dma_reads),
-        ("DMA reads of RECVs", Side::recv_wqe_reads),
-        ("DMA writes", Side::dma_writes),
-        ("cache lines read", Side::lines_read),
-        ("cache lines written", Side::lines_written),
-        ("PCIe bytes to the NIC", Side::bytes_to_device),
-        ("PCIe bytes to the host", Side::bytes_to_host),
+        ("MMIO writes", LinkTransactions::mmio_writes),
+        ("  of them doorbells", LinkTransactions::doorbells),
+        ("DMA reads", LinkTransactions::dma_reads),
+        ("DMA reads of RECVs", LinkTransactions::recv_wqe_reads),
+        ("DMA writes", LinkTransactions::dma_writes),
+        ("cache lines read", LinkTransactions::lines_read),
+        ("cache lines written", LinkTransactions::lines_written),
+        ("PCIe bytes to the NIC", LinkTransactions::bytes_to_device),
+        ("PCIe bytes to the host", LinkTransactions::bytes_to_host),
     ];
     for (what, of) in lines {
         let (requester, responder) = (of(&one.requester), of(&one.responder));
@@ -400,23 +432,27 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
 }
 
 /// The bounds of both sides, if one machine only posts the operation and another only receives it.
-pub(super) struct Sides {
+pub(super) struct BothSides {
     requester: Bounds,
     responder: Bounds,
 }
 
-/// The cores of each side, and the window of the requester.
+/// The number of cores of each side, and the window of the requester.
 #[derive(Clone, Copy)]
-struct Loop {
+struct CoresAndWindow {
     cores: Option<u32>,
-    /// Operations that the requester has outstanding.
+    /// Number of operations that the requester has outstanding.
     window: Option<f64>,
 }
 
-impl Sides {
-    fn of(profile: &Profile, load: &Load, Loop { cores, window }: Loop) -> Result<Self> {
+impl BothSides {
+    fn of(
+        profile: &Profile,
+        load: &MixOperation,
+        CoresAndWindow { cores, window }: CoresAndWindow,
+    ) -> Result<Self> {
         let bounds = |role| {
-            let load = Load {
+            let load = MixOperation {
                 role,
                 ..load.clone()
             };
@@ -442,9 +478,14 @@ impl Sides {
 }
 
 /// Returns possible changes of an operation, and the rates of both sides after each.
-fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf> {
-    let mut changes: Vec<(String, Load)> = Vec::new();
-    let mut change = |words: String, edit: &dyn Fn(&mut Load)| {
+fn what_if(
+    profile: &Profile,
+    load: &MixOperation,
+    way: CoresAndWindow,
+    now: &BothSides,
+) -> Vec<WhatIf> {
+    let mut changes: Vec<(String, MixOperation)> = Vec::new();
+    let mut change = |words: String, edit: &dyn Fn(&mut MixOperation)| {
         let mut changed = load.clone();
         edit(&mut changed);
         changes.push((words, changed));
@@ -502,9 +543,9 @@ fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf
             load.operation.signaled = 1.0 / f64::from(SIGNAL_EVERY);
         });
     }
-    if operation.receive == Receive::Regular {
+    if operation.receive == PayloadDestination::Regular {
         change("inline RECVs".to_owned(), &|load| {
-            load.operation.receive = Receive::Inline;
+            load.operation.receive = PayloadDestination::Inline;
         });
     }
     if load.lock_slots.is_some() {
@@ -512,12 +553,12 @@ fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf
             load.lock_slots = None
         });
     }
-    let outcome = |(change, load): (String, Load)| {
+    let outcome = |(change, load): (String, MixOperation)| {
         let arrives_in_cqe = load.operation.arrives_in_cqe(profile);
-        if load.operation.receive == Receive::Inline && !arrives_in_cqe {
+        if load.operation.receive == PayloadDestination::Inline && !arrives_in_cqe {
             return None;
         }
-        let then = Sides::of(profile, &load, way).ok()?;
+        let then = BothSides::of(profile, &load, way).ok()?;
         Some(WhatIf {
             change,
             requester: effect(&now.requester, &then.requester)?,
@@ -530,11 +571,12 @@ fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf
     ideas
 }
 
-fn effect(now: &Bounds, then: &Bounds) -> Option<Effect> {
+fn effect(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
     let (before, after) = (now.predicted_mops?, then.predicted_mops?);
-    Some(Effect {
+    Some(ChangeEffect {
         predicted_mops: after,
         gain: after / before - 1.0,
+        noise: uncertainty::noise_of_gain(now.bottleneck()?, then.bottleneck()?),
         bottleneck: then.bottleneck(),
     })
 }

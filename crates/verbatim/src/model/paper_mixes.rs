@@ -2,16 +2,17 @@
 
 use anyhow::Result;
 use nicmodel::bounds::{Bound, Resource};
-use nicmodel::mixes::{self, Basis};
+use nicmodel::mixes::{self, NumberBasis};
 use nicmodel::profile::Profile;
-use nicmodel::published::Published;
+use nicmodel::published::PublishedNumber;
+use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix};
 use serde::Serialize;
 
-use super::percent;
+use super::lines::{format_range, percent};
 use crate::output::{figure, print, print_typed, table};
 
-/// One line of the list.
+/// One line of the list: a mix.
 #[derive(Serialize)]
 struct Row {
     nic: String,
@@ -19,19 +20,22 @@ struct Row {
     title: &'static str,
     mix: Mix,
     predicted_mops: Option<f64>,
+    /// The range in which the rate probably lies.
+    #[serde(flatten)]
+    likely: Option<LikelyRange>,
     bottleneck: Option<Resource>,
     bounds: Vec<Bound>,
     unknown: Vec<Resource>,
-    published: Option<&'static Published>,
-    /// Relative error: our rate over the published one, minus 1.
+    published: Option<&'static PublishedNumber>,
+    /// Relative error: our rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
-    basis: Option<Basis>,
+    basis: Option<NumberBasis>,
 }
 
-pub(super) fn show(profile: &Profile, json: bool) -> Result<()> {
+pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
     let rows = mixes::all(profile).into_iter().map(|named| {
         let bounds = Bounds::of(profile, &named.mix)?;
-        let error = |published: &Published| {
+        let error = |published: &PublishedNumber| {
             bounds
                 .predicted_mops
                 .map(|ours| ours / published.value - 1.0)
@@ -41,6 +45,7 @@ pub(super) fn show(profile: &Profile, json: bool) -> Result<()> {
             name: named.name,
             title: named.title,
             predicted_mops: bounds.predicted_mops,
+            likely: uncertainty::of(&bounds),
             bottleneck: bounds.bottleneck(),
             published: named.published,
             relative_error: named.published.and_then(error),
@@ -59,18 +64,19 @@ pub(super) fn show(profile: &Profile, json: bool) -> Result<()> {
         "mix",
         "what",
         "model, M/s",
+        "likely",
         "bottleneck",
         "published",
         "error",
         "",
     ];
-    let mut shown = table(header, &[2, 4, 5]);
+    let mut shown = table(header, &[2, 3, 5, 6]);
     for row in &rows {
         let at_most = if row.unknown.is_empty() { "" } else { "≤ " };
         let rate = row.predicted_mops.map_or_else(String::new, figure);
         let basis = match row.basis {
-            Some(Basis::Fitted) => "fitted",
-            Some(Basis::Predicted) => "predicted",
+            Some(NumberBasis::Fitted) => "fitted",
+            Some(NumberBasis::Predicted) => "predicted",
             None => "",
         };
         let error = row.relative_error.map(|error| percent(error, 1));
@@ -78,6 +84,7 @@ pub(super) fn show(profile: &Profile, json: bool) -> Result<()> {
             row.name.to_owned(),
             row.title.to_owned(),
             format!("{at_most}{rate}"),
+            row.likely.as_ref().map_or_else(String::new, format_range),
             row.bottleneck.map_or_else(String::new, |b| b.to_string()),
             row.published
                 .map_or_else(String::new, |p| p.value.to_string()),

@@ -9,7 +9,7 @@ use crate::output::{print, print_typed, table};
 
 /// The description of a profile, for JSON.
 #[derive(Serialize)]
-struct About<'a> {
+struct ProfileDescription<'a> {
     name: &'a str,
     title: &'a str,
     about: &'a str,
@@ -20,17 +20,17 @@ struct About<'a> {
 struct Line<'a> {
     nic: &'a str,
     #[serde(flatten)]
-    number: &'a nicmodel::profile::Number<'a>,
+    number: &'a nicmodel::profile::ProfileNumber<'a>,
 }
 
-pub(super) fn show(profiles: &[Profile], json: bool) -> Result<()> {
+pub(super) fn print_profiles(profiles: &[Profile], json: bool) -> Result<()> {
     for (index, profile) in profiles.iter().enumerate() {
         let Profile {
             name, title, about, ..
         } = profile;
         let numbers = profile.numbers();
         if json {
-            print_typed("profile", &About { name, title, about })?;
+            print_typed("profile", &ProfileDescription { name, title, about })?;
             for number in &numbers {
                 print_typed("number", &Line { nic: name, number })?;
             }

@@ -5,7 +5,7 @@ use chart::{Axis, Chart, Point, Series};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::knob::Knob;
+use super::knob::SweptKnob;
 use super::operation::Operation;
 use crate::args;
 use crate::output::{figure, print, print_typed, table};
@@ -17,7 +17,7 @@ use crate::picture::{PictureArgs, place};
 pub(super) struct SweepArgs {
     /// The setting of the operation that is turned [default with --svg and --csv: payload]
     #[arg(long, value_enum, value_name = "KNOB", conflicts_with_all = ["mix", "mix_file", "profiles", "template"])]
-    over: Option<Knob>,
+    over: Option<SweptKnob>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind [default: powers of two]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(1 << 30), requires = "over")]
     values: Vec<usize>,
@@ -25,13 +25,13 @@ pub(super) struct SweepArgs {
     picture: PictureArgs,
 }
 
-/// A line of the table.
+/// A line of the table: one value of the setting on one NIC.
 #[derive(Serialize)]
 struct Row {
     nic: String,
-    over: Knob,
+    over: SweptKnob,
     value: usize,
-    /// Rates that the requester and the responder allow, in 10^6 a second.
+    /// Rates that requester and responder can reach, in 10^6 a second.
     requester_mops: Option<f64>,
     responder_mops: Option<f64>,
     /// Bottleneck of the slower side.
@@ -44,10 +44,10 @@ impl SweepArgs {
         self.over.is_some() || self.picture.svg.is_some() || self.picture.csv.is_some()
     }
 
-    /// Prints the rates over the setting, and draws them.
+    /// Prints the rates for all values of the setting, and draws them.
     pub(super) fn show(&self, profiles: &[Profile], wanted: &Operation, json: bool) -> Result<()> {
         self.picture.check()?;
-        let over = self.over.unwrap_or(Knob::Payload);
+        let over = self.over.unwrap_or(SweptKnob::Payload);
         let mut values = self.values.clone();
         if values.is_empty() {
             values = over.usual().map(|power| 1 << power).collect();
@@ -80,8 +80,8 @@ impl SweepArgs {
     }
 }
 
-fn row(profile: &Profile, wanted: &Operation, over: Knob, value: usize) -> Result<Row> {
-    if value == 0 && over != Knob::Payload {
+fn row(profile: &Profile, wanted: &Operation, over: SweptKnob, value: usize) -> Result<Row> {
+    if value == 0 && over != SweptKnob::Payload {
         bail!("--values: this setting is 1 or more");
     }
     let sides = wanted.turned(over, value)?.sides(profile)?;
@@ -102,7 +102,7 @@ fn row(profile: &Profile, wanted: &Operation, over: Knob, value: usize) -> Resul
     })
 }
 
-fn show(over: Knob, rows: &[Row]) -> Result<()> {
+fn show(over: SweptKnob, rows: &[Row]) -> Result<()> {
     let label = over.axis().label;
     let header = [
         "NIC",

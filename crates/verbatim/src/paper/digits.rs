@@ -2,7 +2,7 @@
 
 use crate::output::figure;
 
-/// Formats a published number as it was printed.
+/// Formats a published number with the digits that the publication prints.
 pub(super) fn published(value: f64) -> String {
     if value != 0.0 && value.abs() < 1e-3 {
         format!("{value:.3e}")
@@ -11,7 +11,7 @@ pub(super) fn published(value: f64) -> String {
     }
 }
 
-/// Formats a number with its significant digits.
+/// Formats a number with all its significant digits.
 pub(super) fn plain(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         value.to_string()

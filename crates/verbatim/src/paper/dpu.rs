@@ -4,24 +4,24 @@
 use std::cell::RefCell;
 
 use anyhow::{Context, Result, bail};
-use bench::micro::{Outcome, Parameters, PingPong, Task, Verb};
+use bench::micro::{MeasurementTask, MicroParameters, PingPong, TaskResult, Verb};
 use bench::simulated::micro::run_towards;
-use bench::simulated::sequencer::{Setup, run};
-use nicmodel::profile::{Place, Profile};
+use bench::simulated::sequencer::{SequencerParameters, run};
+use nicmodel::profile::{CorePlace, Profile};
 use sequencer::Design;
 
 use super::dpu_btree::{self, DpuBtree};
-use super::number::{Kind, Ours};
+use super::number::{NumberKind, OurNumber};
 
 /// One simulation of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Run {
+pub(super) enum StudySimulation {
     /// The sequencer on all cores of a place, with the paper's clients.
-    Sequencer(Design, Place),
+    Sequencer(Design, CorePlace),
     /// Half a round trip of messages from another machine's host to a place.
-    Send(Place),
+    Send(CorePlace),
     /// The B-tree.
-    Btree(dpu_btree::Run),
+    Btree(dpu_btree::BtreeSimulation),
 }
 
 /// Bytes of a message of the study (`dpu_rpc_msg_bytes`).
@@ -30,43 +30,43 @@ const MESSAGE_BYTES: usize = 32;
 /// Duration of the timed exchanges, in ms of virtual time.
 const PING_MS: u64 = 1;
 
-/// The results of the simulations that have run.
+/// The results of the simulations that have run so far.
 #[derive(Debug, Default)]
-pub(super) struct Dpu {
-    /// Rates in 10^6 a second, latencies in µs.
-    results: Vec<(Run, f64)>,
+pub(super) struct StudyResults {
+    /// Results of simulations: rates in 10^6 a second, latencies in µs.
+    results: Vec<(StudySimulation, f64)>,
     pub(super) btree: DpuBtree,
-    /// Simulations that a number needs and that have not run.
-    missing: RefCell<Vec<Run>>,
+    /// Simulations that a number needs and that have not run yet.
+    missing: RefCell<Vec<StudySimulation>>,
 }
 
-impl Dpu {
+impl StudyResults {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn runs(draw: bool) -> Vec<Run> {
+    pub(super) fn runs(draw: bool) -> Vec<StudySimulation> {
         let on = |place| {
             [
-                Run::Sequencer(Design::Atomics, place),
-                Run::Sequencer(Design::Rpc, place),
-                Run::Send(place),
+                StudySimulation::Sequencer(Design::Atomics, place),
+                StudySimulation::Sequencer(Design::Rpc, place),
+                StudySimulation::Send(place),
             ]
         };
-        let mut runs = [on(Place::Host), on(Place::Dpu)].concat();
-        runs.extend(DpuBtree::runs(draw).into_iter().map(Run::Btree));
+        let mut runs = [on(CorePlace::Host), on(CorePlace::Dpu)].concat();
+        runs.extend(DpuBtree::runs(draw).into_iter().map(StudySimulation::Btree));
         runs
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
+    pub(super) fn add(&mut self, bf2: &Profile, what: StudySimulation) -> Result<()> {
         let result = match what {
-            Run::Sequencer(design, place) => rate(bf2, design, place)?,
-            Run::Send(place) => latency(bf2, place)?,
-            Run::Btree(what) => return self.btree.add(bf2, what),
+            StudySimulation::Sequencer(design, place) => rate(bf2, design, place)?,
+            StudySimulation::Send(place) => latency(bf2, place)?,
+            StudySimulation::Btree(what) => return self.btree.add(bf2, what),
         };
         self.results.push((what, result));
         Ok(())
     }
 
-    fn result(&self, what: Run) -> Option<f64> {
+    fn result(&self, what: StudySimulation) -> Option<f64> {
         let mut found = self.results.iter();
         let found = found.find(|(run, _)| *run == what);
         if found.is_none() {
@@ -75,11 +75,11 @@ impl Dpu {
         found.map(|(_, result)| *result)
     }
 
-    /// Removes and returns the simulations that numbers have needed since the last call, each once.
-    pub(super) fn missing(&self) -> Vec<Run> {
+    /// Removes and returns the simulations that numbers have needed since the last call, without duplicates.
+    pub(super) fn missing(&self) -> Vec<StudySimulation> {
         let mut all = self.missing.take();
-        all.extend(self.btree.missing().into_iter().map(Run::Btree));
-        let mut once: Vec<Run> = Vec::new();
+        all.extend(self.btree.missing().into_iter().map(StudySimulation::Btree));
+        let mut once: Vec<StudySimulation> = Vec::new();
         for run in all {
             if !once.contains(&run) {
                 once.push(run);
@@ -88,36 +88,42 @@ impl Dpu {
         once
     }
 
-    /// Returns our number for this id; `None` if this study does not give it.
-    pub(super) fn number(&self, id: &str) -> Option<Ours> {
-        let rate = |design, place| self.result(Run::Sequencer(design, place));
+    /// Returns our number for the published number `id`; `None` if this study does not have that number.
+    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
+        let rate = |design, place| self.result(StudySimulation::Sequencer(design, place));
         let (value, kind) = match id {
-            "dpu_seq_faa_rate" => (rate(Design::Atomics, Place::Dpu)?, Kind::Fitted),
+            "dpu_seq_faa_rate" => (rate(Design::Atomics, CorePlace::Dpu)?, NumberKind::Fitted),
             "dpu_seq_faa_gain" => {
-                let (dpu, host) = (Place::Dpu, Place::Host);
+                let (dpu, host) = (CorePlace::Dpu, CorePlace::Host);
                 let gain = rate(Design::Atomics, dpu)? / rate(Design::Atomics, host)?;
-                (100.0 * (gain - 1.0), Kind::Fitted)
+                (100.0 * (gain - 1.0), NumberKind::Fitted)
             }
             "dpu_seq_rpc_cpu_ratio" => {
-                let host = rate(Design::Rpc, Place::Host)?;
-                (host / rate(Design::Rpc, Place::Dpu)?, Kind::Fitted)
+                let host = rate(Design::Rpc, CorePlace::Host)?;
+                (
+                    host / rate(Design::Rpc, CorePlace::Dpu)?,
+                    NumberKind::Fitted,
+                )
             }
             "dpu_send_lat_saving" => {
-                let host = self.result(Run::Send(Place::Host))?;
-                (host - self.result(Run::Send(Place::Dpu))?, Kind::Fitted)
+                let host = self.result(StudySimulation::Send(CorePlace::Host))?;
+                (
+                    host - self.result(StudySimulation::Send(CorePlace::Dpu))?,
+                    NumberKind::Fitted,
+                )
             }
             _ => return self.btree.number(id),
         };
-        Some(Ours::new(value, kind, "simulation"))
+        Some(OurNumber::new(value, kind, "simulation"))
     }
 }
 
 /// Returns the rate of a sequencer on all cores of the place.
-fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
+fn rate(bf2: &Profile, design: Design, place: CorePlace) -> Result<f64> {
     let there = bf2.at(place).context("BlueField-2 has a DPU")?;
-    let setup = Setup {
+    let setup = SequencerParameters {
         place: Some(place),
-        ..Setup::paper(design, there.host.cores.value as usize)
+        ..SequencerParameters::paper(design, there.host.cores.value as usize)
     };
     let outcome = run(bf2, &setup)?;
     anyhow::ensure!(
@@ -128,16 +134,16 @@ fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
     Ok(outcome.rate_mops)
 }
 
-/// Returns half a round trip of SENDs that are not inlined, in µs.
-fn latency(bf2: &Profile, place: Place) -> Result<f64> {
-    let parameters = Parameters {
+/// Returns half of the round-trip time of SENDs that are not inlined, in µs.
+fn latency(bf2: &Profile, place: CorePlace) -> Result<f64> {
+    let parameters = MicroParameters {
         payload_bytes: Some(MESSAGE_BYTES),
         inline: Some(false),
-        ..Parameters::default()
+        ..MicroParameters::default()
     };
     let ping = PingPong::new(Verb::RcSend, &parameters, PING_MS)?;
-    match run_towards(bf2, &Task::PingPong(ping), place)? {
-        Outcome::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
-        Outcome::Rate(_) => bail!("a ping-pong has a latency"),
+    match run_towards(bf2, &MeasurementTask::PingPong(ping), place)? {
+        TaskResult::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
+        TaskResult::Rate(_) => bail!("a ping-pong has a latency"),
     }
 }

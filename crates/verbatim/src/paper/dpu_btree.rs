@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 
 use anyhow::{Result, ensure};
-use bench::simulated::btree::{Outcome, Setup, run, run_local};
-use nicmodel::profile::{Place, Profile};
+use bench::simulated::btree::{BtreeParameters, BtreeResult, run, run_local};
+use nicmodel::profile::{CorePlace, Profile};
 
-use super::number::{Kind, Ours, Relation};
+use super::number::{NumberKind, OurNumber, PublishedRelation};
 
 /// One simulation of the B-tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Run {
+pub(super) enum BtreeSimulation {
     /// Look-ups on all cores of the DPU without a network.
     Local { keys: u64 },
     /// Look-ups by RPC from many clients; the DPU has `share` 16ths of the keys.
@@ -18,19 +18,19 @@ pub(super) enum Run {
     /// Look-ups by READs from clients whose cores never wait.
     Read { share: u32 },
     /// The latency of a look-up by RPC if no other look-up is outstanding.
-    RpcAlone(Place),
+    RpcAlone(CorePlace),
     /// The latency of a look-up by READs of nodes of this number of bytes.
-    ReadAlone(Place, usize),
+    ReadAlone(CorePlace, usize),
 }
 
-/// Keys of the study's small tree and of its largest.
+/// Numbers of keys in the study's small tree and in its largest tree.
 pub(super) const SMALL: u64 = 1_000_000;
 pub(super) const LARGE: u64 = 256_000_000;
 
 /// Denominator of shares.
 const ALL: u32 = 16;
 
-/// Sizes of nodes whose READs the study counts.
+/// Sizes in bytes of the nodes whose READs the study counts.
 const NODES: [usize; 2] = [512, 2048];
 
 /// Returns the shares of the keys on the DPU to simulate, in finer steps near the best share.
@@ -41,17 +41,19 @@ fn shares() -> impl Iterator<Item = u32> {
 /// The results of the simulations that have run.
 #[derive(Debug, Default)]
 pub(super) struct DpuBtree {
-    /// Rates in 10^6 a second, latencies in ns.
-    results: Vec<(Run, f64, f64)>,
-    /// Simulations that a number needs and that have not run.
-    missing: RefCell<Vec<Run>>,
+    /// Results of simulations: rates in 10^6 a second, and latencies in ns.
+    results: Vec<(BtreeSimulation, f64, f64)>,
+    /// Simulations that a number needs and that have not run yet.
+    missing: RefCell<Vec<BtreeSimulation>>,
 }
 
 impl DpuBtree {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn runs(draw: bool) -> Vec<Run> {
-        let mut runs: Vec<Run> = [SMALL, LARGE].map(|keys| Run::Local { keys }).to_vec();
-        runs.extend(shares().map(|share| Run::Rpc { keys: SMALL, share }));
+    pub(super) fn runs(draw: bool) -> Vec<BtreeSimulation> {
+        let mut runs: Vec<BtreeSimulation> = [SMALL, LARGE]
+            .map(|keys| BtreeSimulation::Local { keys })
+            .to_vec();
+        runs.extend(shares().map(|share| BtreeSimulation::Rpc { keys: SMALL, share }));
         let large: Vec<u32> = match draw {
             true => shares().collect(),
             false => vec![ALL],
@@ -59,47 +61,53 @@ impl DpuBtree {
         runs.extend(
             large
                 .into_iter()
-                .map(|share| Run::Rpc { keys: LARGE, share }),
+                .map(|share| BtreeSimulation::Rpc { keys: LARGE, share }),
         );
         let reads: &[u32] = if draw { &[0, 4, 8, 12, ALL] } else { &[0] };
-        runs.extend(reads.iter().map(|&share| Run::Read { share }));
-        for place in [Place::Host, Place::Dpu] {
-            runs.push(Run::RpcAlone(place));
-            runs.extend(NODES.map(|bytes| Run::ReadAlone(place, bytes)));
+        runs.extend(reads.iter().map(|&share| BtreeSimulation::Read { share }));
+        for place in [CorePlace::Host, CorePlace::Dpu] {
+            runs.push(BtreeSimulation::RpcAlone(place));
+            runs.extend(NODES.map(|bytes| BtreeSimulation::ReadAlone(place, bytes)));
         }
         runs
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
-        let host = Setup::study(Place::Host, SMALL);
-        let shared = |setup: Setup, share: u32| Setup {
+    pub(super) fn add(&mut self, bf2: &Profile, what: BtreeSimulation) -> Result<()> {
+        let host = BtreeParameters::study(CorePlace::Host, SMALL);
+        let shared = |setup: BtreeParameters, share: u32| BtreeParameters {
             dpu_share: Some(f64::from(share) / f64::from(ALL)),
             ..setup
         };
-        let checked = |setup: Setup| -> Result<Outcome> {
+        let checked = |setup: BtreeParameters| -> Result<BtreeResult> {
             let outcome = run(bf2, &setup)?;
             ensure!(outcome.verified, "{what:?}: a value was wrong or missing");
             Ok(outcome)
         };
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
-        let alone = |outcome: &Outcome| outcome.latency_ns_p50 as f64;
+        let alone = |outcome: &BtreeResult| outcome.latency_ns_p50 as f64;
         let (result, reads) = match what {
-            Run::Local { keys } => (run_local(bf2, &Setup::study(Place::Dpu, keys))?, 0.0),
-            Run::Rpc { keys, share } => {
-                let outcome = checked(shared(Setup { keys, ..host }, share))?;
+            BtreeSimulation::Local { keys } => (
+                run_local(bf2, &BtreeParameters::study(CorePlace::Dpu, keys))?,
+                0.0,
+            ),
+            BtreeSimulation::Rpc { keys, share } => {
+                let outcome = checked(shared(BtreeParameters { keys, ..host }, share))?;
                 (outcome.rate_mops, 0.0)
             }
-            Run::Read { share } => {
-                let outcome = checked(shared(Setup::one_sided(Place::Host, 2048), share))?;
+            BtreeSimulation::Read { share } => {
+                let outcome = checked(shared(
+                    BtreeParameters::one_sided(CorePlace::Host, 2048),
+                    share,
+                ))?;
                 (outcome.rate_mops, outcome.reads_per_lookup)
             }
-            Run::RpcAlone(place) => {
-                let outcome = checked(Setup::study(place, SMALL).alone())?;
+            BtreeSimulation::RpcAlone(place) => {
+                let outcome = checked(BtreeParameters::study(place, SMALL).alone())?;
                 (alone(&outcome), 0.0)
             }
-            Run::ReadAlone(place, bytes) => {
-                let outcome = checked(Setup::one_sided(place, bytes).alone())?;
+            BtreeSimulation::ReadAlone(place, bytes) => {
+                let outcome = checked(BtreeParameters::one_sided(place, bytes).alone())?;
                 (alone(&outcome), outcome.reads_per_lookup)
             }
         };
@@ -107,7 +115,7 @@ impl DpuBtree {
         Ok(())
     }
 
-    fn find(&self, what: Run) -> Option<(f64, f64)> {
+    fn find(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
         let found = found.next();
         if found.is_none() {
@@ -117,12 +125,12 @@ impl DpuBtree {
     }
 
     /// Removes and returns the simulations that numbers have needed and that have not run.
-    pub(super) fn missing(&self) -> Vec<Run> {
+    pub(super) fn missing(&self) -> Vec<BtreeSimulation> {
         self.missing.take()
     }
 
     /// Returns the result of a simulation that has run.
-    fn done(&self, what: Run) -> Option<f64> {
+    fn done(&self, what: BtreeSimulation) -> Option<f64> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
         found.next().map(|(_, result, _)| *result)
     }
@@ -130,7 +138,7 @@ impl DpuBtree {
     /// Returns the rates by RPC over the share of keys on the DPU.
     pub(super) fn rates(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.done(Run::Rpc { keys, share })?;
+            let rate = self.done(BtreeSimulation::Rpc { keys, share })?;
             Some((f64::from(share) / f64::from(ALL), rate))
         };
         (0..=ALL).filter_map(rate).collect()
@@ -139,30 +147,39 @@ impl DpuBtree {
     /// Returns the rates by READs over the share of keys on the DPU.
     pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.done(Run::Read { share })?;
+            let rate = self.done(BtreeSimulation::Read { share })?;
             Some((f64::from(share) / f64::from(ALL), rate))
         };
         (0..=ALL).filter_map(rate).collect()
     }
 
-    /// Returns our number for this id; `None` if the B-tree does not give it.
-    pub(super) fn number(&self, id: &str) -> Option<Ours> {
+    /// Returns our number for the published number `id`; `None` if the B-tree does not have that
+    /// number.
+    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
         let result = |what| self.find(what).map(|(result, _)| result);
-        let rpc = |keys, share| result(Run::Rpc { keys, share });
-        let reads = |bytes| Some(self.find(Run::ReadAlone(Place::Host, bytes))?.1);
+        let rpc = |keys, share| result(BtreeSimulation::Rpc { keys, share });
+        let reads = |bytes| {
+            Some(
+                self.find(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?
+                    .1,
+            )
+        };
         let more = || {
-            let host = result(Run::RpcAlone(Place::Host))?;
-            Some(100.0 * (result(Run::RpcAlone(Place::Dpu))? / host - 1.0))
+            let host = result(BtreeSimulation::RpcAlone(CorePlace::Host))?;
+            Some(100.0 * (result(BtreeSimulation::RpcAlone(CorePlace::Dpu))? / host - 1.0))
         };
         let less = |bytes| {
-            let host = result(Run::ReadAlone(Place::Host, bytes))?;
-            Some(100.0 * (1.0 - result(Run::ReadAlone(Place::Dpu, bytes))? / host))
+            let host = result(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?;
+            Some(100.0 * (1.0 - result(BtreeSimulation::ReadAlone(CorePlace::Dpu, bytes))? / host))
         };
-        let of = |value, kind| Ours::new(value, kind, "simulation");
-        let (fitted, predicted) = (|v| of(v, Kind::Fitted), |v| of(v, Kind::Predicted));
+        let of = |value, kind| OurNumber::new(value, kind, "simulation");
+        let (fitted, predicted) = (
+            |v| of(v, NumberKind::Fitted),
+            |v| of(v, NumberKind::Predicted),
+        );
         Some(match id {
-            "dpu_bt_local_small" => fitted(result(Run::Local { keys: SMALL })?),
-            "dpu_bt_local_256m" => fitted(result(Run::Local { keys: LARGE })?),
+            "dpu_bt_local_small" => fitted(result(BtreeSimulation::Local { keys: SMALL })?),
+            "dpu_bt_local_256m" => fitted(result(BtreeSimulation::Local { keys: LARGE })?),
             "dpu_bt_rpc_small" => fitted(rpc(SMALL, ALL)?),
             "dpu_bt_rpc_256m" => predicted(rpc(LARGE, ALL)?),
             "dpu_bt_rpc_cpu_ratio" => predicted(rpc(SMALL, 0)? / rpc(SMALL, ALL)?),
@@ -178,10 +195,10 @@ impl DpuBtree {
                 let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
                 predicted(best.0)
             }
-            // The publication gives a range: these are its ends.
-            "dpu_bt_rpc_lat_lo" => predicted(more()?).is(Relation::AtLeast),
-            "dpu_bt_rpc_lat_hi" => predicted(more()?).is(Relation::AtMost),
-            "dpu_os_best" => fitted(result(Run::Read { share: 0 })?),
+            // The publication gives a range, whose ends are these two numbers.
+            "dpu_bt_rpc_lat_lo" => predicted(more()?).is(PublishedRelation::AtLeast),
+            "dpu_bt_rpc_lat_hi" => predicted(more()?).is(PublishedRelation::AtMost),
+            "dpu_os_best" => fitted(result(BtreeSimulation::Read { share: 0 })?),
             "dpu_os_depth_512" => fitted(reads(512)?),
             "dpu_os_depth_2048" => fitted(reads(2048)?),
             "dpu_os_lat_lo" => predicted(less(2048)?),
@@ -196,7 +213,7 @@ mod tests {
     use super::*;
     use nicmodel::published;
 
-    /// The results are placeholders: the test checks only that they exist.
+    /// The results are placeholders: the test checks only that each number finds its runs.
     #[test]
     fn every_number_of_the_tree_has_its_runs() {
         for draw in [false, true] {

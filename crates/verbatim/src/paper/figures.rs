@@ -9,13 +9,14 @@ use chart::{Axis, Chart, Series};
 use nicmodel::bounds::Resource;
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
-    Bounds, Load, Mix, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
+    Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
 };
 use sequencer::Design;
 
 use super::dpu_btree;
-use super::simulated::Simulated;
+use super::simulated::SimulationResults;
 use crate::output::write_file;
+use crate::picture::svg;
 
 /// A figure of the paper.
 struct Figure {
@@ -26,7 +27,7 @@ struct Figure {
     x: Axis,
     y: Axis,
     series: Vec<Series>,
-    /// Published values that have no place on the x axis.
+    /// Published values without an x coordinate, which are drawn as levels.
     levels: Vec<(String, f64)>,
 }
 
@@ -34,7 +35,7 @@ const MODEL: &str = "model: bounds of the resources";
 const SIMULATED: &str = "simulated: the sequencer's own code";
 
 /// Draws all figures into a folder; returns the names of their files.
-pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static str>> {
+pub(super) fn draw(folder: &Path, simulated: &SimulationResults) -> Result<Vec<&'static str>> {
     let cib = builtin("cib").context("Connect-IB is built in")?;
     let figures = [
         pcie_bytes(cib),
@@ -55,7 +56,7 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
     for figure in &figures {
         let path = folder.join(figure.file);
         let chart = chart(figure);
-        write_file(&path, &chart.svg())?;
+        write_file(&path, &svg(&chart))?;
         write_file(&path.with_extension("csv"), &chart.csv())?;
     }
     Ok(figures.iter().map(|figure| figure.file).collect())
@@ -65,13 +66,13 @@ fn rate(profile: &Profile, mix: &Mix) -> Option<f64> {
     Bounds::of(profile, mix).ok()?.predicted_mops
 }
 
-/// Returns the published values at these x coordinates.
+/// Returns the points of the published values at the given x coordinates.
 fn published_at(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
     let at = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
     points.iter().filter_map(at).collect()
 }
 
-/// Returns the powers of two with exponents of this range.
+/// Returns the powers of two whose exponents are in `range`.
 fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
     range.map(|power| 1 << power)
 }
@@ -82,7 +83,7 @@ fn curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series
 }
 
 fn pcie_bytes(cib: &Profile) -> Figure {
-    // Plots every size: interpolated points would turn the steps into ramps.
+    // Plot every size: lines between fewer points would turn the steps into ramps.
     let sizes = || 1..=1024u32;
     let of = |bytes: fn(&Profile, u32) -> f64| {
         sizes().map(move |size| (f64::from(size), Some(bytes(cib, size))))
@@ -101,7 +102,7 @@ fn pcie_bytes(cib: &Profile) -> Figure {
     }
 }
 
-fn sequencer_cores(simulated: &Simulated) -> Figure {
+fn sequencer_cores(simulated: &SimulationResults) -> Figure {
     let atomics = simulated
         .rates(Design::Atomics)
         .first()
@@ -115,7 +116,7 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
         }
         Design::SpecS0 => published_at(&[(10.0, "seq_t3_spec_s0")]),
     };
-    // The rate of atomics does not depend on the server's cores, which take no part.
+    // The rate of atomics does not depend on the server's cores, which take no part in them.
     let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
     let mut series = vec![level.published(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
@@ -133,11 +134,11 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
     }
 }
 
-fn latency(simulated: &Simulated) -> Figure {
+fn latency(simulated: &SimulationResults) -> Figure {
     let batched = simulated.latencies(16);
     let slowest = batched.last().map_or(0.0, |point| point.0);
     let mut alone = simulated.latencies(1);
-    // Loads beyond the peak only raise the latency.
+    // Drop loads beyond the peak, which only raise the latency.
     alone.retain(|point| point.0 <= slowest);
     Figure {
         file: "figure-8.svg",
@@ -149,7 +150,7 @@ fn latency(simulated: &Simulated) -> Figure {
             Series::new("up to 16 answers to a doorbell", batched),
             Series::new("an answer to a doorbell", alone),
         ],
-        // The publication gives the rate but not its latency.
+        // The publication gives the rate, but not the latency at that rate.
         levels: published_at(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
             .map(|(_, rate)| ("published peak".to_owned(), rate))
@@ -158,7 +159,7 @@ fn latency(simulated: &Simulated) -> Figure {
 }
 
 /// Draws Figure 4 of the study of BlueField-2: each curve relative to the host alone.
-fn btree_split(simulated: &Simulated) -> Figure {
+fn btree_split(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, keys| {
         let rates = simulated.dpu.btree.rates(keys);
         let host = rates.first().map_or(1.0, |&(_, rate)| rate);
@@ -184,8 +185,8 @@ fn btree_split(simulated: &Simulated) -> Figure {
 }
 
 /// Draws Figure 9 of the study: the published rate is flat.
-fn btree_split_reads(simulated: &Simulated) -> Figure {
-    // The axis shows whole numbers only.
+fn btree_split_reads(simulated: &SimulationResults) -> Figure {
+    // The axis shows whole numbers only, so rates are in thousands.
     let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
     let rates = simulated.dpu.btree.read_rates();
     Figure {
@@ -209,7 +210,7 @@ fn btree_split_reads(simulated: &Simulated) -> Figure {
 fn multi_queue(cib: &Profile) -> Figure {
     let at = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
-        let load = Load::new(send, Role::Requester).in_postlists(postlist);
+        let load = MixOperation::new(send, Role::Requester).in_postlists(postlist);
         let mix = Mix::new(vec![load.on_queue_pairs(queue_pairs)]).on_cores(1);
         rate(cib, &mix)
     };
@@ -233,13 +234,13 @@ fn multi_queue(cib: &Profile) -> Figure {
     }
 }
 
-fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
+fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let at = |(window, outcome)| (window as f64, outcome);
     let reads: Vec<_> = simulated.windows("cib").map(at).collect();
     let writes = reads.iter().map(|&(window, _)| {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and whole
-        let setup = windows::Setup {
+        let setup = windows::WindowParameters {
             verb: Verb::RdmaWrite,
             window: window as usize,
             time: Duration::from_micros(300),
@@ -247,7 +248,9 @@ fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
         Ok((window, windows::run(cib, &setup)?))
     });
     let writes: Vec<_> = writes.collect::<Result<_>>()?;
-    let of = |name: &str, runs: &[(f64, windows::Outcome)], of: fn(&windows::Outcome) -> f64| {
+    let of = |name: &str,
+              runs: &[(f64, windows::WindowResult)],
+              of: fn(&windows::WindowResult) -> f64| {
         let points = runs.iter().map(|(window, outcome)| (*window, of(outcome)));
         Series::new(name, points)
     };
@@ -273,12 +276,12 @@ fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
 }
 
 /// Draws the rate of READs over windows. The best windows of two NICs differ by a factor of 32.
-fn best_windows(simulated: &Simulated) -> Figure {
+fn best_windows(simulated: &SimulationResults) -> Figure {
     let of = |nic| -> Vec<(f64, f64)> {
         let points: Vec<_> = simulated.windows(nic).collect();
         let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);
         #[allow(clippy::cast_precision_loss)] // far below 2^52
-        let relative = |(window, outcome): (usize, windows::Outcome)| {
+        let relative = |(window, outcome): (usize, windows::WindowResult)| {
             (window as f64, 100.0 * outcome.rate_mops / most)
         };
         points.into_iter().map(relative).collect()
@@ -301,7 +304,7 @@ fn best_windows(simulated: &Simulated) -> Figure {
     }
 }
 
-fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
+fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
     Figure {
         file: "figure-9.svg",
         title: "Figure 9: HERD key-value store on Connect-IB",
@@ -334,7 +337,7 @@ fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
 }
 
 /// Draws Figure 10 relative to the rate of GETs alone, as the published numbers are.
-fn drtm(simulated: &Simulated) -> Figure {
+fn drtm(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, rates: Vec<(f64, f64)>| {
         let gets = rates.first().map_or(1.0, |&(_, rate)| rate);
         let points = rates
@@ -358,8 +361,14 @@ fn drtm(simulated: &Simulated) -> Figure {
             )
             .published(lost),
             relative("ConnectX-3, emulation", simulated.drtm("cx3")).published(kept),
-            relative("Connect-IB, a whole store", simulated.records("cib")),
-            relative("ConnectX-3, a whole store", simulated.records("cx3")),
+            relative(
+                "Connect-IB, a whole store",
+                simulated.atomics_store_rates("cib"),
+            ),
+            relative(
+                "ConnectX-3, a whole store",
+                simulated.atomics_store_rates("cx3"),
+            ),
         ],
         levels: Vec::new(),
     }
@@ -375,7 +384,8 @@ fn ud_send(cib: &Profile) -> Figure {
     };
     let over = |postlist: f64| {
         (0..=192u32).map(move |payload| {
-            let load = Load::new(operation(payload), Role::Requester).in_postlists(postlist);
+            let load =
+                MixOperation::new(operation(payload), Role::Requester).in_postlists(postlist);
             (
                 f64::from(payload),
                 rate(cib, &Mix::new(vec![load]).on_cores(14)),
@@ -417,7 +427,7 @@ fn ud_send(cib: &Profile) -> Figure {
 /// Returns the rate of READs at which their responses fill the responder's link.
 fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
-    let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
+    let mix = Mix::new(vec![MixOperation::new(read, Role::Responder)]);
     let bounds = Bounds::of(profile, &mix).ok()?.bounds;
     let link = bounds.iter().find(|b| b.resource == Resource::LinkOut);
     link.map(|bound| bound.rate_mops)
@@ -433,7 +443,7 @@ const NICS: [(&str, &str); 3] = [
 /// Returns the model's rate of arriving operations of a verb on a NIC, over payloads.
 fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)> {
     let at = |payload| {
-        let load = Load::new(Operation::new(verb, transport, payload), Role::Responder);
+        let load = MixOperation::new(Operation::new(verb, transport, payload), Role::Responder);
         Some((
             f64::from(payload),
             rate(builtin(nic)?, &Mix::new(vec![load]))?,
@@ -505,7 +515,7 @@ fn atomics() -> Figure {
             let at = profile.and_then(|profile| {
                 let slots = locks::used(profile, u64::from(counters), 8)?;
                 let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
-                let load = Load::new(atomic, Role::Responder).on_lock_slots(slots);
+                let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
                 rate(profile, &Mix::new(vec![load]))
             });
             (f64::from(counters), at)
@@ -560,7 +570,8 @@ mod tests {
                     "{nic}: READs of {payload} bytes"
                 );
             }
-            // The largest READs reach the limit, except on the oldest NIC: its PCIe link is slower than its port.
+            // The largest READs reach the limit, except on the oldest NIC, whose PCIe link is slower than its
+            // port.
             let last = |points: &[chart::Point]| points.last().expect("drawn").y;
             let reaches = (last(reads) / last(limits) - 1.0).abs() < 1e-6;
             assert_eq!(reaches, nic.as_str() != "ConnectX", "{nic}");

@@ -2,70 +2,120 @@
 
 use anyhow::Result;
 
-use super::nics::Nics;
+use super::nics::PublishedProfiles;
 use super::rows::{self, Parameter, Row};
-use super::simulated::Simulated;
+use super::simulated::SimulationResults;
 
-/// The first and the last step: changes of a parameter's logarithm.
-const FIRST_STEP: f64 = 0.1;
-const LAST_STEP: f64 = 0.002;
+/// Most rounds; the sum of squares is stable after a few.
+const ROUNDS: usize = 12;
 
-/// Most rounds, each of which changes all parameters in turn.
-const ROUNDS: usize = 60;
+/// Damping of the first round: an undetermined combination of parameters stays as it is.
+const FIRST_DAMPING: f64 = 1e-3;
 
-/// Least share of a vector's length beyond the known directions that counts as undetermined.
+/// Damping that ends the search: no smaller sum of squares is near.
+const LAST_DAMPING: f64 = 10.0;
+
+/// Relative decrease of the sum of squares that counts as none.
+const NO_DECREASE: f64 = 1e-3;
+
+/// Fraction of a vector's length outside the known directions from which the vector counts as undetermined.
 const UNDETERMINED: f64 = 0.2;
 
-/// Returns the sum of squares of the logarithms of our numbers over the published numbers.
+/// Returns the logarithms of our numbers over the published numbers.
 ///
 /// # Errors
-/// A simulation cannot run.
-fn misfit(nics: &Nics, rows: &[Row]) -> Result<f64> {
-    let mut simulated = Simulated::on(nics.clone());
-    let mut sum = 0.0;
-    for row in rows {
+/// Returns an error if a simulation cannot run.
+fn misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
+    let mut simulated = SimulationResults::with_profiles(nics.clone());
+    let misfit = |row: &Row| {
         let ours = rows::value(&mut simulated, row.id())?;
         let off = (ours / row.published.value).ln();
         // A rate of 0 is worse than any other.
-        sum += if off.is_finite() { off * off } else { 1e9 };
-    }
-    Ok(sum)
+        Ok(if off.is_finite() { off } else { -1e3 })
+    };
+    rows.iter().map(misfit).collect()
 }
 
-/// Returns the profiles with these parameters fitted: each is changed in turn, by smaller and smaller steps, to
-/// minimize [`misfit`].
+/// Returns the profiles with these parameters fitted to the rows, by the Levenberg-Marquardt method: the sum of squares
+/// of the logarithms of our numbers over the published ones is minimized. `slopes` are the elasticities of each row
+/// with respect to each parameter, and are taken as constant.
 ///
 /// # Errors
-/// A simulation cannot run.
-pub(super) fn to(nics: &Nics, parameters: &[Parameter], rows: &[Row]) -> Result<Nics> {
-    let mut best = (nics.clone(), misfit(nics, rows)?);
-    let mut step = FIRST_STEP;
+/// Returns an error if a simulation cannot run.
+pub(super) fn to(
+    nics: &PublishedProfiles,
+    parameters: &[Parameter],
+    rows: &[Row],
+    slopes: &[Vec<f64>],
+) -> Result<PublishedProfiles> {
+    let squares = |misfits: &[f64]| misfits.iter().map(|off| off * off).sum::<f64>();
+    let mut best = nics.clone();
+    let mut now = misfits(&best, rows)?;
+    let mut damping = FIRST_DAMPING;
     for _ in 0..ROUNDS {
-        let before = best.1;
-        for parameter in parameters {
-            for by in [step, -step] {
-                let Some((changed, _)) = parameter.scaled(&best.0, by.exp()) else {
-                    continue;
-                };
-                let then = misfit(&changed, rows)?;
-                if then < best.1 {
-                    best = (changed, then);
-                    break;
-                }
+        let Some(changes) = step(slopes, &now, damping) else {
+            break;
+        };
+        let mut changed = best.clone();
+        for (parameter, change) in parameters.iter().zip(&changes) {
+            let value = parameter.value(&changed) * change.exp();
+            if let Some(with) = changed.with(&parameter.nic, &parameter.key, value) {
+                changed = with;
             }
         }
-        if best.1 >= before * (1.0 - 1e-3) {
-            step /= 2.0;
+        let then = misfits(&changed, rows)?;
+        let (before, after) = (squares(&now), squares(&then));
+        if after < before {
+            (best, now) = (changed, then);
+            damping /= 3.0;
+        } else {
+            damping *= 10.0;
         }
-        if step < LAST_STEP {
+        let is_stable = after < before && after >= before * (1.0 - NO_DECREASE);
+        if is_stable || damping > LAST_DAMPING {
             break;
         }
     }
-    Ok(best.0)
+    Ok(best)
 }
 
-/// Returns true if rows with the elasticities `known` determine a row with the elasticities `wanted`. That holds if
-/// `wanted`, except for a fifth, is a linear combination of `known`.
+/// Returns the changes of the parameters' logarithms that minimize the damped sum of squares; `None` if there is no
+/// solution.
+fn step(slopes: &[Vec<f64>], misfits: &[f64], damping: f64) -> Option<Vec<f64>> {
+    let count = slopes.first()?.len();
+    let column = |at: usize| slopes.iter().map(move |row| row[at]);
+    let dot = |a: usize, b: usize| column(a).zip(column(b)).map(|(a, b)| a * b).sum::<f64>();
+    // Each line is an equation: the coefficients of the unknowns, and the right side.
+    let mut lines: Vec<Vec<f64>> = (0..count)
+        .map(|at| {
+            let mut line: Vec<f64> = (0..count).map(|other| dot(at, other)).collect();
+            line[at] += damping;
+            line.push(-column(at).zip(misfits).map(|(a, b)| a * b).sum::<f64>());
+            line
+        })
+        .collect();
+    // Gauss-Jordan elimination. The matrix is positive definite, so every pivot is above 0.
+    for pivot in 0..count {
+        let by = lines[pivot][pivot];
+        if by.abs() < f64::MIN_POSITIVE || !by.is_finite() {
+            return None;
+        }
+        lines[pivot].iter_mut().for_each(|value| *value /= by);
+        let solved = lines[pivot].clone();
+        for (at, line) in lines.iter_mut().enumerate() {
+            let times = line[pivot];
+            if at != pivot {
+                for (value, of) in line.iter_mut().zip(&solved) {
+                    *value -= times * of;
+                }
+            }
+        }
+    }
+    lines.iter().map(|line| line.last().copied()).collect()
+}
+
+/// Returns true if rows with the elasticities `known` determine a row with the elasticities `wanted`. This holds if
+/// `wanted`, except for a fifth of its length, is a linear combination of `known`.
 pub(super) fn determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let length = |v: &[f64]| dot(v, v).sqrt();
@@ -93,7 +143,7 @@ pub(super) fn determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::number::{Kind, Relation};
+    use super::super::number::{NumberKind, PublishedRelation};
     use super::*;
 
     fn row(id: &str) -> Row {
@@ -101,8 +151,8 @@ mod tests {
         Row {
             published,
             nic: "cib",
-            kind: Kind::Fitted,
-            relation: Relation::Equal,
+            kind: NumberKind::Fitted,
+            relation: PublishedRelation::Equal,
             value: 0.0,
         }
     }
@@ -110,17 +160,30 @@ mod tests {
     /// From a wrong start, a fit finds the profile's numbers again, with the analytic model and with a simulation.
     #[test]
     fn a_fit_finds_the_numbers_of_the_profile_again() {
-        let nics = Nics::default();
+        let nics = PublishedProfiles::default();
         let of = |key: &str| Parameter::of(nics.nic("cib"), key);
         let refitted = |key: &str, wrong: f64, rows: &[Row]| {
             let begin = nics.with("cib", key, wrong).expect("known");
-            let fitted = to(&begin, &[of(key)], rows).expect("runs");
+            // Both rates fall by 1 % if the time grows by 1 %.
+            let fitted = to(&begin, &[of(key)], rows, &[vec![-1.0]]).expect("runs");
             of(key).value(&fitted) / of(key).value(&nics)
         };
         let model = refitted("processing.atomic_ns", 30.0, &[row("atomics_cib_zbig")]);
         assert!((model - 1.0).abs() < 0.01, "{model}");
         let simulated = refitted("atomics.lock_hold_ns", 300.0, &[row("seq_t3_atomics")]);
         assert!((simulated - 1.0).abs() < 0.01, "{simulated}");
+    }
+
+    #[test]
+    fn a_step_solves_the_damped_least_squares() {
+        let slopes = [vec![1.0, 0.0], vec![1.0, 2.0], vec![0.0, 2.0]];
+        // The changes 0.1 and -0.2 explain all of it.
+        let changes = step(&slopes, &[-0.1, 0.3, 0.4], 1e-9).expect("solved");
+        assert!((changes[0] - 0.1).abs() < 1e-6 && (changes[1] + 0.2).abs() < 1e-6);
+        // Nothing depends on the second parameter, which stays as it is.
+        let changes = step(&[vec![1.0, 0.0]], &[-0.1], 1e-3).expect("solved");
+        assert!((changes[0] - 0.1).abs() < 1e-3 && changes[1] == 0.0);
+        assert_eq!(step(&[], &[], 1e-3), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Leave-one-out predictions: each published number that was used in a fit, predicted by a fit without it.
+//! Leave-one-out predictions: each published number that was used in a fit is predicted by a fit without it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,24 +10,23 @@ use serde::Serialize;
 
 use super::digits::{plain, published};
 use super::fit;
-use super::loops::Errors;
-use super::model::same;
-use super::nics::Nics;
-use super::number::{Kind, Relation};
+use super::loops::RelativeErrors;
+use super::model::canonical_id;
+use super::nics::PublishedProfiles;
+use super::number::{NumberKind, PublishedRelation};
 use super::parameters::{elasticities, fitted_to};
 use super::rows::{self, Parameter, Row};
-use super::simulated::Simulated;
+use super::simulated::SimulationResults;
 use crate::output::{print, print_json, table};
-use crate::progress::progress;
 
-/// Least share of a parameter's change by which a published number must change to count as fitted to the parameter. A
-/// smaller change shows that another NIC's profile borrowed the number.
+/// Minimum elasticity with which a published number counts as fitted to a parameter. A smaller elasticity shows that
+/// the parameter belongs to the profile of another NIC, which took its value from this one.
 const LINKED: f64 = 0.03;
 
-/// Least elasticity with which a rate helps to fit a parameter.
+/// Minimum elasticity with which a rate helps to fit a parameter.
 const HELPS: f64 = 0.2;
 
-/// Numbers that the study seems to have swapped: their errors are no evidence about the model.
+/// Published numbers that the study seems to have swapped; their errors say nothing about the model.
 const SWAPPED: [&str; 2] = ["dpu_bt_local_256m", "dpu_bt_rpc_256m"];
 
 /// The outcome of a fit without one published number.
@@ -40,12 +39,12 @@ pub(super) struct LeftOut {
     fitted_error: f64,
     /// The parameters that are fitted again.
     parameters: Vec<String>,
-    /// The published numbers that these parameters are fitted to.
+    /// The published numbers to which these parameters are fitted again.
     rest: Vec<&'static str>,
     /// The prediction for the number that was left out. `None` if no other number determines a parameter.
     predicted: Option<f64>,
     error: Option<f64>,
-    /// The bottleneck by the model.
+    /// The bottleneck of the published rate, according to the model.
     bottleneck: Option<Resource>,
 }
 
@@ -53,12 +52,13 @@ pub(super) struct LeftOut {
 struct Sensitivities {
     rows: Vec<Row>,
     parameters: Vec<Parameter>,
-    /// Elasticities by parameter, then by row.
+    /// Elasticities of each parameter, by row.
     columns: Vec<Vec<Option<f64>>>,
 }
 
 impl Sensitivities {
-    fn of(nics: &Nics, rows: Vec<Row>) -> Result<Self> {
+    /// Returns the elasticities; `None` after SIGINT.
+    fn of(nics: &PublishedProfiles, rows: Vec<Row>) -> Result<Option<Self>> {
         let mut parameters = Vec::new();
         for profile in nics.all() {
             for number in profile.numbers() {
@@ -67,18 +67,15 @@ impl Sensitivities {
                 }
             }
         }
-        let bar = progress(parameters.len() as u64);
-        let columns = rows::in_parallel(
-            &parameters,
-            |parameter| elasticities(nics, parameter, &rows),
-            |_| bar.inc(1),
-        )?;
-        bar.finish_and_clear();
-        Ok(Self {
+        let columns = rows::in_parallel(&parameters, Parameter::to_string, |parameter| {
+            elasticities(nics, parameter, &rows)
+        })?;
+        let columns: Option<Vec<_>> = columns.into_iter().collect();
+        Ok(columns.map(|columns| Self {
             rows,
             parameters,
             columns,
-        })
+        }))
     }
 
     fn elasticity(&self, row: usize, parameter: &Parameter) -> f64 {
@@ -96,27 +93,32 @@ impl Sensitivities {
     }
 }
 
-/// Parameters and the rows that they were fitted to together.
-struct Component {
+/// A set of parameters, and the rows to which they were fitted together.
+struct FittedTogether {
     parameters: Vec<Parameter>,
     rows: Vec<usize>,
 }
 
-/// Returns all parameters and rows that were fitted together with a row: parameters with a common row belong
-/// together.
-fn component(all: &Sensitivities, nics: &Nics, row: usize) -> Component {
+/// Returns all parameters and rows that were fitted together with the row `row`. Parameters that share a row belong
+/// to one component.
+fn linked_parameters_and_rows(
+    all: &Sensitivities,
+    nics: &PublishedProfiles,
+    row: usize,
+) -> FittedTogether {
     let links: Vec<(Vec<Parameter>, bool)> = all
         .rows
         .iter()
         .enumerate()
         .map(|(at, row)| {
             let mut to = fitted_to(nics, row.id());
-            // Another NIC's profile may have borrowed the number: such parameters do not count.
+            // The profile of another NIC may have taken over a parameter of this one. A parameter on which this number does not
+            // depend is left out.
             to.retain(|parameter| all.elasticity(at, parameter).abs() >= LINKED);
-            (to, row.published.id == same(row.published.id))
+            (to, row.published.id == canonical_id(row.published.id))
         })
         .collect();
-    let mut found = Component {
+    let mut found = FittedTogether {
         parameters: links[row].0.clone(),
         rows: vec![row],
     };
@@ -143,14 +145,15 @@ fn component(all: &Sensitivities, nics: &Nics, row: usize) -> Component {
     }
 }
 
-/// Returns the rows for a fit without row `left`; `None` if they do not determine row `left`. They are the other rows
-/// that its parameters were fitted to. If these do not suffice, predicted rates are added.
-fn rest(all: &Sensitivities, together: &Component, left: usize) -> Option<Vec<usize>> {
+/// Returns the rows for a fit without row `left`; `None` if they do not determine row `left`. The rows are the other
+/// rows to which the parameters of row `left` were fitted. If these rows do not
+/// suffice, published rates to which no number was fitted are added.
+fn rest(all: &Sensitivities, together: &FittedTogether, left: usize) -> Option<Vec<usize>> {
     if together.parameters.is_empty() {
         return None;
     }
-    let id = same(all.rows[left].id());
-    let measures_another = |at: &usize| same(all.rows[*at].id()) != id;
+    let id = canonical_id(all.rows[left].id());
+    let measures_another = |at: &usize| canonical_id(all.rows[*at].id()) != id;
     let mut rest: Vec<usize> = together
         .rows
         .iter()
@@ -171,8 +174,8 @@ fn rest(all: &Sensitivities, together: &Component, left: usize) -> Option<Vec<us
     for (at, row) in all.rows.iter().enumerate() {
         let depends = all.vector(at, &together.parameters);
         let helps = depends.iter().any(|elasticity| elasticity.abs() >= HELPS);
-        let is_rate = row.is_rate() && row.relation == Relation::Equal;
-        if row.kind == Kind::Predicted
+        let is_rate = row.is_rate() && row.relation == PublishedRelation::Equal;
+        if row.kind == NumberKind::Predicted
             && is_rate
             && helps
             && measures_another(&at)
@@ -185,15 +188,20 @@ fn rest(all: &Sensitivities, together: &Component, left: usize) -> Option<Vec<us
 }
 
 /// Fits the parameters again without a row and predicts it.
-fn leave_out(all: &Sensitivities, nics: &Nics, left: usize) -> Result<LeftOut> {
+fn leave_out(all: &Sensitivities, nics: &PublishedProfiles, left: usize) -> Result<LeftOut> {
     let row = all.rows[left];
-    let together = component(all, nics, left);
+    let together = linked_parameters_and_rows(all, nics, left);
     let rest = rest(all, &together, left);
     let predicted = match &rest {
         Some(rest) => {
+            let parameters = &together.parameters;
+            let slopes: Vec<_> = rest.iter().map(|at| all.vector(*at, parameters)).collect();
             let rest: Vec<Row> = rest.iter().map(|at| all.rows[*at]).collect();
-            let fitted = fit::to(nics, &together.parameters, &rest)?;
-            Some(rows::value(&mut Simulated::on(fitted), row.id())?)
+            let fitted = fit::to(nics, parameters, &rest, &slopes)?;
+            Some(rows::value(
+                &mut SimulationResults::with_profiles(fitted),
+                row.id(),
+            )?)
         }
         None => None,
     };
@@ -212,10 +220,10 @@ fn leave_out(all: &Sensitivities, nics: &Nics, left: usize) -> Result<LeftOut> {
 }
 
 /// Returns the bottleneck of a published rate by the model.
-fn bottleneck(nics: &Nics, row: &Row) -> Option<Resource> {
+fn bottleneck(nics: &PublishedProfiles, row: &Row) -> Option<Resource> {
     let profile = nics.nic(row.nic);
     let mixes = mixes::all(profile);
-    let id = same(row.id());
+    let id = canonical_id(row.id());
     let named = mixes
         .iter()
         .find(|named| named.published.is_some_and(|p| p.id == id));
@@ -226,22 +234,24 @@ fn bottleneck(nics: &Nics, row: &Row) -> Option<Resource> {
     bounds.ok()?.bottleneck()
 }
 
-/// Fits again without each number and prints the predictions. Writes the errors by bottleneck to a file.
+/// Fits again without each published number and prints the predictions. Writes the errors by bottleneck to a file.
 ///
 /// # Errors
-/// A simulation cannot run, or a file cannot be written.
-pub(super) fn show(json: bool, csv: Option<&Path>) -> Result<()> {
-    let nics = Nics::default();
-    let all = Sensitivities::of(&nics, rows::all()?)?;
+/// Returns an error if a simulation cannot run, or a file cannot be written.
+pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
+    let nics = PublishedProfiles::default();
+    let Some(all) = Sensitivities::of(&nics, rows::all()?)? else {
+        return Ok(());
+    };
     let is_left = |at: &usize| {
         let row = &all.rows[*at];
-        // Other names of a measurement are no evidence of their own.
-        same(row.id()) == row.id() && !fitted_to(&nics, row.id()).is_empty()
+        // A measurement counts once, although it has several names.
+        canonical_id(row.id()) == row.id() && !fitted_to(&nics, row.id()).is_empty()
     };
     let left: Vec<usize> = (0..all.rows.len()).filter(is_left).collect();
-    let bar = progress(left.len() as u64);
-    let outcomes = rows::in_parallel(&left, |at| leave_out(&all, &nics, *at), |_| bar.inc(1))?;
-    bar.finish_and_clear();
+    let name = |at: &usize| format!("without {}", all.rows[*at].id());
+    let outcomes = rows::in_parallel(&left, name, |at| leave_out(&all, &nics, *at))?;
+    let outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
     if let Some(path) = csv {
         std::fs::write(path, errors(&nics, &all, &outcomes))
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -282,7 +292,7 @@ pub(super) fn show(json: bool, csv: Option<&Path>) -> Result<()> {
 }
 
 fn summary(outcomes: &[LeftOut]) -> String {
-    let predicted = Errors::of(outcomes.iter().filter_map(|row| row.error));
+    let predicted = RelativeErrors::of(outcomes.iter().filter_map(|row| row.error));
     let predicted = predicted.map_or_else(String::new, |errors| format!("{errors}"));
     let alone = outcomes
         .iter()
@@ -296,7 +306,7 @@ fn summary(outcomes: &[LeftOut]) -> String {
 
 /// Formats the errors of predictions by bottleneck, as CSV: numbers that were left out, and rates that no parameter
 /// was fitted to.
-fn errors(nics: &Nics, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
+fn errors(nics: &PublishedProfiles, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
     let mut lines = BTreeMap::new();
     let name = |resource: Option<Resource>| {
         let value = resource.and_then(|resource| serde_json::to_value(resource).ok());
@@ -310,21 +320,27 @@ fn errors(nics: &Nics, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
         found.is_some_and(Row::is_rate) && !SWAPPED.contains(&id)
     };
     for row in outcomes.iter().filter(|row| is_rate(row.id)) {
-        if let Some(error) = row.error {
-            lines.insert(row.id, (name(row.bottleneck), "left-out", error));
+        if let Some(predicted) = row.predicted {
+            let of = (row.bottleneck, "left-out", row.published, predicted);
+            lines.insert(row.id, of);
         }
     }
     for row in &all.rows {
-        let rate =
-            is_rate(row.id()) && row.relation == Relation::Equal && same(row.id()) == row.id();
-        if row.kind == Kind::Predicted && rate {
-            let error = row.value / row.published.value - 1.0;
-            lines.insert(row.id(), (name(bottleneck(nics, row)), "predicted", error));
+        let rate = is_rate(row.id())
+            && row.relation == PublishedRelation::Equal
+            && canonical_id(row.id()) == row.id();
+        if row.kind == NumberKind::Predicted && rate {
+            let binds = bottleneck(nics, row);
+            let of = (binds, "predicted", row.published.value, row.value);
+            lines.insert(row.id(), of);
         }
     }
-    let mut text = "id,bottleneck,how,error\n".to_owned();
-    for (id, (bottleneck, how, error)) in lines {
-        text.push_str(&format!("{id},{bottleneck},{how},{error:.4}\n"));
+    let mut text = "id,bottleneck,how,published,predicted,error\n".to_owned();
+    for (id, (bottleneck, how, published, predicted)) in lines {
+        let (binds, error) = (name(bottleneck), predicted / published - 1.0);
+        text.push_str(&format!(
+            "{id},{binds},{how},{published},{predicted:.4},{error:.4}\n"
+        ));
     }
     text
 }
@@ -333,16 +349,17 @@ fn errors(nics: &Nics, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
 mod tests {
     use super::*;
 
-    /// Checks the model without simulations. Two numbers of the same rate predict each other; a number that is the
-    /// only evidence is not predicted.
+    /// Checks the model without simulations. Two published numbers of the same rate predict each other. A number that
+    /// is the only evidence for a parameter is not predicted.
     #[test]
     fn a_number_is_predicted_where_others_determine_it() {
-        let nics = Nics::default();
+        let nics = PublishedProfiles::default();
         let rows = rows::all_of("cx").expect("runs");
         let all = Sensitivities::of(&nics, rows).expect("runs");
+        let all = all.expect("not interrupted");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
         let left = leave_out(&all, &nics, row("t5_cx_send0")).expect("fits");
-        // The other number is the same rate.
+        // The other number describes the same rate.
         assert_eq!(left.rest, ["t5_cx_send1"]);
         assert!(left.error.expect("predicted").abs() < 0.01, "{left:?}");
         let alone = leave_out(&all, &nics, row("t5_cx_recv1")).expect("fits");

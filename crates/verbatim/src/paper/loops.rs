@@ -1,22 +1,23 @@
-//! Comparison of numbers with the loops of the authors' benchmark and with this program's loops.
+//! Compares numbers that were simulated with the loops of the authors' benchmark and with this
+//! program's loops.
 
 use std::fmt;
 
 use anyhow::Result;
 
 use super::digits::{plain, published};
-use super::number::{Kind, Number};
+use super::number::{ComparedNumber, NumberKind};
 use crate::output::{print, table};
 
 /// Median and largest absolute value of relative errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Errors {
+pub(super) struct RelativeErrors {
     count: usize,
     median: f64,
     worst: f64,
 }
 
-impl Errors {
+impl RelativeErrors {
     /// Computes the statistics of relative errors; `None` without errors.
     pub(super) fn of(errors: impl Iterator<Item = f64>) -> Option<Self> {
         let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
@@ -31,7 +32,7 @@ impl Errors {
     }
 }
 
-impl fmt::Display for Errors {
+impl fmt::Display for RelativeErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             count,
@@ -46,7 +47,7 @@ impl fmt::Display for Errors {
     }
 }
 
-/// Returns the server's cores for a number, from the end of its id; 0 if the id does not name them.
+/// Returns the number of the server's cores at the end of an id; 0 if the id does not contain it.
 fn cores(id: &str) -> usize {
     match id {
         "seq_t3_baseline" | "herd_base_peak" => 14,
@@ -60,7 +61,7 @@ fn cores(id: &str) -> usize {
 }
 
 /// Prints the numbers that were simulated with both loops, and the errors by cores.
-pub(super) fn show(numbers: &[Number]) -> Result<()> {
+pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
     let compared: Vec<_> = numbers.iter().filter(|n| n.original().is_some()).collect();
     if compared.is_empty() {
         return Ok(());
@@ -90,7 +91,7 @@ pub(super) fn show(numbers: &[Number]) -> Result<()> {
             percent(error),
             number.ours().map_or_else(String::new, plain),
             number.error().map_or_else(String::new, percent),
-            number.kind().map_or("", Kind::name).to_owned(),
+            number.kind().map_or("", NumberKind::name).to_owned(),
         ]);
     }
     print(shown)?;
@@ -100,11 +101,11 @@ pub(super) fn show(numbers: &[Number]) -> Result<()> {
         ("6 cores and more", 6, 64),
     ] {
         let among = || {
-            let of_cores = |n: &&&Number| (from..=to).contains(&cores(n.id()));
+            let of_cores = |n: &&&ComparedNumber| (from..=to).contains(&cores(n.id()));
             compared.iter().filter(of_cores)
         };
-        let theirs = Errors::of(among().filter_map(|n| Some(n.original()?.1)));
-        let ours = Errors::of(among().filter_map(|n| n.error()));
+        let theirs = RelativeErrors::of(among().filter_map(|n| Some(n.original()?.1)));
+        let ours = RelativeErrors::of(among().filter_map(|n| n.error()));
         if let Some((theirs, ours)) = theirs.zip(ours) {
             print(format_args!(
                 "{name}: their loops {theirs}; our loops {ours}"
@@ -120,10 +121,10 @@ mod tests {
 
     #[test]
     fn errors_have_a_median_and_a_worst() {
-        assert_eq!(Errors::of([].into_iter()), None);
-        let three = Errors::of([0.01, -0.3, 0.02].into_iter()).expect("three");
+        assert_eq!(RelativeErrors::of([].into_iter()), None);
+        let three = RelativeErrors::of([0.01, -0.3, 0.02].into_iter()).expect("three");
         assert_eq!((three.median, three.worst), (0.02, 0.3));
-        let two = Errors::of([0.01, -0.03].into_iter()).expect("two");
+        let two = RelativeErrors::of([0.01, -0.03].into_iter()).expect("two");
         assert_eq!(two.to_string(), "median error 2.0 %, worst 3.0 % of 2");
     }
 

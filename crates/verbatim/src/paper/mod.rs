@@ -1,4 +1,4 @@
-//! `verbatim paper`: every published number beside ours.
+//! `verbatim paper`: compares every published number with our number.
 
 mod digits;
 mod dpu;
@@ -20,13 +20,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{print, print_json, table};
-use crate::progress::progress;
+use crate::steps::{CommandSteps, is_interrupted};
 use digits::{plain, published};
-use loops::Errors;
-use number::{Kind, Number, Relation};
-use simulated::Simulated;
+use loops::RelativeErrors;
+use number::{ComparedNumber, NumberKind, PublishedRelation};
+use simulated::SimulationResults;
 
 /// Arguments of `verbatim paper`.
 #[derive(clap::Args)]
@@ -61,15 +61,15 @@ Examples:
   verbatim paper --figures figures/
   verbatim paper --json | jq 'select(.off)'";
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim paper`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.parameters {
-        parameters::show(args.json)?;
-        return Ok(Outcome::Done);
+        parameters::print_dependences(args.json)?;
+        return Ok(CommandOutcome::Done);
     }
     if args.leave_one_out {
-        leave_one_out::show(args.json, args.csv.as_deref())?;
-        return Ok(Outcome::Done);
+        leave_one_out::print_predictions(args.json, args.csv.as_deref())?;
+        return Ok(CommandOutcome::Done);
     }
     if let Some(folder) = &args.figures {
         std::fs::create_dir_all(folder)
@@ -83,42 +83,46 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             eprintln!("note: {figure}: {what}");
         }
     }
-    let numbers = numbers(&simulated);
+    let mut numbers = numbers(&simulated);
+    if is_interrupted() {
+        // Without its simulation a number would be the model's.
+        numbers.retain(|number| simulated.missing_for(number.id()).is_empty());
+    }
     if args.json {
         numbers.iter().try_for_each(print_json)?;
     } else {
-        show(&numbers)?;
+        print_numbers(&numbers)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Runs the simulations that the numbers need.
-fn simulate(draw: bool) -> Result<Simulated> {
-    let runs = Simulated::all(draw);
-    let bar = progress(runs.len() as u64);
-    let mut simulated = Simulated::default();
+/// Runs the simulations that the numbers need, until SIGINT.
+fn simulate(draw: bool) -> Result<SimulationResults> {
+    let runs = SimulationResults::all(draw);
+    let steps = CommandSteps::new(runs.len() as u64)?;
+    let mut simulated = SimulationResults::default();
     for run in runs {
-        bar.set_message(format!("simulating {run}"));
-        simulated.run(run)?;
-        bar.inc(1);
+        let name = format!("simulating {run}");
+        if steps.run(name, || simulated.run(run))?.is_none() {
+            break;
+        }
     }
-    bar.finish_and_clear();
     Ok(simulated)
 }
 
 /// Returns every published number, in the order of the publications' systems.
-fn numbers(simulated: &Simulated) -> Vec<Number> {
-    let number = |published: &'static nicmodel::published::Published| {
+fn numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
+    let number = |published: &'static nicmodel::published::PublishedNumber| {
         let id = published.id;
         let nics = simulated.nics();
         let ours = simulated.number(id);
         let ours = ours.or_else(|| profiles::number(nics, id));
         let ours = ours.or_else(|| model::number(nics, id));
         let why = match &ours {
-            Some(_) => why::off(id),
+            Some(_) => why::reason_of_difference(id),
             None => Some(why::absent(id)),
         };
-        let number = Number::new(published, ours.as_ref(), why);
+        let number = ComparedNumber::new(published, ours.as_ref(), why);
         let fitted = parameters::fitted_to(nics, id).into_iter();
         let fitted = fitted.map(|parameter| parameter.to_string()).collect();
         number
@@ -128,7 +132,7 @@ fn numbers(simulated: &Simulated) -> Vec<Number> {
     nicmodel::published::all().iter().map(number).collect()
 }
 
-fn show(numbers: &[Number]) -> Result<()> {
+fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
     let header = [
         "number",
         "NIC",
@@ -144,9 +148,9 @@ fn show(numbers: &[Number]) -> Result<()> {
     let mut shown = table(header, &[2, 3, 5]);
     for number in numbers.iter().filter(|number| number.ours().is_some()) {
         let sign = match number.relation() {
-            Relation::Equal => "",
-            Relation::AtMost => "≤ ",
-            Relation::AtLeast => "≥ ",
+            PublishedRelation::Equal => "",
+            PublishedRelation::AtMost => "≤ ",
+            PublishedRelation::AtLeast => "≥ ",
         };
         let mark = if number.is_off() { " off" } else { "" };
         shown.add_row([
@@ -158,14 +162,14 @@ fn show(numbers: &[Number]) -> Result<()> {
             number
                 .error()
                 .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
-            number.kind().map_or("", Kind::name).to_owned(),
+            number.kind().map_or("", NumberKind::name).to_owned(),
             shortly(number.fitted_parameters()),
             number.from().unwrap_or_default().to_owned(),
             number.place().to_owned(),
         ]);
     }
     print(shown)?;
-    loops::show(numbers)?;
+    loops::print_both_loops(numbers)?;
     list(
         "Off by more than their kind allows:",
         numbers.iter().filter(|n| n.is_off()),
@@ -183,7 +187,7 @@ fn show(numbers: &[Number]) -> Result<()> {
     print(format_args!("\n{}", summary(numbers)))
 }
 
-/// Formats parameters for a narrow column: the first, and the number of the others.
+/// Formats parameters for a narrow column: the first parameter, and the number of the others.
 fn shortly(parameters: &[String]) -> String {
     let Some(first) = parameters.first() else {
         return String::new();
@@ -197,7 +201,7 @@ fn shortly(parameters: &[String]) -> String {
     }
 }
 
-fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()> {
+fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumber>) -> Result<()> {
     let mut lines = numbers.map(|number| {
         let why = number.why().or_else(|| why::reading(number.id()));
         let why = why.unwrap_or("the reason is not known");
@@ -215,8 +219,8 @@ fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()
     lines.try_for_each(print)
 }
 
-fn summary(numbers: &[Number]) -> String {
-    let of = |kind: Kind| {
+fn summary(numbers: &[ComparedNumber]) -> String {
+    let of = |kind: NumberKind| {
         let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
         let (count, off) = of_kind.fold((0, 0), |(count, off), number| {
             (count + 1, off + usize::from(number.is_off()))
@@ -224,19 +228,19 @@ fn summary(numbers: &[Number]) -> String {
         format!("{count} {} ({off} off)", kind.name())
     };
     let absent = numbers.iter().filter(|n| n.ours().is_none()).count();
-    let errors = |kind: Kind| {
+    let errors = |kind: NumberKind| {
         let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
-        let errors = Errors::of(of_kind.filter_map(Number::error));
+        let errors = RelativeErrors::of(of_kind.filter_map(ComparedNumber::error));
         errors.map_or_else(String::new, |errors| format!("\n{}: {errors}", kind.name()))
     };
     format!(
         "{} published numbers: {}, {}, {}, {absent} without a number of ours{}{}",
         numbers.len(),
-        of(Kind::Arithmetic),
-        of(Kind::Fitted),
-        of(Kind::Predicted),
-        errors(Kind::Fitted),
-        errors(Kind::Predicted),
+        of(NumberKind::Arithmetic),
+        of(NumberKind::Fitted),
+        of(NumberKind::Predicted),
+        errors(NumberKind::Fitted),
+        errors(NumberKind::Predicted),
     )
 }
 
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_is_off_has_a_reason() {
-        for number in numbers(&Simulated::default()) {
+        for number in numbers(&SimulationResults::default()) {
             let silent = number.is_off() && number.why().is_none();
             assert!(
                 !silent,
@@ -260,14 +264,14 @@ mod tests {
 
     #[test]
     fn no_arithmetic_is_off() {
-        let numbers = numbers(&Simulated::default());
+        let numbers = numbers(&SimulationResults::default());
         let arithmetic = numbers
             .iter()
-            .filter(|n| n.kind() == Some(Kind::Arithmetic));
+            .filter(|n| n.kind() == Some(NumberKind::Arithmetic));
         let off: Vec<_> = arithmetic
             .clone()
             .filter(|n| n.is_off())
-            .map(Number::id)
+            .map(ComparedNumber::id)
             .collect();
         assert_eq!(off, [""; 0]);
         assert!(arithmetic.count() >= 70);
@@ -275,10 +279,10 @@ mod tests {
 
     #[test]
     fn what_is_absent_says_why() {
-        let vague: Vec<_> = numbers(&Simulated::default())
+        let vague: Vec<_> = numbers(&SimulationResults::default())
             .iter()
             .filter(|n| n.why() == Some("no model"))
-            .map(Number::id)
+            .map(ComparedNumber::id)
             .collect();
         assert_eq!(vague, [""; 0]);
     }

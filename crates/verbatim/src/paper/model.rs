@@ -3,25 +3,26 @@
 use nicmodel::bounds::Resource;
 use nicmodel::mixes;
 use nicmodel::published;
-use nicmodel::{Bounds, Load, Mix, Operation, Role, Transport, Verb, locks};
+use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks};
 
-use super::nics::Nics;
-use super::number::{Kind, Ours, Relation};
+use super::nics::PublishedProfiles;
+use super::number::{NumberKind, OurNumber, PublishedRelation};
 
-/// Returns our number for this id; `None` if the model does not give it.
-pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
+/// Returns our number for the published number `id`; `None` if the model does not have that number.
+pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     rate(nics, id)
         .or_else(|| ratio(nics, id))
         .or_else(|| single_core(nics, id))
         .or_else(|| other(nics, id))
 }
 
-fn model(value: f64, kind: Kind) -> Option<Ours> {
-    Some(Ours::new(value, kind, "model"))
+fn model(value: f64, kind: NumberKind) -> Option<OurNumber> {
+    Some(OurNumber::new(value, kind, "model"))
 }
 
-/// Returns the common name of a measurement that is printed in text, tables and slides under several names.
-pub(super) fn same(id: &str) -> &str {
+/// Returns one id for a measurement that the text, tables and slides of a publication show under several
+/// ids.
+pub(super) fn canonical_id(id: &str) -> &str {
     match id {
         "seq_rpc_dma_limit" => "ud_send_batched_peak",
         "seq_t3_rpc_opts" => "seq_rpc_batch_mq_6c",
@@ -36,8 +37,8 @@ pub(super) fn same(id: &str) -> &str {
 }
 
 /// Returns the rate of one of the publications' mixes.
-fn rate(nics: &Nics, id: &str) -> Option<Ours> {
-    let id = same(id);
+fn rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+    let id = canonical_id(id);
     for profile in nics.all() {
         let mixes = mixes::all(profile);
         let found = mixes
@@ -52,19 +53,19 @@ fn rate(nics: &Nics, id: &str) -> Option<Ours> {
 }
 
 /// Returns the model's rate of a mix.
-pub(super) fn mops(nics: &Nics, nic: &str, mix: &str) -> Option<f64> {
+pub(super) fn mops(nics: &PublishedProfiles, nic: &str, mix: &str) -> Option<f64> {
     let profile = nics.nic(nic);
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
 
-/// Computes gains, drops and ratios of rates.
-fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
+/// Computes published numbers that are gains, drops or ratios of rates.
+fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let cib = |mix| mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
     let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
-    let fitted = |value: Option<f64>| model(value?, Kind::Fitted);
-    let predicted = |value: Option<f64>| model(value?, Kind::Predicted);
+    let fitted = |value: Option<f64>| model(value?, NumberKind::Fitted);
+    let predicted = |value: Option<f64>| model(value?, NumberKind::Predicted);
     match id {
         "seq_speedup_50x" => fitted(times("sequencer-spec-s0", "sequencer-atomics")),
         "seq_speedup_12_2x" => fitted(times("sequencer-rpc-batch-mq-1", "sequencer-atomics")),
@@ -75,7 +76,7 @@ fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
         "seq_rpc_gap_to_limit" => {
             let (rpc, limit) = (cib("sequencer-rpc-batch-mq")?, cib("ud-send-batch")?);
             let gap = 100.0 * (1.0 - rpc / limit);
-            fitted(Some(gap)).map(|ours| ours.is(Relation::AtMost))
+            fitted(Some(gap)).map(|ours| ours.is(PublishedRelation::AtMost))
         }
         "best_vs_worst_throughput" => fitted(times("ud-send-header-only", "sequencer-atomics")),
         "ud_send_ho_gain" => fitted(gain("ud-send-header-only", "ud-send-batch")),
@@ -93,9 +94,9 @@ fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
         )),
         "contention_order" => {
             let ratio = times("atomics-spread", "atomics-one");
-            fitted(ratio).map(|ours| ours.is(Relation::AtLeast))
+            fitted(ratio).map(|ours| ours.is(PublishedRelation::AtLeast))
         }
-        // A host and a DPU with a third of its rate: the best split, and its gain.
+        // The DPU has a third of the host's rate: these numbers are the best split, and its gain.
         "dpu_bt_best_share" => predicted(dpu_share()),
         "dpu_bt_gain_1m" => predicted(dpu_share().map(|share| 100.0 * (1.0 / (1.0 - share) - 1.0))),
         _ => None,
@@ -109,55 +110,55 @@ fn dpu_share() -> Option<f64> {
 }
 
 /// Computes the numbers of Figure 11b: one core that SENDs 60 bytes.
-fn single_core(nics: &Nics, id: &str) -> Option<Ours> {
+fn single_core(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let profile = nics.nic("cib");
     let rate = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
-        let load = Load::new(send, Role::Requester).in_postlists(postlist);
+        let load = MixOperation::new(send, Role::Requester).in_postlists(postlist);
         let mix = Mix::new(vec![load.on_queue_pairs(queue_pairs)]).on_cores(1);
         Bounds::of(profile, &mix).ok()?.predicted_mops
     };
     match id {
-        "ud_send_1c_mq2_gain" => model(rate(16.0, 2)? / rate(16.0, 1)?, Kind::Predicted),
+        "ud_send_1c_mq2_gain" => model(rate(16.0, 2)? / rate(16.0, 1)?, NumberKind::Predicted),
         "ud_send_1c_mq4_gain_hi" | "fastest_vs_baseline" => {
-            model(rate(16.0, 4)? / rate(1.0, 1)?, Kind::Fitted)
+            model(rate(16.0, 4)? / rate(1.0, 1)?, NumberKind::Fitted)
         }
-        "ud_send_1c_nobatch_mq_gain" => model(rate(1.0, 4)? / rate(1.0, 1)?, Kind::Predicted),
+        "ud_send_1c_nobatch_mq_gain" => model(rate(1.0, 4)? / rate(1.0, 1)?, NumberKind::Predicted),
         _ => None,
     }
 }
 
-fn other(nics: &Nics, id: &str) -> Option<Ours> {
+fn other(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     if let Some(nic) = id.strip_prefix("in_read_transition_") {
-        return model(read_transition(nics, nic)?, Kind::Predicted);
+        return model(read_transition(nics, nic)?, NumberKind::Predicted);
     }
     let cib = nics.nic("cib");
     match id {
         "seq_atomics_pcie_latency" => model(
             cib.atomics.lock_hold_ns.as_ref()?.value * 1e-3,
-            Kind::Fitted,
+            NumberKind::Fitted,
         ),
         "derived_atomics_page_aligned" => {
             let slots = locks::used(cib, 1 << 20, 4096)?;
             let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
-            let load = Load::new(atomic, Role::Responder).on_lock_slots(slots);
+            let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
             model(
                 Bounds::of(cib, &Mix::new(vec![load]))
                     .ok()?
                     .predicted_mops?,
-                Kind::Fitted,
+                NumberKind::Fitted,
             )
         }
         _ => None,
     }
 }
 
-/// Returns the first power of two of bytes at which the link limits READs.
-fn read_transition(nics: &Nics, nic: &str) -> Option<f64> {
+/// Returns the smallest power of two of bytes at which the link limits READs.
+fn read_transition(nics: &PublishedProfiles, nic: &str) -> Option<f64> {
     let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
-        let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
+        let mix = Mix::new(vec![MixOperation::new(read, Role::Responder)]);
         let bounds = Bounds::of(profile, &mix);
         bounds.is_ok_and(|bounds| bounds.bottleneck() == Some(Resource::LinkOut))
     });

@@ -4,16 +4,16 @@ use nicmodel::profile::{Profile, builtins};
 
 /// Profiles of all NICs of the publications.
 #[derive(Clone, Debug)]
-pub(super) struct Nics(Vec<Profile>);
+pub(super) struct PublishedProfiles(Vec<Profile>);
 
-impl Default for Nics {
+impl Default for PublishedProfiles {
     fn default() -> Self {
         Self(builtins().to_vec())
     }
 }
 
-impl Nics {
-    /// Returns the profile of this name; every NIC of the publications has one.
+impl PublishedProfiles {
+    /// Returns the profile with the given name; every NIC of the publications has a profile.
     pub(super) fn nic(&self, name: &str) -> &Profile {
         let found = self.0.iter().find(|profile| profile.name == name);
         found.expect("built in")
@@ -24,11 +24,11 @@ impl Nics {
         &self.0
     }
 
-    /// Returns a hash (FNV-1a, 64 bits) of all numbers of the profiles. Results of long analyses print it to name
-    /// their profiles.
+    /// Returns a hash (FNV-1a, 64 bits) of all numbers of the profiles. Results of long analyses contain this
+    /// hash to identify their profiles.
     pub(super) fn fingerprint(&self) -> String {
         let numbers = self.0.iter().flat_map(|profile| {
-            let of = move |number: nicmodel::profile::Number| {
+            let of = move |number: nicmodel::profile::ProfileNumber| {
                 format!("{} {} {}\n", profile.name, number.key, number.value)
             };
             profile.numbers().into_iter().map(of)

@@ -1,54 +1,54 @@
 //! A published number and the number that this program computes for it ("ours").
 
-use nicmodel::mixes::Basis;
-use nicmodel::published::Published;
+use nicmodel::mixes::NumberBasis;
+use nicmodel::published::PublishedNumber;
 use serde::Serialize;
 
-/// Relation of our number to the published one.
+/// The way in which our number is related to the published number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// Counted or summed from numbers of the profile that are published or derived.
+pub(crate) enum NumberKind {
+    /// Our number was counted or summed from numbers of the profile that are published or derived.
     Arithmetic,
-    /// A number of the profile was fitted to the published number, or to all numbers that it is computed from.
+    /// A number of the profile was fitted to the published number, or to all numbers from which it is computed.
     Fitted,
     /// No number of the profile was fitted to the published number.
     Predicted,
 }
 
-impl Kind {
-    /// Returns the largest relative error that does not count as off.
-    fn limit(self) -> f64 {
+impl NumberKind {
+    /// Returns the largest relative error that is still within the limit of this kind.
+    fn max_relative_error(self) -> f64 {
         match self {
-            Kind::Arithmetic => 0.0,
-            Kind::Fitted => 0.03,
-            Kind::Predicted => 0.1,
+            NumberKind::Arithmetic => 0.0,
+            NumberKind::Fitted => 0.03,
+            NumberKind::Predicted => 0.1,
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Arithmetic => "arithmetic",
-            Kind::Fitted => "fitted",
-            Kind::Predicted => "predicted",
+            NumberKind::Arithmetic => "arithmetic",
+            NumberKind::Fitted => "fitted",
+            NumberKind::Predicted => "predicted",
         }
     }
 }
 
-impl From<Basis> for Kind {
-    fn from(basis: Basis) -> Kind {
+impl From<NumberBasis> for NumberKind {
+    fn from(basis: NumberBasis) -> NumberKind {
         match basis {
-            Basis::Fitted => Kind::Fitted,
-            Basis::Predicted => Kind::Predicted,
+            NumberBasis::Fitted => NumberKind::Fitted,
+            NumberBasis::Predicted => NumberKind::Predicted,
         }
     }
 }
 
-/// Relation of the published number to the quantity.
+/// The relation of the published number to the quantity that we compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Relation {
-    /// The published number is the quantity.
+pub(crate) enum PublishedRelation {
+    /// The published number equals the quantity.
     Equal,
     /// The published number is an upper bound of the quantity.
     AtMost,
@@ -58,18 +58,18 @@ pub(crate) enum Relation {
 
 /// The number that this program computes.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ours {
+pub(crate) struct OurNumber {
     pub(crate) value: f64,
-    pub(crate) kind: Kind,
-    pub(crate) relation: Relation,
-    /// Source of the number: `profile`, `model` or `simulation`.
+    pub(crate) kind: NumberKind,
+    pub(crate) relation: PublishedRelation,
+    /// Source of our number: `profile`, `model` or `simulation`.
     pub(crate) from: &'static str,
 }
 
-impl Ours {
-    pub(crate) fn new(value: f64, kind: Kind, from: &'static str) -> Ours {
-        let relation = Relation::Equal;
-        Ours {
+impl OurNumber {
+    pub(crate) fn new(value: f64, kind: NumberKind, from: &'static str) -> OurNumber {
+        let relation = PublishedRelation::Equal;
+        OurNumber {
             value,
             kind,
             relation,
@@ -77,18 +77,18 @@ impl Ours {
         }
     }
 
-    pub(crate) fn arithmetic(value: f64) -> Ours {
-        Ours::new(value, Kind::Arithmetic, "profile")
+    pub(crate) fn arithmetic(value: f64) -> OurNumber {
+        OurNumber::new(value, NumberKind::Arithmetic, "profile")
     }
 
-    pub(crate) fn is(self, relation: Relation) -> Ours {
-        Ours { relation, ..self }
+    pub(crate) fn is(self, relation: PublishedRelation) -> OurNumber {
+        OurNumber { relation, ..self }
     }
 }
 
-/// A line of the table: a published number with ours.
+/// A line of the table: a published number with our number.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Number {
+pub(crate) struct ComparedNumber {
     id: &'static str,
     nic: &'static str,
     published: f64,
@@ -96,19 +96,19 @@ pub(crate) struct Number {
     #[serde(rename = "where")]
     place: &'static str,
     ours: Option<f64>,
-    /// Relative error: our number over the published number, minus 1; 0 if a bound holds.
+    /// Relative error: our number divided by the published number, minus 1; 0 if a bound holds.
     error: Option<f64>,
-    /// The quantity with the loops of the authors' benchmark, if a simulation has them, and its error.
+    /// The quantity as simulated with the loops of the authors' benchmark, if they were simulated, and its error.
     #[serde(skip_serializing_if = "Option::is_none")]
     with_original_loops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_with_original_loops: Option<f64>,
-    kind: Option<Kind>,
+    kind: Option<NumberKind>,
     /// The numbers of the profiles that were fitted to the published number.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     fitted_parameters: Vec<String>,
-    relation: Relation,
-    /// `profile`, `model` or `simulation`.
+    relation: PublishedRelation,
+    /// Source of our number: `profile`, `model` or `simulation`.
     from: Option<&'static str>,
     /// True if the error exceeds the limit of its kind. Arithmetic must agree in all printed digits, fitted numbers
     /// to 3 %, predicted numbers to 10 %.
@@ -117,18 +117,18 @@ pub(crate) struct Number {
     why: Option<&'static str>,
 }
 
-impl Number {
+impl ComparedNumber {
     pub(crate) fn new(
-        published: &'static Published,
-        ours: Option<&Ours>,
+        published: &'static PublishedNumber,
+        ours: Option<&OurNumber>,
         why: Option<&'static str>,
-    ) -> Number {
-        let relation = ours.map_or(Relation::Equal, |ours| ours.relation);
+    ) -> ComparedNumber {
+        let relation = ours.map_or(PublishedRelation::Equal, |ours| ours.relation);
         let error = ours.map(|ours| error(published.value, ours));
         let off = ours.zip(error).is_some_and(|(ours, error)| {
-            error.abs() > ours.kind.limit() && !rounds_to(ours.value, published.value)
+            error.abs() > ours.kind.max_relative_error() && !rounds_to(ours.value, published.value)
         });
-        Number {
+        ComparedNumber {
             id: published.id,
             nic: published.nic,
             published: published.value,
@@ -147,18 +147,18 @@ impl Number {
         }
     }
 
-    /// Returns the line with the result of a simulation that uses the loops of the authors' benchmark.
-    pub(crate) fn with_original_loops(self, value: Option<f64>) -> Number {
-        Number {
+    /// Returns this line with the result of a simulation that uses the loops of the authors' benchmark.
+    pub(crate) fn with_original_loops(self, value: Option<f64>) -> ComparedNumber {
+        ComparedNumber {
             with_original_loops: value,
             error_with_original_loops: value.map(|value| value / self.published - 1.0),
             ..self
         }
     }
 
-    /// Returns the line with the numbers of the profiles that were fitted to the published number.
-    pub(crate) fn with_parameters(self, fitted_parameters: Vec<String>) -> Number {
-        Number {
+    /// Returns this line with the numbers of the profiles that were fitted to the published number.
+    pub(crate) fn with_parameters(self, fitted_parameters: Vec<String>) -> ComparedNumber {
+        ComparedNumber {
             fitted_parameters,
             ..self
         }
@@ -202,11 +202,11 @@ impl Number {
         self.error
     }
 
-    pub(crate) fn kind(&self) -> Option<Kind> {
+    pub(crate) fn kind(&self) -> Option<NumberKind> {
         self.kind
     }
 
-    pub(crate) fn relation(&self) -> Relation {
+    pub(crate) fn relation(&self) -> PublishedRelation {
         self.relation
     }
 
@@ -223,11 +223,11 @@ impl Number {
     }
 }
 
-fn error(published: f64, ours: &Ours) -> f64 {
+fn error(published: f64, ours: &OurNumber) -> f64 {
     let holds = match ours.relation {
-        Relation::Equal => false,
-        Relation::AtMost => ours.value <= published,
-        Relation::AtLeast => ours.value >= published,
+        PublishedRelation::Equal => false,
+        PublishedRelation::AtMost => ours.value <= published,
+        PublishedRelation::AtLeast => ours.value >= published,
     };
     if holds || ours.value == published {
         0.0
@@ -248,8 +248,8 @@ fn rounds_to(ours: f64, printed: f64) -> bool {
 mod tests {
     use super::*;
 
-    fn published(value: f64) -> &'static Published {
-        Box::leak(Box::new(Published {
+    fn published(value: f64) -> &'static PublishedNumber {
+        Box::leak(Box::new(PublishedNumber {
             id: "an_id",
             nic: "CIB",
             value,
@@ -258,18 +258,18 @@ mod tests {
         }))
     }
 
-    fn line(printed: f64, ours: Ours) -> Number {
-        Number::new(published(printed), Some(&ours), Some("because"))
+    fn line(printed: f64, ours: OurNumber) -> ComparedNumber {
+        ComparedNumber::new(published(printed), Some(&ours), Some("because"))
     }
 
     #[test]
     fn each_kind_has_its_limit() {
         for (kind, right, wrong) in [
-            (Kind::Arithmetic, 100.4, 100.6),
-            (Kind::Fitted, 102.9, 103.1),
-            (Kind::Predicted, 90.1, 89.9),
+            (NumberKind::Arithmetic, 100.4, 100.6),
+            (NumberKind::Fitted, 102.9, 103.1),
+            (NumberKind::Predicted, 90.1, 89.9),
         ] {
-            let number = |value| line(100.0, Ours::new(value, kind, "model"));
+            let number = |value| line(100.0, OurNumber::new(value, kind, "model"));
             assert!(!number(right).is_off(), "{kind:?}");
             assert!(number(wrong).is_off(), "{kind:?}");
             assert_eq!(number(right).why(), None);
@@ -286,14 +286,24 @@ mod tests {
 
     #[test]
     fn bounds_hold_or_are_off() {
-        let at_most = |value| line(5.0, Ours::arithmetic(value).is(Relation::AtMost));
+        let at_most = |value| {
+            line(
+                5.0,
+                OurNumber::arithmetic(value).is(PublishedRelation::AtMost),
+            )
+        };
         assert_eq!(
             (at_most(3.3).error(), at_most(3.3).is_off()),
             (Some(0.0), false)
         );
         assert!(at_most(5.6).is_off());
-        let at_least = |value| line(10.0, Ours::arithmetic(value).is(Relation::AtLeast));
+        let at_least = |value| {
+            line(
+                10.0,
+                OurNumber::arithmetic(value).is(PublishedRelation::AtLeast),
+            )
+        };
         assert!(!at_least(23.2).is_off() && at_least(9.0).is_off());
-        assert_eq!(line(0.0, Ours::arithmetic(0.0)).error(), Some(0.0));
+        assert_eq!(line(0.0, OurNumber::arithmetic(0.0)).error(), Some(0.0));
     }
 }

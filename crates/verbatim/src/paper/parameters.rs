@@ -1,4 +1,4 @@
-//! The numbers of the profiles that each published number depends on.
+//! The numbers of the profiles on which each published number depends.
 //!
 //! Each number of a profile is raised by 8 %, and the published numbers of the same NIC are computed and simulated
 //! again.
@@ -6,50 +6,51 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::model::same;
-use super::nics::Nics;
-use super::number::Kind;
+use super::model::canonical_id;
+use super::nics::PublishedProfiles;
+use super::number::NumberKind;
 use super::rows::{self, Parameter, Row};
-use super::simulated::Simulated;
+use super::simulated::SimulationResults;
 use crate::output::{print, print_json};
-use crate::progress::progress;
+use crate::steps::is_interrupted;
 
 /// Factor by which each number of a profile is raised.
 const LARGER: f64 = 1.08;
 
-/// Least elasticity that counts as a dependence. Simulations change by about this much when any number changes.
+/// Minimum elasticity that counts as a dependence. Results of simulations change by about this much when any number
+/// changes.
 const LEAST: f64 = 0.05;
 
-/// One number of a profile that a published number depends on.
+/// A number of a profile on which a published number depends.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Dependence {
+pub(super) struct ParameterDependence {
     pub(super) parameter: String,
     /// Percent by which our number changes when the parameter grows by 1 %.
     pub(super) elasticity: f64,
-    /// `published`, `derived`, `fitted` or `assumed`.
+    /// Evidence for the parameter: `published`, `derived`, `fitted` or `assumed`.
     pub(super) source: &'static str,
     /// True if the parameter was fitted to this published number.
     pub(super) to_this: bool,
 }
 
-/// A published number with the parameters that it depends on.
+/// A published number, with the parameters on which it depends.
 #[derive(Debug, Serialize)]
-struct Dependent {
+struct DependentNumber {
     id: &'static str,
-    kind: Kind,
+    kind: NumberKind,
     published: f64,
     ours: f64,
     /// Dependences, the largest elasticity first.
-    depends_on: Vec<Dependence>,
+    depends_on: Vec<ParameterDependence>,
 }
 
 /// Returns the numbers of the profiles that were fitted to a published number.
-pub(super) fn fitted_to(nics: &Nics, id: &str) -> Vec<Parameter> {
+pub(super) fn fitted_to(nics: &PublishedProfiles, id: &str) -> Vec<Parameter> {
     let mut all = Vec::new();
     for profile in nics.all() {
         for number in profile.numbers() {
             let mut to = number.evidence.fitted_to();
-            if to.any(|to| same(to) == same(id)) {
+            if to.any(|to| canonical_id(to) == canonical_id(id)) {
                 all.push(Parameter::of(profile, &number.key));
             }
         }
@@ -57,17 +58,24 @@ pub(super) fn fitted_to(nics: &Nics, id: &str) -> Vec<Parameter> {
     all
 }
 
-/// Prints the parameters that each published number depends on.
+/// Prints the parameters on which each published number depends.
 ///
 /// # Errors
-/// A simulation cannot run.
-pub(super) fn show(json: bool) -> Result<()> {
+/// Returns an error if a simulation cannot run.
+pub(super) fn print_dependences(json: bool) -> Result<()> {
     let rows = rows::all()?;
-    let dependent = dependent(&rows)?;
+    let mut dependent = dependent(&rows)?;
+    if is_interrupted() {
+        // It is not known on what the others depend.
+        dependent.retain(|row| !row.depends_on.is_empty());
+    }
     if json {
         return dependent.iter().try_for_each(print_json);
     }
-    print(format_args!("Profiles {}.", Nics::default().fingerprint()))?;
+    print(format_args!(
+        "Profiles {}.",
+        PublishedProfiles::default().fingerprint()
+    ))?;
     print(
         "Percent by which each number changes when a number of the profile grows by 1 %; * fitted to this number, f fitted to \
          others, a assumed\n",
@@ -75,8 +83,8 @@ pub(super) fn show(json: bool) -> Result<()> {
     dependent.iter().map(line).try_for_each(print)
 }
 
-fn line(row: &Dependent) -> String {
-    let one = |of: &Dependence| {
+fn line(row: &DependentNumber) -> String {
+    let one = |of: &ParameterDependence| {
         let mark = match of.source {
             _ if of.to_this => "*",
             "fitted" => " f",
@@ -93,29 +101,25 @@ fn line(row: &Dependent) -> String {
     format!("{} ({}): {all}", row.id, row.kind.name())
 }
 
-fn dependent(rows: &[Row]) -> Result<Vec<Dependent>> {
-    let nics = Nics::default();
+fn dependent(rows: &[Row]) -> Result<Vec<DependentNumber>> {
+    let nics = PublishedProfiles::default();
     let mut jobs = Vec::new();
     for profile in nics.all() {
         let keys = profile.numbers().into_iter().map(|number| number.key);
         jobs.extend(keys.map(|key| Parameter::of(profile, &key)));
     }
-    let bar = progress(jobs.len() as u64);
-    let columns = rows::in_parallel(
-        &jobs,
-        |parameter| elasticities(&nics, parameter, rows),
-        |_| bar.inc(1),
-    )?;
-    bar.finish_and_clear();
+    let columns = rows::in_parallel(&jobs, Parameter::to_string, |parameter| {
+        elasticities(&nics, parameter, rows)
+    })?;
     let all = rows.iter().enumerate().map(|(at, row)| {
         let of_row = jobs.iter().zip(&columns);
         let dependence = of_row.filter_map(|(parameter, column)| {
-            let elasticity = column.get(at).copied().flatten()?;
+            let elasticity = column.as_ref()?.get(at).copied().flatten()?;
             (elasticity.abs() >= LEAST).then(|| dependence(&nics, parameter, row, elasticity))
         });
         let mut depends_on: Vec<_> = dependence.collect();
         depends_on.sort_by(|a, b| b.elasticity.abs().total_cmp(&a.elasticity.abs()));
-        Dependent {
+        DependentNumber {
             id: row.id(),
             kind: row.kind,
             published: row.published.value,
@@ -126,11 +130,16 @@ fn dependent(rows: &[Row]) -> Result<Vec<Dependent>> {
     Ok(all.collect())
 }
 
-fn dependence(nics: &Nics, parameter: &Parameter, row: &Row, elasticity: f64) -> Dependence {
+fn dependence(
+    nics: &PublishedProfiles,
+    parameter: &Parameter,
+    row: &Row,
+    elasticity: f64,
+) -> ParameterDependence {
     let numbers = nics.nic(&parameter.nic).numbers();
     let number = numbers.iter().find(|number| number.key == parameter.key);
-    Dependence {
-        // The parameter's profile is that of the published number, so its name is omitted.
+    ParameterDependence {
+        // The parameter's profile is the profile of the published number, so its name is omitted.
         parameter: parameter.key.clone(),
         elasticity,
         source: number.map_or("", |number| number.source),
@@ -138,20 +147,20 @@ fn dependence(nics: &Nics, parameter: &Parameter, row: &Row, elasticity: f64) ->
     }
 }
 
-/// Returns the percent by which each row changes when this number grows by 1 %. `None` for rows of other NICs, and if
-/// the number cannot grow.
+/// Returns the percent by which each row changes when the number `parameter` of a profile grows by 1 %. Returns
+/// `None` for rows of other NICs, and if the number cannot grow.
 ///
 /// # Errors
-/// A simulation cannot run.
+/// Returns an error if a simulation cannot run.
 pub(super) fn elasticities(
-    nics: &Nics,
+    nics: &PublishedProfiles,
     parameter: &Parameter,
     rows: &[Row],
 ) -> Result<Vec<Option<f64>>> {
     let Some((changed, by)) = parameter.scaled(nics, LARGER) else {
         return Ok(vec![None; rows.len()]);
     };
-    let mut simulated = Simulated::on(changed);
+    let mut simulated = SimulationResults::with_profiles(changed);
     let mut elasticity = |row: &Row| {
         if row.nic != parameter.nic {
             return Ok(None);
@@ -169,7 +178,7 @@ mod tests {
 
     #[test]
     fn numbers_name_the_parameters_that_were_fitted_to_them() {
-        let nics = Nics::default();
+        let nics = PublishedProfiles::default();
         let of = |id| {
             let all = fitted_to(&nics, id).into_iter();
             all.map(|parameter| parameter.to_string())

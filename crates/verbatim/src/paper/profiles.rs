@@ -1,44 +1,54 @@
-//! Numbers that are counted or summed from the profiles.
+//! Published numbers that are counted or summed from the profiles.
 
-use nicmodel::pcie::{self, Purpose};
-use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, locks, published, wqe};
+use nicmodel::pcie::{self, TransactionPurpose};
+use nicmodel::{
+    Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, locks, published, wqe,
+};
 
-use super::nics::Nics;
-use super::number::{Ours, Relation};
+use super::nics::PublishedProfiles;
+use super::number::{OurNumber, PublishedRelation};
 
-/// Returns our number for this id; `None` if it does not follow from the profiles.
-pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
+/// Returns our number for the published number `id`; `None` if it does not follow from the profiles.
+pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let value = sizes(nics, id).or_else(|| counts(nics, id));
     let value = value
         .or_else(|| links(nics, id))
         .or_else(|| clusters(nics, id));
-    value.map(Ours::arithmetic).or_else(|| bounds(nics, id))
+    value
+        .map(OurNumber::arithmetic)
+        .or_else(|| bounds(nics, id))
 }
 
 fn ud(payload: u32) -> Operation {
     Operation::new(Verb::Send, Transport::Ud, payload).inlined()
 }
 
-fn lines(nics: &Nics, operation: &Operation) -> f64 {
+fn lines(nics: &PublishedProfiles, operation: &Operation) -> f64 {
     f64::from(wqe::lines(operation.wqe_bytes(nics.nic("cib"))))
 }
 
-fn slot(nics: &Nics, operation: &Operation) -> f64 {
+fn slot(nics: &PublishedProfiles, operation: &Operation) -> f64 {
     f64::from(wqe::slot_bytes(operation.wqe_bytes(nics.nic("cib"))))
 }
 
-fn postlist(nics: &Nics, name: &str, operation: &Operation, method: Method, len: u32) -> Footprint {
+fn postlist(
+    nics: &PublishedProfiles,
+    name: &str,
+    operation: &Operation,
+    method: PostMethod,
+    len: u32,
+) -> Footprint {
     Footprint::of_postlist(nics.nic(name), operation, method, len).expect("every NIC can do it")
 }
 
 /// Returns a WRITE whose WQE has this number of bytes.
-fn write_with_wqe(nics: &Nics, bytes: u32) -> Operation {
+fn write_with_wqe(nics: &PublishedProfiles, bytes: u32) -> Operation {
     let header = nics.nic("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
 
 /// Computes sizes of WQEs, headers and immediates.
-fn sizes(nics: &Nics, id: &str) -> Option<f64> {
+fn sizes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let cib = nics.nic("cib");
     let header_only = Operation::header_only(Transport::Ud);
     let header = |verb, transport| f64::from(wqe::header_bytes(cib, verb, transport));
@@ -49,7 +59,7 @@ fn sizes(nics: &Nics, id: &str) -> Option<f64> {
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
-        let one = postlist(nics, "cib", &operation, Method::WqeByMmio, 1);
+        let one = postlist(nics, "cib", &operation, PostMethod::WqeByMmio, 1);
         one.network.to_responder.bytes
     };
     Some(match id {
@@ -70,7 +80,7 @@ fn sizes(nics: &Nics, id: &str) -> Option<f64> {
         }
         "seq_imm_bytes" | "gen_imm_app_bytes" => write(true) - write(false),
         "seq_counter_bytes" => f64::from(nicmodel::ATOMIC_BYTES),
-        // One number in 2^32 lacks the upper half that a client guesses.
+        // A client guesses the upper half of a number; the guess is wrong for one number in 2^32.
         "seq_spec_s0_regular_fraction" => 2f64.powf(-8.0 * (write(true) - write(false))),
         "ud_send_2line_max_payload" => longest(Verb::Send, Transport::Ud, 2)?,
         "out_write_1line_max" => longest(Verb::RdmaWrite, Transport::Uc, 1)?,
@@ -91,34 +101,35 @@ fn sizes(nics: &Nics, id: &str) -> Option<f64> {
 }
 
 /// Counts transactions of operations.
-fn counts(nics: &Nics, id: &str) -> Option<f64> {
+fn counts(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
     let written = |bytes| {
         let one = postlist(
             nics,
             "cib",
             &write_with_wqe(nics, bytes),
-            Method::WqeByMmio,
+            PostMethod::WqeByMmio,
             1,
         );
         one.requester.mmio_writes()
     };
-    let responder =
-        |operation: &Operation| postlist(nics, "cx3", operation, Method::WqeByMmio, 1).responder;
+    let responder = |operation: &Operation| {
+        postlist(nics, "cx3", operation, PostMethod::WqeByMmio, 1).responder
+    };
     let send = Operation::new(Verb::Send, Transport::Ud, 32);
     Some(match id {
-        "appA_bytes_mmio" => ten(Method::WqeByMmio).requester.bytes_to_device(),
-        "appA_bytes_doorbell" => ten(Method::Doorbell).requester.bytes_to_device(),
+        "appA_bytes_mmio" => ten(PostMethod::WqeByMmio).requester.bytes_to_device(),
+        "appA_bytes_doorbell" => ten(PostMethod::Doorbell).requester.bytes_to_device(),
         "appA_doorbell_bytes" => {
-            let rung = ten(Method::Doorbell).requester.transactions;
+            let rung = ten(PostMethod::Doorbell).requester.transactions;
             rung.iter()
-                .find(|t| t.purpose == Purpose::Doorbell)?
+                .find(|t| t.purpose == TransactionPurpose::Doorbell)?
                 .data_bytes
         }
         "appA_slot_bytes" => f64::from(wqe::slot_bytes(65)),
         "shrink_129_mmio" => written(129),
         "shrink_128_mmio" => written(128),
-        "batch_mmio_count" => ten(Method::Doorbell).requester.mmio_writes(),
+        "batch_mmio_count" => ten(PostMethod::Doorbell).requester.mmio_writes(),
         "counter_split_read" => f64::from(u32::try_from(wqe::lines_touched(62, 4)).ok()?),
         "responder_in_read" => {
             responder(&Operation::new(Verb::RdmaRead, Transport::Rc, 32)).dma_reads()
@@ -127,12 +138,12 @@ fn counts(nics: &Nics, id: &str) -> Option<f64> {
             responder(&Operation::new(Verb::RdmaWrite, Transport::Uc, 32)).dma_writes()
         }
         "ud_recv_dma_regular" => responder(&send).dma_writes(),
-        "ud_recv_dma_inline" => responder(&send.received(Receive::Inline)).dma_writes(),
+        "ud_recv_dma_inline" => responder(&send.received(PayloadDestination::Inline)).dma_writes(),
         "ud_recv_dma_ho" => responder(&Operation::header_only(Transport::Ud)).dma_writes(),
         // The publication counts the NIC's reads for a small inlined WRITE by MMIO as WQE-cache misses.
         "out_write_wqe_miss" => {
             let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).inlined();
-            let one = postlist(nics, "cib", &write, Method::WqeByMmio, 1);
+            let one = postlist(nics, "cib", &write, PostMethod::WqeByMmio, 1);
             one.requester.dma_reads()
         }
         "atomics_cib_lsb" => f64::from(nics.nic("cib").atomics.lock_bits.as_ref()?.value),
@@ -141,8 +152,8 @@ fn counts(nics: &Nics, id: &str) -> Option<f64> {
     })
 }
 
-/// Computes bandwidths, headers and lanes of the PCIe links.
-fn links(nics: &Nics, id: &str) -> Option<f64> {
+/// Computes bandwidths, headers and lanes of PCIe links.
+fn links(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let (cib, cx3, cx) = (nics.nic("cib"), nics.nic("cx3"), nics.nic("cx"));
     let header_only = Operation::header_only(Transport::Ud);
     Some(match id {
@@ -170,7 +181,7 @@ fn links(nics: &Nics, id: &str) -> Option<f64> {
 }
 
 /// Returns ports, lanes and cores of the clusters (Table 2).
-fn clusters(nics: &Nics, id: &str) -> Option<f64> {
+fn clusters(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     match id {
         "gen_cib_ports" => return clusters(nics, "cluster_ru_cib_ports"),
         "herd_max_cores_axis" | "out_fig13_threads" => {
@@ -186,8 +197,8 @@ fn clusters(nics: &Nics, id: &str) -> Option<f64> {
     }
     let (name, what) = id.strip_prefix("cluster_ru_")?.split_once('_')?;
     let profile = nics.all().iter().find(|profile| profile.name == name)?;
-    // Factors from data rates to line rates: the coding is 8b/10b in PCIe 1 and 2 and in DDR, and more efficient
-    // since.
+    // Factors from data rates to line rates. The coding is 8b/10b in PCIe 1 and 2 and in DDR; later codings are
+    // more efficient.
     let old = name == "cx";
     let (lane, line) = if old {
         (10.0 / 8.0, 10.0 / 8.0)
@@ -207,11 +218,11 @@ fn clusters(nics: &Nics, id: &str) -> Option<f64> {
 }
 
 /// Computes quantities for which the paper gives only a bound.
-fn bounds(nics: &Nics, id: &str) -> Option<Ours> {
+fn bounds(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let cib = nics.nic("cib");
     let printed = |id| published::get(id).map(|published| published.value);
-    let at_most = |value| Some(Ours::arithmetic(value).is(Relation::AtMost));
-    // Computes how far the printed measurement is below our bound, in percent.
+    let at_most = |value| Some(OurNumber::arithmetic(value).is(PublishedRelation::AtMost));
+    // Computes by how many percent the printed measurement is below our bound.
     let below = |measured: f64, bound: f64| 100.0 * (1.0 - measured / bound);
     match id {
         "ud_send_dma_within" => at_most(below(

@@ -1,25 +1,27 @@
-//! The published numbers that need the model or a simulation, and not only counts and sums of a profile's numbers.
+//! The published numbers that need the model or a simulation; counts and sums of a profile's numbers are not among
+//! them.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, anyhow};
 use nicmodel::profile::Profile;
-use nicmodel::published::{self, Published};
+use nicmodel::published::{self, PublishedNumber};
 
 use super::model;
-use super::nics::Nics;
-use super::number::{Kind, Ours, Relation};
-use super::simulated::Simulated;
+use super::nics::PublishedProfiles;
+use super::number::{NumberKind, OurNumber, PublishedRelation};
+use super::simulated::SimulationResults;
+use crate::steps::CommandSteps;
 
-/// A published number, and the profile from which ours is computed.
+/// A published number, and the profile from which our number is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    pub(super) published: &'static Published,
+    pub(super) published: &'static PublishedNumber,
     /// Name of the profile.
     pub(super) nic: &'static str,
-    pub(super) kind: Kind,
-    pub(super) relation: Relation,
+    pub(super) kind: NumberKind,
+    pub(super) relation: PublishedRelation,
     /// Our number.
     pub(super) value: f64,
 }
@@ -45,21 +47,22 @@ fn jumps(id: &str) -> bool {
         || id.starts_with("in_read_transition_")
 }
 
-/// Returns all rows, after the simulations that they need.
+/// Runs the simulations that the rows need, and returns all rows.
 ///
 /// # Errors
-/// A simulation cannot run.
+/// Returns an error if a simulation cannot run.
 pub(super) fn all() -> Result<Vec<Row>> {
-    let rows = in_parallel(&NICS, |nic| all_of(nic), |_| {})?;
-    Ok(rows.into_iter().flatten().collect())
+    let name = |nic: &&str| format!("the numbers of {nic}");
+    let rows = in_parallel(&NICS, name, |nic| all_of(nic))?;
+    Ok(rows.into_iter().flatten().flatten().collect())
 }
 
 /// Returns the rows that are computed from one profile.
 ///
 /// # Errors
-/// A simulation cannot run.
+/// Returns an error if a simulation cannot run.
 pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
-    let mut simulated = Simulated::default();
+    let mut simulated = SimulationResults::default();
     let of_nic = published::all()
         .iter()
         .filter(|published| nic_of(published) == nic);
@@ -74,7 +77,7 @@ pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
 const NICS: [&str; 4] = ["cib", "bf2", "cx3", "cx"];
 
 /// Returns the name of the profile from which our number is computed.
-fn nic_of(published: &Published) -> &'static str {
+fn nic_of(published: &PublishedNumber) -> &'static str {
     match published.nic {
         "CX" => "cx",
         "CX3" => "cx3",
@@ -84,8 +87,8 @@ fn nic_of(published: &Published) -> &'static str {
 }
 
 fn row(
-    simulated: &mut Simulated,
-    published: &'static Published,
+    simulated: &mut SimulationResults,
+    published: &'static PublishedNumber,
     nic: &'static str,
 ) -> Result<Option<Row>> {
     let id = published.id;
@@ -102,16 +105,16 @@ fn row(
     }))
 }
 
-fn ours(simulated: &mut Simulated, id: &str) -> Result<Option<Ours>> {
+fn ours(simulated: &mut SimulationResults, id: &str) -> Result<Option<OurNumber>> {
     let ours = simulated.simulate(id)?;
     Ok(ours.or_else(|| model::number(simulated.nics(), id)))
 }
 
-/// Returns our number of a row, after the simulations that it needs.
+/// Runs the simulations that a row needs, and returns our number of the row.
 ///
 /// # Errors
-/// A simulation cannot run, or this program computes no number for the row.
-pub(super) fn value(simulated: &mut Simulated, id: &'static str) -> Result<f64> {
+/// Returns an error if a simulation cannot run, or this program computes no number for the row.
+pub(super) fn value(simulated: &mut SimulationResults, id: &'static str) -> Result<f64> {
     let ours = ours(simulated, id)?;
     Ok(ours
         .ok_or_else(|| anyhow!("{id} has no number of ours"))?
@@ -141,15 +144,19 @@ impl Parameter {
     }
 
     /// Returns the value of the number; 0 if the profile lacks it.
-    pub(super) fn value(&self, nics: &Nics) -> f64 {
+    pub(super) fn value(&self, nics: &PublishedProfiles) -> f64 {
         let numbers = nics.nic(&self.nic).numbers();
         let found = numbers.iter().find(|number| number.key == self.key);
         found.map_or(0.0, |number| number.value)
     }
 
-    /// Returns profiles in which the number is multiplied by `times`, and the change of its logarithm. Whole numbers
-    /// change by at least 1. `None` if nothing changes.
-    pub(super) fn scaled(&self, nics: &Nics, times: f64) -> Option<(Nics, f64)> {
+    /// Returns profiles in which the number is multiplied by `times`, and the change of the number's logarithm. A
+    /// whole number changes by at least 1. Returns `None` if no number changes.
+    pub(super) fn scaled(
+        &self,
+        nics: &PublishedProfiles,
+        times: f64,
+    ) -> Option<(PublishedProfiles, f64)> {
         let now = self.value(nics);
         let changed = nics.with(&self.nic, &self.key, now * times)?;
         let then = self.value(&changed);
@@ -166,17 +173,20 @@ impl Parameter {
     }
 }
 
-/// Runs all jobs on as many threads as there are processors, and calls `done` after each.
+/// Runs each job as a step, on as many threads as there are processors. Returns `None` for jobs that
+/// did not run since SIGINT came before.
 ///
 /// # Errors
-/// The first error of a job.
+/// Returns the first error of a job.
 pub(super) fn in_parallel<J: Sync, T: Send>(
     jobs: &[J],
+    name: impl Fn(&J) -> String + Sync,
     work: impl Fn(&J) -> Result<T> + Sync,
-    done: impl Fn(&J) + Sync,
-) -> Result<Vec<T>> {
+) -> Result<Vec<Option<T>>> {
+    type Results<T> = Vec<Option<Result<Option<T>>>>;
+    let steps = CommandSteps::new(jobs.len() as u64)?;
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<T>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let results: Mutex<Results<T>> = Mutex::new(jobs.iter().map(|_| None).collect());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads.min(jobs.len()) {
@@ -185,11 +195,9 @@ pub(super) fn in_parallel<J: Sync, T: Send>(
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     jobs.get(at).map(|job| (at, job))
                 } {
-                    let result = work(job);
+                    let result = steps.run(name(job), || work(job));
                     let mut results = results.lock().unwrap_or_else(|e| e.into_inner());
                     results[at] = Some(result);
-                    drop(results);
-                    done(job);
                 }
             });
         }
@@ -207,7 +215,7 @@ mod tests {
 
     #[test]
     fn whole_numbers_change_by_one_at_least_and_unknown_ones_not_at_all() {
-        let nics = Nics::default();
+        let nics = PublishedProfiles::default();
         let of = |key: &str| Parameter::of(nics.nic("cib"), key);
         let value = |key: &str, times| {
             let scaled = of(key).scaled(&nics, times);
@@ -226,13 +234,13 @@ mod tests {
     #[test]
     fn jobs_keep_their_order_and_report_the_first_error() {
         let jobs: Vec<u32> = (0..20).collect();
-        let twice = in_parallel(&jobs, |job| Ok(2 * job), |_| {}).expect("works");
-        assert_eq!(twice[7], 14);
+        let twice = in_parallel(&jobs, u32::to_string, |job| Ok(2 * job)).expect("works");
+        assert_eq!(twice[7], Some(14));
         let odd = |job: &u32| match job {
             13 | 17 => Err(anyhow!("job {job}")),
             _ => Ok(()),
         };
-        let failed = in_parallel(&jobs, odd, |_| {}).expect_err("fails");
+        let failed = in_parallel(&jobs, u32::to_string, odd).expect_err("fails");
         assert_eq!(failed.to_string(), "job 13");
     }
 }

@@ -1,31 +1,31 @@
-//! Numbers from simulations: the code of the sequencer and the key-value store on simulated NICs.
+//! Numbers from simulations, which run the code of the sequencer and of the key-value store on simulated NICs.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::simulated::sequencer::{Outcome, Setup, run};
+use bench::simulated::sequencer::{SequencerParameters, SequencerResult, run};
 use bench::simulated::{drtm, kv, windows};
 use nicmodel::profile::builtin;
 use nicmodel::{Verb, mixes};
 use sequencer::Design;
 
-use super::dpu::{self, Dpu};
+use super::dpu::{self, StudyResults};
 use super::model;
-use super::nics::Nics;
-use super::number::{Kind, Ours};
+use super::nics::PublishedProfiles;
+use super::number::{NumberKind, OurNumber};
 
 /// One simulation.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Run {
-    /// The sequencer, for rates, Figure 8, or a round trip.
-    Sequencer(Setup),
-    /// The same simulation with the loops of the authors' benchmark.
-    OriginalSequencer(Setup),
+pub(super) enum PaperSimulation {
+    /// The sequencer with a setup, for rates, for Figure 8, or for a round trip.
+    Sequencer(SequencerParameters),
+    /// The sequencer with the same setup and the loops of the authors' benchmark.
+    OriginalSequencer(SequencerParameters),
     /// HERD on this number of cores; `true` with batches.
     Herd(usize, bool),
-    /// The same simulation with the loops of the authors' benchmark.
+    /// HERD with the same setup and the loops of the authors' benchmark.
     OriginalHerd(usize, bool),
     /// The emulation of DrTM-KV on a NIC, with this share of PUTs in %.
     Drtm(&'static str, u32),
@@ -34,10 +34,10 @@ pub(super) enum Run {
     /// READs on a NIC with this window.
     Window(&'static str, usize),
     /// The study of BlueField-2.
-    Dpu(dpu::Run),
+    Dpu(dpu::StudySimulation),
 }
 
-impl fmt::Display for Run {
+impl fmt::Display for PaperSimulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ORIGINAL: &str = "with the original loops";
         match self {
@@ -57,34 +57,34 @@ impl fmt::Display for Run {
     }
 }
 
-/// The results of the simulations that have run.
+/// The results of the simulations that have run so far.
 #[derive(Debug, Default)]
-pub(super) struct Simulated {
-    nics: Nics,
-    runs: Vec<(Setup, Outcome)>,
+pub(super) struct SimulationResults {
+    nics: PublishedProfiles,
+    runs: Vec<(SequencerParameters, SequencerResult)>,
     /// Spec-S0 under rising load, for Figure 8.
-    loads: Vec<(Setup, Outcome)>,
-    /// Round trip of one client with one request outstanding.
+    loads: Vec<(SequencerParameters, SequencerResult)>,
+    /// Round-trip time of one client with one request outstanding, in µs.
     round_trip_us: Option<f64>,
     /// Results of HERD: cores, `true` with batches, outcome.
-    herd: Vec<(usize, bool, kv::Outcome)>,
+    herd: Vec<(usize, bool, kv::KvResult)>,
     /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
-    original: Vec<(Setup, Outcome)>,
-    original_herd: Vec<(usize, bool, kv::Outcome)>,
+    original: Vec<(SequencerParameters, SequencerResult)>,
+    original_herd: Vec<(usize, bool, kv::KvResult)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
     drtm: Vec<(&'static str, u32, f64)>,
     records: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
-    windows: Vec<(&'static str, usize, windows::Outcome)>,
+    windows: Vec<(&'static str, usize, windows::WindowResult)>,
     /// The study of BlueField-2.
-    pub(super) dpu: Dpu,
-    /// Simulations that a number needs and that have not run.
-    missing: RefCell<Vec<Run>>,
+    pub(super) dpu: StudyResults,
+    /// Simulations that a number needs and that have not run yet.
+    missing: RefCell<Vec<PaperSimulation>>,
 }
 
-impl Simulated {
-    /// A set of simulations on these NICs, none of which has run.
-    pub(super) fn on(nics: Nics) -> Self {
+impl SimulationResults {
+    /// Returns a set of simulations on these NICs; none of the simulations has run.
+    pub(super) fn with_profiles(nics: PublishedProfiles) -> Self {
         Self {
             nics,
             ..Self::default()
@@ -92,51 +92,61 @@ impl Simulated {
     }
 
     /// Returns the profiles of the simulated NICs.
-    pub(super) fn nics(&self) -> &Nics {
+    pub(super) fn nics(&self) -> &PublishedProfiles {
         &self.nics
     }
 
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn all(draw: bool) -> Vec<Run> {
-        let mut all: Vec<Run> = Self::setups(draw).into_iter().map(Run::Sequencer).collect();
+    pub(super) fn all(draw: bool) -> Vec<PaperSimulation> {
+        let mut all: Vec<PaperSimulation> = Self::setups(draw)
+            .into_iter()
+            .map(PaperSimulation::Sequencer)
+            .collect();
         let original = Self::original_setups();
         all.extend(
             Self::herd_points(draw)
                 .into_iter()
-                .map(|(cores, batched)| Run::Herd(cores, batched)),
+                .map(|(cores, batched)| PaperSimulation::Herd(cores, batched)),
         );
-        all.extend(original.into_iter().map(Run::OriginalSequencer));
+        all.extend(original.into_iter().map(PaperSimulation::OriginalSequencer));
         all.extend(
             Self::herd_points(false)
                 .into_iter()
-                .map(|(cores, batched)| Run::OriginalHerd(cores, batched)),
+                .map(|(cores, batched)| PaperSimulation::OriginalHerd(cores, batched)),
         );
         let drtm = Self::drtm_points(draw);
         if draw {
-            all.extend(drtm.iter().map(|&(nic, puts)| Run::Records(nic, puts)));
+            all.extend(
+                drtm.iter()
+                    .map(|&(nic, puts)| PaperSimulation::Records(nic, puts)),
+            );
         }
-        all.extend(drtm.into_iter().map(|(nic, puts)| Run::Drtm(nic, puts)));
+        all.extend(
+            drtm.into_iter()
+                .map(|(nic, puts)| PaperSimulation::Drtm(nic, puts)),
+        );
         all.extend(
             Self::window_points()
                 .into_iter()
-                .map(|(nic, window)| Run::Window(nic, window)),
+                .map(|(nic, window)| PaperSimulation::Window(nic, window)),
         );
-        all.extend(Dpu::runs(draw).into_iter().map(Run::Dpu));
+        all.extend(
+            StudyResults::runs(draw)
+                .into_iter()
+                .map(PaperSimulation::Dpu),
+        );
         all
     }
 
-    /// Returns our number for this id after the simulations that it needs.
+    /// Runs the simulations that the published number `id` needs, and returns our number.
     ///
     /// # Errors
-    /// A simulation cannot run on these profiles, or its result is wrong.
-    pub(super) fn simulate(&mut self, id: &str) -> Result<Option<Ours>> {
+    /// Returns an error if a simulation cannot run on these profiles, or its result is wrong.
+    pub(super) fn simulate(&mut self, id: &str) -> Result<Option<OurNumber>> {
         loop {
-            self.missing.take();
-            let number = self.number(id);
-            let mut missing = self.missing.take();
-            missing.extend(self.dpu.missing().into_iter().map(Run::Dpu));
+            let missing = self.missing_for(id);
             if missing.is_empty() {
-                return Ok(number);
+                return Ok(self.number(id));
             }
             for run in missing {
                 self.run(run)?;
@@ -144,14 +154,23 @@ impl Simulated {
         }
     }
 
+    /// Returns the simulations that the number of this id needs and that have not run.
+    pub(super) fn missing_for(&self, id: &str) -> Vec<PaperSimulation> {
+        self.missing.take();
+        self.number(id);
+        let mut missing = self.missing.take();
+        missing.extend(self.dpu.missing().into_iter().map(PaperSimulation::Dpu));
+        missing
+    }
+
     /// Returns the setups that the numbers and Figure 7 need, and with `draw` those of Figure 8.
-    fn setups(draw: bool) -> Vec<Setup> {
+    fn setups(draw: bool) -> Vec<SequencerParameters> {
         let swept = Design::ALL
             .into_iter()
             .filter(|design| *design != Design::Atomics);
-        let mut setups = vec![Setup::paper(Design::Atomics, 1), round_trip()];
+        let mut setups = vec![SequencerParameters::paper(Design::Atomics, 1), round_trip()];
         for design in swept {
-            setups.extend((1..=CORES).map(|cores| Setup::paper(design, cores)));
+            setups.extend((1..=CORES).map(|cores| SequencerParameters::paper(design, cores)));
         }
         if draw {
             setups.extend(loads());
@@ -162,37 +181,37 @@ impl Simulated {
     /// Runs one simulation.
     ///
     /// # Errors
-    /// The simulation cannot run on these profiles, or its result is wrong.
-    pub(super) fn run(&mut self, run: Run) -> Result<()> {
+    /// Returns an error if the simulation cannot run on these profiles, or its result is wrong.
+    pub(super) fn run(&mut self, run: PaperSimulation) -> Result<()> {
         match run {
-            Run::Sequencer(setup) => {
+            PaperSimulation::Sequencer(setup) => {
                 let outcome = sequencer(&self.nics, &setup)?;
                 self.add(setup, outcome);
             }
-            Run::OriginalSequencer(setup) => {
+            PaperSimulation::OriginalSequencer(setup) => {
                 let outcome = sequencer(&self.nics, &setup)?;
                 self.original.push((setup, outcome));
             }
-            Run::Herd(cores, batched) => {
-                let outcome = store(&self.nics, "cib", &kv::Setup::paper(cores, batched))?;
+            PaperSimulation::Herd(cores, batched) => {
+                let outcome = store(&self.nics, "cib", &kv::KvParameters::paper(cores, batched))?;
                 self.herd.push((cores, batched, outcome));
             }
-            Run::OriginalHerd(cores, batched) => {
-                let outcome = store(&self.nics, "cib", &kv::Setup::atc16(cores, batched))?;
+            PaperSimulation::OriginalHerd(cores, batched) => {
+                let outcome = store(&self.nics, "cib", &kv::KvParameters::atc16(cores, batched))?;
                 self.original_herd.push((cores, batched, outcome));
             }
-            Run::Drtm(nic, puts) => {
-                let setup = drtm::Setup::paper(f64::from(puts) / 100.0);
+            PaperSimulation::Drtm(nic, puts) => {
+                let setup = drtm::DrtmParameters::paper(f64::from(puts) / 100.0);
                 let outcome = drtm::run(self.nics.nic(nic), &setup)?;
                 self.drtm.push((nic, puts, outcome.rate_mops));
             }
-            Run::Records(nic, puts) => {
-                let setup = kv::Setup::drtm(f64::from(puts) / 100.0);
+            PaperSimulation::Records(nic, puts) => {
+                let setup = kv::KvParameters::drtm(f64::from(puts) / 100.0);
                 let outcome = store(&self.nics, nic, &setup)?;
                 self.records.push((nic, puts, outcome.rate_mops));
             }
-            Run::Window(nic, window) => {
-                let setup = windows::Setup {
+            PaperSimulation::Window(nic, window) => {
+                let setup = windows::WindowParameters {
                     verb: Verb::RdmaRead,
                     window,
                     time: Duration::from_micros(300),
@@ -200,12 +219,12 @@ impl Simulated {
                 let outcome = windows::run(self.nics.nic(nic), &setup)?;
                 self.windows.push((nic, window, outcome));
             }
-            Run::Dpu(what) => self.dpu.add(self.nics.nic("bf2"), what)?,
+            PaperSimulation::Dpu(what) => self.dpu.add(self.nics.nic("bf2"), what)?,
         }
         Ok(())
     }
 
-    fn add(&mut self, setup: Setup, outcome: Outcome) {
+    fn add(&mut self, setup: SequencerParameters, outcome: SequencerResult) {
         if setup == round_trip() {
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let ns = outcome.latency_ns_p50 as f64;
@@ -217,8 +236,8 @@ impl Simulated {
         }
     }
 
-    /// Records that a simulation is missing if nothing was found.
-    fn miss<T>(&self, found: Option<T>, run: impl FnOnce() -> Run) -> Option<T> {
+    /// Records that the simulation `run` is missing if `found` is `None`.
+    fn miss<T>(&self, found: Option<T>, run: impl FnOnce() -> PaperSimulation) -> Option<T> {
         if found.is_none() {
             let mut missing = self.missing.borrow_mut();
             let run = run();
@@ -230,9 +249,11 @@ impl Simulated {
     }
 
     /// Returns the setups to simulate with the loops of the authors' benchmark.
-    fn original_setups() -> Vec<Setup> {
+    fn original_setups() -> Vec<SequencerParameters> {
         let over = |design, cores: &'static [usize]| {
-            cores.iter().map(move |cores| Setup::atc16(design, *cores))
+            cores
+                .iter()
+                .map(move |cores| SequencerParameters::atc16(design, *cores))
         };
         let rpc = over(Design::Rpc, &[1, 3, 5, CORES]);
         let batch = over(Design::RpcBatch, &[1, 3, 5]);
@@ -241,12 +262,13 @@ impl Simulated {
         rpc.chain(batch).chain(queues).chain(spec).collect()
     }
 
-    /// Returns the number of this id with the loops of the authors' benchmark, if it was simulated.
+    /// Returns our number for `id` with the loops of the authors' benchmark, if these loops were simulated.
     pub(super) fn original(&self, id: &str) -> Option<f64> {
         let run = |design, cores| {
             let mut runs = self.original.iter();
-            let is_it =
-                |(setup, _): &&(Setup, Outcome)| (setup.design, setup.cores) == (design, cores);
+            let is_it = |(setup, _): &&(SequencerParameters, SequencerResult)| {
+                (setup.design, setup.cores) == (design, cores)
+            };
             runs.find(is_it).map(|(_, outcome)| outcome)
         };
         let rate = |(design, cores)| Some(run(design, cores)?.rate_mops);
@@ -284,14 +306,14 @@ impl Simulated {
         let of_both = self.herd.iter().filter(|(_, with, _)| *with == batched);
         #[allow(clippy::cast_precision_loss)] // few cores
         let point =
-            |(cores, _, outcome): &(usize, bool, kv::Outcome)| (*cores as f64, outcome.rate_mops);
+            |(cores, _, outcome): &(usize, bool, kv::KvResult)| (*cores as f64, outcome.rate_mops);
         of_both.map(point).collect()
     }
 
-    fn herd_at(&self, cores: usize, batched: bool) -> Option<&kv::Outcome> {
+    fn herd_at(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
         let mut found = self.herd.iter();
         let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
-        let found = self.miss(found, || Run::Herd(cores, batched));
+        let found = self.miss(found, || PaperSimulation::Herd(cores, batched));
         found.map(|(_, _, outcome)| outcome)
     }
 
@@ -302,16 +324,19 @@ impl Simulated {
     }
 
     /// Returns the results of READs on a NIC over windows.
-    pub(super) fn windows(&self, nic: &str) -> impl Iterator<Item = (usize, windows::Outcome)> {
+    pub(super) fn windows(
+        &self,
+        nic: &str,
+    ) -> impl Iterator<Item = (usize, windows::WindowResult)> {
         let of_nic = self.windows.iter().filter(move |(name, ..)| *name == nic);
         of_nic.map(|&(_, window, outcome)| (window, outcome))
     }
 
-    /// Returns the first window with the highest rate of READs.
+    /// Returns the smallest window with the highest rate of READs.
     fn best_window(&self, nic: &'static str) -> Option<usize> {
         for (_, window) in Self::window_points().into_iter().filter(|p| p.0 == nic) {
             let found = self.windows(nic).find(|(done, _)| *done == window);
-            self.miss(found, || Run::Window(nic, window));
+            self.miss(found, || PaperSimulation::Window(nic, window));
         }
         let best = self.windows(nic).reduce(|best, next| {
             if next.1.rate_mops > best.1.rate_mops {
@@ -340,7 +365,7 @@ impl Simulated {
     }
 
     /// Returns the rates of the atomics-based store over the share of PUTs in %.
-    pub(super) fn records(&self, nic: &str) -> Vec<(f64, f64)> {
+    pub(super) fn atomics_store_rates(&self, nic: &str) -> Vec<(f64, f64)> {
         over_puts(&self.records, nic)
     }
 
@@ -348,7 +373,7 @@ impl Simulated {
     fn drtm_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
             let found = self.drtm.iter().find(|run| (run.0, run.1) == (nic, share));
-            Some(self.miss(found, || Run::Drtm(nic, share))?.2)
+            Some(self.miss(found, || PaperSimulation::Drtm(nic, share))?.2)
         };
         let (with, without) = (at(puts), at(0));
         Some(with? / without?)
@@ -358,29 +383,34 @@ impl Simulated {
     pub(super) fn rates(&self, design: Design) -> Vec<(f64, f64)> {
         let of_design = self.runs.iter().filter(|(setup, _)| setup.design == design);
         #[allow(clippy::cast_precision_loss)] // few cores
-        let point = |(setup, outcome): &(Setup, Outcome)| (setup.cores as f64, outcome.rate_mops);
+        let point = |(setup, outcome): &(SequencerParameters, SequencerResult)| {
+            (setup.cores as f64, outcome.rate_mops)
+        };
         of_design.map(point).collect()
     }
 
     /// Returns the median latency in µs and the rate of Spec-S0 under rising load, with at most `answers` answers per
     /// doorbell.
     pub(super) fn latencies(&self, answers: usize) -> Vec<(f64, f64)> {
-        let of_answers = |setup: &Setup| setup.answers.unwrap_or(setup.batch) == answers;
+        let of_answers =
+            |setup: &SequencerParameters| setup.answers.unwrap_or(setup.batch) == answers;
         let of_batch = self.loads.iter().filter(|(setup, _)| of_answers(setup));
         #[allow(clippy::cast_precision_loss)] // far below 2^52
-        let point = |(_, o): &(Setup, Outcome)| (o.latency_ns_p50 as f64 * 1e-3, o.rate_mops);
+        let point = |(_, o): &(SequencerParameters, SequencerResult)| {
+            (o.latency_ns_p50 as f64 * 1e-3, o.rate_mops)
+        };
         of_batch.map(point).collect()
     }
 
-    fn at(&self, design: Design, cores: usize) -> Option<&Outcome> {
+    fn at(&self, design: Design, cores: usize) -> Option<&SequencerResult> {
         let found = self.runs.iter();
         let mut found = found.filter(|(setup, _)| setup.design == design && setup.cores == cores);
-        let run = || Run::Sequencer(Setup::paper(design, cores));
+        let run = || PaperSimulation::Sequencer(SequencerParameters::paper(design, cores));
         self.miss(found.next(), run).map(|(_, outcome)| outcome)
     }
 
-    /// Returns our number for this id; `None` if no simulation gives it.
-    pub(super) fn number(&self, id: &str) -> Option<Ours> {
+    /// Returns our number for the published number `id`; `None` if no simulation has that number.
+    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
         let rate = |design, cores| Some(self.at(design, cores)?.rate_mops);
         let herd = |cores, batched| Some(self.herd_at(cores, batched)?.rate_mops);
         let gain = |fast: Option<f64>, slow: Option<f64>| Some(100.0 * (fast? / slow? - 1.0));
@@ -398,10 +428,10 @@ impl Simulated {
             "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind(id)),
             "seq_rpc_resp_per_doorbell_6c" => {
                 let at = self.at(Design::RpcBatchMq, 6)?;
-                (at.answers_per_doorbell, Kind::Fitted)
+                (at.answers_per_doorbell, NumberKind::Fitted)
             }
             "seq_rpc_peak_cores" => {
-                // The curve is flat at its top: take the highest core count whose rate, as printed, is the best.
+                // The curve is flat at its top, so take the highest core count whose rounded rate is the best.
                 for cores in 1..=CORES {
                     let _: Option<f64> = rate(Design::RpcBatchMq, cores);
                 }
@@ -412,56 +442,57 @@ impl Simulated {
                         .total_cmp(&printed(b.1))
                         .then(a.0.total_cmp(&b.0))
                 })?;
-                (best.0, Kind::Predicted)
+                (best.0, NumberKind::Predicted)
             }
             "herd_base_1c" => (herd(1, false)?, kind(id)),
             "herd_batch_1c" => (herd(1, true)?, kind(id)),
             "herd_base_peak" => (alone()?, kind(id)),
             "herd_batch_peak" => (peak()?, kind(id)),
-            "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, Kind::Fitted),
-            "herd_gain_peak" => (gain(peak(), alone())?, Kind::Predicted),
-            // In the paper, too, the rate of `read-kv` is a line of a model: half of the rate of READs.
+            "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, NumberKind::Fitted),
+            "herd_gain_peak" => (gain(peak(), alone())?, NumberKind::Predicted),
+            // In the paper, too, the rate of `read-kv` is a line of a model, not a measurement: half of the rate of
+            // READs.
             "herd_vs_read_kv" => (
                 gain(peak(), model::mops(&self.nics, "cib", "read-kv"))?,
-                Kind::Predicted,
+                NumberKind::Predicted,
             ),
             "herd_resp_per_doorbell_a" => {
                 let at = self.herd_at(HERD_CORES, true)?;
-                (at.answers_per_doorbell, Kind::Predicted)
+                (at.answers_per_doorbell, NumberKind::Predicted)
             }
-            "out_read_best_window_cib" => (whole(self.best_window("cib")?), Kind::Fitted),
-            "out_read_best_window_cx3" => (whole(self.best_window("cx3")?), Kind::Fitted),
+            "out_read_best_window_cib" => (whole(self.best_window("cib")?), NumberKind::Fitted),
+            "out_read_best_window_cx3" => (whole(self.best_window("cx3")?), NumberKind::Fitted),
             "drtm_cib_put10" => {
                 let kept = self.drtm_to_gets("cib", 10)?;
-                (100.0 * (1.0 - kept), Kind::Predicted)
+                (100.0 * (1.0 - kept), NumberKind::Predicted)
             }
             "drtm_cx3_put100" => {
                 let left = self.drtm_to_gets("cx3", 100)?;
-                (100.0 * left, Kind::Predicted)
+                (100.0 * left, NumberKind::Predicted)
             }
             "gen_rtt" => {
-                let run = || Run::Sequencer(round_trip());
-                (self.miss(self.round_trip_us, run)?, Kind::Fitted)
+                let run = || PaperSimulation::Sequencer(round_trip());
+                (self.miss(self.round_trip_us, run)?, NumberKind::Fitted)
             }
             _ if id.starts_with("bench_rpc_") => {
                 let (design, cores) = rpc_rate(id)?;
-                (rate(design, cores)?, Kind::Predicted)
+                (rate(design, cores)?, NumberKind::Predicted)
             }
             _ => return self.dpu.number(id),
         };
-        Some(Ours::new(value, kind, "simulation"))
+        Some(OurNumber::new(value, kind, "simulation"))
     }
 }
 
 /// Runs the sequencer on a Connect-IB.
-fn sequencer(nics: &Nics, setup: &Setup) -> Result<Outcome> {
+fn sequencer(nics: &PublishedProfiles, setup: &SequencerParameters) -> Result<SequencerResult> {
     let outcome = run(nics.nic("cib"), setup)?;
     ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
     Ok(outcome)
 }
 
 /// Runs a key-value store.
-fn store(nics: &Nics, nic: &str, setup: &kv::Setup) -> Result<kv::Outcome> {
+fn store(nics: &PublishedProfiles, nic: &str, setup: &kv::KvParameters) -> Result<kv::KvResult> {
     let outcome = kv::run(nics.nic(nic), setup)?;
     ensure!(outcome.verified, "a value of the simulated store was wrong");
     Ok(outcome)
@@ -500,44 +531,46 @@ fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
 }
 
 /// Returns the setup of one client with one header-only request outstanding.
-fn round_trip() -> Setup {
-    Setup {
+fn round_trip() -> SequencerParameters {
+    SequencerParameters {
         clients: 1,
         window: 1,
         postlist: 1,
-        ..Setup::paper(Design::SpecS0, 1)
+        ..SequencerParameters::paper(Design::SpecS0, 1)
     }
 }
 
 /// Returns the setups of Figure 8: first more clients, then more outstanding requests of each. The server has the
 /// cores that Spec-S0 needs for its peak. Each load runs with batches and without.
-fn loads() -> impl Iterator<Item = Setup> {
+fn loads() -> impl Iterator<Item = SequencerParameters> {
     let clients = [1, 4, 12, 35].map(|clients| (clients, 1));
     let windows = [1, 2, 4, 8, 16, 32].map(|window| (70, window));
     let loads = clients.into_iter().chain(windows);
     [Some(1), None].into_iter().flat_map(move |answers| {
-        loads.clone().map(move |(clients, window)| Setup {
-            clients,
-            window,
-            postlist: 1,
-            answers,
-            time: Duration::from_micros(300),
-            ..Setup::paper(Design::SpecS0, SPEC_S0_CORES)
-        })
+        loads
+            .clone()
+            .map(move |(clients, window)| SequencerParameters {
+                clients,
+                window,
+                postlist: 1,
+                answers,
+                time: Duration::from_micros(300),
+                ..SequencerParameters::paper(Design::SpecS0, SPEC_S0_CORES)
+            })
     })
 }
 
-/// Cores of a Connect-IB's machine.
+/// Number of cores of a Connect-IB's machine.
 const CORES: usize = 14;
 
-/// Cores with which HERD with batches reaches its peak in the paper.
+/// Number of cores with which HERD with batches reaches its peak in the paper.
 const HERD_CORES: usize = 12;
 
-/// Cores with which Spec-S0 reaches its peak.
+/// Number of cores with which Spec-S0 reaches its peak.
 const SPEC_S0_CORES: usize = 10;
 
-/// Tells whether a number of the profile was fitted to this published number.
-fn kind(id: &str) -> Kind {
+/// Returns the kind of our number for a published number: fitted if a number of the profile was fitted to it.
+fn kind(id: &str) -> NumberKind {
     let basis = builtin("cib").and_then(|cib| {
         let mixes = mixes::all(cib);
         let named = mixes
@@ -545,5 +578,5 @@ fn kind(id: &str) -> Kind {
             .find(|mix| mix.published.is_some_and(|p| p.id == id))?;
         named.basis(cib)
     });
-    basis.map_or(Kind::Predicted, Kind::from)
+    basis.map_or(NumberKind::Predicted, NumberKind::from)
 }

@@ -1,7 +1,8 @@
 //! Reasons for errors above the limit, and for published numbers without ours.
 
-/// Returns the reason why our number differs from the published one by more than its kind allows.
-pub(super) fn off(id: &str) -> Option<&'static str> {
+/// Returns the reason why our number differs from the published number by more than its kind
+/// allows.
+pub(super) fn reason_of_difference(id: &str) -> Option<&'static str> {
     Some(match id {
         "seq_atomics_pcie_latency" => "a slide's round figure: 2.24 M/s are 446 ns each",
         "seq_speedup_50x" => "a round figure: the paper's own rates are 54.5 times apart",
@@ -59,7 +60,7 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns how a published number was read if its text allows several readings.
+/// Returns the reading of a published number whose text allows several readings.
 pub(super) fn reading(id: &str) -> Option<&'static str> {
     Some(match id {
         "dpu_bt_local_256m" => {
@@ -93,7 +94,7 @@ pub(super) fn reading(id: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the reason for the lack of our number.
+/// Returns the reason why our number is missing.
 pub(super) fn absent(id: &str) -> &'static str {
     let starts = |prefix: &str| id.starts_with(prefix);
     match id {
@@ -142,5 +143,6 @@ pub(super) fn absent(id: &str) -> &'static str {
     }
 }
 
-/// Differences of the figures' curves from the paper that the numbers of the table do not show.
+/// Differences between our curves and the paper's figures that the numbers of the table do not
+/// show.
 pub(super) const FIGURES: [(&str, &str); 0] = [];

@@ -1,8 +1,8 @@
 //! The files of the [`view`](super::view) as ordinary files, for users who cannot create a namespace. A preloaded
 //! library (`crates/view-preload`) redirects a program's accesses to the device's files.
 //!
-//! The folder belongs to the user, and its name is a hash of the files. So later programs find the same folder, and
-//! no program needs to remove it.
+//! The folder belongs to the user, and its name is a hash of the files. Later programs therefore find the same
+//! folder, and no program needs to remove it.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ use softnic::{SysfsFile, uverbs_names};
 
 use super::view::write_file;
 
-/// Names the folder in which the preloaded library looks.
+/// Environment variable that names the folder in which the preloaded library finds the files.
 pub(super) const VARIABLE: &str = "VERBATIM_VIEW";
 
 /// Returns the folder with the files; creates it if it does not exist.
@@ -37,7 +37,7 @@ fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
         // Rename the folder after it is filled: a process that starts at the same time finds a complete folder, or
         // fills its own.
         let new = parent.join(format!("{name}.{}", std::process::id()));
-        let made = fill(&new, files).and_then(|()| fs::rename(&new, &folder));
+        let made = copy_files_into(&new, files).and_then(|()| fs::rename(&new, &folder));
         if let Err(err) = made {
             let _ = fs::remove_dir_all(&new);
             if !is_ours(&folder)? {
@@ -48,7 +48,7 @@ fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns true if the folder exists. Fails if another user may have put files into it.
+/// Returns true if the folder exists. Returns an error if another user may have put files into it.
 fn is_ours(folder: &Path) -> Result<bool> {
     let found = match fs::symlink_metadata(folder) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -61,10 +61,10 @@ fn is_ours(folder: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
+fn copy_files_into(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(folder)?;
     for file in files {
-        let path = folder.join("sys/class").join(&file.path);
+        let path = folder.join("sys").join(&file.path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
@@ -90,8 +90,8 @@ mod tests {
             content: SysfsContent::Text(text.to_owned()),
         };
         let files = [
-            file("infiniband/softnic0/node_type", "1: CA\n"),
-            file("infiniband_verbs/uverbs0/ibdev", "softnic0\n"),
+            file("class/infiniband/softnic0/node_type", "1: CA\n"),
+            file("class/infiniband_verbs/uverbs0/ibdev", "softnic0\n"),
         ];
         for _ in 0..2 {
             let folder = make_in(parent.path(), "view", &files).expect("made");

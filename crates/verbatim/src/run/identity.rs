@@ -4,23 +4,23 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use nicmodel::profile::{self, Adapter, Profile};
-use softnic::{Capabilities, Identity, MAX_PORTS};
+use softnic::{DeviceCapabilities, Identity, MAX_PORTS};
 
 use crate::args::LinkLayer;
 
 /// The properties that the device reports to programs.
 #[derive(Clone, Debug)]
-pub(super) struct Presented {
+pub(super) struct PresentedIdentity {
     pub(super) identity: Identity,
-    /// Capabilities of the device; `None` for those of the software NIC.
-    pub(super) capabilities: Option<Capabilities>,
+    /// Capabilities that the device reports; `None` for the capabilities of the software NIC.
+    pub(super) capabilities: Option<DeviceCapabilities>,
     pub(super) link_layer: LinkLayer,
-    /// Ports of a device, if known.
+    /// Number of ports of a device, if known.
     pub(super) ports: Option<u8>,
 }
 
 /// Returns the device of a profile or an adapter's description, which is built in or in a file.
-pub(super) fn of_nic(nic: &str) -> Result<Presented> {
+pub(super) fn of_nic(nic: &str) -> Result<PresentedIdentity> {
     if let Some(adapter) = profile::adapter(nic) {
         return of_adapter(adapter);
     }
@@ -46,12 +46,12 @@ pub(super) fn of_nic(nic: &str) -> Result<Presented> {
     of_profile(&profile)
 }
 
-fn of_profile(profile: &Profile) -> Result<Presented> {
+fn of_profile(profile: &Profile) -> Result<PresentedIdentity> {
     let Some(says) = &profile.identity else {
         let name = &profile.name;
         bail!("the profile {name} does not say what the NIC calls itself: add [identity]");
     };
-    Ok(Presented {
+    Ok(PresentedIdentity {
         identity: identity(says)?,
         capabilities: None,
         link_layer: link_layer(profile.link_layer),
@@ -59,13 +59,13 @@ fn of_profile(profile: &Profile) -> Result<Presented> {
     })
 }
 
-fn of_adapter(adapter: &Adapter) -> Result<Presented> {
+fn of_adapter(adapter: &Adapter) -> Result<PresentedIdentity> {
     let members = adapter.capabilities.iter();
     let members: Vec<_> = members
         .map(|(name, value)| format!("{name}={}", value.value))
         .collect();
     let capabilities = members.join(";").parse();
-    Ok(Presented {
+    Ok(PresentedIdentity {
         identity: identity(&adapter.identity)?,
         capabilities: Some(capabilities.with_context(|| format!("the adapter {}", adapter.name))?),
         link_layer: link_layer(adapter.link_layer),
@@ -109,7 +109,7 @@ mod tests {
         }
         for adapter in profile::adapters() {
             let presented = of_nic(&adapter.name).expect(&adapter.name);
-            assert_ne!(presented.capabilities, Some(Capabilities::default()));
+            assert_ne!(presented.capabilities, Some(DeviceCapabilities::default()));
         }
     }
 }

@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 
-/// For each library, the file that cargo builds in this program's folder, and the name that programs ask the loader
-/// for.
-const LIBRARIES: [(&str, &str); 2] = [
+/// For each library, the file that cargo builds in this program's folder, and the name by which programs load the
+/// library.
+const LIBRARIES: [(&str, &str); 3] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
+    ("libverbatim_dropin_umad.so", "libibumad.so.3"),
 ];
-/// The tap for programs on the machine's own libibverbs, in a build and in an installation.
+/// The library with the tap for programs on the machine's own libibverbs.
 const TAP: &str = "libverbatim_tap.so";
-/// The library that shows the device's files to programs of users without CAP_SYS_ADMIN.
+/// The library by which programs of users without CAP_SYS_ADMIN find the device's files.
 const VIEW: &str = "libverbatim_view.so";
-/// The library that carries TCP connections.
+/// The library that carries TCP connections over RDMA.
 const SOCKETS: &str = "libverbatim_sockets.so";
 /// Folder beside the libraries with links to this program under other names, see [`super::tools`].
 pub(super) const TOOLS: &str = "bin";
@@ -26,12 +27,12 @@ pub(super) const TOOLS: &str = "bin";
 const TOOL: &str = "rdma";
 /// File of this program beside the libraries of a build.
 const PROGRAM: &str = "verbatim";
-/// Folder of the installed libraries, relative to this program's folder.
+/// Folder of the installed libraries, relative to the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Folder for links with the libraries' names, relative to this program's folder in a build.
 const LINKS: &str = "dropin/lib";
 
-/// Returns the folder that holds `libibverbs.so.1` and `librdmacm.so.1`.
+/// Returns the folder that holds `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3`.
 pub(super) fn find() -> Result<PathBuf> {
     find_from(&own_folder()?)
 }
@@ -46,7 +47,7 @@ pub(super) fn find_view() -> Result<PathBuf> {
     find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
 }
 
-/// The library that carries TCP connections.
+/// Returns the library that carries TCP connections over RDMA.
 pub(crate) fn find_sockets() -> Result<PathBuf> {
     find_preload(&own_folder()?, SOCKETS)
         .context("the library that carries connections is not there")
@@ -88,16 +89,16 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
     {
         return Ok(installed);
     }
-    let [(first, _), (second, _)] = LIBRARIES;
+    let [(first, _), (second, _), (third, _)] = LIBRARIES;
     bail!(
-        "the libraries that programs are to load are neither {} and {second} nor in {}; build them: \
+        "the libraries that programs are to load are neither {}, {second} and {third} nor in {}; build them: \
          cargo build --release, or cargo xtask dropin to build and install",
         folder.join(first).display(),
         installed.display()
     )
 }
 
-/// Returns the folders for this user's regenerable files, the best first.
+/// Returns the folders for files that this user can make again, the best folder first.
 fn caches() -> Vec<PathBuf> {
     // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
     // Base Directory Specification). An empty path is ignored, too.
@@ -125,8 +126,8 @@ fn shared_memory() -> Option<PathBuf> {
     (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
 }
 
-/// Returns a folder of links to the libraries in `build`. The folder is beside them, or in one of `caches` if this
-/// user may not write there.
+/// Returns a folder of links to the libraries in `build`. The folder lies in `build`, or in one of `caches` if this
+/// user may not write to `build`.
 fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
     let links = build.join(LINKS);
     let made = link(&links, Path::new("../.."));
@@ -144,7 +145,7 @@ fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf
         .with_context(|| format!("cannot make links to the libraries in {}", links.display()))
 }
 
-/// Creates links in `folder` to the `libraries`, under the names that programs ask for, and to this program.
+/// Creates links in `folder` to the `libraries`, under the names by which programs load them, and to this program.
 fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (built, name) in LIBRARIES {
@@ -197,7 +198,7 @@ mod tests {
         for (built, _) in LIBRARIES {
             std::fs::write(build.path().join(built), built).expect("written");
         }
-        // A file in place of the folder prevents its creation, even for root.
+        // A file in place of the folder prevents that the folder is created, even by root.
         std::fs::write(build.path().join("dropin"), "in the way").expect("written");
         assert!(linked(build.path(), Vec::new).is_err());
         let caches = || vec![PathBuf::from("/dev/null"), cache.path().to_owned()];

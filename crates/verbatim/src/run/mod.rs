@@ -1,16 +1,16 @@
 //! `verbatim run`: an unmodified program on the software NIC, or under the tap on the machine's own.
 //!
-//! On the software NIC the program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` before the system's. It
-//! also finds the files of an RDMA device in `/sys` and `/dev`. The program replaces this process, so its signals,
-//! standard streams and exit status are its own. With `--ledger` or `--fault` this process waits for the program
-//! instead. On the machine's own NIC the program runs as without this command; the tap is added if verbs are counted
-//! or traced.
+//! On the software NIC the program finds the drop-in `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` before the
+//! system's libraries. The program also finds the files of an RDMA device in `/sys` and `/dev`. It replaces this process, so its
+//! signals, standard streams and exit status are its own. With `--ledger` or `--fault` this process waits for the
+//! program instead. On the machine's own NIC the program runs as without this command; the tap is added if verbs are
+//! counted or traced.
 //!
 //! - [`identity`]: the identity that the device reports;
-//! - [`library`]: the search for the libraries, and [`mod@preload`]: the programs that get one before all others;
+//! - [`library`]: the search for the libraries, and [`mod@preload`]: the programs into which a library is preloaded;
 //! - [`view`]: the device's files, in a [`namespace`] of the program's own;
 //! - [`copies`]: the device's files if a namespace is forbidden;
-//! - [`tools`]: `rdma(8)`, which asks the kernel;
+//! - [`tools`]: `rdma(8)`, which queries the kernel;
 //! - [`summary`]: the report on the program's use of RDMA.
 
 mod copies;
@@ -36,13 +36,13 @@ use anyhow::{Context, Result, bail};
 use softnic::SysfsFile;
 use tap::Ledger;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, LinkLayerArgs, PortsArgs, Provider, fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
 use crate::program::wait_for;
-use namespace::{Door, Entered};
+use namespace::{EnterResult, NoteLock};
 use preload::PRELOAD;
 
 /// Arguments of `verbatim run`.
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     /// of it]
     #[arg(long)]
     preload: bool,
-    /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
+    /// Leave /sys and /dev as they are: no files of an RDMA device there, and no namespace
     #[arg(long)]
     no_view: bool,
     /// The program and its arguments; `--` before it keeps its own flags apart
@@ -125,16 +125,16 @@ path with --preload.
 
 Exit status: the program's; 2 when it could not be run.";
 
-/// Search path of the loader before the system's libraries.
+/// Environment variable with the folders that the loader searches before the system's libraries.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-/// Makes the preloaded library report that it was not used: always, or with `wheels` only if another libibverbs was
-/// loaded.
+/// Environment variable that makes the preloaded library report that it was not used. With the value `wheels` it
+/// reports this only if another libibverbs was loaded.
 const PRELOADED: &str = "VERBATIM_PRELOADED";
-/// Names the fabric that the software NIC joins.
+/// Environment variable that names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
-/// Runs the command. Without a ledger and faults the function returns only if the program could not be run.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim run`. Without a ledger and faults the function returns only if the program could not be started.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let (program, rest) = match &args.command[..] {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
         _ => bail!("name the program to run, such as: verbatim run -- ibv_devinfo"),
@@ -148,12 +148,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             None
         }
     };
-    let words = ledger::words(&args.command);
+    let words = ledger::join_command_line(&args.command);
     if let Some(file) = &args.trace {
         command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
     }
     if args.ledger.is_wanted() || args.summary || args.fault.is_wanted() {
-        // The lock would be held for as long as the program runs.
+        // Release the lock here; otherwise it would be held for as long as the program runs.
         drop(door);
     }
     let faulty = args.fault.prepare(&mut command)?;
@@ -184,7 +184,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Prepares a program to find the software NIC. The returned lock must be held until the program has started.
-fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
+fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<NoteLock>> {
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
     let fabric = args.fabric.as_deref().map(|name| (FABRIC, name.into()));
     let ports = args.ports.variables(nic.as_ref().and_then(|nic| nic.ports));
@@ -219,7 +219,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     if args.no_view {
         return Ok(None);
     }
-    // If there are no files, the program's own attempt to use the device will report the reason.
+    // If the NIC has no files, the program's own attempt to use the device will report the reason.
     let identity = nic.as_ref().map(|nic| &nic.identity);
     let link_layer = link_layer.map(OsStr::new);
     let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref(), None) else {
@@ -232,7 +232,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
         preload_too(&library::find_view()?, command)?;
     }
     let mut door = None;
-    if let Err(forbidden) = show(&files, &mut door) {
+    if let Err(forbidden) = mount_device_files(&files, &mut door) {
         let instead = preload_copies(&files, command);
         let instead = match &instead {
             Ok(()) => {
@@ -241,7 +241,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
             Err(err) => format!("programs that look there, as UCX does, find none ({err:#})"),
         };
         eprintln!(
-            "note: no private view of /sys/class and /dev with the files of the device ({forbidden:#}): {instead}; \
+            "note: no private view of /sys and /dev with the files of the device ({forbidden:#}): {instead}; \
              --no-view goes without"
         );
     }
@@ -259,12 +259,13 @@ fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Adds a library before all others that the program preloads.
+/// Adds a library before all other libraries that the program preloads.
 fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
     let mut libraries = preload(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
-        // The program's variable ends with this process's list, too: the loader loads each library once.
+        // The program's variable ends with the list of this process too, so that list appears twice. This is harmless: the loader loads each
+        // library once.
         libraries.push(OsStr::new(":"));
         libraries.push(own);
     }
@@ -274,7 +275,7 @@ fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
 
 /// Prepares a program whose verbs are counted or traced: preloads the tap before the machine's own libibverbs.
 fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
-    args.link_layer.settle(Some(Provider::System))?;
+    args.link_layer.apply_to_process(Some(Provider::System))?;
     for (given, flag) in [
         (args.fabric.is_some(), "--fabric"),
         (args.nic.is_some(), "--nic"),
@@ -302,10 +303,10 @@ fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
 }
 
 /// Shows the files of the device to the program by mounts.
-fn show(files: &[SysfsFile], door: &mut Option<Door>) -> Result<()> {
+fn mount_device_files(files: &[SysfsFile], door: &mut Option<NoteLock>) -> Result<()> {
     match namespace::enter(door)? {
-        Entered::New => view::make(files),
-        Entered::Inherited => Ok(()),
+        EnterResult::New => view::make(files),
+        EnterResult::Inherited => Ok(()),
     }
 }
 

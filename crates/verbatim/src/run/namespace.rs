@@ -1,14 +1,14 @@
-//! Creates a mount namespace for the program, without root.
+//! Creates a mount namespace for the program to run, without root.
 //!
-//! A process with CAP_SYS_ADMIN unshares only the mount namespace. Other processes need a user namespace for that,
+//! A process with CAP_SYS_ADMIN unshares only the mount namespace. Other processes need a user namespace for this,
 //! and all programs of a user must be in the *same* user namespace. The reason is that one-sided verbs access the
-//! private memory of other processes. The kernel forbids that if the other process's user namespace is neither the
-//! same nor a descendant (`ptrace(2)`, "Ptrace access mode checking").
+//! private memory of other processes. The kernel forbids this access if the other process's user namespace is neither
+//! the same nor a descendant (`ptrace(2)`, "Ptrace access mode checking").
 //!
-//! So the first program creates the user namespace and writes its inode number to a file, the note. Later programs
-//! look for a process in that namespace and enter it. The namespace ends with its last process, and the kernel reuses
-//! its number. So the number alone does not identify the namespace. A process in this user's namespace has the mounts
-//! of the view. If mounts were refused, its environment has the number in [`VARIABLE`].
+//! The first program therefore creates the user namespace and writes its inode number to a file, the note. Later
+//! programs look for a process in this namespace and enter it. The namespace ends with its last process, and the
+//! kernel reuses its number. The number alone therefore does not identify the namespace. A process in this user's
+//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`VARIABLE`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// Tells a program in the user namespace the number of that namespace.
+/// Environment variable that tells a program in the user namespace the number of this namespace.
 pub(super) const VARIABLE: &str = "VERBATIM_NAMESPACE";
 
 /// Source name of the view's mounts: a file system without a device may have any source name.
@@ -31,18 +31,18 @@ pub(super) const MOUNT_SOURCE: &str = "verbatim";
 
 /// The outcome of [`enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entered {
+pub(super) enum EnterResult {
     /// The process has its own mounts now.
     New,
     /// This process was started in the user namespace, and shares the mounts of the program that started it.
     Inherited,
 }
 
-/// The lock on the note: while a process holds it, no other program of this user enters the namespace. Before the
-/// mounts of the view or the program with [`VARIABLE`] exist, the other program could not recognize this process. The
-/// program does not inherit the lock.
+/// The lock on the note. While a process holds the lock, no other program of this user enters the namespace. Another
+/// program recognizes this process only by the mounts of the view, or by a program with [`VARIABLE`]. The process
+/// holds the lock until one of these exists. The program to run does not inherit the lock.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct NoteLock {
     #[expect(dead_code, reason = "it is the lock")]
     note: File,
 }
@@ -51,42 +51,42 @@ pub(super) struct Door {
 /// the function puts the lock into `door`, even if a later step is refused.
 ///
 /// # Errors
-/// The system does not allow the namespace; the message names the refused step.
-pub(super) fn enter(door: &mut Option<Door>) -> Result<Entered> {
+/// Returns an error if the system does not allow the namespace; the message names the refused step.
+pub(super) fn enter(door: &mut Option<NoteLock>) -> Result<EnterResult> {
     match unshare(UnshareFlags::NEWNS) {
         Ok(()) => {}
         Err(Errno::PERM) => {
-            if enter_users(door)? == Entered::Inherited {
-                return Ok(Entered::Inherited);
+            if enter_users(door)? == EnterResult::Inherited {
+                return Ok(EnterResult::Inherited);
             }
             unshare(UnshareFlags::NEWNS).context("a mount namespace is refused")?;
         }
         Err(err) => return Err(err).context("a mount namespace is refused"),
     }
-    // Later mounts of the system are still visible here, and mounts of this process are not visible outside.
+    // Mounts that the system adds later are visible here, and mounts of this process are not visible outside.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags).context("mounts cannot be made private")?;
-    Ok(Entered::New)
+    Ok(EnterResult::New)
 }
 
 /// Enters this user's namespace, or creates it.
-fn enter_users(door: &mut Option<Door>) -> Result<Entered> {
-    let mut note = note(&note_path())?;
-    // A program that starts at the same time must find this one.
+fn enter_users(door: &mut Option<NoteLock>) -> Result<EnterResult> {
+    let mut note = open_note(&note_path())?;
+    // Take the lock, because a program that starts at the same time must find the namespace of this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
     let mut number = String::new();
     note.read_to_string(&mut number)
         .context("cannot read the note")?;
     if !number.is_empty() {
         if lives_in(Path::new("/proc/self"), &number) {
-            return Ok(Entered::Inherited);
+            return Ok(EnterResult::Inherited);
         }
         if let Some(namespace) = find(&number) {
             let user = Some(LinkNameSpaceType::User);
             move_into_link_name_space(namespace.as_fd(), user)
                 .context("this user's namespace does not let it in")?;
-            *door = Some(Door { note });
-            return Ok(Entered::New);
+            *door = Some(NoteLock { note });
+            return Ok(EnterResult::New);
         }
     }
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
@@ -106,11 +106,11 @@ fn enter_users(door: &mut Option<Door>) -> Result<Entered> {
         note.write_all(own()?.as_encoded_bytes())
     };
     remember().context("cannot write the note")?;
-    *door = Some(Door { note });
-    Ok(Entered::New)
+    *door = Some(NoteLock { note });
+    Ok(EnterResult::New)
 }
 
-/// Returns the number of the user namespace that this process is in.
+/// Returns the inode number of the user namespace in which this process is.
 pub(super) fn own() -> io::Result<OsString> {
     fs::read_link("/proc/self/ns/user").map(PathBuf::into_os_string)
 }
@@ -120,7 +120,7 @@ fn note_path() -> PathBuf {
     PathBuf::from(format!("/dev/shm/verbatim-{}.userns", geteuid().as_raw()))
 }
 
-fn note(path: &Path) -> Result<File> {
+fn open_note(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = open(path, flags, Mode::RUSR | Mode::WUSR);
     let note = opened.with_context(|| format!("cannot open {}", path.display()))?;
@@ -131,7 +131,7 @@ fn note(path: &Path) -> Result<File> {
     Ok(note.into())
 }
 
-/// Opens this user's namespace with this number by a process that lives in it.
+/// Opens the user namespace with the given number of this user, by a process that is in it.
 fn find(number: &str) -> Option<File> {
     fs::read_dir("/proc")
         .ok()?
@@ -139,11 +139,11 @@ fn find(number: &str) -> Option<File> {
         .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
         .map(|entry| entry.path())
         .filter(|process| lives_in(process, number))
-        // The process may have gone meanwhile.
+        // The process may have ended meanwhile.
         .find_map(|process| File::open(process.join("ns/user")).ok())
 }
 
-/// Returns true if a process, given by its folder in `/proc`, is in this user's namespace with this number.
+/// Returns true if a process is in this user's namespace with the given number; `process` is its folder in `/proc`.
 fn lives_in(process: &Path, number: &str) -> bool {
     let says = |file: &str, what: &str| {
         let text = fs::read(process.join(file)).unwrap_or_default();

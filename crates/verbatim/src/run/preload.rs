@@ -1,7 +1,7 @@
 //! Libraries to preload, and the choice of programs that preload the software NIC's libibverbs.
 //!
 //! Python wheels contain their own libibverbs under a name that no search path replaces. A preloaded library takes
-//! precedence over it. All other programs find the software NIC by the search path, without a preloaded library.
+//! precedence over the wheel's library. All other programs find the software NIC by the search path.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-/// Names the libraries that the loader loads before those of a program.
+/// Environment variable that names the libraries that the loader loads before the libraries of a program.
 pub(super) const PRELOAD: &str = "LD_PRELOAD";
 
-/// Most bytes of a script's first line that name its interpreter (`linux:include/uapi/linux/binfmts.h`,
-/// `BINPRM_BUF_SIZE`).
+/// Maximum number of bytes of a script's first line in which the kernel looks for the interpreter
+/// (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
 const FIRST_LINE: u64 = 256;
 
-/// Returns the value of `LD_PRELOAD`: `library`, then the libraries of this process's variable.
+/// Returns the value for `LD_PRELOAD`: `library`, then the libraries in this process's `LD_PRELOAD`.
 pub(crate) fn preload(library: &Path) -> Result<OsString> {
     // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
     if library
@@ -63,7 +63,7 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Returns true for names such as `python`, `python3`, `python3.11` and `pypy3`.
+/// Returns true if the file's name is that of a Python interpreter, such as `python`, `python3.11` or `pypy3`.
 fn is_python(file: &OsStr) -> bool {
     let name = Path::new(file).file_name().unwrap_or_default();
     let name = name.to_string_lossy();

@@ -1,4 +1,4 @@
-//! `verbatim run --summary`: a short report on whether and how much a command used RDMA.
+//! `verbatim run --summary`: a short report on a command's use of RDMA.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,12 +8,12 @@ use nicmodel::op_profile::{OperationProfile, QueuePair};
 use nicmodel::{Transport, Verb};
 use tap::Ledger;
 
-/// Longest command line that is printed whole, in characters.
+/// Maximum number of characters of a command line that is printed whole.
 const LONGEST_COMMAND: usize = 60;
 
 /// The counts of one process.
 #[derive(Default)]
-struct Sums {
+struct ProcessCounts {
     queue_pairs: BTreeMap<Transport, u64>,
     sent: BTreeMap<Verb, (u64, u64)>,
     received: u64,
@@ -21,7 +21,7 @@ struct Sums {
     refused: u64,
 }
 
-impl Sums {
+impl ProcessCounts {
     fn of(process: &OperationProfile) -> Self {
         let mut sums = Self::default();
         process.queue_pairs.iter().for_each(|qp| sums.add(qp));
@@ -40,7 +40,7 @@ impl Sums {
         self.refused += qp.refused;
     }
 
-    fn requests(&self) -> u64 {
+    fn work_requests(&self) -> u64 {
         self.sent.values().map(|(count, _)| count).sum()
     }
 
@@ -48,8 +48,8 @@ impl Sums {
         self.sent.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Formats one line: queue pairs, work requests by verb, failures.
-    fn words(&self) -> String {
+    /// Formats the counts as one line: queue pairs, work requests by verb, failures.
+    fn summary_line(&self) -> String {
         if self.queue_pairs.is_empty() {
             return "opened a device, and created no queue pair".to_owned();
         }
@@ -90,10 +90,10 @@ pub(super) fn of(ledger: &Ledger) -> String {
     let processes: Vec<_> = ledger
         .processes
         .iter()
-        .map(|process| (process, Sums::of(process)))
+        .map(|process| (process, ProcessCounts::of(process)))
         .collect();
     let count = processes.len() as u64;
-    let requests: u64 = processes.iter().map(|(_, sums)| sums.requests()).sum();
+    let requests: u64 = processes.iter().map(|(_, sums)| sums.work_requests()).sum();
     let bytes: u64 = processes.iter().map(|(_, sums)| sums.bytes()).sum();
     let failed: u64 = processes.iter().map(|(_, sums)| sums.failed).sum();
     let received: u64 = processes.iter().map(|(_, sums)| sums.received).sum();
@@ -127,7 +127,7 @@ pub(super) fn of(ledger: &Ledger) -> String {
         ),
     };
     for (process, sums) in &processes {
-        let _ = writeln!(text, "  {}: {}", name(process), sums.words());
+        let _ = writeln!(text, "  {}: {}", name(process), sums.summary_line());
     }
     for note in &ledger.notes {
         let _ = writeln!(text, "  note: {note}");
@@ -135,7 +135,7 @@ pub(super) fn of(ledger: &Ledger) -> String {
     text
 }
 
-/// Names a process by its number and command line.
+/// Returns a name for a process: its process id and its command line.
 fn name(process: &OperationProfile) -> String {
     let shown: String = process.program.chars().take(LONGEST_COMMAND).collect();
     let cut = if shown.len() < process.program.len() {

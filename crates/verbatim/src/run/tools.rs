@@ -1,9 +1,10 @@
-//! `rdma(8)` of iproute2 on the software NIC. The tool asks the kernel by netlink, and a preloaded library answers
-//! instead of the kernel.
+//! `rdma(8)` of iproute2 on the software NIC. The tool queries the kernel by netlink, and a preloaded library
+//! answers in place of the kernel.
 //!
-//! The library is preloaded only into `rdma`: some programs, such as those with the address sanitizer, refuse to
-//! start with a preloaded library. A folder in front of `PATH` contains this program under the name `rdma`, which
-//! runs the system's `rdma` with the library. Programs and scripts that run `rdma` by its name find that link.
+//! The library is preloaded only into `rdma`, because some programs, such as those with the address sanitizer,
+//! refuse to start with a preloaded library. A folder in front of `PATH` contains a link `rdma` to this program.
+//! Programs and scripts that run `rdma` by its name find this link. Under this name, this program runs the system's
+//! `rdma` with the library.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -24,8 +25,8 @@ pub(super) fn is_rdma(program: &OsStr) -> bool {
     Path::new(program).file_name() == Some(OsStr::new(RDMA))
 }
 
-/// Returns `PATH` with the folder in `libraries` in front that has this program as `rdma`. `None` if the folder does
-/// not exist, or if `PATH` has no other `rdma`.
+/// Returns `PATH` with a folder in `libraries` in front, in which `rdma` is this program. Returns `None` if this
+/// folder does not exist, or if `PATH` has no other `rdma`.
 pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
     let folder = libraries.join(library::TOOLS);
     let before = std::env::var_os("PATH")?;

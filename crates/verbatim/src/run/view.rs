@@ -1,9 +1,10 @@
-//! A private view of `/sys/class` and `/dev`, in which the software NIC has the files of a kernel's devices.
+//! A private view of `/sys` and `/dev`, in which the software NIC has the files of a kernel's devices.
 //!
-//! Programs find `/sys/class/infiniband/softnic0`, `/sys/class/infiniband_verbs/uverbs0` and
-//! `/dev/infiniband/uverbs0`. The last is a character device that may be opened and does nothing (a bind mount of
-//! `/dev/null`). Everything else is unchanged. The view consists of mounts in a mount namespace of the program, see
-//! [`super::namespace`]. No other program sees the view, and it ends with the namespace's last process.
+//! Programs find `/sys/class/infiniband/softnic0`, `/sys/class/infiniband_verbs/uverbs0` and `/dev/infiniband/uverbs0`.
+//! The last is a character device that may be opened and does nothing (a bind mount of `/dev/null`). The PCI function
+//! behind the device is in `/sys/devices` and `/sys/bus/pci/devices`. All other files are unchanged. The view consists
+//! of mounts in a mount namespace of the program, see [`super::namespace`]. No other program sees the view, and the
+//! view ends with the namespace's last process.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,16 +20,28 @@ use softnic::{SysfsContent, SysfsFile, uverbs_names};
 
 use super::namespace::MOUNT_SOURCE;
 
-/// Creates the view in this process's mount namespace, which must be its own.
+/// The folders of `/sys` to which the view adds entries. The PCI folders are missing on machines without PCI.
+const FOLDERS: [&str; 4] = ["class", "class/pci_bus", "devices", "bus/pci/devices"];
+
+/// Creates the view in the mount namespace of this process, which no other process may share.
 pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
-    let class = Path::new("/sys/class");
-    let mut added: Vec<&str> = files.iter().filter_map(first_folder).collect();
-    added.dedup();
-    let new = uncover(class, &added)?;
+    let sys = Path::new("/sys");
+    let mut new = Vec::new();
+    let mut added = Vec::new();
+    for folder in FOLDERS {
+        let names = added_to(folder, files);
+        if !names.is_empty() && sys.join(folder).is_dir() {
+            new.extend(uncover(&sys.join(folder), &names)?);
+            added.push(folder);
+        }
+    }
     for file in files {
-        let path = class.join(&file.path);
+        if !folder_of(&file.path).is_some_and(|folder| added.contains(&folder)) {
+            continue;
+        }
+        let path = sys.join(&file.path);
         let write = || {
-            fs::create_dir_all(path.parent().unwrap_or(class))?;
+            fs::create_dir_all(path.parent().unwrap_or(sys))?;
             write_file(&path, &file.content)
         };
         write().with_context(|| format!("cannot write {}", path.display()))?;
@@ -54,22 +67,46 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
 pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> {
     match content {
         SysfsContent::Text(text) => fs::write(path, text),
+        SysfsContent::Bytes(bytes) => fs::write(path, bytes),
         SysfsContent::Folder(folder) => symlink(folder, path),
+        SysfsContent::Link(to) => symlink(to, path),
     }
 }
 
-fn first_folder(file: &SysfsFile) -> Option<&str> {
-    file.path.split('/').next()
+/// Returns the innermost of [`FOLDERS`] that contains the file; the view adds an entry to this folder.
+fn folder_of(path: &str) -> Option<&'static str> {
+    let is_in = |folder: &&str| {
+        path.strip_prefix(*folder)
+            .is_some_and(|rest| rest.starts_with('/'))
+    };
+    FOLDERS.into_iter().filter(is_in).max_by_key(|it| it.len())
+}
+
+/// Returns the entries of a folder that are among the files, or that contain some of the files.
+fn added_to<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f str> {
+    let mut names = Vec::new();
+    for file in files {
+        if folder_of(&file.path) == Some(folder)
+            && let Some(rest) = file.path.get(folder.len() + 1..)
+            && let Some(name) = rest.split('/').next()
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// Makes the folders `names` writable in `folder`, which is read-only for this process. Returns the mounts to make
 /// read-only after they are filled.
 ///
-/// If all of these folders exist, each becomes a file system of its own. Otherwise `folder` becomes a file system,
-/// into which all its previous entries are bound.
+/// If all folders `names` exist, each becomes its own file system. Otherwise `folder` becomes a file system, into which
+/// all its previous entries are bound.
 fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let within: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
-    if within.iter().all(|folder| folder.is_dir()) {
+    // A symbolic link, which a view within a view finds, does not count as a folder.
+    let is_folder = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    if within.iter().all(is_folder) {
         for folder in &within {
             empty(folder)?;
         }
@@ -100,7 +137,7 @@ fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     let kind = match fs::symlink_metadata(from) {
         Ok(metadata) => metadata.file_type(),
-        // The entry was removed meanwhile.
+        // Another process has removed the entry meanwhile.
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(err) => return Err(err),
     };
@@ -117,7 +154,7 @@ fn keep(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers `folder` with an empty file system whose source name marks it as this program's.
+/// Covers `folder` with an empty file system; its source name marks it as a part of this program's view.
 fn empty(folder: &Path) -> Result<()> {
     mount(
         MOUNT_SOURCE,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use nicmodel::profile::Place;
+use nicmodel::profile::CorePlace;
 use sequencer::Design;
 
 use crate::args::{self, Experiment, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
-use crate::sweeps::{Knob, SweepArgs, at_most};
+use crate::sweeps::{SweepArgs, SweepSetting, at_most};
 
 /// Arguments of `verbatim sequencer` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -69,28 +69,33 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+    pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
         if simulated && self.simulation.experiment.is_some() {
             let fixed = matches!(
                 knob,
-                Knob::Window | Knob::Postlist | Knob::Batch | Knob::Queues
+                SweepSetting::Window
+                    | SweepSetting::Postlist
+                    | SweepSetting::Batch
+                    | SweepSetting::Queues
             );
             if fixed {
                 bail!("--over: an experiment sets this; leave out --experiment");
             }
         }
         match knob {
-            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
-            Knob::Cores => self.workers = limit(64)?,
-            Knob::Clients => self.clients = Some(limit(sequencer::counter::MAX_CLIENTS)?),
-            Knob::Threads if !simulated => self.threads = limit(64)?,
-            Knob::Window => self.window = Some(limit(4096)?),
-            Knob::Postlist => self.postlist = limit(64)?,
-            Knob::Batch => self.batch = Some(limit(64)?),
-            Knob::Queues => self.queues = Some(limit(64)?),
-            Knob::Threads | Knob::ValueSize | Knob::Keys => return Ok(false),
+            SweepSetting::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            SweepSetting::Cores => self.workers = limit(64)?,
+            SweepSetting::Clients => self.clients = Some(limit(sequencer::counter::MAX_CLIENTS)?),
+            SweepSetting::Threads if !simulated => self.threads = limit(64)?,
+            SweepSetting::Window => self.window = Some(limit(4096)?),
+            SweepSetting::Postlist => self.postlist = limit(64)?,
+            SweepSetting::Batch => self.batch = Some(limit(64)?),
+            SweepSetting::Queues => self.queues = Some(limit(64)?),
+            SweepSetting::Threads | SweepSetting::ValueSize | SweepSetting::Keys => {
+                return Ok(false);
+            }
         }
         Ok(true)
     }
@@ -112,7 +117,7 @@ impl Args {
     }
 }
 
-/// What only simulations have.
+/// Arguments that only simulations have.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
@@ -125,7 +130,7 @@ pub(crate) struct SimulationArgs {
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its counter are: host, or dpu on a NIC that has one, such as bf2 [default: host]
     #[arg(long, value_name = "PLACE")]
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<CorePlace>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]

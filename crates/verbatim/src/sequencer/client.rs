@@ -1,15 +1,15 @@
-//! `verbatim sequencer client`: clients in one process.
+//! `verbatim sequencer client`: runs clients in one process.
 
 use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use sequencer::{Checker, Client, ClientConfig, ClientReport, Until};
+use sequencer::{Client, ClientConfig, ClientReport, NumberChecker, RunEnd};
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 use crate::side_by_side::check_postlist;
@@ -56,10 +56,10 @@ Examples:
 
 Exit status 1 when a number came twice or out of order, or the numbers ended early.";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim sequencer client`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     check_postlist(args.postlist, args.window)?;
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server,
         nic: nic.config,
@@ -70,24 +70,25 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     };
     let until = args
         .count
-        .map_or(Until::DurationMs(millis(args.duration)), Until::Count);
+        .map_or(RunEnd::DurationMs(millis(args.duration)), RunEnd::Count);
     let mut clients: Vec<Client> = (0..args.threads)
         .map(|_| Client::connect(config.clone()).context("is the server running?"))
         .collect::<Result<_>>()?;
-    let start = clients.iter().map(Client::start).min().unwrap_or(0);
+    let start = clients.iter().map(Client::first_number).min().unwrap_or(0);
 
     let reports = run_all(&mut clients, until, &config.server, args.json);
 
-    let mut checker = Checker::new(start);
+    let mut checker = NumberChecker::new(start);
     for (thread, report) in reports.iter().enumerate() {
         checker.add(&format!("thread {thread}"), report);
         if args.json {
             print_json(&Line::Report(Box::new(report.clone())))?;
         } else {
-            show(thread, report)?;
+            print_client_report(thread, report)?;
         }
     }
-    // Other clients have the numbers between these, so only the server can count skipped numbers.
+    // Other clients have received the numbers between these, so only the server can count skipped
+    // numbers.
     let verdict = checker.verdict(None);
     let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
     let some = verified_something(verdict.numbers, verdict.lost);
@@ -114,14 +115,14 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         eprintln!("error: ended early: {why}");
     }
     Ok(if good && some && ended.is_empty() {
-        Outcome::Done
+        CommandOutcome::Done
     } else {
-        Outcome::No
+        CommandOutcome::No
     })
 }
 
 /// Runs all clients, each in its own thread, with a common start.
-fn run_all(clients: &mut [Client], until: Until, server: &str, json: bool) -> Vec<ClientReport> {
+fn run_all(clients: &mut [Client], until: RunEnd, server: &str, json: bool) -> Vec<ClientReport> {
     let bar = output::activity(json);
     bar.set_message(format!("{} from {}", clients[0].design(), server));
     bar.enable_steady_tick(Duration::from_secs(1));
@@ -147,7 +148,7 @@ fn run_all(clients: &mut [Client], until: Until, server: &str, json: bool) -> Ve
     reports
 }
 
-fn show(thread: usize, report: &ClientReport) -> Result<()> {
+fn print_client_report(thread: usize, report: &ClientReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
     let failures = &report.failures;

@@ -4,29 +4,29 @@
 //! temporary disturbance of the machine affects all designs alike.
 
 use anyhow::{Context, Result, bail};
-use bench::stats::Spread;
-use sequencer::{Design, Unsupported};
+use bench::stats::MedianAndSpread;
+use sequencer::{Design, UnsupportedDesign};
 use verbs::Capabilities;
 
 use super::arguments::Args;
-use super::report::{Row, row, show};
+use super::report::{Row, print_comparison, row};
 use super::round::{Round, one};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args;
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{print, print_typed};
 use crate::side_by_side::{check_clients, check_postlist, interleaved, outcome, place};
-use crate::sweeps::{self, Measured, Turned};
+use crate::sweeps::{self, DesignResult, SweptResult};
 
-/// The most clients of a server process; each costs the server a thread.
+/// The maximum number of clients of a server process; each client costs the server a thread.
 const MAX_CLIENTS: usize = 256;
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim sequencer` without a subcommand.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let settings = args.sweep.settings(&args, Args::set)?;
     settings.iter().try_for_each(|(_, args)| check(args))?;
     args.picture.check()?;
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
     if args.json {
         for unsupported in &skipped {
@@ -45,11 +45,11 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("design", &Turned::new(0, *value, row))?;
+                print_typed("design", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-            show(setting, kind, device, Spread::of(&bounces), &rows)?;
+            print_comparison(setting, kind, device, MedianAndSpread::of(&bounces), &rows)?;
         }
         for round in rounds.iter().filter(|round| !round.verdict.ok) {
             eprintln!("error: {}: {}", round.design, round.verdict);
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
-            sweeps::show(&args.sweep, &points)?;
+            sweeps::print_rows(&args.sweep, &points)?;
         }
         for unsupported in &skipped {
             print(format_args!("- Left out: {unsupported}."))?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// Measures all rounds of each setting, interleaved.
+/// Measures all rounds of each setting; the designs run in turn.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -99,14 +99,14 @@ fn measure(
             let (value, args) = &settings[at];
             let round = one(args, &placements[at], round, design);
             let round = round.with_context(|| format!("design {design}"))?;
-            Ok(Turned::new(at, *value, round))
+            Ok(SweptResult::new(at, *value, round))
         },
     )?;
-    Ok(Turned::sorted(all, settings.len()))
+    Ok(SweptResult::sorted(all, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> Measured {
-    Measured {
+fn point(at: usize, row: &Row) -> DesignResult {
+    DesignResult {
         name: row.design.to_string(),
         at,
         rate_per_s: row.rate_per_s,
@@ -131,7 +131,7 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
     )
 }
 
-/// Refuses arguments that cannot work.
+/// Refuses combinations of arguments that cannot work.
 fn check(args: &Args) -> Result<()> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
@@ -163,11 +163,14 @@ fn check(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Returns the designs to run on a device, and those that it does not support.
+/// Returns the designs that a device can run, and the designs that it does not support.
 ///
 /// # Errors
-/// The device does not support a design that was asked for, or supports none.
-fn choose(asked: &[Design], device: &Capabilities) -> Result<(Vec<Design>, Vec<Unsupported>)> {
+/// Returns an error if the device does not support a design that was asked for, or supports none.
+fn choose(
+    asked: &[Design],
+    device: &Capabilities,
+) -> Result<(Vec<Design>, Vec<UnsupportedDesign>)> {
     for design in asked {
         design.check(device)?;
     }
@@ -193,7 +196,7 @@ fn choose(asked: &[Design], device: &Capabilities) -> Result<(Vec<Design>, Vec<U
 
 #[cfg(test)]
 mod tests {
-    use verbs::{Capability, Lack};
+    use verbs::{Capability, MissingCapability};
 
     use super::*;
 
@@ -201,9 +204,10 @@ mod tests {
     fn device(lacks: &[Capability]) -> Capabilities {
         let context = verbs::Provider::softnic()
             .device(None)
-            .and_then(|d| d.open());
-        let context = context.unwrap();
-        let lack = |&capability| Lack {
+            .expect("a device")
+            .open()
+            .expect("opens");
+        let lack = |&capability| MissingCapability {
             capability,
             why: "so says the test".to_owned(),
         };

@@ -12,7 +12,7 @@ mod simulated;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::ledger::LedgerArgs;
 
 /// Arguments of `verbatim sequencer`.
@@ -21,7 +21,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<SequencerCommand>,
     #[command(flatten)]
     ladder: arguments::Args,
     #[command(flatten)]
@@ -52,22 +52,22 @@ By hand, on two terminals:
 Exit status 1 when a number was given twice, skipped without a reason, or out of order.";
 
 #[derive(Subcommand)]
-enum Part {
+enum SequencerCommand {
     /// Hand out numbers until interrupted
     Serve(serve::Args),
     /// Ask a server for numbers, and report how fast they came
     Client(client::Args),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim sequencer`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.ladder.simulation.is_asked_for();
     if let Some(outcome) = args.ledger.record_self(simulated)? {
         return Ok(outcome);
     }
     match args.part {
-        Some(Part::Serve(args)) => serve::run(args),
-        Some(Part::Client(args)) => client::run(args),
+        Some(SequencerCommand::Serve(args)) => serve::run(args),
+        Some(SequencerCommand::Client(args)) => client::run(args),
         None if args.ladder.simulation.is_asked_for() => simulated::run(&args.ladder),
         None => ladder::run(args.ladder),
     }

@@ -1,7 +1,7 @@
-//! The result of all designs: the table, and the comparison of designs in words.
+//! The results of all designs: the table, and a comparison of the designs in words.
 
 use anyhow::Result;
-use bench::stats::Spread;
+use bench::stats::MedianAndSpread;
 use sequencer::Design;
 use serde::Serialize;
 
@@ -10,41 +10,41 @@ use super::round::Round;
 use crate::output::{self, figure, print, time};
 use crate::side_by_side::{rate, spread, yes_or_no};
 
-/// A row of the table.
+/// A row of the table: one design.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) design: Design,
     pub(super) summary: &'static str,
     /// The kind of NIC that was measured.
     pub(super) kind: &'static str,
-    pub(super) rate_per_s: Spread,
-    /// The rate divided by that of the table's first design, round by round.
-    pub(super) ratio_to_first: Spread,
+    pub(super) rate_per_s: MedianAndSpread,
+    /// The rate divided by the rate of the table's first design in the same round.
+    pub(super) ratio_to_first: MedianAndSpread,
     pub(super) latency_ns_p50: f64,
     pub(super) latency_ns_p99: f64,
-    /// Answers per doorbell of the server. With atomics, which no server answers: requests per
-    /// doorbell of the client.
+    /// Answers per doorbell of the server. With atomics no server answers; the number is then the
+    /// requests per doorbell of the client.
     pub(super) requests_per_doorbell: f64,
-    /// Doorbells of both sides, per request.
+    /// Doorbells of client and server, per request.
     pub(super) doorbells_per_request: f64,
-    /// Cache lines that carry a request and its answer between the two sides.
+    /// Cache lines that carry a request and its answer between client and server.
     pub(super) cache_lines_per_request: f64,
     pub(super) lost: u64,
     pub(super) verified: bool,
 }
 
-/// Returns the cache lines that carry a request and its answer from one side to the other.
+/// Returns the number of cache lines that carry a request and its answer between client and server.
 ///
-/// The software NIC writes 16 bytes for a message without payload, and 16 more for each 16 bytes of
-/// inline payload. Four such pieces share a cache line. An RDMA WRITE writes only its payload into
-/// the target's memory.
+/// The software NIC writes 16 bytes for a message without payload, and 16 bytes more for each 16
+/// bytes of inline payload. Four such pieces share a cache line. An RDMA WRITE writes only its
+/// payload into the target's memory.
 fn cache_lines_per_request(design: Design) -> f64 {
     const LINE: f64 = 64.0;
     const HEADER_ONLY: f64 = 16.0;
     const WITH_8_BYTES: f64 = 32.0;
     const REQUEST_SLOT: f64 = 8.0;
     match design {
-        // The counter's cache line moves to the core that adds.
+        // The counter's cache line moves to the core that executes the atomic.
         Design::Atomics => 1.0,
         Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => (REQUEST_SLOT + WITH_8_BYTES) / LINE,
         Design::SpecS0 => 2.0 * HEADER_ONLY / LINE,
@@ -52,7 +52,7 @@ fn cache_lines_per_request(design: Design) -> f64 {
 }
 
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
-/// Sums up the rounds of `design`.
+/// Computes the row of `design` from its rounds.
 pub(super) fn row(
     design: Design,
     first: Design,
@@ -94,11 +94,11 @@ pub(super) fn row(
 }
 
 /// Prints the table, and the comparison of designs in words.
-pub(super) fn show(
+pub(super) fn print_comparison(
     args: &Args,
     kind: &str,
     device: &str,
-    bounce_ns: Option<Spread>,
+    bounce_ns: Option<MedianAndSpread>,
     rows: &[Row],
 ) -> Result<()> {
     show_setup(args, kind, device, bounce_ns)?;
@@ -150,7 +150,12 @@ pub(super) fn show(
 }
 
 /// Prints the settings, the NIC and the distance of the cores.
-fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
+fn show_setup(
+    args: &Args,
+    kind: &str,
+    device: &str,
+    bounce_ns: Option<MedianAndSpread>,
+) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| {
@@ -173,16 +178,16 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
     ))
 }
 
-/// Compares the designs in words, with their figures: which change gains, and which does not. A
-/// difference within the noise is called noise, without a cause.
+/// Compares the designs in words, with their figures: which change gains and which does not. A
+/// difference within the noise is called noise, and no cause is given for it.
 fn lessons(rows: &[Row]) -> Vec<String> {
     let of = |design: Design| rows.iter().find(|row| row.design == design);
     let mut lines = Vec::new();
     let mut compare = |name: &str, from: &Row, to: &Row, why: String| {
         let differ = difference(from, to);
         lines.push(match differ {
-            Difference::Noise(words) => format!("{name}: {words}."),
-            Difference::Real { words, .. } => format!("{name}: {why}: {words}."),
+            RateDifference::Noise(words) => format!("{name}: {words}."),
+            RateDifference::Real { words, .. } => format!("{name}: {why}: {words}."),
         });
     };
     if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
@@ -219,12 +224,12 @@ fn lessons(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// Compares the best of the other designs with remote atomics.
+/// Compares the design with remote atomics with the best of all other designs.
 fn against_atomics(atomics: &Row, best: &Row) -> String {
     let name = "Remote atomics need no server CPU";
     match difference(atomics, best) {
-        Difference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),
-        Difference::Real { words, gain } => {
+        RateDifference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),
+        RateDifference::Real { words, gain } => {
             let alone = if gain < 1.0 {
                 " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
             } else {
@@ -239,23 +244,24 @@ fn against_atomics(atomics: &Row, best: &Row) -> String {
 }
 
 /// The difference between two rates.
-enum Difference {
-    /// The ranges of the two rates overlap.
+enum RateDifference {
+    /// The ranges of the two rates overlap, so the difference may be noise.
     Noise(String),
     /// The ranges of the two rates do not overlap.
     Real {
-        /// The ratio of the medians.
+        /// The ratio of the two median rates.
         gain: f64,
         words: String,
     },
 }
 
-fn difference(from: &Row, to: &Row) -> Difference {
+fn difference(from: &Row, to: &Row) -> RateDifference {
     let (before, after) = (from.rate_per_s, to.rate_per_s);
     if before.overlaps(&after) {
-        let range = |of: Spread| format!("{}..{}", figure(of.min / 1e6), figure(of.max / 1e6));
+        let range =
+            |of: MedianAndSpread| format!("{}..{}", figure(of.min / 1e6), figure(of.max / 1e6));
         let (before, after) = (range(before), range(after));
-        return Difference::Noise(format!(
+        return RateDifference::Noise(format!(
             "within the noise ({after} M/s beside {before} M/s of {})",
             from.design
         ));
@@ -266,17 +272,17 @@ fn difference(from: &Row, to: &Row) -> Difference {
     } else {
         format!("{} x slower here", figure(1.0 / gain))
     };
-    Difference::Real { gain, words }
+    RateDifference::Real { gain, words }
 }
 
 #[cfg(test)]
 mod tests {
-    use sequencer::Checker;
+    use sequencer::NumberChecker;
 
     use super::*;
 
     fn round(number: u32, design: Design, rate_per_s: f64) -> Round {
-        let mut checker = Checker::new(0);
+        let mut checker = NumberChecker::new(0);
         checker.add_numbers("a", &(0..10).collect());
         Round {
             round: number,

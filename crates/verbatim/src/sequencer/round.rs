@@ -4,14 +4,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 use bench::peers::KillOnDrop;
-use sequencer::{Checker, ClientReport, Design, ServerStats, Verdict};
+use sequencer::{ClientReport, Design, NumberChecker, NumberVerdict, ServerStats};
 use serde::Serialize;
 
 use super::arguments::Args;
 use super::lines::Line;
-use crate::children::{Lines, Placement, part_of, start};
+use crate::children::{ChildCores, ChildLines, part_of, start};
 
-/// One round of one design.
+/// The results of one design in one round.
 #[derive(Debug, Serialize)]
 pub(super) struct Round {
     pub(super) round: u32,
@@ -27,11 +27,16 @@ pub(super) struct Round {
     pub(super) server_doorbells: u64,
     pub(super) wrong_guesses: u64,
     pub(super) lost: u64,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: NumberVerdict,
 }
 
-/// Runs one design once: a server, its clients, the checker.
-pub(super) fn one(args: &Args, placement: &Placement, round: u32, design: Design) -> Result<Round> {
+/// Runs one design once: starts a server and its clients, and checks the clients' numbers.
+pub(super) fn one(
+    args: &Args,
+    placement: &ChildCores,
+    round: u32,
+    design: Design,
+) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
     let Line::Listening { address, next, .. } = server_lines.expect()? else {
@@ -41,7 +46,7 @@ pub(super) fn one(args: &Args, placement: &Placement, round: u32, design: Design
     for cores in &placement.clients {
         clients.push(start_client(args, cores, &address)?);
     }
-    let mut checker = Checker::new(next);
+    let mut checker = NumberChecker::new(next);
     let mut reports = Vec::new();
     for (number, (_child, lines)) in clients.iter_mut().enumerate() {
         while let Some(line) = lines.next()? {
@@ -79,7 +84,7 @@ fn sum_up(
     bounce_ns: Option<f64>,
     reports: &[ClientReport],
     stats: &ServerStats,
-    verdict: Verdict,
+    verdict: NumberVerdict,
 ) -> Round {
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
@@ -99,7 +104,11 @@ fn sum_up(
     }
 }
 
-fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnDrop, Lines<Line>)> {
+fn start_server(
+    args: &Args,
+    cores: &[usize],
+    design: Design,
+) -> Result<(KillOnDrop, ChildLines<Line>)> {
     let mut command = part("serve", args)?;
     command
         .args([
@@ -121,7 +130,11 @@ fn start_server(args: &Args, cores: &[usize], design: Design) -> Result<(KillOnD
     start(command, cores, "server")
 }
 
-fn start_client(args: &Args, cores: &[usize], address: &str) -> Result<(KillOnDrop, Lines<Line>)> {
+fn start_client(
+    args: &Args,
+    cores: &[usize],
+    address: &str,
+) -> Result<(KillOnDrop, ChildLines<Line>)> {
     let mut command = part("client", args)?;
     command
         .arg(address)

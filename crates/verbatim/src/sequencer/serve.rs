@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use sequencer::{Design, Server, ServerConfig};
 
 use super::lines::Line;
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 use crate::side_by_side;
 use crate::stop::stop_signals;
@@ -61,8 +61,8 @@ Examples:
   verbatim sequencer serve --design rpc-batch --workers 2 --listen 0.0.0.0:7471
   verbatim sequencer serve --state /var/tmp/numbers";
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim sequencer serve`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let state = args.state.as_deref().map(args::writable_file).transpose()?;
     let end = args.design.end_of_numbers();
     if args.start >= end {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             args.design
         );
     }
-    let nic = Nic::open(&args.nic, &args.port)?;
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen,
         nic: nic.config,

@@ -3,22 +3,22 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::simulated::sequencer::{self as simulated, Setup};
+use bench::simulated::sequencer::{self as simulated, SequencerParameters};
 use chart::{Axis, Chart, Point};
-use nicmodel::profile::{Place, Profile};
-use nicmodel::published::{self, Published};
+use nicmodel::profile::{CorePlace, Profile};
+use nicmodel::published::{self, PublishedNumber};
 use sequencer::Design;
 use serde::Serialize;
 
 use super::arguments::{Args, SimulationArgs};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::Experiment;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{
     check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
 };
-use crate::sweeps::{Knob, all_of, profiles, series};
+use crate::sweeps::{SweepSetting, all_of, profiles, series};
 
 /// A row of the table of designs.
 #[derive(Serialize)]
@@ -26,28 +26,28 @@ struct Row {
     nic: String,
     kind: &'static str,
     #[serde(flatten)]
-    setup: Setup,
+    setup: SequencerParameters,
     queues_per_worker: usize,
     #[serde(flatten)]
-    outcome: simulated::Outcome,
-    published: Option<&'static Published>,
-    /// The simulated rate divided by the published rate, less one.
+    outcome: simulated::SequencerResult,
+    published: Option<&'static PublishedNumber>,
+    /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
-    /// The real time of the simulation. It differs in every run, so it is no result.
+    /// The real time that the simulation took. It differs in every run and is no result.
     #[serde(skip)]
     took: Duration,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs all simulations of `verbatim sequencer --nic`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
     args.picture.check()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let runs = runs(args, &profiles)?;
-    let name = |(profile, setup, _): &(&Profile, Setup, usize)| {
+    let name = |(profile, setup, _): &(&Profile, SequencerParameters, usize)| {
         format!(
             "{} on {} cores, {}",
             setup.design, setup.cores, profile.name
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Ok(row)
     })?;
     if !args.json {
-        show(args, &profiles, &rows)?;
+        print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
     for row in rows.iter().filter(|row| !row.outcome.verified) {
@@ -73,8 +73,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// Returns all runs: every design on every NIC, over cores or over the swept knob, with its value.
-fn runs<'p>(args: &Args, profiles: &'p [Profile]) -> Result<Vec<(&'p Profile, Setup, usize)>> {
+/// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
+/// knob's value.
+fn runs<'p>(
+    args: &Args,
+    profiles: &'p [Profile],
+) -> Result<Vec<(&'p Profile, SequencerParameters, usize)>> {
     let designs = if args.design.is_empty() {
         &Design::ALL[..]
     } else {
@@ -107,10 +111,10 @@ fn runs<'p>(args: &Args, profiles: &'p [Profile]) -> Result<Vec<(&'p Profile, Se
     Ok(runs)
 }
 
-/// Draws the rates as series.
+/// Draws the rates as one series per design.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
-        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
         (!is_axis).then(|| format!("{} cores", row.setup.cores))
     };
     let series = series(
@@ -134,7 +138,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     }
 }
 
-/// Returns the counts of cores to run a design on. With atomics, the server's cores are idle.
+/// Returns the numbers of cores with which a design runs. With atomics, the server's cores are
+/// idle.
 fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
     let there = profile.at(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
@@ -147,10 +152,10 @@ fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize
     }
 }
 
-fn setup(args: &Args, design: Design, cores: usize) -> Setup {
+fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
     if args.simulation.experiment == Some(Experiment::Atc16) {
-        let atc16 = Setup::atc16(design, cores);
-        return Setup {
+        let atc16 = SequencerParameters::atc16(design, cores);
+        return SequencerParameters {
             place: args.simulation.place,
             clients: args.clients.unwrap_or(atc16.clients),
             machines: args.simulation.machines,
@@ -159,8 +164,8 @@ fn setup(args: &Args, design: Design, cores: usize) -> Setup {
             ..atc16
         };
     }
-    let paper = Setup::paper(design, cores);
-    Setup {
+    let paper = SequencerParameters::paper(design, cores);
+    SequencerParameters {
         place: args.simulation.place,
         clients: args.clients.unwrap_or(paper.clients),
         machines: args.simulation.machines,
@@ -174,7 +179,7 @@ fn setup(args: &Args, design: Design, cores: usize) -> Setup {
     }
 }
 
-fn one(profile: &Profile, setup: Setup) -> Result<Row> {
+fn one(profile: &Profile, setup: SequencerParameters) -> Result<Row> {
     let begun = Instant::now();
     let outcome = simulated::run(profile, &setup)
         .with_context(|| format!("{} with --cores {}", setup.design, setup.cores))?;
@@ -193,23 +198,26 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
 }
 
 /// Returns the paper's published rate for this setup, if the paper measured it.
-fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
+fn published_rate(
+    profile: &Profile,
+    setup: &SequencerParameters,
+) -> Option<&'static PublishedNumber> {
     let all = profile.host.cores.value as usize;
-    let paper = Setup {
+    let paper = SequencerParameters {
         place: setup.place,
         seed: setup.seed,
         time: setup.time,
-        ..Setup::paper(setup.design, setup.cores)
+        ..SequencerParameters::paper(setup.design, setup.cores)
     };
-    let on_dpu = setup.place == Some(Place::Dpu);
+    let on_dpu = setup.place == Some(CorePlace::Dpu);
     if profile.name == "bf2" && *setup == paper && on_dpu && setup.design == Design::Atomics {
         return published::get("dpu_seq_faa_rate");
     }
-    let atc16 = Setup {
+    let atc16 = SequencerParameters {
         place: setup.place,
         seed: setup.seed,
         time: setup.time,
-        ..Setup::atc16(setup.design, setup.cores)
+        ..SequencerParameters::atc16(setup.design, setup.cores)
     };
     if profile.name != "cib" || (*setup != paper && *setup != atc16) {
         return None;
@@ -240,20 +248,20 @@ fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
         String::new()
     };
     let turned = match args.sweep.over {
-        None | Some(Knob::Cores) => String::new(),
+        None | Some(SweepSetting::Cores) => String::new(),
         Some(knob) => format!(", {} {}", knob.name(), row.at),
     };
     format!("{}{nic}{turned}", row.setup.design)
 }
 
-fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     print(format_args!(
         "Simulated in virtual time, not measured: {}{}\n",
         titles.join("; "),
         match rows.first().and_then(|row| row.setup.place) {
-            Some(Place::Dpu) => "; the server is on its DPU",
-            Some(Place::Host) | None => "",
+            Some(CorePlace::Dpu) => "; the server is on its DPU",
+            Some(CorePlace::Host) | None => "",
         }
     ))?;
     let header = [
@@ -299,7 +307,9 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     };
     // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
-    let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
+    let of = |setting: fn(&SequencerParameters) -> usize| {
+        all_of(alike.clone().map(|row| setting(&row.setup)))
+    };
     let loops = if first.loops.is_default() {
         ""
     } else {

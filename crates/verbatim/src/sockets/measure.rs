@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output;
+use crate::steps::CommandSteps;
 
-/// The time that a server may take to listen, and a client to end.
+/// The time that a server has to begin listening, and a client to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A pair of programs, and the figure to read from the client's output.
@@ -93,7 +94,7 @@ fn after(line: &str, word: &str) -> Option<f64> {
         .ok()
 }
 
-/// Returns the time of a line of qperf (`latency = 586 ns`) in microseconds.
+/// Parses a line of qperf such as `latency = 586 ns`; returns the time in microseconds.
 fn microseconds(line: &str) -> Option<f64> {
     let unit = line.split_whitespace().last()?;
     let factor = match unit {
@@ -116,21 +117,32 @@ fn before(line: &str, word: &str) -> Option<f64> {
 }
 
 /// Measures the installed programs and prints the table.
-pub(super) fn run(rounds: u32) -> Result<Outcome> {
+pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
     let mut table = output::table(["what", "unit", "TCP", "RDMA", "ratio"], &[2, 3, 4]);
+    let all = u64::from(rounds) * 2;
+    let steps = CommandSteps::new(all * ROWS.len() as u64)?;
     for row in &ROWS {
         let missing = [row.server, row.client]
             .into_iter()
             .find(|words| !is_there(words));
         if let Some(words) = missing {
             eprintln!("note: left out: {}; it needs {}", row.what, first(words));
+            (0..all).for_each(|_| steps.complete_step());
             continue;
         }
         let mut found = [Vec::new(), Vec::new()];
-        for _ in 0..rounds {
+        'rounds: for _ in 0..rounds {
             for (carried, figures) in [false, true].into_iter().zip(&mut found) {
-                figures.push(once(row, carried).with_context(|| row.what)?);
+                let name = format!("{}, {}", row.what, if carried { "RDMA" } else { "TCP" });
+                let figure = steps.run(name, || once(row, carried));
+                let Some(figure) = figure.with_context(|| row.what)? else {
+                    break 'rounds;
+                };
+                figures.push(figure);
             }
+        }
+        if found.iter().any(Vec::is_empty) {
+            break;
         }
         let [tcp, rdma] = found.map(median);
         table.add_row([
@@ -141,8 +153,9 @@ pub(super) fn run(rounds: u32) -> Result<Outcome> {
             format!("{:.2} x", rdma / tcp),
         ]);
     }
+    drop(steps);
     output::print(format!("{table}\n"))?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn median(mut figures: Vec<f64>) -> f64 {
@@ -170,7 +183,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
     write_files(folder.path(), port)?;
     let mut server = KillOnDrop(start(row.server, port, folder.path(), carried)?);
     let end = Instant::now() + PATIENCE;
-    // A server that accepts only one connection must not be probed.
+    // Do not probe a server that accepts only one connection.
     if row.server.contains(" -1 ") {
         std::thread::sleep(Duration::from_millis(500));
     } else {
@@ -185,7 +198,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
     let out = client.wait_with_output()?;
     let text = String::from_utf8_lossy(&out.stdout);
     if row.server.starts_with("nginx") {
-        // The master of nginx ends its workers at SIGTERM, but cannot at SIGKILL.
+        // The master of nginx ends its workers at SIGTERM, but cannot do so at SIGKILL.
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&server.0),
             rustix::process::Signal::TERM,

@@ -1,15 +1,15 @@
-//! The connections of this user's processes.
+//! The TCP connections of this user's processes, and their state.
 
 use anyhow::{Context, Result};
-use sockets::stat::{Connection, Ended};
+use sockets::stat::{Connection, EndedTotals};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output;
 
-/// Prints the connections that exist, and the totals of those that have ended.
-pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<Outcome> {
+/// Prints the existing connections, and the totals of the ended connections.
+pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> {
     let found = sockets::stat::connections(fabric).context("cannot read the fabric's folder")?;
-    let ended = sockets::stat::ended(fabric)
+    let ended = sockets::stat::ended_totals(fabric)
         .context("cannot read the totals of the connections that have ended")?;
     if json {
         for connection in &found {
@@ -19,10 +19,10 @@ pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<Outcome> {
     } else {
         output::print(format!("{}\n\n{}", table(found), sentence(&ended)))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// A line for each direction of a connection.
+/// Makes a table with a line for each direction of a connection.
 fn table(found: Vec<Connection>) -> comfy_table::Table {
     let header = ["from", "to", "processes", "path", "bytes", "wakes", "why"];
     let mut table = output::table(header, &[4, 5]);
@@ -42,8 +42,9 @@ fn table(found: Vec<Connection>) -> comfy_table::Table {
     table
 }
 
-/// The totals as a line for RDMA, and one for each reason to stay on TCP.
-fn sentence(ended: &Ended) -> String {
+/// Formats the totals of ended connections: a line for RDMA, and a line for each reason to stay on
+/// TCP.
+fn sentence(ended: &EndedTotals) -> String {
     let mut text = format!(
         "Ended: {} connections that RDMA carried, with {} bytes and {} wakes",
         ended.carried, ended.bytes, ended.wakes
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn each_reason_has_its_line() {
-        let ended = Ended {
+        let ended = EndedTotals {
             carried: 2,
             bytes: 300,
             wakes: 4,

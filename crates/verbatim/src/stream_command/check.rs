@@ -11,13 +11,14 @@ use stream::Policy;
 use stream::blocking::Connector;
 use stream::handshake::Version;
 
-use crate::Outcome;
+use super::messages::PseudoRandomBytes;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_json};
 use crate::streams::{address, config};
 
-/// The time that one read or write may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// The time limit of one read or write.
+const IO_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Arguments of `verbatim stream check`.
 #[derive(clap::Args)]
@@ -53,14 +54,14 @@ Examples:
   verbatim stream check 127.0.0.1:8002 --bytes 100_000_000 --message 64_000";
 
 #[derive(Serialize)]
-struct Checked {
+struct StreamCheckResult {
     transport: &'static str,
     bytes: u64,
     same: bool,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim stream check`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.fall_back {
         Policy::FallBack
     } else {
@@ -72,9 +73,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let stream = Connector::new(config)?.connect(args.server);
     let mut stream = stream.with_context(|| format!("cannot connect to {}", args.server))?;
-    stream.set_timeout(Some(TIMEOUT))?;
+    stream.set_timeout(Some(IO_TIMEOUT))?;
     let transport = if stream.is_rdma() { "RDMA" } else { "TCP" };
-    let (mut noise, mut done, mut same) = (Noise(1), 0, true);
+    let (mut noise, mut done, mut same) = (PseudoRandomBytes(1), 0, true);
     let (mut sent, mut got) = (vec![0; args.message], vec![0; args.message]);
     while done < args.bytes && same {
         let left = usize::try_from(args.bytes - done).unwrap_or(usize::MAX);
@@ -86,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         done += u64::try_from(now)?;
     }
     stream.close()?;
-    let checked = Checked {
+    let checked = StreamCheckResult {
         transport,
         bytes: done,
         same,
@@ -101,19 +102,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         };
         print(format_args!("{done} bytes {what} by {transport}"))?;
     }
-    Ok(if same { Outcome::Done } else { Outcome::No })
-}
-
-/// Pseudo-random bytes (xorshift), so that misplaced data is noticed.
-pub(super) struct Noise(pub(super) u64);
-
-impl Noise {
-    pub(super) fn fill(&mut self, into: &mut [u8]) {
-        for chunk in into.chunks_mut(8) {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            chunk.copy_from_slice(&self.0.to_le_bytes()[..chunk.len()]);
-        }
-    }
+    Ok(if same {
+        CommandOutcome::Done
+    } else {
+        CommandOutcome::No
+    })
 }

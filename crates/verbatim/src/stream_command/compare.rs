@@ -1,4 +1,4 @@
-//! `verbatim stream`: compares one echo server over RDMA, TCP and a Unix socket.
+//! `verbatim stream`: compares an echo server over RDMA, over TCP, over a Unix socket and over rsockets.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::pin::pin;
-use bench::stats::{Spread, median};
-use bench::usage::Usage;
+use bench::stats::{MedianAndSpread, median};
+use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
 use stream::{Connector, Policy};
 use tokio::runtime::Runtime;
 
 use super::load::{self, Carrier, Target};
 use super::serve::Listening;
-use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
+use crate::CommandOutcome;
+use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::children::{part_of, start};
 use crate::output::{self, figure, print, print_typed, time};
-use crate::side_by_side::{interleaved, place, spread};
+use crate::side_by_side::{interleaved, or_nothing, place, spread};
 
 /// Arguments of the comparison.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
     /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=1000usize))]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=10_000usize))]
     connections: Vec<usize>,
     /// Bytes of a message (may be given several times) [default: 64 and 100000]
     #[arg(long, value_name = "BYTES", value_parser = args::number("a length of messages", 1..=16_777_216usize))]
@@ -56,7 +56,7 @@ struct Point {
     carrier: Carrier,
 }
 
-/// One round of one row.
+/// The results of one row in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
@@ -66,10 +66,17 @@ struct Round {
     messages_per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
-    /// CPU time of both processes for each byte, counting both directions.
+    /// CPU time of both processes per byte in nanoseconds; the bytes of both directions count.
     cpu_ns_per_byte: f64,
-    /// The number of messages, all compared with what was sent.
+    /// The number of messages; each was compared with its echo.
     verified: u64,
+}
+
+impl Round {
+    fn is_of(&self, point: Point) -> bool {
+        let own = (self.message_bytes, self.connections, self.carrier);
+        own == (point.message, point.connections, point.carrier)
+    }
 }
 
 /// A row of the table: medians of the rounds.
@@ -79,9 +86,10 @@ struct Row {
     carrier: Carrier,
     message_bytes: usize,
     connections: usize,
-    messages_per_s: Spread,
-    /// The rate divided by TCP's in the same round.
-    ratio: Spread,
+    messages_per_s: MedianAndSpread,
+    /// The rate divided by the rate over TCP in the same round; `None` if TCP was not measured before an
+    /// interrupt.
+    ratio: Option<MedianAndSpread>,
     ns_p50: f64,
     ns_p99: f64,
     cpu_ns_per_byte: f64,
@@ -104,8 +112,8 @@ struct Setup<'a> {
     unix: PathBuf,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim stream` without a subcommand.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     crate::streams::raise_descriptor_limit()?;
     let placement = place(1, 1, 1, "the client")?;
     let bounce_ns = placement.bounce_ns()?;
@@ -117,6 +125,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         .arg(&unix)
         .args(["--queue", &args.queue.to_string()])
         .stdin(Stdio::piped());
+    if args.nic.provider == Provider::Softnic {
+        command.args(["--rsocket", "127.0.0.1:0"]);
+    }
     let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
     let Line::Listening(listening) = said.expect()?;
     if let [core] = placement.clients[0][..] {
@@ -132,22 +143,28 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         listening,
         unix,
     };
-    let points = points(args);
+    let points = points(args, setup.listening.rsocket.is_some());
     let name = |p: Point| format!("{} bytes by {}", p.message, p.carrier.name());
     let rounds = interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
     })?;
-    let rows = points.iter().map(|&point| row(args, point, &rounds));
+    let measured = |point: &&Point| rounds.iter().any(|r| r.is_of(**point));
+    let measured = points.iter().filter(measured);
+    let rows = measured.map(|&point| row(args, point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
         rows.iter().try_for_each(|row| print_typed("row", row))?;
     } else {
         print(table(&rows, bounce_ns))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn points(args: &Args) -> Vec<Point> {
+/// Maximum number of connections for which rsockets are measured: an rsocket needs several descriptors, and `poll` of
+/// all sockets of a side takes longer with each.
+const MAX_RSOCKETS: usize = 1000;
+
+fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
     let given = |asked: &[usize], otherwise: [usize; 2]| {
         if asked.is_empty() {
             otherwise.to_vec()
@@ -158,7 +175,10 @@ fn points(args: &Args) -> Vec<Point> {
     let mut points = Vec::new();
     for &message in &given(&args.message, [64, 100_000]) {
         for &connections in &given(&args.connections, [1, 16]) {
-            points.extend(Carrier::ALL.map(|carrier| Point {
+            let carriers = Carrier::ALL.into_iter();
+            let with_rsockets = with_rsockets && connections <= MAX_RSOCKETS;
+            let carriers = carriers.filter(|c| with_rsockets || *c != Carrier::Rsocket);
+            points.extend(carriers.map(|carrier| Point {
                 message,
                 connections,
                 carrier,
@@ -171,12 +191,13 @@ fn points(args: &Args) -> Vec<Point> {
 impl Setup<'_> {
     fn round(&self, round: u32, point: Point) -> Result<Round> {
         let cpu = || -> Result<u64> {
-            let own = Usage::of(std::process::id())?.cpu_ns;
-            Ok(own + Usage::of(self.server_pid)?.cpu_ns)
+            let own = ResourceUsage::of(std::process::id())?.cpu_ns;
+            Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
         };
         let target = Target {
             address: self.listening.address,
             unix: &self.unix,
+            rsocket: self.listening.rsocket,
             connector: &self.connector,
         };
         let before = cpu()?;
@@ -211,28 +232,24 @@ impl Setup<'_> {
 
 fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
     let by = |carrier: Carrier| {
-        rounds.iter().filter(move |r| {
-            (r.message_bytes, r.connections, r.carrier)
-                == (point.message, point.connections, carrier)
-        })
+        rounds
+            .iter()
+            .filter(move |r| r.is_of(Point { carrier, ..point }))
     };
     let of: Vec<&Round> = by(point.carrier).collect();
     let middle = |value: fn(&Round) -> f64| {
         let all: Vec<f64> = of.iter().map(|r| value(r)).collect();
         median(&all).context("nothing was measured")
     };
-    let tcp = by(Carrier::Tcp);
+    let pairs = of.iter().zip(by(Carrier::Tcp));
+    let ratios = pairs.map(|(r, tcp)| r.messages_per_s / tcp.messages_per_s);
     Ok(Row {
         kind: args.nic.provider.kind(),
         carrier: point.carrier,
         message_bytes: point.message,
         connections: point.connections,
         messages_per_s: spread(of.iter().map(|r| r.messages_per_s))?,
-        ratio: spread(
-            of.iter()
-                .zip(tcp)
-                .map(|(r, tcp)| r.messages_per_s / tcp.messages_per_s),
-        )?,
+        ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
         ns_p50: middle(|r| r.ns_p50)?,
         ns_p99: middle(|r| r.ns_p99)?,
         cpu_ns_per_byte: middle(|r| r.cpu_ns_per_byte)?,
@@ -255,7 +272,7 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
         &[0, 1, 3, 4, 5, 6, 7],
     );
     for row in rows {
-        let (rate, ratio) = (row.messages_per_s.median, row.ratio);
+        let rate = row.messages_per_s.median;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let mb_per_s = rate * row.message_bytes as f64 / 1e6;
         table.add_row([
@@ -263,12 +280,10 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
             row.connections.to_string(),
             row.carrier.name().to_owned(),
             figure(rate),
-            format!(
-                "{} x ({}..{})",
-                figure(ratio.median),
-                figure(ratio.min),
-                figure(ratio.max)
-            ),
+            or_nothing(row.ratio, |ratio| {
+                let [median, min, max] = [ratio.median, ratio.min, ratio.max].map(figure);
+                format!("{median} x ({min}..{max})")
+            }),
             format!("{}, {}", time(row.ns_p50), time(row.ns_p99)),
             figure(mb_per_s),
             time(row.cpu_ns_per_byte),

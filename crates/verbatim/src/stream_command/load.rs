@@ -1,16 +1,18 @@
-//! Messages to an echo server over each kind of connection, each compared with its echo.
+//! Sends messages to an echo server over each kind of connection, and compares each message with
+//! its echo.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use stream::Connector;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
-use super::check::Noise;
+use super::messages::{Measured, PseudoRandomBytes, stamp};
+use super::rsockets;
 
 /// The transport of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -19,21 +21,23 @@ pub(super) enum Carrier {
     Rdma,
     Tcp,
     Unix,
+    Rsocket,
 }
 
 impl Carrier {
-    pub(super) const ALL: [Self; 3] = [Self::Rdma, Self::Tcp, Self::Unix];
+    pub(super) const ALL: [Self; 4] = [Self::Rdma, Self::Tcp, Self::Unix, Self::Rsocket];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rdma => "RDMA",
             Self::Tcp => "TCP",
             Self::Unix => "Unix socket",
+            Self::Rsocket => "rsocket",
         }
     }
 }
 
-/// A connection of any transport.
+/// A connection over any transport.
 trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
@@ -41,19 +45,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 pub(super) struct Target<'a> {
     pub(super) address: SocketAddr,
     pub(super) unix: &'a Path,
+    /// Address of the server's rsocket, if it has one.
+    pub(super) rsocket: Option<SocketAddr>,
     pub(super) connector: &'a Connector,
 }
 
-/// The result of a run.
-#[derive(Debug)]
-pub(super) struct Measured {
-    pub(super) messages: u64,
-    pub(super) seconds: f64,
-    /// The round-trip time of each message in ns, sorted.
-    pub(super) latencies: Vec<u64>,
-}
-
-/// For `duration`, sends messages of `len` bytes on each connection, and awaits each echo.
+/// Sends messages of `len` bytes on each connection for `duration`, and waits for each echo.
 pub(super) async fn run(
     target: &Target<'_>,
     carrier: Carrier,
@@ -61,6 +58,10 @@ pub(super) async fn run(
     len: usize,
     duration: Duration,
 ) -> Result<Measured> {
+    if carrier == Carrier::Rsocket {
+        let server = target.rsocket.context("the server has no rsocket")?;
+        return rsockets::run(server, connections, len, duration);
+    }
     let mut streams = Vec::new();
     for _ in 0..connections {
         let one = connect(target, carrier).await;
@@ -93,16 +94,22 @@ async fn connect(target: &Target<'_>, carrier: Carrier) -> Result<Box<dyn Connec
             Box::new(stream)
         }
         Carrier::Tcp => {
-            let tcp = TcpStream::connect(target.address).await?;
+            let mut tcp = TcpStream::connect(target.address).await?;
             tcp.set_nodelay(true)?;
+            // The server cannot tell a client by TCP from one by RDMA before the first bytes, and limits the clients
+            // that have sent none.
+            let mut echo = [0; 8];
+            tcp.write_all(&echo).await?;
+            tcp.read_exact(&mut echo).await?;
             Box::new(tcp)
         }
         Carrier::Unix => Box::new(UnixStream::connect(target.unix).await?),
+        Carrier::Rsocket => bail!("rsockets have clients of their own"),
     })
 }
 
-/// Sends messages one after the other. A long message is written and read concurrently, since the
-/// buffers may not hold all of it.
+/// Sends messages one after the other. A long message is written and its echo is read concurrently,
+/// since the buffers may not hold the whole message.
 async fn client(
     stream: Box<dyn Connection>,
     seed: u64,
@@ -111,14 +118,11 @@ async fn client(
 ) -> Result<Vec<u64>> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let (mut sent, mut got) = (vec![0; len], vec![0; len]);
-    Noise(seed).fill(&mut sent);
+    PseudoRandomBytes(seed).fill(&mut sent);
     let mut latencies = Vec::new();
     let mut begun = Instant::now();
     while begun < until || latencies.is_empty() {
-        // Number the messages, so that no two are equal.
-        let count = u64::try_from(latencies.len())?.to_le_bytes();
-        let stamp = len.min(count.len());
-        sent[..stamp].copy_from_slice(&count[..stamp]);
+        stamp(&mut sent, latencies.len())?;
         if len <= 8192 {
             writer.write_all(&sent).await?;
             reader.read_exact(&mut got).await?;

@@ -1,14 +1,16 @@
-//! `verbatim stream`: the byte stream of the crate `stream`, beside TCP and Unix sockets.
+//! `verbatim stream`: the byte stream of the crate `stream`, compared with TCP, Unix sockets and rsockets.
 
 mod check;
 mod compare;
 mod load;
+mod messages;
+mod rsockets;
 mod serve;
 
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Arguments of `verbatim stream`.
 #[derive(clap::Args)]
@@ -21,8 +23,8 @@ pub(crate) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Starts an echo server on a core of its own, and has a client on another core send to it by RDMA, by TCP and by a Unix socket in \
-turn: small messages back and forth, then large ones. Every byte is checked.
+Starts an echo server on a core of its own, and has a client on another core send to it by RDMA, by TCP, by a Unix socket \
+and by rsockets in turn: small messages back and forth, then large ones. Every byte is checked.
 
 Examples:
   verbatim stream
@@ -36,8 +38,8 @@ enum Command {
     Check(check::Args),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Result<Outcome> {
+/// Runs `verbatim stream`.
+pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     match args.command {
         None => compare::run(&args.compare),
         Some(Command::Serve(args)) => serve::run(&args),

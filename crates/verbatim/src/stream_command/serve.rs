@@ -11,14 +11,12 @@ use stream::{Listener, Policy};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-use crate::Outcome;
+use super::messages::ROOM;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
 use crate::streams::{address, config, raise_descriptor_limit, runtime};
-
-/// The most bytes of one read.
-const ROOM: usize = 64 << 10;
 
 /// Arguments of `verbatim stream serve`.
 #[derive(clap::Args)]
@@ -30,6 +28,9 @@ pub(super) struct Args {
     /// Listen at this Unix socket, too
     #[arg(long, value_name = "FILE")]
     unix: Option<PathBuf>,
+    /// Listen at this address by rsockets, too; the software NIC alone has them
+    #[arg(long, value_name = "IP:PORT", value_parser = address)]
+    rsocket: Option<SocketAddr>,
     /// Decline RDMA: clients fall back to TCP
     #[arg(long)]
     tcp_only: bool,
@@ -57,10 +58,12 @@ Examples:
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Listening {
     pub(super) address: SocketAddr,
+    /// Address of the rsocket, if one was asked for.
+    pub(super) rsocket: Option<SocketAddr>,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim stream serve`.
+pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.tcp_only {
         Policy::TcpOnly
     } else {
@@ -69,10 +72,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let mut config = config(&args.nic, &args.port, policy)?;
     config.queue_size = args.queue;
     raise_descriptor_limit()?;
+    let rsocket = args.rsocket.map(super::rsockets::serve).transpose()?;
     let stop = stop_signals(args.until_eof)?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // A message, or the loss of the other side of a channel, ends the server.
+        // The server ends at a message, or when the sending side of the channel is dropped.
         let _ = stop.recv();
         let _ = tell.send(());
     });
@@ -86,9 +90,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         }
         let address = listener.local_addr()?;
         if args.json {
-            print_typed("listening", &Listening { address })?;
+            print_typed("listening", &Listening { address, rsocket })?;
         } else {
             print(format_args!("echo at {address}, by RDMA and by TCP"))?;
+            if let Some(rsocket) = rsocket {
+                print(format_args!("echo at {rsocket}, by rsockets"))?;
+            }
         }
         let serving = async {
             loop {
@@ -103,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             () = serving => {}
             _ = stopped => {}
         }
-        Ok(Outcome::Done)
+        Ok(CommandOutcome::Done)
     })
 }
 

@@ -5,14 +5,14 @@ mod serve;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Arguments of `verbatim tensor`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Part,
+    part: TensorCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -25,14 +25,14 @@ and in Python (pip install verbatim-rdma), in any process:
   store.put(\"weights\", array); array = store.get(\"weights\")";
 
 #[derive(Subcommand)]
-enum Part {
+enum TensorCommand {
     /// Hold tensors that others put, until interrupted
     Serve(serve::Args),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
+/// Runs `verbatim tensor`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     match &args.part {
-        Part::Serve(args) => serve::run(args),
+        TensorCommand::Serve(args) => serve::run(args),
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tensor::{Config, Holdings, Peer};
+use tensor::{Config, Peer, StoreStatistics};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::nic::Nic;
+use crate::nic::OpenNic;
 use crate::output::{self, print, print_json};
 use crate::stop::stop_signals;
 
@@ -56,9 +56,9 @@ enum Line {
     },
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let nic = Nic::open(&args.nic, &args.port)?;
+/// Runs `verbatim tensor serve`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
+    let nic = OpenNic::open(&args.nic, &args.port)?;
     let stop = stop_signals(args.until_eof)?;
     let config = Config {
         nic: nic.config,
@@ -86,12 +86,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
     bar.finish_and_clear();
     report(args.json, store.holdings())?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Prints the content of the store.
-fn report(json: bool, held: Holdings) -> Result<()> {
-    let Holdings {
+fn report(json: bool, held: StoreStatistics) -> Result<()> {
+    let StoreStatistics {
         tensors,
         stored_bytes,
         evicted,

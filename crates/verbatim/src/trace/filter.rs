@@ -1,12 +1,12 @@
-//! The flags that choose lines of a trace.
+//! The flags that select lines of a trace.
 
 use std::collections::HashMap;
 
-use tap::trace::{Event, Line};
+use tap::trace::{TraceEvent, TraceLine};
 
-/// Flags that choose lines.
+/// Flags that select lines of a trace.
 #[derive(Debug, Default, clap::Args)]
-pub(super) struct Filter {
+pub(super) struct TraceFilter {
     /// Lines of this process only
     #[arg(long)]
     pid: Option<u32>,
@@ -18,18 +18,18 @@ pub(super) struct Filter {
     verb: Option<String>,
 }
 
-/// The number of each queue pair, which completions contain, by its name, which posts contain; and
-/// the reverse.
+/// The QP number of each queue pair by its name, and the name by the number. Completions contain the number, and
+/// posts contain the name.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
+pub(super) struct QpNames {
     numbers: HashMap<(u32, String), u32>,
     names: HashMap<(u32, u32), String>,
 }
 
-impl Queues {
+impl QpNames {
     /// Records the queue pair that a line creates.
-    pub(super) fn note(&mut self, line: &Line) {
-        let Event::Call {
+    pub(super) fn record_created_qp(&mut self, line: &TraceLine) {
+        let TraceEvent::Call {
             result: Some(result),
             ..
         } = &line.event
@@ -61,39 +61,39 @@ fn parse_number(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-impl Filter {
+impl TraceFilter {
     /// Returns true if the line passes the filter.
-    pub(super) fn admits(&self, line: &Line, queues: &Queues) -> bool {
+    pub(super) fn admits(&self, line: &TraceLine, queues: &QpNames) -> bool {
         self.pid.is_none_or(|pid| pid == line.pid)
             && self.qp.as_ref().is_none_or(|qp| is_of(line, qp, queues))
             && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))
     }
 }
 
-fn is_of(line: &Line, qp: &str, queues: &Queues) -> bool {
+fn is_of(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
     let wanted = parse_number(qp);
     let is_named =
         |name: &str| name == qp || wanted.is_some() && queues.number(line.pid, name) == wanted;
     match &line.event {
-        Event::PostSend(post) => is_named(&post.qp),
-        Event::PostRecv(post) => is_named(&post.queue),
-        Event::Completion(found) => found.qpn.is_some_and(|qpn| {
+        TraceEvent::PostSend(post) => is_named(&post.qp),
+        TraceEvent::PostRecv(post) => is_named(&post.queue),
+        TraceEvent::Completion(found) => found.qpn.is_some_and(|qpn| {
             wanted == Some(qpn) || queues.name(line.pid, qpn).is_some_and(|name| name == qp)
         }),
-        Event::EmptyPolls { .. } | Event::Call { .. } | Event::Note { .. } => false,
+        TraceEvent::EmptyPolls { .. } | TraceEvent::Call { .. } | TraceEvent::Note { .. } => false,
     }
 }
 
-fn is_verb(line: &Line, verb: &str) -> bool {
+fn is_verb(line: &TraceLine, verb: &str) -> bool {
     match &line.event {
-        Event::PostSend(post) => verb == "post_send" || post.opcode == verb,
-        Event::PostRecv(_) => verb == "post_recv" || verb == "RECV",
-        // A failed completion does not name its operation, so it passes.
-        Event::Completion(found) => {
+        TraceEvent::PostSend(post) => verb == "post_send" || post.opcode == verb,
+        TraceEvent::PostRecv(_) => verb == "post_recv" || verb == "RECV",
+        // A failed completion does not name its operation, so it passes the filter.
+        TraceEvent::Completion(found) => {
             verb == "poll_cq" || found.opcode.as_deref().is_none_or(|opcode| opcode == verb)
         }
-        Event::EmptyPolls { .. } => verb == "poll_cq",
-        Event::Call { verb: called, .. } => called == verb,
-        Event::Note { .. } => false,
+        TraceEvent::EmptyPolls { .. } => verb == "poll_cq",
+        TraceEvent::Call { verb: called, .. } => called == verb,
+        TraceEvent::Note { .. } => false,
     }
 }

@@ -5,30 +5,31 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use tap::trace::Line;
+use tap::trace::TraceLine;
 
-use super::filter::{Filter, Queues};
+use super::filter::{QpNames, TraceFilter};
 
 /// A reader of the lines of a trace that pass `filter`.
-pub(super) struct Lines<'a> {
-    filter: &'a Filter,
-    /// The queue pairs of all lines so far, whether or not they pass the filter.
-    pub(super) queues: Queues,
+pub(super) struct FilteredLines<'a> {
+    filter: &'a TraceFilter,
+    /// The queue pairs in all lines that were read so far, including lines that do not pass the
+    /// filter.
+    pub(super) queues: QpNames,
     file: BufReader<File>,
     path: PathBuf,
     buffer: Vec<u8>,
-    /// Lines of verbs read so far.
+    /// Number of lines about verbs that were read so far.
     pub(super) read: u64,
-    /// Lines that are neither verbs nor comments.
+    /// Number of lines that are neither about verbs nor comments.
     pub(super) strange: u64,
 }
 
-impl<'a> Lines<'a> {
-    pub(super) fn open(path: &Path, filter: &'a Filter) -> Result<Self> {
+impl<'a> FilteredLines<'a> {
+    pub(super) fn open(path: &Path, filter: &'a TraceFilter) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self {
             filter,
-            queues: Queues::default(),
+            queues: QpNames::default(),
             file: BufReader::new(file),
             path: path.to_owned(),
             buffer: Vec::new(),
@@ -38,7 +39,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Returns the next line that passes the filter.
-    pub(super) fn next(&mut self) -> Result<Option<Line>> {
+    pub(super) fn next(&mut self) -> Result<Option<TraceLine>> {
         loop {
             self.buffer.clear();
             let read = self.file.read_until(b'\n', &mut self.buffer);
@@ -49,10 +50,10 @@ impl<'a> Lines<'a> {
             if text.starts_with('#') || text.trim().is_empty() {
                 continue;
             }
-            match Line::parse(&text) {
+            match TraceLine::parse(&text) {
                 Some(line) => {
                     self.read += 1;
-                    self.queues.note(&line);
+                    self.queues.record_created_qp(&line);
                     if self.filter.admits(&line, &self.queues) {
                         return Ok(Some(line));
                     }

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::output::{StdoutClosed, print, print_typed};
-use filter::Filter;
-use lines::Lines;
+use filter::TraceFilter;
+use lines::FilteredLines;
 use statistics::Statistics;
-use work::Pairing;
+use work::PostPairing;
 
 /// Arguments of `verbatim trace`.
 #[derive(clap::Args)]
@@ -27,12 +27,12 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Turn the trace into this form instead of statistics
     #[arg(long, value_enum)]
-    to: Option<Form>,
+    to: Option<TraceForm>,
     /// Write there [default: standard output]
     #[arg(long, short, requires = "to", value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    filter: Filter,
+    filter: TraceFilter,
     /// A row for each queue pair and verb, not for each process and verb
     #[arg(long, conflicts_with = "to")]
     by_qp: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 
 /// The forms of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Form {
+enum TraceForm {
     /// A JSON object a line of the trace
     JsonLines,
     /// The trace event format of Chrome, which ui.perfetto.dev opens: a track for each queue pair
@@ -60,9 +60,9 @@ Examples:
 
 Times include what the trace itself takes, a few microseconds a line.";
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let mut lines = Lines::open(&args.file, &args.filter)?;
+/// Runs `verbatim trace`.
+pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
+    let mut lines = FilteredLines::open(&args.file, &args.filter)?;
     match args.to {
         Some(form) => {
             let mut out = output(args.output.as_deref())?;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             args.file.display()
         );
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Replaces the error of a closed pipe by [`StdoutClosed`], which ends the command quietly.
@@ -106,30 +106,30 @@ fn output(file: Option<&Path>) -> Result<Box<dyn Write>> {
     })
 }
 
-fn convert(form: Form, lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
+fn convert(form: TraceForm, lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Result<()> {
     match form {
-        Form::JsonLines => {
+        TraceForm::JsonLines => {
             while let Some(line) = lines.next()? {
                 serde_json::to_writer(&mut *out, &line)?;
                 out.write_all(b"\n")?;
             }
             Ok(())
         }
-        Form::Perfetto => perfetto::write(lines, out),
+        TraceForm::Perfetto => perfetto::write(lines, out),
     }
 }
 
-fn summarize(lines: &mut Lines<'_>, args: &Args) -> Result<()> {
-    let mut pairing = Pairing::default();
+fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
+    let mut pairing = PostPairing::default();
     let mut statistics = Statistics::new(args.by_qp);
     while let Some(line) = lines.next()? {
         statistics.take_polls(&line);
-        for work in pairing.take(&line, &lines.queues) {
-            statistics.take(&work);
+        for work in pairing.process_line(&line, &lines.queues) {
+            statistics.count_work(&work);
         }
     }
     for work in pairing.finish() {
-        statistics.take(&work);
+        statistics.count_work(&work);
     }
     if args.json {
         for row in statistics.rows() {
@@ -140,5 +140,5 @@ fn summarize(lines: &mut Lines<'_>, args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    print(statistics.text())
+    print(statistics.format_tables())
 }

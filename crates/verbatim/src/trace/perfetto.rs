@@ -3,35 +3,35 @@
 //! track of its thread.
 //!
 //! Slices of one track must not overlap unless one contains the other, but work requests of a queue
-//! pair do overlap. Therefore a queue pair has as many tracks as it had work requests outstanding
-//! at once.
+//! pair do overlap. A queue pair therefore has as many tracks as the maximum number of its work
+//! requests that were outstanding at the same time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use tap::trace::{Event, Line};
+use tap::trace::{TraceEvent, TraceLine};
 
-use super::lines::Lines;
-use super::work::{Pairing, RECV, Work};
+use super::lines::FilteredLines;
+use super::work::{PostPairing, RECV, TracedWork};
 
 /// Converts the lines to trace events.
 ///
 /// # Errors
-/// The trace cannot be read, or `out` cannot be written.
-pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
-    let mut events = Events::new(out)?;
-    let mut pairing = Pairing::default();
+/// Returns an error if the trace cannot be read, or `out` cannot be written.
+pub(super) fn write(lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Result<()> {
+    let mut events = PerfettoEvents::new(out)?;
+    let mut pairing = PostPairing::default();
     let mut works = Vec::new();
     let mut last_ns = 0;
     while let Some(line) = lines.next()? {
         last_ns = last_ns.max(line.at_ns);
         events.instant(&line)?;
-        works.extend(pairing.take(&line, &lines.queues));
+        works.extend(pairing.process_line(&line, &lines.queues));
     }
     works.extend(pairing.finish());
-    // Drop RECVs: they wait for messages, and are no work in progress of this side.
+    // Drop RECVs: they wait for messages, and show no work in progress on this side.
     works.retain(|work| work.verb != RECV);
     works.sort_by_key(|work| work.posted_ns);
     for work in &works {
@@ -40,24 +40,25 @@ pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
     events.end()
 }
 
-/// The first track number of queue pairs, above all thread ids (`PID_MAX_LIMIT` of Linux is 2^22).
+/// The first track number for queue pairs, which exceeds all thread ids (`PID_MAX_LIMIT` of Linux
+/// is 2^22).
 const FIRST_TRACK: u64 = 1 << 23;
 
-struct Events<'a, W> {
+struct PerfettoEvents<'a, W> {
     out: &'a mut W,
     first: bool,
-    tracks: HashMap<(u32, String), Tracks>,
+    tracks: HashMap<(u32, String), QpTracks>,
     next_track: u64,
 }
 
 /// The tracks of a queue pair: each track's number, sorted by the time at which it becomes free.
 #[derive(Default)]
-struct Tracks {
+struct QpTracks {
     by_end: BTreeSet<(u64, u64)>,
     count: u64,
 }
 
-impl<'a, W: Write> Events<'a, W> {
+impl<'a, W: Write> PerfettoEvents<'a, W> {
     fn new(out: &'a mut W) -> Result<Self> {
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
         Ok(Self {
@@ -75,9 +76,9 @@ impl<'a, W: Write> Events<'a, W> {
         Ok(serde_json::to_writer(&mut *self.out, event)?)
     }
 
-    fn instant(&mut self, line: &Line) -> Result<()> {
+    fn instant(&mut self, line: &TraceLine) -> Result<()> {
         let (name, args) = match &line.event {
-            Event::Call {
+            TraceEvent::Call {
                 verb,
                 arguments,
                 result,
@@ -85,12 +86,14 @@ impl<'a, W: Write> Events<'a, W> {
                 verb.clone(),
                 json!({"arguments": arguments, "result": result}),
             ),
-            Event::Completion(found) => (
+            TraceEvent::Completion(found) => (
                 found.opcode.clone().unwrap_or_else(|| found.status.clone()),
                 serde_json::to_value(found)?,
             ),
-            Event::Note { text } => (text.clone(), json!({})),
-            Event::PostSend(_) | Event::PostRecv(_) | Event::EmptyPolls { .. } => return Ok(()),
+            TraceEvent::Note { text } => (text.clone(), json!({})),
+            TraceEvent::PostSend(_) | TraceEvent::PostRecv(_) | TraceEvent::EmptyPolls { .. } => {
+                return Ok(());
+            }
         };
         self.event(&json!({
             "name": name, "ph": "i", "s": "t", "ts": microseconds(line.at_ns),
@@ -98,9 +101,9 @@ impl<'a, W: Write> Events<'a, W> {
         }))
     }
 
-    /// Writes the slice of a work request; without a known completion, the slice lasts until the
+    /// Writes the slice of a work request. If its completion is unknown, the slice lasts until the
     /// end of the trace.
-    fn slice(&mut self, work: &Work, last_ns: u64) -> Result<()> {
+    fn slice(&mut self, work: &TracedWork, last_ns: u64) -> Result<()> {
         let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
         let track = self.track(work, end)?;
         let mut slice = json!({
@@ -122,8 +125,8 @@ impl<'a, W: Write> Events<'a, W> {
         self.event(&slice)
     }
 
-    /// Returns a track of the queue pair that is free when the work request is posted.
-    fn track(&mut self, work: &Work, end: u64) -> Result<u64> {
+    /// Returns a track of the queue pair that is free at the time of the work request's post.
+    fn track(&mut self, work: &TracedWork, end: u64) -> Result<u64> {
         let tracks = self
             .tracks
             .entry((work.pid, work.queue.clone()))

@@ -1,36 +1,36 @@
-//! Times of work requests from post to completion, by verb.
+//! Statistics of the times of work requests from post to completion, by verb.
 
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tap::trace::{Event, Line};
+use tap::trace::{TraceEvent, TraceLine};
 
-use super::work::Work;
+use super::work::TracedWork;
 use crate::output::{figure, table, time};
 
-/// Counts by process and verb and, if wanted, by queue pair.
+/// Counts by process and verb and, if the user wants so, by queue pair.
 pub(super) struct Statistics {
     by_qp: bool,
-    rows: BTreeMap<Key, Counted>,
-    polls: BTreeMap<(u32, String), Polls>,
+    rows: BTreeMap<Key, VerbCounts>,
+    polls: BTreeMap<(u32, String), PollCounts>,
 }
 
 /// Process, optional queue pair (number and name), and verb.
 type Key = (u32, Option<(u32, String)>, String);
 
-struct Counted {
+struct VerbCounts {
     requests: u64,
     bytes: u64,
     lists: u64,
     failed: u64,
     unsignaled: u64,
-    /// Work requests without a known completion at the end of the trace.
+    /// Number of work requests whose completion is unknown at the end of the trace.
     pending: u64,
     times_ns: Histogram<u64>,
 }
 
-/// A row of the result.
+/// A row of the statistics.
 #[derive(Serialize)]
 pub(super) struct Row {
     pid: u32,
@@ -40,35 +40,35 @@ pub(super) struct Row {
     verb: String,
     requests: u64,
     bytes: u64,
-    /// Posted lists, each with one doorbell.
+    /// Number of posted lists, each of which rings one doorbell.
     lists: u64,
     failed: u64,
     unsignaled: u64,
     pending: u64,
-    /// Times from post to completion; null without any completion.
-    time_ns: Option<Times>,
+    /// Statistics of the times from post to completion; null without any completion.
+    time_ns: Option<CompletionTimes>,
 }
 
 #[derive(Serialize)]
-struct Times {
+struct CompletionTimes {
     p50: u64,
     p90: u64,
     p99: u64,
     max: u64,
-    /// Histogram: upper bounds in ns, powers of two, each with the number of times up to it and
-    /// above the previous bound.
+    /// Histogram of the times. Each entry has an upper bound in ns, a power of two, and the number
+    /// of times up to this bound and above the previous one.
     histogram: Vec<(u64, u64)>,
 }
 
 /// Counts of the polls of a completion queue.
 #[derive(Clone, Default, Serialize)]
-pub(super) struct Polls {
+pub(super) struct PollCounts {
     pid: u32,
     cq: String,
     completions: u64,
-    /// Polls that found completions.
+    /// Number of polls that found completions.
     polls: u64,
-    /// Polls that found none, counted only if a completion came after them.
+    /// Number of polls that found no completion; they count only if a completion came after them.
     empty: u64,
 }
 
@@ -81,14 +81,14 @@ impl Statistics {
         }
     }
 
-    pub(super) fn take(&mut self, work: &Work) {
+    pub(super) fn count_work(&mut self, work: &TracedWork) {
         let qp = self
             .by_qp
             .then(|| (work.qpn.unwrap_or(0), work.queue.clone()));
         let counted = self
             .rows
             .entry((work.pid, qp, work.verb.clone()))
-            .or_insert_with(Counted::new);
+            .or_insert_with(VerbCounts::new);
         counted.requests += 1;
         counted.bytes += work.bytes;
         counted.lists += u64::from(work.is_first);
@@ -98,7 +98,7 @@ impl Statistics {
         match work.completed_ns {
             Some(at) => {
                 let took = at.saturating_sub(work.posted_ns);
-                // Times above an hour are recorded as an hour.
+                // A time above an hour is recorded as an hour.
                 counted.times_ns.saturating_record(took);
             }
             None => counted.pending += 1,
@@ -106,13 +106,13 @@ impl Statistics {
     }
 
     /// Counts the completions and polls of a line.
-    pub(super) fn take_polls(&mut self, line: &Line) {
-        if let Event::Completion(found) = &line.event {
+    pub(super) fn take_polls(&mut self, line: &TraceLine) {
+        if let TraceEvent::Completion(found) = &line.event {
             let key = (line.pid, found.cq.clone());
-            let polls = self.polls.entry(key).or_insert_with(|| Polls {
+            let polls = self.polls.entry(key).or_insert_with(|| PollCounts {
                 pid: line.pid,
                 cq: found.cq.clone(),
-                ..Polls::default()
+                ..PollCounts::default()
             });
             polls.completions += 1;
             polls.polls += u64::from(found.index == 1);
@@ -137,12 +137,12 @@ impl Statistics {
         rows.collect()
     }
 
-    pub(super) fn polls(&self) -> Vec<Polls> {
+    pub(super) fn polls(&self) -> Vec<PollCounts> {
         self.polls.values().cloned().collect()
     }
 
-    /// Formats the result as tables.
-    pub(super) fn text(&self) -> String {
+    /// Formats the statistics as tables.
+    pub(super) fn format_tables(&self) -> String {
         let mut rows = table(
             [
                 "process",
@@ -162,7 +162,7 @@ impl Statistics {
             &[3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         );
         for row in self.rows() {
-            let shown = |ns: fn(&Times) -> u64| {
+            let shown = |ns: fn(&CompletionTimes) -> u64| {
                 let times = row.time_ns.as_ref();
                 times.map_or_else(|| "–".to_owned(), |times| in_units(ns(times)))
             };
@@ -209,10 +209,10 @@ fn in_units(ns: u64) -> String {
     time(ns as f64)
 }
 
-/// The longest time that the histogram distinguishes: an hour.
+/// The longest time in ns that the histogram distinguishes: an hour.
 const MOST_NS: u64 = 3_600_000_000_000;
 
-impl Counted {
+impl VerbCounts {
     fn new() -> Self {
         Self {
             requests: 0,
@@ -225,7 +225,7 @@ impl Counted {
         }
     }
 
-    fn times(&self) -> Option<Times> {
+    fn times(&self) -> Option<CompletionTimes> {
         let times = &self.times_ns;
         if times.is_empty() {
             return None;
@@ -242,7 +242,7 @@ impl Counted {
                 _ => histogram.push((bound, value.count_since_last_iteration())),
             }
         }
-        Some(Times {
+        Some(CompletionTimes {
             p50: times.value_at_quantile(0.5),
             p90: times.value_at_quantile(0.9),
             p99: times.value_at_quantile(0.99),

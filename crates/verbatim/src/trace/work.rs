@@ -1,14 +1,14 @@
-//! Work requests from post to completion.
+//! Pairs the posts of work requests with their completions.
 
 use std::collections::{HashMap, VecDeque};
 
-use tap::trace::{Completion, Event, Line};
+use tap::trace::{TraceEvent, TraceLine, TracedCompletion};
 
-use super::filter::Queues;
+use super::filter::QpNames;
 
 /// A work request and its completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Work {
+pub(super) struct TracedWork {
     pub(super) pid: u32,
     /// The name of the queue pair or the shared receive queue, such as `qp1`.
     pub(super) queue: String,
@@ -17,33 +17,34 @@ pub(super) struct Work {
     /// The operation, such as `RDMA_WRITE`; `RECV` for receive queues.
     pub(super) verb: String,
     pub(super) bytes: u64,
-    /// True if this work request was the first of its list.
+    /// True if this work request was the first of its posted list.
     pub(super) is_first: bool,
     pub(super) signaled: bool,
     pub(super) posted_ns: u64,
-    /// The completion time: of this work request or, if unsignaled, of a later one.
+    /// The time of the completion of this work request, or, if it is unsignaled, of a later work
+    /// request.
     pub(super) completed_ns: Option<u64>,
-    /// The status of its completion, such as `SUCCESS`.
+    /// The status of the completion, such as `SUCCESS`.
     pub(super) status: Option<String>,
 }
 
-/// The name of the operation of receive queues.
+/// The name of the operation for work requests of receive queues.
 pub(super) const RECV: &str = "RECV";
 
 /// Pairs posts with completions.
 #[derive(Debug, Default)]
-pub(super) struct Pairing {
-    sends: HashMap<(u32, String), VecDeque<Work>>,
-    recvs: HashMap<(u32, String), VecDeque<Work>>,
+pub(super) struct PostPairing {
+    sends: HashMap<(u32, String), VecDeque<TracedWork>>,
+    recvs: HashMap<(u32, String), VecDeque<TracedWork>>,
 }
 
-impl Pairing {
+impl PostPairing {
     /// Processes a line, and returns the work requests that it completes.
-    pub(super) fn take(&mut self, line: &Line, queues: &Queues) -> Vec<Work> {
+    pub(super) fn process_line(&mut self, line: &TraceLine, queues: &QpNames) -> Vec<TracedWork> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
-            Event::PostSend(post) if post.refused.is_none() => {
-                let work = Work {
+            TraceEvent::PostSend(post) if post.refused.is_none() => {
+                let work = TracedWork {
                     pid: line.pid,
                     queue: post.qp.clone(),
                     qpn: queues.number(line.pid, &post.qp),
@@ -59,8 +60,8 @@ impl Pairing {
                 self.sends.entry(key(&post.qp)).or_default().push_back(work);
                 Vec::new()
             }
-            Event::PostRecv(post) if post.refused.is_none() => {
-                let work = Work {
+            TraceEvent::PostRecv(post) if post.refused.is_none() => {
+                let work = TracedWork {
                     pid: line.pid,
                     queue: post.queue.clone(),
                     qpn: queues.number(line.pid, &post.queue),
@@ -77,12 +78,17 @@ impl Pairing {
                 queue.push_back(work);
                 Vec::new()
             }
-            Event::Completion(found) => self.complete(line, found, queues),
+            TraceEvent::Completion(found) => self.complete(line, found, queues),
             _ => Vec::new(),
         }
     }
 
-    fn complete(&mut self, line: &Line, found: &Completion, queues: &Queues) -> Vec<Work> {
+    fn complete(
+        &mut self,
+        line: &TraceLine,
+        found: &TracedCompletion,
+        queues: &QpNames,
+    ) -> Vec<TracedWork> {
         let name = found
             .qpn
             .and_then(|qpn| queues.name(line.pid, qpn))
@@ -95,11 +101,11 @@ impl Pairing {
             && let Some(queue) = self.sends.get_mut(&(line.pid, name.clone()))
             && let Some(at) = queue.iter().position(|work| work.wr_id == found.wr_id)
         {
-            // Earlier work requests without a completion of their own complete, too.
+            // Earlier work requests without their own completion are complete, too.
             return queue
                 .drain(..=at)
                 .enumerate()
-                .map(|(n, work)| Work {
+                .map(|(n, work)| TracedWork {
                     completed_ns: Some(line.at_ns),
                     status: (n == at).then(|| found.status.clone()),
                     ..work
@@ -109,10 +115,15 @@ impl Pairing {
         self.received(line, found, name).into_iter().collect()
     }
 
-    /// Returns the RECV of a completion, from the queue pair or from a shared receive queue of the
-    /// process.
-    fn received(&mut self, line: &Line, found: &Completion, qp: Option<String>) -> Option<Work> {
-        let is_it = |work: &Work| work.wr_id == found.wr_id;
+    /// Returns the RECV to which a completion belongs, from the queue pair or from a shared receive
+    /// queue of the process.
+    fn received(
+        &mut self,
+        line: &TraceLine,
+        found: &TracedCompletion,
+        qp: Option<String>,
+    ) -> Option<TracedWork> {
+        let is_it = |work: &TracedWork| work.wr_id == found.wr_id;
         let own = qp.clone().map(|name| (line.pid, name));
         let key = own.filter(|key| self.recvs.get(key).is_some_and(|q| q.iter().any(is_it)));
         let key = key.or_else(|| {
@@ -124,7 +135,7 @@ impl Pairing {
         let queue = self.recvs.get_mut(&key)?;
         let at = queue.iter().position(is_it)?;
         let work = queue.remove(at)?;
-        Some(Work {
+        Some(TracedWork {
             bytes: found.bytes.unwrap_or(0),
             queue: qp.unwrap_or(work.queue),
             qpn: found.qpn.or(work.qpn),
@@ -134,8 +145,9 @@ impl Pairing {
         })
     }
 
-    /// Returns the SENDs without a known completion. RECVs are left out, since some always wait.
-    pub(super) fn finish(self) -> Vec<Work> {
+    /// Returns the work requests of send queues whose completion is unknown. RECVs are left out,
+    /// since some always wait.
+    pub(super) fn finish(self) -> Vec<TracedWork> {
         self.sends.into_values().flatten().collect()
     }
 }
@@ -144,14 +156,14 @@ impl Pairing {
 mod tests {
     use super::*;
 
-    fn paired(lines: &[&str]) -> (Vec<Work>, Vec<Work>) {
-        let mut pairing = Pairing::default();
-        let mut queues = Queues::default();
+    fn paired(lines: &[&str]) -> (Vec<TracedWork>, Vec<TracedWork>) {
+        let mut pairing = PostPairing::default();
+        let mut queues = QpNames::default();
         let mut done = Vec::new();
         for (n, line) in lines.iter().enumerate() {
-            let line = Line::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
-            queues.note(&line);
-            done.extend(pairing.take(&line, &queues));
+            let line = TraceLine::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
+            queues.record_created_qp(&line);
+            done.extend(pairing.process_line(&line, &queues));
         }
         (done, pairing.finish())
     }

@@ -61,6 +61,7 @@ pub fn build_libraries() {
                 [
                     "dropin",
                     "dropin-rdmacm",
+                    "dropin-umad",
                     "tap-preload",
                     "view-preload",
                     "sockets-preload",

@@ -27,7 +27,7 @@ fn all_designs_of_the_store_are_linearizable() {
 /// Three hot keys, each with sixteen keys around it.
 #[test]
 fn all_access_designs_of_the_tree_are_linearizable() {
-    are_linearizable("btree", btree::Access::ALL.len(), 3 * 17);
+    are_linearizable("btree", btree::AccessDesign::ALL.len(), 3 * 17);
 }
 
 /// Checks each design with two seeds: few keys, many clients, kills and stops.

@@ -80,8 +80,20 @@ struct PingPong {
 
 impl PingPong {
     fn start(hosts: &Hosts, port: &str, count: &str) -> Self {
-        let args = ["run", "--no-view", "--path", "packets"];
+        Self::start_on(hosts, port, count, &[], &[])
+    }
+
+    /// [`start`](Self::start) with further options of `verbatim run` and of the program.
+    fn start_on(
+        hosts: &Hosts,
+        port: &str,
+        count: &str,
+        options: &[&str],
+        of_program: &[&str],
+    ) -> Self {
+        let args = [&["run", "--no-view", "--path", "packets"], options].concat();
         let program = ["--", "ibv_rc_pingpong", "-g", "1", "-p", port, "-n", count];
+        let program = [&program[..], of_program].concat();
         let server = hosts.start(&args, 0, &program);
         let mut ping_pong = Self {
             server,
@@ -157,6 +169,42 @@ fn counters_outlive_processes_and_sysfs_has_them() {
             .map(|(name, value)| format!("{name} {value}"))
             .collect();
         assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn each_port_counts_its_own_packets() {
+    let [one, other] = [Hosts::new(5), Hosts::new(6)];
+    // Two addresses for the two ports of each host.
+    let both = |host: usize| format!("{},{}", one.addresses[host], other.addresses[host]);
+    let hosts = Hosts {
+        addresses: [both(0), both(1)],
+        ..one
+    };
+    let options = ["run", "--ports", "2"];
+    let script = "cd /sys/class/infiniband/softnic0/ports; \
+                  for port in 1 2; do cat $port/hw_counters/rdma_sends $port/hw_counters/rdma_recvs \
+                  $port/hw_counters/sent_pkts $port/hw_counters/rcvd_pkts; done";
+    let counts = |host: usize| {
+        let out = hosts.run(&options, host, &["--", "sh", "-c", script]);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let numbers = text.lines().map(|line| line.parse().expect("a number"));
+        numbers.collect::<Vec<u64>>()
+    };
+    assert_eq!(counts(0), [0; 8]);
+    let options = ["--ports", "2"];
+    PingPong::start_on(&hosts, "18633", "100", &options, &["-i", "2"]).wait();
+    for host in 0..2 {
+        let counts = counts(host);
+        assert_eq!(counts[..4], [0; 4], "{counts:?}");
+        assert_eq!(counts[4..6], [100; 2], "{counts:?}");
+        assert!(counts[6] >= 200 && counts[7] >= 200, "{counts:?}");
+        // `verbatim devices` shows the same.
+        let args = ["devices", "-v", "--json", "--provider", "softnic"];
+        let out = hosts.run(&args, host, &options);
+        let ports = &common::json_lines(&out)[0]["data"]["ports"];
+        let sends = [0, 1].map(|port: usize| ports[port]["counters"]["rdma_sends"].as_u64());
+        assert_eq!(sends, [Some(0), Some(100)], "{ports}");
     }
 }
 

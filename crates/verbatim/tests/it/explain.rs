@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use nicmodel::op_profile::{Counted, Lengths, OperationProfile, QueuePair, Recvs, Thread, VERSION};
+use nicmodel::op_profile::{
+    CountedOperations, OperationProfile, PostedRecvs, PostlistsByLength, QueuePair, Thread, VERSION,
+};
 use nicmodel::{Operation, Transport, Verb};
 use serde_json::Value;
 use tap::{LEDGER_VERSION, Ledger};
@@ -19,20 +21,20 @@ fn ledger() -> Ledger {
     let request = Operation::new(Verb::Send, Transport::Ud, 3);
     let count = 142_000;
     let queue_pair = |qpn| QueuePair {
-        sent: vec![Counted {
+        sent: vec![CountedOperations {
             operation: send,
             count,
         }],
         postlists: count,
         runs: 10_000,
-        received: vec![Counted {
+        received: vec![CountedOperations {
             operation: request,
             count,
         }],
         max_outstanding: 64,
         mean_outstanding: 20.0,
-        postlist_lengths: vec![Lengths { at_most: 1, count }],
-        recvs: Recvs {
+        postlist_lengths: vec![PostlistsByLength { at_most: 1, count }],
+        recvs: PostedRecvs {
             postlists: count,
             count,
             bytes: count * 64,
@@ -315,6 +317,27 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
     assert!(!text.contains("round trips bound its rate"), "{text}");
 }
 
+/// Failed completions come first, and a closed loop with failures is still one.
+#[test]
+fn failures_come_before_costs_and_advice() {
+    let mut half = one_queue_pair();
+    let qp = &mut half.processes[1].queue_pairs[0];
+    (qp.max_outstanding, qp.mean_outstanding, qp.runs) = (1, 1.0, qp.postlists);
+    qp.failed = qp.sent[0].count / 2;
+    let (text, _, status) = explained(&half, &["--nic", "cib"]);
+    assert_eq!(status, Some(0));
+    let at = |words: &str| {
+        text.find(words)
+            .unwrap_or_else(|| panic!("{words}: {text}"))
+    };
+    let failed = at("FAILED: 71000 of its completions are in error");
+    assert!(failed < at("142000 posted") && failed < at("What each kind of operation costs"));
+    assert!(text.contains("bottleneck: round trips"), "{text}");
+    let (json, _, _) = explained(&half, &["--nic", "cib", "--json"]);
+    let value: Value = serde_json::from_str(&json).expect("one object");
+    assert_eq!(value["data"]["processes"][0]["failed"], 71_000);
+}
+
 /// `ib_write_bw -s 8`: a thread with one queue pair.
 fn one_queue_pair() -> Ledger {
     let mut ledger = ledger();
@@ -382,7 +405,7 @@ fn ranks_of_one_program_are_one_section() {
         let qp = &mut process.queue_pairs[0];
         let count = qp.sent[0].count + u64::from(rank);
         (qp.sent[0].count, qp.postlists) = (count, count);
-        qp.postlist_lengths = vec![Lengths { at_most: 1, count }];
+        qp.postlist_lengths = vec![PostlistsByLength { at_most: 1, count }];
         if rank == 64 {
             qp.sent[0].operation.payload_bytes = 65536;
         }

@@ -157,9 +157,9 @@ fn resources_are_counted_over_the_processes_of_the_fabric() {
     let fabric = format!("tests_rdma_{}", std::process::id());
     let summary = || {
         let found = parsed(&run(&fabric, &["rdma", "resource", "show", "-j"]));
-        ["pd", "qp", "mr"].map(|kind| found[0][kind].as_u64().expect("a number"))
+        ["pd", "cq", "qp", "mr"].map(|kind| found[0][kind].as_u64().expect("a number"))
     };
-    assert_eq!(summary(), [0; 3]);
+    assert_eq!(summary(), [0; 4]);
     // A server that waits for its client has created its queue pair.
     let server = command(
         &[],
@@ -169,7 +169,7 @@ fn resources_are_counted_over_the_processes_of_the_fabric() {
     .stdout(Stdio::null())
     .spawn();
     let mut server = Waiting(server.expect("it starts"));
-    while summary() != [1, 1, 1] {
+    while summary() != [1; 4] {
         assert!(
             server.0.try_wait().expect("ours").is_none(),
             "nobody has ended it"
@@ -187,8 +187,71 @@ fn resources_are_counted_over_the_processes_of_the_fabric() {
     ] {
         assert!(text.contains(part), "{part}: {regions}");
     }
+    let list = |kind: &[&str]| {
+        let args = [&["rdma", "resource", "show"], kind, &["-j"]].concat();
+        let found = parsed(&run(&fabric, &args));
+        let [entry] = &found.as_array().expect("a list")[..] else {
+            panic!("{kind:?}: {found}");
+        };
+        entry.clone()
+    };
+    let pair = list(&["qp"]);
+    let expected = [
+        ("ifname", json!("softnic0")),
+        ("port", json!(1)),
+        ("type", json!("RC")),
+        ("state", json!("INIT")),
+        ("rqpn", json!(0)),
+        ("sq-psn", json!(0)),
+        ("pid", json!(server.0.id())),
+        ("comm", json!("ibv_rc_pingpong")),
+    ];
+    for (field, value) in expected {
+        assert_eq!(pair[field], value, "{field}: {pair}");
+    }
+    let number = pair["lqpn"].to_string();
+    assert_eq!(list(&["qp", "link", "softnic0/1", "lqpn", &number]), pair);
+    let queue = list(&["cq"]);
+    // Both queues of the queue pair complete here. `-r` is 500 receives, and one entry more is for the send.
+    assert_eq!((&queue["cqe"], &queue["users"]), (&json!(501), &json!(2)));
+    let domain = list(&["pd"]);
+    // The queue pair and the region.
+    assert_eq!(domain["users"], 2, "{domain}");
+    assert_eq!(domain["pdn"], pair["pdn"]);
     drop(server);
-    assert_eq!(summary(), [0; 3]);
+    assert_eq!(summary(), [0; 4]);
+}
+
+#[test]
+fn resources_of_two_devices_are_kept_apart() {
+    let fabric = format!("tests_rdma_2_{}", std::process::id());
+    let args = [
+        "--devices",
+        "2",
+        "ibv_rc_pingpong",
+        "-d",
+        "softnic1",
+        "-p",
+        "18672",
+        "-g",
+        "0",
+    ];
+    let server = command(&[], &fabric, &args).stdout(Stdio::null()).spawn();
+    let mut server = Waiting(server.expect("it starts"));
+    loop {
+        let args = ["--devices", "2", "rdma", "resource", "show", "-j"];
+        let found = parsed(&run(&fabric, &args));
+        let of = |device: usize| ["pd", "cq", "qp", "mr"].map(|kind| found[device][kind].as_u64());
+        assert_eq!(of(0), [Some(0); 4], "{found}");
+        if of(1) == [Some(1); 4] {
+            break;
+        }
+        assert!(
+            server.0.try_wait().expect("ours").is_none(),
+            "nobody has ended it"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }
 
 #[test]

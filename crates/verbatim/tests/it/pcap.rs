@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
-use roce::icrc::{self, Addresses, Frame};
+use roce::icrc::{self, FrameAddresses, IcrcFields};
 use roce::packet::Packet;
 
 use crate::common;
@@ -179,11 +179,11 @@ fn packet_of(frame: &[u8]) -> Captured {
         panic!("not UDP: {frame:?}");
     };
     let header = ip.header();
-    let addresses = Addresses::V4 {
+    let addresses = FrameAddresses::V4 {
         src: header.source_addr(),
         dst: header.destination_addr(),
     };
-    let frame = Frame {
+    let frame = IcrcFields {
         addresses,
         src_port: udp.source_port(),
         dst_port: udp.destination_port(),

@@ -1,8 +1,4 @@
-//! `--svg`, `--csv` and sweeps; interrupted runs.
-
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+//! `--svg`, `--csv` and sweeps.
 
 use serde_json::Value;
 
@@ -162,49 +158,6 @@ fn a_file_that_cannot_be_written_is_refused_before_the_measurement() {
         );
         assert!(out.stdout.is_empty(), "{args:?}");
     }
-}
-
-#[test]
-fn an_interrupted_run_prints_what_it_has() {
-    let _alone = alone();
-    let args = [
-        "sequencer",
-        "--design",
-        "rpc",
-        "--rounds",
-        "1000",
-        "--duration",
-        "20ms",
-        "--json",
-    ];
-    let mut child = verbatim(&args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let stdout = child.stdout.take().expect("piped");
-    let mut lines = BufReader::new(stdout).lines();
-    lines.next().expect("a round").expect("text");
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("the child runs");
-    let last = lines.map_while(Result::ok).last().expect("more lines");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("a child") {
-            break status;
-        }
-        assert!(Instant::now() < deadline, "the program does not end");
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    assert_eq!(status.code(), Some(130), "{last}");
-    let last: Value = serde_json::from_str(&last).expect("JSON");
-    assert_eq!(last["type"], "interrupted");
-    assert_eq!(last["data"]["interrupted"], true);
-    let (done, of) = (&last["data"]["done"], &last["data"]["of"]);
-    assert!(
-        done.as_u64() > Some(0) && done.as_u64() < of.as_u64(),
-        "{last}"
-    );
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn streams_and_calls_are_measured_side_by_side() {
     let args = "stream --json --rounds 2 --duration 20ms --connections 1 --connections 3 --message 300 --message 70000";
     let lines = common::lines_of(&args.split(' ').collect::<Vec<_>>());
     let rows: Vec<_> = lines.iter().filter(|l| l["type"] == "row").collect();
-    assert_eq!(rows.len(), 12, "two lengths, two counts, three carriers");
+    assert_eq!(rows.len(), 16, "two lengths, two counts, four carriers");
     let args =
         "grpc --json --rounds 2 --duration 20ms --outstanding 1 --outstanding 8 --payload 500";
     let calls = common::lines_of(&args.split(' ').collect::<Vec<_>>());

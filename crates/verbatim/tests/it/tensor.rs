@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensor::{Config, DType, Error, Meta, Name, Peer, Remote, Tensor};
+use tensor::{Config, ConnectedPeer, DType, Error, Peer, Tensor, TensorMeta, TensorName};
 use verbs::Access;
 
 use crate::common::{self, ANYWHERE, Server};
@@ -11,29 +11,29 @@ use crate::common::{self, ANYWHERE, Server};
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 
 /// Connects a new peer to the store.
-fn connect(store: &Server) -> (Peer, Remote) {
+fn connect(store: &Server) -> (Peer, ConnectedPeer) {
     let peer = Peer::new(Config::default()).expect("a peer starts");
     let remote = peer.connect(&store.address).expect("the store accepts");
     (peer, remote)
 }
 
-fn name(key: &str) -> Name {
-    Name::new(key, 0).expect("a good key")
+fn name(key: &str) -> TensorName {
+    TensorName::new(key, 0).expect("a good key")
 }
 
 fn content(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| seed ^ i.to_le_bytes()[0]).collect()
 }
 
-fn put(peer: &Peer, remote: &Remote, key: &str, bytes: Vec<u8>) -> Result<(), Error> {
-    let meta = Meta::new(DType::U8, vec![bytes.len() as u64]).expect("small");
+fn put(peer: &Peer, remote: &ConnectedPeer, key: &str, bytes: Vec<u8>) -> Result<(), Error> {
+    let meta = TensorMeta::new(DType::U8, vec![bytes.len() as u64]).expect("small");
     let region = peer.pd().register_vec(bytes, Access::LOCAL_READ);
     let tensor = Tensor::new(meta, Some(Arc::new(region.expect("registered"))));
     let put = remote.put(name(key), tensor.expect("long enough"))?;
     put.wait(TIMEOUT).map(drop)
 }
 
-fn get(remote: &Remote, key: &str) -> Result<Vec<u8>, Error> {
+fn get(remote: &ConnectedPeer, key: &str) -> Result<Vec<u8>, Error> {
     let got = remote.get(name(key), false, None)?.wait(TIMEOUT)?;
     Ok(got.expect("a tensor").to_vec())
 }
@@ -48,7 +48,7 @@ fn a_store_gives_to_one_peer_what_another_put_and_says_what_it_evicted() {
     assert_eq!(get(&from, "a").expect("held"), content(1 << 20, 1));
     // The store is full, and `b` was used longest ago.
     put(&writer, &to, "d", content(1 << 20, 4)).expect("stored");
-    assert!(matches!(get(&from, "b"), Err(Error::Missing(_))));
+    assert!(matches!(get(&from, "b"), Err(Error::NotFound(_))));
     for (key, seed) in [("a", 1), ("c", 3), ("d", 4)] {
         assert_eq!(get(&from, key).expect("held"), content(1 << 20, seed));
     }
@@ -67,7 +67,7 @@ fn peers_of_a_killed_store_get_an_error() {
     store.child.kill().expect("killed");
     store.child.wait().expect("ended");
     let e = get(&remote, "a").expect_err("the store has ended");
-    assert!(matches!(e, Error::Ended { .. }), "{e}");
+    assert!(matches!(e, Error::Disconnected { .. }), "{e}");
 }
 
 #[test]

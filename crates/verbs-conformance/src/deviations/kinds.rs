@@ -1,21 +1,21 @@
 //! The types that describe deviations of devices.
 
-use crate::env::Cap;
+use crate::env::NicCapability;
 
 /// The kind of a deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The device answers, and the answer is wrong.
+pub enum DeviationKind {
+    /// The device answers a request, and the answer is wrong.
     Wrong,
     /// The device lacks the feature.
     Missing,
-    /// An expected event never occurs.
+    /// An expected event never occurs, and the test waits for it until its time limit.
     Hangs,
     /// The device crashes the kernel; the test is not run.
     Crash,
 }
 
-impl Kind {
+impl DeviationKind {
     /// Returns the kind as one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -34,18 +34,18 @@ pub struct Deviation {
     /// Name of the test.
     pub test: &'static str,
     /// Kind of the deviation.
-    pub kind: Kind,
-    /// Behaviour of the device; a clause without a full stop.
+    pub kind: DeviationKind,
+    /// Description of the device's behaviour: a clause without a full stop.
     pub what: &'static str,
-    /// Part of the failure's text, as evidence.
+    /// Part of the failure's message, as evidence.
     pub observed: &'static str,
-    /// True if the test also passes at times.
+    /// True if the test passes in some runs.
     pub flaky: bool,
 }
 
 impl Deviation {
     pub(super) const fn new(
-        kind: Kind,
+        kind: DeviationKind,
         test: &'static str,
         what: &'static str,
         observed: &'static str,
@@ -65,24 +65,25 @@ impl Deviation {
     }
 }
 
-/// Deviations under one heading.
+/// Deviations of a device that concern one topic.
 #[derive(Clone, Copy, Debug)]
 pub struct Topic {
-    /// The heading.
+    /// The heading of the topic.
     pub title: &'static str,
-    /// The deviations.
+    /// The deviations that concern the topic.
     pub list: &'static [Deviation],
 }
 
 /// The known deviations of one kind of device.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviations {
-    /// Name on the command line.
+    /// Name of the device on the command line.
     pub device: &'static str,
     /// Kernel and library on which the deviations were observed.
     pub observed_on: &'static str,
-    /// Capabilities that the device lacks completely: tests of other features do not rely on them.
-    pub lacks: &'static [Cap],
+    /// Capabilities that the device lacks completely. Tests of other features do not rely on these
+    /// capabilities.
+    pub lacks: &'static [NicCapability],
     /// The tests that the device fails, by topic.
     pub topics: &'static [Topic],
 }

@@ -1,7 +1,7 @@
 //! Known deviations of devices from the suite, test by test, with the evidence.
 //!
-//! A list is checked: each listed test runs, and must fail with the observed text. A list can therefore
-//! neither hide a new failure nor outlive its deviation.
+//! A list of deviations is checked: each listed test runs, and must fail with the observed text. A list can
+//! therefore neither hide a new failure nor outlive its deviation.
 
 mod kinds;
 mod rxe;
@@ -13,22 +13,22 @@ use crate::env::Settings;
 use crate::objects::device_names;
 use crate::provider::ProviderKind;
 
-pub use kinds::{Deviation, Deviations, Kind};
+pub use kinds::{Deviation, DeviationKind, Deviations};
 
 impl Deviations {
-    /// All lists.
+    /// The lists of deviations of all known devices.
     pub const ALL: [&'static Self; 1] = [&rxe::RXE];
 
-    /// Returns the list with that name.
+    /// Returns the list of the device with the name `device`.
     #[must_use]
     pub fn named(device: &str) -> Option<&'static Self> {
         Self::ALL.into_iter().find(|known| known.device == device)
     }
 
-    /// Returns the list for the device of a run, if there is one.
+    /// Returns the list of deviations for the device of a run, if a list exists.
     ///
-    /// Soft-RoCE is recognised by the attribute `parent` in sysfs (the Ethernet device below it), which only
-    /// its driver has.
+    /// Soft-RoCE is recognised by the attribute `parent` in sysfs (the Ethernet device below it). Only the
+    /// driver of Soft-RoCE has this attribute.
     #[must_use]
     pub fn of(settings: &Settings) -> Option<&'static Self> {
         if settings.provider != ProviderKind::System {
@@ -110,7 +110,8 @@ mod tests {
         }
     }
 
-    /// Without a failing test nobody would notice when the device gains the capability.
+    /// Each capability that a device lacks has a failing test. The test passes, and is noticed, once the
+    /// device has the capability.
     #[test]
     fn every_lacking_capability_is_shown_by_a_test_that_needs_it() {
         for known in Deviations::ALL {
@@ -123,7 +124,7 @@ mod tests {
         }
     }
 
-    /// The tables of the document are generated: `verbs-conformance --list-deviations rxe` prints them.
+    /// The tables in the document are generated: `verbs-conformance --list-deviations rxe` prints them.
     #[test]
     fn the_document_has_the_tables() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/soft-roce.md");

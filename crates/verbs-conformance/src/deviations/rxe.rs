@@ -1,22 +1,22 @@
 //! Known deviations of the kernel's Soft-RoCE.
 
-use super::kinds::Kind::{Crash, Hangs, Missing, Wrong};
+use super::kinds::DeviationKind::{Crash, Hangs, Missing, Wrong};
 use super::kinds::{Deviation, Deviations, Topic};
-use crate::env::Cap;
+use crate::env::NicCapability;
 
-/// The list for Soft-RoCE.
+/// The deviations of Soft-RoCE, by topic.
 pub(super) const RXE: Deviations = Deviations {
     device: "rxe",
     observed_on: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",
     lacks: &[
-        Cap::ArgumentChecks,
-        Cap::EarlyChecks,
-        Cap::ErrorEvents,
-        Cap::ErrorStatuses,
-        Cap::IgnoreOverrun,
-        Cap::ImmediateChecks,
-        Cap::RandomKeys,
-        Cap::Sqe,
+        NicCapability::ArgumentChecks,
+        NicCapability::EarlyChecks,
+        NicCapability::ErrorEvents,
+        NicCapability::ErrorStatuses,
+        NicCapability::IgnoreOverrun,
+        NicCapability::ImmediateChecks,
+        NicCapability::RandomKeys,
+        NicCapability::Sqe,
     ],
     topics: &[
         Topic {

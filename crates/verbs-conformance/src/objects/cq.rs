@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{
-    Channel, Context, Cq, QUIET_PERIOD, last_errno, must, readable, set_errno, set_nonblocking,
+    Channel, Context, Cq, QUIET_PERIOD, expect_ok, last_errno, readable, set_errno, set_nonblocking,
 };
-use crate::harness::{note, wait_limit};
+use crate::harness::{record_awaited_event, wait_limit};
 use crate::wr::Wc;
 use crate::xrc::ops;
 
@@ -29,7 +29,7 @@ impl Channel {
         set_nonblocking(self.fd(), on);
     }
 
-    /// Calls `ibv_get_cq_event`, and returns the raw CQ and its `cq_context`; does not acknowledge the event.
+    /// Calls `ibv_get_cq_event`, and returns the raw CQ and its `cq_context`. The event is not acknowledged.
     ///
     /// # Errors
     /// Returns the errno of the call.
@@ -52,10 +52,10 @@ impl Channel {
     #[track_caller]
     pub fn expect_event(&self, cq: &Cq) {
         self.set_nonblocking(true);
-        note("waiting for a CQ event");
+        record_awaited_event("waiting for a CQ event");
         assert!(self.readable(wait_limit()), "no CQ event came");
-        note("");
-        let (raw, _) = must("ibv_get_cq_event", self.event());
+        record_awaited_event("");
+        let (raw, _) = expect_ok("ibv_get_cq_event", self.event());
         assert_eq!(raw, cq.raw(), "the event is another CQ's");
         cq.ack(1);
     }
@@ -81,7 +81,7 @@ impl Cq {
         Self::wrap(ctx.symbols(), raw.cast(), ctx.clone(), None)
     }
 
-    /// Calls `ibv_resize_cq`, and returns its errno.
+    /// Calls `ibv_resize_cq`, and returns the call's errno.
     #[must_use]
     pub fn try_resize(&self, cqe: c_int) -> i32 {
         // SAFETY: a live CQ.
@@ -115,7 +115,7 @@ impl Cq {
         wcs.into_iter().map(Wc).collect()
     }
 
-    /// Returns the result of `ibv_poll_cq` for any count up to 1, with room for one completion.
+    /// Returns the result of `ibv_poll_cq` for a count of at most 1, with room for one completion.
     #[must_use]
     pub fn poll_count(&self, count: c_int) -> c_int {
         assert!(count <= 1);
@@ -127,10 +127,10 @@ impl Cq {
     /// Waits for `n` completions.
     #[must_use]
     #[track_caller]
-    pub fn take(&self, n: usize) -> Vec<Wc> {
+    pub fn wait_for_completions(&self, n: usize) -> Vec<Wc> {
         let deadline = Instant::now() + wait_limit();
         let mut wcs: Vec<Wc> = Vec::with_capacity(n);
-        note(&format!("waiting for {n} completions"));
+        record_awaited_event(&format!("waiting for {n} completions"));
         let mut idle = 0u32;
         while wcs.len() < n {
             let more = self.poll((n - wcs.len()).min(64));
@@ -154,7 +154,7 @@ impl Cq {
                 wcs.extend(more);
             }
         }
-        note("");
+        record_awaited_event("");
         wcs
     }
 
@@ -162,10 +162,10 @@ impl Cq {
     #[must_use]
     #[track_caller]
     pub fn next(&self) -> Wc {
-        self.take(1)[0]
+        self.wait_for_completions(1)[0]
     }
 
-    /// Polls for a moment, and returns all completions.
+    /// Polls the CQ for a moment, and returns all completions that were found.
     #[must_use]
     #[track_caller]
     pub fn drain(&self) -> Vec<Wc> {

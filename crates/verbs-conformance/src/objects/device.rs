@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{
-    Channel, Context, Cq, Pd, Qp, Srq, last_errno, must, readable, set_errno, set_nonblocking,
+    Channel, Context, Cq, Pd, Qp, Srq, expect_ok, last_errno, readable, set_errno, set_nonblocking,
 };
-use crate::env::Env;
-use crate::notes::{note, wait_limit};
+use crate::env::TestEnv;
+use crate::notes::{record_awaited_event, wait_limit};
 
 /// Returns the names of the provider's devices.
 ///
@@ -25,7 +25,7 @@ pub fn device_names(symbols: &'static Symbols) -> Result<Vec<String>, i32> {
 pub struct DeviceList {
     symbols: &'static Symbols,
     list: NonNull<*mut ibv_device>,
-    /// Number of devices that the call wrote.
+    /// Number of devices that the call returned in `num_devices`.
     pub count: c_int,
 }
 
@@ -47,7 +47,7 @@ impl DeviceList {
         })
     }
 
-    /// Returns true if the call also works with NULL for the count.
+    /// Returns true if the call also works with a NULL pointer for the number of devices.
     #[must_use]
     pub fn works_without_count(&self) -> bool {
         // SAFETY: the man page allows NULL; the list is freed at once.
@@ -60,7 +60,7 @@ impl DeviceList {
         }
     }
 
-    /// Returns each device up to the NULL at the end.
+    /// Returns the devices of the list up to the terminating NULL.
     pub fn devices(&self) -> impl Iterator<Item = *mut ibv_device> + '_ {
         // SAFETY: the list ends with NULL (`ibv_get_device_list(3)`), and is freed only by `drop`.
         (0..)
@@ -89,7 +89,7 @@ impl DeviceList {
     ///
     /// # Errors
     /// Returns the errno of `ibv_open_device`.
-    pub fn open(&self, env: &Env, device: *mut ibv_device) -> Result<Context, i32> {
+    pub fn open(&self, env: &TestEnv, device: *mut ibv_device) -> Result<Context, i32> {
         assert!(self.devices().any(|d| d == device));
         set_errno(0);
         // SAFETY: the device is in this list (just asserted).
@@ -105,7 +105,8 @@ impl Drop for DeviceList {
     }
 }
 
-/// Returns the texts of status, event, node type and port state codes; these functions need no device.
+/// Returns the texts for codes of statuses, events, node types and port states. The called functions
+/// need no device.
 #[must_use]
 pub fn code_texts(symbols: &Symbols, codes: std::ops::RangeInclusive<u32>) -> Vec<String> {
     // SAFETY: the functions return C strings with static lifetime.
@@ -129,8 +130,8 @@ impl Context {
     /// Opens the device of `env`.
     #[must_use]
     #[track_caller]
-    pub fn open(env: &Env) -> Self {
-        let list = must("ibv_get_device_list", DeviceList::new(env.symbols));
+    pub fn open(env: &TestEnv) -> Self {
+        let list = expect_ok("ibv_get_device_list", DeviceList::new(env.symbols));
         let wanted = env.settings.device.as_deref();
         let device = list
             .devices()
@@ -142,12 +143,12 @@ impl Context {
                 wanted.unwrap_or("at all")
             );
         };
-        must("ibv_open_device", list.open(env, device))
+        expect_ok("ibv_open_device", list.open(env, device))
     }
 
     /// Returns the environment of the run.
     #[must_use]
-    pub fn env(&self) -> &Env {
+    pub fn env(&self) -> &TestEnv {
         &self.0.env
     }
 
@@ -183,7 +184,7 @@ impl Context {
     #[must_use]
     #[track_caller]
     pub fn port_attr(&self) -> ibv_port_attr {
-        must(
+        expect_ok(
             "ibv_query_port",
             self.try_port_attr(self.env().settings.port),
         )
@@ -230,7 +231,7 @@ impl Context {
         set_errno(0);
         // SAFETY: a live context.
         let raw = unsafe { (self.symbols().ibv_alloc_pd)(self.raw()) };
-        must("ibv_alloc_pd", Pd::wrap(self.symbols(), raw, self.clone()))
+        expect_ok("ibv_alloc_pd", Pd::wrap(self.symbols(), raw, self.clone()))
     }
 
     /// Creates a completion channel.
@@ -240,13 +241,13 @@ impl Context {
         set_errno(0);
         // SAFETY: a live context.
         let raw = unsafe { (self.symbols().ibv_create_comp_channel)(self.raw()) };
-        must(
+        expect_ok(
             "ibv_create_comp_channel",
             Channel::wrap(self.symbols(), raw, self.clone()),
         )
     }
 
-    /// Calls `ibv_create_cq`, with `cq_context` as a number.
+    /// Calls `ibv_create_cq`; `cq_context` is a number that stands for a pointer.
     ///
     /// # Errors
     /// Returns the errno of the call.
@@ -271,14 +272,14 @@ impl Context {
     #[must_use]
     #[track_caller]
     pub fn cq(&self, cqe: c_int) -> Cq {
-        must("ibv_create_cq", self.try_cq(cqe, None, 0, 0))
+        expect_ok("ibv_create_cq", self.try_cq(cqe, None, 0, 0))
     }
 
     /// Creates a CQ on a channel.
     #[must_use]
     #[track_caller]
     pub fn cq_on(&self, cqe: c_int, channel: &Channel) -> Cq {
-        must("ibv_create_cq", self.try_cq(cqe, Some(channel), 0, 0))
+        expect_ok("ibv_create_cq", self.try_cq(cqe, Some(channel), 0, 0))
     }
 
     /// Returns the next async event, or `None` if none occurs within `wait`.
@@ -310,17 +311,17 @@ impl Context {
         })
     }
 
-    /// Waits for the next async event, and ignores events that a NIC may raise on its own (`COMM_EST`).
+    /// Waits for the next async event. `COMM_EST`, which a NIC may raise at any time, is ignored.
     #[must_use]
     #[track_caller]
     pub fn next_async_event(&self) -> AsyncEvent {
-        note("waiting for an async event");
+        record_awaited_event("waiting for an async event");
         let deadline = Instant::now() + wait_limit();
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             if let Some(event) = self.async_event(left)
                 && event.kind() != IBV_EVENT_COMM_EST
             {
-                note("");
+                record_awaited_event("");
                 return event;
             }
         }

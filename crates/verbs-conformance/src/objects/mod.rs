@@ -1,11 +1,12 @@
 //! Verbs objects that destroy themselves in the right order, and panic if destruction fails.
 //!
-//! Each is a counted handle: a clone is the same object, and an object keeps the objects alive from which it
-//! was made. Constructors have two forms: `try_x` returns the errno of a refusal, and `x` panics with it.
+//! Each object is a counted handle: a clone is the same object, and an object keeps the objects alive from
+//! which it was made. Constructors have two forms: `try_x` returns the errno of a refusal, and `x` panics
+//! with the errno.
 //!
-//! The wrappers are safe to call, although libibverbs is not: every pointer that they pass is made here from
-//! live objects. The *contents* of work requests are up to the test, because tests check that a NIC refuses
-//! invalid ones.
+//! The wrappers are safe to call, although libibverbs is not: every pointer that a wrapper passes comes from
+//! a live object. The *contents* of work requests are chosen by the test, because tests check that a NIC
+//! refuses invalid contents.
 // Tests pass invalid pointers and handles to the verbs on purpose; these wrappers pass them on as C would.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
@@ -30,9 +31,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_abi::*;
 
-use crate::env::Env;
+use crate::env::TestEnv;
 
-/// Local write, and everything that a remote peer may do.
+/// Local write access, and all kinds of remote access.
 pub const ALL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -48,7 +49,7 @@ fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Declares a counted handle over a raw object, destroyed by an entry point of the provider.
+/// Declares a counted handle of a raw object. An entry point of the provider destroys the object.
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident, $inner:ident: $raw:ty, $destroy:ident, keeps ($($keep:ident: $keep_ty:ty),*)) => {
         $(#[$doc])*
@@ -81,8 +82,8 @@ macro_rules! object {
                 self.0.raw.as_ptr()
             }
 
-            /// Tries to destroy the object even if it is in use, and returns the call's result. After a 0 the
-            /// object is gone, and this handle must not be used any more.
+            /// Calls the destroy function although the object may be in use, and returns the call's result.
+            /// After a 0 the object no longer exists, and this handle must not be used any more.
             #[must_use]
             pub fn try_destroy(&self) -> i32 {
                 assert!(!self.0.gone.load(Ordering::Relaxed), "destroyed before");
@@ -110,7 +111,7 @@ macro_rules! object {
 
 object! {
     /// An open device.
-    Context, ContextInner: ibv_context, ibv_close_device, keeps (env: Env)
+    Context, ContextInner: ibv_context, ibv_close_device, keeps (env: TestEnv)
 }
 object! {
     /// A protection domain.
@@ -143,7 +144,7 @@ object! {
 
 /// Unwraps the result of the call `what`, and panics with the name and the errno on an error.
 #[track_caller]
-fn must<T>(what: &str, result: Result<T, i32>) -> T {
+fn expect_ok<T>(what: &str, result: Result<T, i32>) -> T {
     result.unwrap_or_else(|errno| {
         panic!(
             "{what} failed: {}",
@@ -152,7 +153,7 @@ fn must<T>(what: &str, result: Result<T, i32>) -> T {
     })
 }
 
-/// Time for which tests wait to see that an event does *not* occur.
+/// Time for which a test waits to see that an event does *not* occur.
 pub const QUIET_PERIOD: Duration = Duration::from_millis(20);
 /// Returns true if `fd` is readable within `wait`.
 #[must_use]

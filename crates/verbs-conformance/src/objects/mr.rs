@@ -6,11 +6,11 @@ use std::sync::Arc;
 use verbs_abi::*;
 
 use super::Mr;
-use crate::memory::Memory;
-use crate::wr::Remote;
+use crate::memory::ZeroedMemory;
+use crate::wr::RemoteAddress;
 
 impl Mr {
-    /// Calls `ibv_rereg_mr` to change only the access rights; returns the call's result.
+    /// Calls `ibv_rereg_mr` to change only the access rights, and returns the call's result.
     #[must_use]
     pub fn rereg_access(&self, access: c_int) -> c_int {
         let flags = IBV_REREG_MR_CHANGE_ACCESS;
@@ -42,10 +42,11 @@ impl Mr {
 /// Registered memory, with its memory region.
 #[derive(Clone)]
 pub struct Buf {
-    /// The region. It is dropped first, so that it is deregistered before its memory is freed.
+    /// The memory region. It is declared first, so that it is deregistered before its memory is
+    /// freed.
     pub mr: Mr,
     /// The memory.
-    pub memory: Arc<Memory>,
+    pub memory: Arc<ZeroedMemory>,
 }
 
 impl Buf {
@@ -67,14 +68,15 @@ impl Buf {
 
     /// Returns the buffer's address for one-sided verbs.
     #[must_use]
-    pub fn remote(&self) -> Remote {
-        Remote {
+    pub fn remote(&self) -> RemoteAddress {
+        RemoteAddress {
             addr: self.memory.addr(),
             rkey: self.mr.rkey(),
         }
     }
 
-    /// Returns `len` bytes from `offset` as SGEs of the given lengths; the last SGE takes the rest.
+    /// Returns SGEs for `len` bytes from `offset`. `cuts` are the lengths of the first SGEs; the
+    /// last SGE has all other bytes.
     #[must_use]
     #[track_caller]
     pub fn split(&self, mut offset: u64, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {

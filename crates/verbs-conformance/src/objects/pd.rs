@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInit, Srq, must, set_errno};
-use crate::memory::{MemKind, Memory};
+use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInit, Srq, expect_ok, set_errno};
+use crate::memory::{MemKind, ZeroedMemory};
 use crate::wr::Wc;
 
 impl Pd {
@@ -43,7 +43,7 @@ impl Pd {
                 .and_then(|extended| extended.alloc_null_mr);
             alloc.map_or(std::ptr::null_mut(), |alloc| alloc(self.raw()))
         };
-        must(
+        expect_ok(
             "ibv_alloc_null_mr",
             Mr::wrap(self.symbols(), raw, self.clone()),
         )
@@ -52,8 +52,8 @@ impl Pd {
     /// Registers all of `memory`.
     #[must_use]
     #[track_caller]
-    pub fn reg(&self, memory: &Memory, access: c_int) -> Mr {
-        must(
+    pub fn reg(&self, memory: &ZeroedMemory, access: c_int) -> Mr {
+        expect_ok(
             "ibv_reg_mr",
             self.try_reg(memory.as_ptr(), memory.len(), access),
         )
@@ -63,7 +63,7 @@ impl Pd {
     #[must_use]
     #[track_caller]
     pub fn buf_with(&self, kind: MemKind, len: usize, access: c_int) -> Buf {
-        let memory = Arc::new(Memory::new(self.ctx().env(), kind, len));
+        let memory = Arc::new(ZeroedMemory::new(self.ctx().env(), kind, len));
         let mr = self.reg(&memory, access);
         Buf { mr, memory }
     }
@@ -110,10 +110,10 @@ impl Pd {
     #[must_use]
     #[track_caller]
     pub fn qp(&self, init: &mut QpInit) -> Qp {
-        must("ibv_create_qp", self.try_qp(init))
+        expect_ok("ibv_create_qp", self.try_qp(init))
     }
 
-    /// Calls `ibv_create_srq`, and returns the actual sizes, too.
+    /// Calls `ibv_create_srq`, and returns the SRQ and its actual sizes.
     ///
     /// # Errors
     /// Returns the errno of the call.
@@ -132,7 +132,7 @@ impl Pd {
     #[must_use]
     #[track_caller]
     pub fn srq(&self) -> Srq {
-        must("ibv_create_srq", self.try_srq(64, 4)).0
+        expect_ok("ibv_create_srq", self.try_srq(64, 4)).0
     }
 
     /// Calls `ibv_create_ah`.
@@ -151,7 +151,7 @@ impl Pd {
     #[must_use]
     #[track_caller]
     pub fn ah(&self, attr: &ibv_ah_attr) -> Ah {
-        must("ibv_create_ah", self.try_ah(attr))
+        expect_ok("ibv_create_ah", self.try_ah(attr))
     }
 
     /// Calls `ibv_create_ah_from_wc` for the sender of a UD message, whose GRH is in `grh`.
@@ -199,7 +199,8 @@ fn grh_of(bytes: &[u8; 40]) -> ibv_grh {
     unsafe { std::mem::transmute_copy(bytes) }
 }
 
-/// Returns true if both address vectors have the same GID (and, without GRH, the same LID).
+/// Returns true if both address vectors have the same GID and the same LID; without GRH, only the LID
+/// is compared.
 #[must_use]
 pub fn same_destination(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
     // SAFETY: GIDs are 16 bytes of plain numbers.

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
-use super::{Cq, Pd, Qp, Srq, must};
-use crate::notes::{note, wait_limit};
-use crate::wr::{RecvWr, Refused, SendWr, link_recv, link_send};
+use super::{Cq, Pd, Qp, Srq, expect_ok};
+use crate::notes::{record_awaited_event, wait_limit};
+use crate::wr::{RecvWr, RefusedPostlist, SendWr, link_recv, link_send};
 
 impl Srq {
     /// Calls `ibv_post_srq_recv` for a postlist.
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_post(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
+    pub fn try_post(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live SRQ; the list lives until the call returns and is well-formed.
@@ -78,7 +78,7 @@ pub struct QpInit {
     pub recv_cq: Cq,
     /// SRQ, if the QP uses one.
     pub srq: Option<Srq>,
-    /// Sizes: before creation the requested ones, after creation the actual ones.
+    /// Sizes of the queue pair: the requested sizes before creation, the actual sizes after creation.
     pub cap: ibv_qp_cap,
     /// `sq_sig_all`.
     pub sig_all: bool,
@@ -117,23 +117,23 @@ impl QpInit {
     }
 }
 
-fn refused(errno: i32, bad: Option<usize>) -> Result<(), Refused> {
+fn refused(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist> {
     if errno == 0 {
         Ok(())
     } else {
-        Err(Refused { errno, bad })
+        Err(RefusedPostlist { errno, bad })
     }
 }
 
 impl Srq {
-    /// Takes over an SRQ that another call of the provider than `ibv_create_srq` has made.
+    /// Takes over an SRQ that was not created by `ibv_create_srq` but by another function of the provider.
     pub(crate) fn adopt(raw: *mut ibv_srq, pd: &Pd) -> Result<Self, i32> {
         Self::wrap(pd.symbols(), raw, pd.clone())
     }
 }
 
 impl Qp {
-    /// Takes over a QP that another call of the provider than `ibv_create_qp` has made.
+    /// Takes over a QP that was not created by `ibv_create_qp` but by another function of the provider.
     pub(crate) fn adopt(raw: *mut ibv_qp, pd: &Pd, cq: &Cq) -> Result<Self, i32> {
         Self::wrap(
             pd.symbols(),
@@ -219,7 +219,7 @@ impl Qp {
     pub fn to_state(&self, state: ibv_qp_state) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
-        must("ibv_modify_qp", self.modify(&attr, IBV_QP_STATE));
+        expect_ok("ibv_modify_qp", self.modify(&attr, IBV_QP_STATE));
     }
 
     /// Calls `ibv_query_qp` for all attributes.
@@ -244,13 +244,13 @@ impl Qp {
         self.query().0.qp_state
     }
 
-    /// Waits until the QP has moved to `state` without a modify call.
+    /// Waits until the QP is in `state`, without a modify call by this process.
     #[track_caller]
     pub fn await_state(&self, state: ibv_qp_state) {
         self.await_attr(&format!("QP state {state}"), |attr| attr.qp_state == state);
     }
 
-    /// Waits until the send queue is drained: until then a device may refuse SQD to RTS (IBTA vol. 1, 10.3.1.6).
+    /// Waits until the send queue is drained. A device may refuse SQD to RTS earlier (IBTA vol. 1, 10.3.1.6).
     #[track_caller]
     pub fn await_drained(&self) {
         self.await_attr("a drained send queue", |attr| attr.sq_draining == 0);
@@ -259,11 +259,11 @@ impl Qp {
     #[track_caller]
     fn await_attr(&self, what: &str, reached: impl Fn(&ibv_qp_attr) -> bool) {
         let deadline = Instant::now() + wait_limit();
-        note(&format!("waiting for {what}"));
+        record_awaited_event(&format!("waiting for {what}"));
         loop {
             let (attr, _) = self.query();
             if reached(&attr) {
-                note("");
+                record_awaited_event("");
                 return;
             }
             assert!(
@@ -280,7 +280,7 @@ impl Qp {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_post(&self, mut wrs: Vec<SendWr>) -> Result<(), Refused> {
+    pub fn try_post(&self, mut wrs: Vec<SendWr>) -> Result<(), RefusedPostlist> {
         let head = link_send(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live QP; the list is well-formed and lives until the call returns. Registered buffers
@@ -327,7 +327,7 @@ impl Qp {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_recv(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
+    pub fn try_recv(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `try_post`.

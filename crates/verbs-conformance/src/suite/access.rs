@@ -3,52 +3,52 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
-use crate::memory::{MemKind, Memory};
+use crate::memory::{MemKind, ZeroedMemory};
 use crate::objects::ALL_ACCESS;
-use crate::pair::{Pair, Spec};
-use crate::wr::{Remote, Verb, any, read, send, write};
+use crate::pair::{QpPair, QpSpec};
+use crate::wr::{RemoteAddress, Verb, any, read, send, write};
 
 tests! { "access";
-    local_wrong_lkey [] => |env| local_flaw(env, Flaw::WrongKey),
-    local_lkey_zero [] => |env| local_flaw(env, Flaw::KeyZero),
-    local_beyond_the_region [] => |env| local_flaw(env, Flaw::BeyondEnd),
-    local_before_the_region [] => |env| local_flaw(env, Flaw::BeforeStart),
-    local_range_that_wraps [] => |env| local_flaw(env, Flaw::Wraps),
-    local_deregistered [] => |env| local_flaw(env, Flaw::Deregistered),
-    local_other_protection_domain [] => |env| local_flaw(env, Flaw::OtherPd),
+    local_wrong_lkey [] => |env| local_flaw(env, AccessFlaw::WrongKey),
+    local_lkey_zero [] => |env| local_flaw(env, AccessFlaw::KeyZero),
+    local_beyond_the_region [] => |env| local_flaw(env, AccessFlaw::BeyondEnd),
+    local_before_the_region [] => |env| local_flaw(env, AccessFlaw::BeforeStart),
+    local_range_that_wraps [] => |env| local_flaw(env, AccessFlaw::Wraps),
+    local_deregistered [] => |env| local_flaw(env, AccessFlaw::Deregistered),
+    local_other_protection_domain [] => |env| local_flaw(env, AccessFlaw::OtherPd),
     local_protection_errors_have_their_status [ErrorStatuses],
-    a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| both_keys_wrong(env, &Spec::rc()),
-    a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| both_keys_wrong(env, &Spec::uc()),
+    a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::rc()),
+    a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::uc()),
     an_atomic_without_a_place_for_its_result_is_not_made [Atomics, EarlyChecks],
     local_second_sge_is_checked_too [],
     local_read_target_needs_local_write [Read],
     local_atomic_target_needs_local_write [Atomics],
     local_source_needs_no_right [],
-    local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| send_queue_error(env, &Spec::uc()),
-    local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| send_queue_error(env, &Spec::ud()),
-    receive_wrong_lkey [] => |env| receive_flaw(env, Flaw::WrongKey),
-    receive_beyond_the_region [] => |env| receive_flaw(env, Flaw::BeyondEnd),
-    receive_deregistered [] => |env| receive_flaw(env, Flaw::Deregistered),
-    receive_other_protection_domain [] => |env| receive_flaw(env, Flaw::OtherPd),
-    receive_without_local_write [] => |env| receive_flaw(env, Flaw::NoRight),
+    local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| send_queue_error(env, &QpSpec::uc()),
+    local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| send_queue_error(env, &QpSpec::ud()),
+    receive_wrong_lkey [] => |env| receive_flaw(env, AccessFlaw::WrongKey),
+    receive_beyond_the_region [] => |env| receive_flaw(env, AccessFlaw::BeyondEnd),
+    receive_deregistered [] => |env| receive_flaw(env, AccessFlaw::Deregistered),
+    receive_other_protection_domain [] => |env| receive_flaw(env, AccessFlaw::OtherPd),
+    receive_without_local_write [] => |env| receive_flaw(env, AccessFlaw::NoRight),
     length_errors_have_their_status [ErrorStatuses],
     a_refused_write_with_imm_is_a_local_access_error_of_its_receive [ErrorStatuses],
     receive_too_small_on_rc [],
     receive_too_small_on_rc_in_two_sges [],
-    receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &Spec::uc()),
-    receive_too_small_on_ud [Ud] => |env| receive_too_small_unreliable(env, &Spec::ud()),
-    remote_wrong_rkey [] => |env| remote_flaw(env, Flaw::WrongKey),
-    remote_rkey_zero [] => |env| remote_flaw(env, Flaw::KeyZero),
-    remote_beyond_the_region [] => |env| remote_flaw(env, Flaw::BeyondEnd),
-    remote_before_the_region [] => |env| remote_flaw(env, Flaw::BeforeStart),
-    remote_range_that_wraps [] => |env| remote_flaw(env, Flaw::Wraps),
-    remote_deregistered [] => |env| remote_flaw(env, Flaw::Deregistered),
-    remote_other_protection_domain [] => |env| remote_flaw(env, Flaw::OtherPd),
-    remote_region_without_the_right [] => |env| remote_flaw(env, Flaw::NoRight),
-    remote_queue_pair_without_the_right [] => |env| remote_flaw(env, Flaw::QpNoRight),
+    receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &QpSpec::uc()),
+    receive_too_small_on_ud [Ud] => |env| receive_too_small_unreliable(env, &QpSpec::ud()),
+    remote_wrong_rkey [] => |env| remote_flaw(env, AccessFlaw::WrongKey),
+    remote_rkey_zero [] => |env| remote_flaw(env, AccessFlaw::KeyZero),
+    remote_beyond_the_region [] => |env| remote_flaw(env, AccessFlaw::BeyondEnd),
+    remote_before_the_region [] => |env| remote_flaw(env, AccessFlaw::BeforeStart),
+    remote_range_that_wraps [] => |env| remote_flaw(env, AccessFlaw::Wraps),
+    remote_deregistered [] => |env| remote_flaw(env, AccessFlaw::Deregistered),
+    remote_other_protection_domain [] => |env| remote_flaw(env, AccessFlaw::OtherPd),
+    remote_region_without_the_right [] => |env| remote_flaw(env, AccessFlaw::NoRight),
+    remote_queue_pair_without_the_right [] => |env| remote_flaw(env, AccessFlaw::QpNoRight),
     remote_zero_bytes_need_no_key [],
     remote_rights_do_not_imply_each_other [Read, Atomics],
     remote_write_on_uc_is_dropped [Uc],
@@ -57,9 +57,9 @@ tests! { "access";
     a_failed_write_touches_nothing [],
 }
 
-/// A flaw of a key or a range.
+/// A flaw of a key or a range, for which an access must be refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Flaw {
+enum AccessFlaw {
     WrongKey,
     KeyZero,
     BeyondEnd,
@@ -74,18 +74,18 @@ enum Flaw {
 const LEN: usize = 64;
 
 /// A region of 64 bytes in the middle of 192 bytes, so that its surroundings are mapped but not registered.
-struct Target {
-    memory: Memory,
+struct TargetRegion {
+    memory: ZeroedMemory,
     mr: crate::objects::Mr,
-    /// The other protection domain, kept alive so that its key exists.
+    /// Another protection domain, kept alive so that its key exists.
     _other: Option<crate::objects::Pd>,
 }
 
-impl Target {
-    fn new(side: &crate::pair::Side, flaw: Flaw, access: i32) -> Self {
-        let memory = Memory::new(side.ctx.env(), side.spec.memory, 3 * LEN);
-        let access = if flaw == Flaw::NoRight { 0 } else { access };
-        let other = (flaw == Flaw::OtherPd).then(|| side.ctx.pd());
+impl TargetRegion {
+    fn new(side: &crate::pair::QpSide, flaw: AccessFlaw, access: i32) -> Self {
+        let memory = ZeroedMemory::new(side.ctx.env(), side.spec.memory, 3 * LEN);
+        let access = if flaw == AccessFlaw::NoRight { 0 } else { access };
+        let other = (flaw == AccessFlaw::OtherPd).then(|| side.ctx.pd());
         let pd = other.as_ref().unwrap_or(&side.pd);
         let middle = memory.as_ptr().wrapping_byte_add(LEN);
         let mr = pd.try_reg(middle, LEN, access).expect("ibv_reg_mr");
@@ -96,23 +96,23 @@ impl Target {
         }
     }
 
-    /// Returns address and length of the flawed access; without a flaw of the range, the length is `len`.
-    fn range(&self, flaw: Flaw, len: u64) -> (u64, u64) {
+    /// Returns address and length of an access with the flaw. If the flaw concerns the key, the length is `len`.
+    fn range(&self, flaw: AccessFlaw, len: u64) -> (u64, u64) {
         let start = self.memory.addr() + LEN as u64;
         match flaw {
-            Flaw::BeyondEnd => (start + LEN as u64 - len + 8, len),
-            Flaw::BeforeStart => (start - 8, len),
-            Flaw::Wraps => (u64::MAX - 7, len.max(16)),
+            AccessFlaw::BeyondEnd => (start + LEN as u64 - len + 8, len),
+            AccessFlaw::BeforeStart => (start - 8, len),
+            AccessFlaw::Wraps => (u64::MAX - 7, len.max(16)),
             _ => (start, len),
         }
     }
 
-    /// Returns the key to use; deregisters the region if that is the flaw.
-    fn key(&self, flaw: Flaw, key: u32) -> u32 {
+    /// Returns the key for an access with the flaw. If the flaw is a deregistered region, this function deregisters it.
+    fn apply_flaw_to_key(&self, flaw: AccessFlaw, key: u32) -> u32 {
         match flaw {
-            Flaw::WrongKey => key ^ 0x0101_0101,
-            Flaw::KeyZero => 0,
-            Flaw::Deregistered => {
+            AccessFlaw::WrongKey => key ^ 0x0101_0101,
+            AccessFlaw::KeyZero => 0,
+            AccessFlaw::Deregistered => {
                 assert_eq!(self.mr.try_destroy(), 0);
                 key
             }
@@ -120,35 +120,35 @@ impl Target {
         }
     }
 
-    fn sge(&self, flaw: Flaw) -> ibv_sge {
+    fn sge(&self, flaw: AccessFlaw) -> ibv_sge {
         let (addr, length) = self.range(flaw, LEN as u64);
         ibv_sge {
             addr,
             length: u32::try_from(length).expect("small"),
-            lkey: self.key(flaw, self.mr.lkey()),
+            lkey: self.apply_flaw_to_key(flaw, self.mr.lkey()),
         }
     }
 }
 
-fn verbs(env: &Env) -> Vec<Verb> {
+fn verbs(env: &TestEnv) -> Vec<Verb> {
     let has = |verb: &Verb| {
-        (*verb != Verb::RdmaRead || env.has(Cap::Read)) && (!verb.is_atomic() || env.has(Cap::Atomics))
+        (*verb != Verb::RdmaRead || env.has(NicCapability::Read)) && (!verb.is_atomic() || env.has(NicCapability::Atomics))
     };
     Verb::ALL.into_iter().filter(has).collect()
 }
 
 /// A local protection error (`ibv_poll_cq(3)`) moves the RC QP to ERR, and flushes the following WRs.
-fn local_flaw(env: &Env, flaw: Flaw) {
+fn local_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         for verb in verbs(env) {
             case(format!("{verb:?}, {memory:?}"));
-            let pair = Spec::rc().memory(memory).pair(env);
-            let local = Target::new(&pair.a, flaw, ALL_ACCESS);
+            let pair = QpSpec::rc().memory(memory).pair(env);
+            let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
             let remote = pair.b.buf(256);
             pair.b.recv(9, [remote.all()]);
             let mut sge = local.sge(flaw);
             if verb.is_atomic() {
-                if flaw == Flaw::BeyondEnd {
+                if flaw == AccessFlaw::BeyondEnd {
                     sge.addr = local.memory.addr() + 2 * LEN as u64 - 4;
                 }
                 sge.length = 8;
@@ -163,7 +163,7 @@ fn local_flaw(env: &Env, flaw: Flaw) {
             pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
             pair.a.send_completion().expect_flushed(3);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
-            if !verb.is_atomic() || env.has(Cap::EarlyChecks) {
+            if !verb.is_atomic() || env.has(NicCapability::EarlyChecks) {
                 remote.memory.check_byte(0, 256, 0);
             }
             local.memory.check_byte(0, 3 * LEN, 0);
@@ -174,12 +174,12 @@ fn local_flaw(env: &Env, flaw: Flaw) {
 }
 
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Protection Error".
-fn local_protection_errors_have_their_status(env: &Env) {
+fn local_protection_errors_have_their_status(env: &TestEnv) {
     for verb in verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
-        for flaw in [Flaw::WrongKey, Flaw::BeyondEnd, Flaw::OtherPd] {
+        for flaw in [AccessFlaw::WrongKey, AccessFlaw::BeyondEnd, AccessFlaw::OtherPd] {
             case(format!("{verb:?}, {flaw:?}"));
-            let pair = Spec::rc().pair(env);
-            let local = Target::new(&pair.a, flaw, ALL_ACCESS);
+            let pair = QpSpec::rc().pair(env);
+            let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
             let remote = pair.b.buf(256);
             pair.b.recv(9, [remote.all()]);
             pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
@@ -188,13 +188,13 @@ fn local_protection_errors_have_their_status(env: &Env) {
     }
 }
 
-/// Both keys of a request are wrong.
+/// The L_Key and the R_Key of a request are both wrong.
 ///
-/// A requester that sends payload checks the L_Key when it builds the request, so no responder sees the R_Key
-/// and no receive is consumed. The buffer of a result is checked once there is a result, and a READ or atomic
-/// with a wrong R_Key has none. Linux does so in `rxe_req.c` and `rxe_comp.c`. IBTA vol. 1, 9.9.2, lists both
+/// A requester that sends payload checks the L_Key when it builds the request. No responder then sees the R_Key, and no
+/// receive is consumed. The requester checks the buffer of a result only when a result arrives, and a READ or atomic
+/// with a wrong R_Key has no result. Linux does so in `rxe_req.c` and `rxe_comp.c`. IBTA vol. 1, 9.9.2, lists both
 /// errors and no order.
-fn both_keys_wrong(env: &Env, spec: &Spec) {
+fn both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
     let on_rc = spec.qp_type == IBV_QPT_RC;
     let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
     for verb in verbs(env).into_iter().filter(has) {
@@ -218,8 +218,8 @@ fn both_keys_wrong(env: &Env, spec: &Spec) {
 
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: the receive has "Local Length Error", the request "Remote Invalid
 /// Request Error".
-fn length_errors_have_their_status(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn length_errors_have_their_status(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.sge(0, 63)]);
@@ -232,10 +232,10 @@ fn length_errors_have_their_status(env: &Env) {
 ///
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Access Error … during the processing of a RDMA Write with
 /// Immediate Data".
-fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf(8);
-    let nowhere = Remote {
+    let nowhere = RemoteAddress {
         addr: 0x1000,
         rkey: 0xbad,
     };
@@ -247,9 +247,9 @@ fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
 
 /// An atomic with an invalid result buffer must not change the remote word, so the requester must check the
 /// buffer before it sends the request.
-fn an_atomic_without_a_place_for_its_result_is_not_made(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let local = Target::new(&pair.a, Flaw::BeyondEnd, ALL_ACCESS);
+fn an_atomic_without_a_place_for_its_result_is_not_made(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let local = TargetRegion::new(&pair.a, AccessFlaw::BeyondEnd, ALL_ACCESS);
     let word = pair.b.buf(8);
     let outside = ibv_sge {
         addr: local.memory.addr() + 2 * LEN as u64,
@@ -261,31 +261,31 @@ fn an_atomic_without_a_place_for_its_result_is_not_made(env: &Env) {
     assert_eq!(word.memory.load(0), 0, "the remote word");
 }
 
-fn local_second_sge_is_checked_too(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn local_second_sge_is_checked_too(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf(64);
     let remote = pair.b.buf(64);
     let mut bad = local.sge(32, 32);
     bad.lkey ^= 0x0f0f;
-    local.memory.fill(1);
+    local.memory.fill_with_pattern(1);
     pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
     pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
 }
 
-fn local_read_target_needs_local_write(env: &Env) {
+fn local_read_target_needs_local_write(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let local = pair.a.buf_with(64, IBV_ACCESS_REMOTE_READ);
         let remote = pair.b.buf(64);
-        remote.memory.fill(1);
+        remote.memory.fill_with_pattern(1);
         pair.a.post(read([local.all()], remote.remote()).id(1));
         pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
         local.memory.check_byte(0, 64, 0);
     }
 }
 
-fn local_atomic_target_needs_local_write(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn local_atomic_target_needs_local_write(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
     let remote = pair.b.buf(8);
     pair.a.post(crate::wr::fetch_add(local.all(), remote.remote(), 1).id(1));
@@ -293,10 +293,10 @@ fn local_atomic_target_needs_local_write(env: &Env) {
     assert_eq!(local.memory.load(0), 0);
 }
 
-fn local_source_needs_no_right(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn local_source_needs_no_right(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf_with(64, 0);
-    local.memory.fill(1);
+    local.memory.fill_with_pattern(1);
     let remote = pair.b.buf(64);
     pair.a.post(write([local.all()], remote.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
@@ -305,7 +305,7 @@ fn local_source_needs_no_right(env: &Env) {
 
 /// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. The QP still
 /// receives, and returns by SQE to RTS.
-fn send_queue_error(env: &Env, spec: &Spec) {
+fn send_queue_error(env: &TestEnv, spec: &QpSpec) {
     let pair = spec.pair(env);
     let buf = pair.a.buf(64 + 40);
     let mut bad = buf.sge(0, 8);
@@ -328,13 +328,13 @@ fn send_queue_error(env: &Env, spec: &Spec) {
 
 /// The receive fails with LOC_PROT_ERR, and the requester gets NAK-Remote Operational Error (IBTA vol. 1,
 /// 9.9.3.1: a local QP error at the responder).
-fn receive_flaw(env: &Env, flaw: Flaw) {
+fn receive_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
-        let target = Target::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
+        let pair = QpSpec::rc().memory(memory).pair(env);
+        let target = TargetRegion::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
         let source = pair.a.buf(LEN);
-        source.memory.fill(3);
+        source.memory.fill_with_pattern(3);
         pair.b.recv(1, [target.sge(flaw)]);
         pair.b.recv(2, []);
         pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
@@ -349,11 +349,11 @@ fn receive_flaw(env: &Env, flaw: Flaw) {
     }
 }
 
-fn receive_too_small_on_rc(env: &Env) {
+fn receive_too_small_on_rc(env: &TestEnv) {
     for memory in MemKind::ALL {
         for (room, len) in [(0, 1), (63, 64), (100, 5000), (4096, 1 << 20)] {
             case(format!("{len} bytes into {room}, {memory:?}"));
-            let pair = Spec::rc().memory(memory).pair(env);
+            let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(len);
             let target = pair.b.buf(room + 8);
             pair.b.recv(1, [target.sge(0, room)]);
@@ -370,8 +370,8 @@ fn receive_too_small_on_rc(env: &Env) {
     }
 }
 
-fn receive_too_small_on_rc_in_two_sges(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn receive_too_small_on_rc_in_two_sges(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.sge(0, 31), target.sge(31, 32)]);
@@ -382,12 +382,12 @@ fn receive_too_small_on_rc_in_two_sges(env: &Env) {
 
 /// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or remains for
 /// the next message.
-fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
+fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
     let pair = spec.pair(env);
     let grh = pair.b.grh_len();
     let source = pair.a.buf(64);
     let target = pair.b.buf(grh + 64);
-    source.memory.fill(9);
+    source.memory.fill_with_pattern(9);
     pair.b.recv(1, [target.sge(0, grh + 63)]);
     pair.a.post(send([source.all()]).id(2));
     pair.a.send_completion().expect_sent(2, Verb::Send);
@@ -404,7 +404,7 @@ fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
 }
 
 /// Returns the verbs that access remote memory, each with the access right that it needs.
-fn one_sided(env: &Env) -> Vec<(Verb, i32)> {
+fn one_sided(env: &TestEnv) -> Vec<(Verb, i32)> {
     verbs(env)
         .into_iter()
         .filter(|verb| !verb.is_send())
@@ -421,29 +421,30 @@ fn one_sided(env: &Env) -> Vec<(Verb, i32)> {
 
 /// IBTA vol. 1, 9.9.3.1: the requester gets NAK-Remote Access Error. The responder's QP goes to ERR and
 /// raises an access violation event. Both sides flush the remaining WRs.
-fn remote_flaw(env: &Env, flaw: Flaw) {
+fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         for (verb, right) in one_sided(env) {
             case(format!("{verb:?}, {memory:?}"));
-            let qp_access = if flaw == Flaw::QpNoRight { ALL_ACCESS & !right } else { ALL_ACCESS };
-            let pair = Spec::rc().memory(memory).access(qp_access).pair(env);
-            let access = if flaw == Flaw::NoRight { 0 } else { ALL_ACCESS };
-            let target = Target::new(&pair.b, flaw, access);
+            let qp_access = if flaw == AccessFlaw::QpNoRight { ALL_ACCESS & !right } else { ALL_ACCESS };
+            let pair = QpSpec::rc().memory(memory).access(qp_access).pair(env);
+            let access = if flaw == AccessFlaw::NoRight { 0 } else { ALL_ACCESS };
+            let target = TargetRegion::new(&pair.b, flaw, access);
             let len = if verb.is_atomic() { 8 } else { LEN as u64 };
             let (addr, len) = match target.range(flaw, len) {
-                // An atomic directly behind the region, because an atomic across its end would be misaligned.
-                (_, _) if verb.is_atomic() && flaw == Flaw::BeyondEnd => {
+                // The flawed range of an atomic lies directly behind the region, because an atomic across the end would
+                // be misaligned.
+                (_, _) if verb.is_atomic() && flaw == AccessFlaw::BeyondEnd => {
                     (target.memory.addr() + 2 * LEN as u64, 8)
                 }
                 (addr, _) if verb.is_atomic() => (addr, 8),
                 other => other,
             };
-            let remote = Remote {
+            let remote = RemoteAddress {
                 addr,
-                rkey: target.key(flaw, target.mr.rkey()),
+                rkey: target.apply_flaw_to_key(flaw, target.mr.rkey()),
             };
             let local = pair.a.buf(usize::try_from(len).expect("small"));
-            local.memory.fill(1);
+            local.memory.fill_with_pattern(1);
             let before = local.memory.read(0, local.memory.len());
             pair.b.recv(8, []);
             pair.a.recv(9, []);
@@ -452,7 +453,7 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
                 any(verb, [local.all()], remote).id(2),
                 send([]).id(3),
             ]);
-            if flaw == Flaw::QpNoRight {
+            if flaw == AccessFlaw::QpNoRight {
                 pair.a.send_completion().expect_failed(1, &without_the_right(env));
             } else {
                 pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
@@ -465,13 +466,13 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
             target.memory.check_byte(0, 3 * LEN, 0);
             let wc = pair.b.recv_completion();
             if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
-                // The NIC may have consumed the receive for the immediate already.
+                // The NIC may already have consumed the receive for the immediate.
                 wc.expect_failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
             } else {
                 wc.expect_flushed(8);
             }
             pair.b.qp.await_state(IBV_QPS_ERR);
-            if env.has(Cap::Events) && env.has(Cap::ErrorEvents) {
+            if env.has(NicCapability::Events) && env.has(NicCapability::ErrorEvents) {
                 let event = pair.b.ctx.next_async_event();
                 assert!(event.is_of_qp(&pair.b.qp));
                 let kinds = [IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_FATAL];
@@ -483,15 +484,15 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
 
 /// A responder on RC does not validate the R_Key of a READ or WRITE of zero bytes, with or without immediate data (IBTA
 /// vol. 1, C9-88).
-fn remote_zero_bytes_need_no_key(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let nowhere = Remote {
+fn remote_zero_bytes_need_no_key(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let nowhere = RemoteAddress {
         addr: 0xdead_0000,
         rkey: 0x1234,
     };
     pair.a.post(write([], nowhere).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    if env.has(Cap::Read) {
+    if env.has(NicCapability::Read) {
         pair.a.post(read([], nowhere).id(2));
         pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
     }
@@ -503,12 +504,12 @@ fn remote_zero_bytes_need_no_key(env: &Env) {
     pair.a.send_completion().expect_sent(4, Verb::RdmaWriteWithImm);
 }
 
-fn remote_rights_do_not_imply_each_other(env: &Env) {
+fn remote_rights_do_not_imply_each_other(env: &TestEnv) {
     let rights = [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC];
     for granted in rights {
         for (verb, needed) in one_sided(env) {
             case(format!("{verb:?} with {granted:#x}"));
-            let pair = Spec::rc().pair(env);
+            let pair = QpSpec::rc().pair(env);
             let target = pair.b.buf_with(8, granted | IBV_ACCESS_LOCAL_WRITE);
             let local = pair.a.buf(8);
             pair.b.recv(1, []);
@@ -524,14 +525,14 @@ fn remote_rights_do_not_imply_each_other(env: &Env) {
 }
 
 /// UC has no NAK: the request is dropped, and the connection remains usable (IBTA vol. 1, 9.9.3.3, class D).
-fn remote_write_on_uc_is_dropped(env: &Env) {
+fn remote_write_on_uc_is_dropped(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::uc().memory(memory).pair(env);
+        let pair = QpSpec::uc().memory(memory).pair(env);
         let source = pair.a.buf(64);
-        source.memory.fill(1);
+        source.memory.fill_with_pattern(1);
         let target = pair.b.buf(64);
         let unwritable = pair.b.buf_with(64, IBV_ACCESS_LOCAL_WRITE);
-        let wrong_key = Remote {
+        let wrong_key = RemoteAddress {
             rkey: target.mr.rkey() ^ 0x10,
             ..target.remote()
         };
@@ -551,26 +552,26 @@ fn remote_write_on_uc_is_dropped(env: &Env) {
     }
 }
 
-/// Returns the statuses of a request to a QP that lacks the access right.
+/// Returns the statuses that a request may have if the QP lacks the access right.
 ///
-/// These are a remote access error, and a remote invalid request error, which is that of an operation that the receive
-/// queue does not support (IBTA vol. 1, 11.6.2).
-fn without_the_right(env: &Env) -> Vec<ibv_wc_status> {
+/// The statuses are a remote access error and a remote invalid request error. The latter is the status for an operation
+/// that the receive queue does not support (IBTA vol. 1, 11.6.2).
+fn without_the_right(env: &TestEnv) -> Vec<ibv_wc_status> {
     let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
-    if !env.has(Cap::ErrorStatuses) {
+    if !env.has(NicCapability::ErrorStatuses) {
         statuses.push(IBV_WC_REM_INV_REQ_ERR);
     }
     statuses
 }
 
-fn set_access(pair: &Pair, access: i32) {
+fn set_access(pair: &QpPair, access: i32) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_access_flags = access.cast_unsigned();
     pair.b.qp.modify(&attr, IBV_QP_ACCESS_FLAGS).expect("RTS to RTS");
 }
 
-fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
-    let pair = Spec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).pair(env);
+fn remote_rights_of_a_queue_pair_can_change(env: &TestEnv) {
+    let pair = QpSpec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).pair(env);
     let target = pair.b.buf(8);
     let local = pair.a.buf(8);
     pair.a.post(write([local.all()], target.remote()).id(1));
@@ -582,13 +583,13 @@ fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
     pair.a.send_completion().expect_failed(3, &without_the_right(env));
 }
 
-/// A key is used before and after the deregistration of its region.
-fn remote_region_that_came_and_went(env: &Env) {
+/// A peer uses a key before and after the deregistration of its region.
+fn remote_region_that_came_and_went(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let local = pair.a.buf(4096);
-        local.memory.fill(1);
+        local.memory.fill_with_pattern(1);
         let target = pair.b.buf(4096);
         for i in 0..10 {
             pair.a.post(write([local.all()], target.remote()).id(i));
@@ -597,7 +598,7 @@ fn remote_region_that_came_and_went(env: &Env) {
         target.memory.check(1);
         let remote = target.remote();
         assert_eq!(target.mr.try_destroy(), 0);
-        local.memory.fill(2);
+        local.memory.fill_with_pattern(2);
         pair.a.post(write([local.all()], remote).id(99));
         pair.a.send_completion().expect_failed(99, &[IBV_WC_REM_ACCESS_ERR]);
         target.memory.check(1);
@@ -605,14 +606,14 @@ fn remote_region_that_came_and_went(env: &Env) {
 }
 
 /// A WRITE to a range that is partly outside the region changes no byte inside it.
-fn a_failed_write_touches_nothing(env: &Env) {
+fn a_failed_write_touches_nothing(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let local = pair.a.buf(200);
-        local.memory.fill(1);
-        let memory = Memory::new(env, memory, 400);
+        local.memory.fill_with_pattern(1);
+        let memory = ZeroedMemory::new(env, memory, 400);
         let mr = pair.b.pd.try_reg(memory.as_ptr(), 100, ALL_ACCESS).expect("ibv_reg_mr");
-        let remote = Remote {
+        let remote = RemoteAddress {
             addr: memory.addr(),
             rkey: mr.rkey(),
         };

@@ -2,9 +2,9 @@
 
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 
 tests! { "ah";
     many_exist_at_once [Ud],
@@ -14,8 +14,8 @@ tests! { "ah";
     one_of_another_domain_is_refused_or_loses_the_message [Ud, ArgumentChecks],
 }
 
-fn many_exist_at_once(env: &Env) {
-    let side = Spec::ud().side(env);
+fn many_exist_at_once(env: &TestEnv) {
+    let side = QpSpec::ud().create_qp_side(env);
     let attr = side.ah_attr(&side.address());
     let handles: Vec<_> = (0..500).map(|_| side.pd.ah(&attr)).collect();
     let mut raws: Vec<_> = handles.iter().map(|ah| ah.raw()).collect();
@@ -24,8 +24,8 @@ fn many_exist_at_once(env: &Env) {
     assert_eq!(raws.len(), handles.len());
 }
 
-fn a_port_that_is_not_there_is_refused(env: &Env) {
-    let side = Spec::ud().side(env);
+fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
+    let side = QpSpec::ud().create_qp_side(env);
     for port in [0, side.ctx.device_attr().phys_port_cnt + 1, 255] {
         case(format!("port {port}"));
         let mut attr = side.ah_attr(&side.address());
@@ -34,8 +34,8 @@ fn a_port_that_is_not_there_is_refused(env: &Env) {
     }
 }
 
-fn a_gid_index_beyond_the_table_is_refused(env: &Env) {
-    let side = Spec::ud().with(|s| s.global = true).side(env);
+fn a_gid_index_beyond_the_table_is_refused(env: &TestEnv) {
+    let side = QpSpec::ud().with(|s| s.global = true).create_qp_side(env);
     let mut attr = side.ah_attr(&side.address());
     let len = side.ctx.port_attr().gid_tbl_len;
     if let Ok(index) = u8::try_from(len) {
@@ -45,8 +45,8 @@ fn a_gid_index_beyond_the_table_is_refused(env: &Env) {
 }
 
 /// Ethernet has no LIDs: `ibv_create_ah(3)`, `IBV_QPF_GRH_REQUIRED`.
-fn roce_needs_a_global_route(env: &Env) {
-    let side = Spec::ud().side(env);
+fn roce_needs_a_global_route(env: &TestEnv) {
+    let side = QpSpec::ud().create_qp_side(env);
     if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
         return;
     }
@@ -56,9 +56,10 @@ fn roce_needs_a_global_route(env: &Env) {
     assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
 }
 
-/// IBTA vol. 1, 10.2.3: the address handle and the QP must have the same PD.
-fn one_of_another_domain_is_refused_or_loses_the_message(env: &Env) {
-    let pair = Spec::ud().pair(env);
+/// The address handle and the QP have different PDs, but must have the same PD: IBTA vol. 1,
+/// 10.2.3.
+fn one_of_another_domain_is_refused_or_loses_the_message(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let other = pair.a.ctx.pd();
     let ah = other.ah(&pair.a.ah_attr(&pair.b.address()));

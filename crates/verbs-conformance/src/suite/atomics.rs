@@ -2,10 +2,10 @@
 
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
 use crate::memory::MemKind;
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 use crate::wr::{SendWr, Verb, cmp_swp, fetch_add};
 
 tests! { "atomics";
@@ -21,10 +21,10 @@ tests! { "atomics";
     no_credit_for_atomics [Atomics],
 }
 
-fn fetch_add_adds_and_returns_the_old_value(env: &Env) {
+fn fetch_add_adds_and_returns_the_old_value(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let counter = pair.b.buf(64);
         let result = pair.a.buf(8);
         let mut expected = 5u64;
@@ -39,8 +39,8 @@ fn fetch_add_adds_and_returns_the_old_value(env: &Env) {
     }
 }
 
-fn fetch_add_wraps_around(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn fetch_add_wraps_around(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let counter = pair.b.buf(8);
     let result = pair.a.buf(8);
     counter.memory.store(0, u64::MAX - 1);
@@ -51,10 +51,10 @@ fn fetch_add_wraps_around(env: &Env) {
     }
 }
 
-fn cmp_swp_swaps_only_what_it_expects(env: &Env) {
+fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let word = pair.b.buf(8);
         let result = pair.a.buf(8);
         word.memory.store(0, 10);
@@ -63,7 +63,7 @@ fn cmp_swp_swaps_only_what_it_expects(env: &Env) {
             (10, 12, 11, 11),
             (11, u64::MAX, 11, u64::MAX),
             (u64::MAX, 0, u64::MAX, 0),
-            // All 64 bits are compared.
+            // A compare-and-swap compares all 64 bits.
             (1 << 32, 5, 0, 0),
             (0, 0, 0, 0),
         ] {
@@ -75,8 +75,8 @@ fn cmp_swp_swaps_only_what_it_expects(env: &Env) {
     }
 }
 
-fn results_go_where_the_sges_say(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn results_go_where_the_sges_say(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let counter = pair.b.buf(8);
     counter.memory.store(0, 0x0102_0304_0506_0708);
     let result = pair.a.buf(64);
@@ -91,12 +91,12 @@ fn results_go_where_the_sges_say(env: &Env) {
 
 /// IBTA vol. 1, 9.4.5: "the virtual address in the ATOMIC Command Request packet shall be naturally aligned
 /// to an 8 byte boundary". The responder answers with NAK-Invalid Request, or refuses the access.
-fn misaligned_is_refused(env: &Env) {
+fn misaligned_is_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
         for offset in [1, 4, 7] {
             for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp] {
                 case(format!("{verb:?} at offset {offset}, {memory:?}"));
-                let pair = Spec::rc().memory(memory).pair(env);
+                let pair = QpSpec::rc().memory(memory).pair(env);
                 let word = pair.b.buf(64);
                 let result = pair.a.buf(8);
                 let wr = SendWr::new(verb, [result.all()]).atomic(word.remote().plus(offset), 0, 9);
@@ -116,11 +116,11 @@ fn misaligned_is_refused(env: &Env) {
     }
 }
 
-/// The result has 8 bytes: a smaller or larger buffer is a local error.
-fn a_result_of_another_length_is_refused(env: &Env) {
+/// The result of an atomic has 8 bytes: a smaller or larger buffer is a local error.
+fn a_result_of_another_length_is_refused(env: &TestEnv) {
     for len in [0usize, 4, 7, 9, 16] {
         case(format!("{len} bytes"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let word = pair.b.buf(8);
         let result = pair.a.buf(64);
         result.memory.write(0, &[0xee; 64]);
@@ -139,8 +139,8 @@ fn a_result_of_another_length_is_refused(env: &Env) {
     }
 }
 
-fn neighbours_stay_as_they_are(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn neighbours_stay_as_they_are(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let words = pair.b.buf(64);
     words.memory.write(0, &[0xff; 64]);
     let result = pair.a.buf(8);
@@ -151,9 +151,9 @@ fn neighbours_stay_as_they_are(env: &Env) {
     words.memory.check_byte(32, 32, 0xff);
 }
 
-fn a_chain_of_atomics_is_ordered(env: &Env) {
+fn a_chain_of_atomics_is_ordered(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let word = pair.b.buf(8);
         let results = pair.a.buf(16 * 8);
         let wrs = (0..16u64)
@@ -167,7 +167,7 @@ fn a_chain_of_atomics_is_ordered(env: &Env) {
             })
             .collect();
         pair.a.post_list(wrs);
-        for (i, wc) in pair.a.scq.take(16).iter().enumerate() {
+        for (i, wc) in pair.a.scq.wait_for_completions(16).iter().enumerate() {
             let verb = if i % 2 == 0 { Verb::AtomicFetchAndAdd } else { Verb::AtomicCmpAndSwp };
             wc.expect_sent(i as u64, verb);
             assert_eq!(results.memory.load(i * 8), 10 * (i as u64).div_ceil(2), "result {i}");
@@ -176,8 +176,8 @@ fn a_chain_of_atomics_is_ordered(env: &Env) {
     }
 }
 
-fn atomics_on_the_own_queue_pair(env: &Env) {
-    let mut side = Spec::rc().side(env);
+fn atomics_on_the_own_queue_pair(env: &TestEnv) {
+    let mut side = QpSpec::rc().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
     let word = side.buf(8);
@@ -190,11 +190,11 @@ fn atomics_on_the_own_queue_pair(env: &Env) {
 }
 
 /// READs and atomics fail on a QP with `max_rd_atomic` 0, or connected to one with `max_dest_rd_atomic` 0.
-fn no_credit_for_atomics(env: &Env) {
+fn no_credit_for_atomics(env: &TestEnv) {
     for (initiator, responder) in [(0, 1), (1, 0)] {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
             case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
-            let mut pair = Spec::rc()
+            let mut pair = QpSpec::rc()
                 .short_timeouts()
                 .with(|s| {
                     s.max_rd_atomic = initiator;

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::objects::{Context, QUIET_PERIOD};
-use crate::pair::{Pair, Spec};
-use crate::wr::{Remote, Verb, send, write};
+use crate::pair::{QpPair, QpSpec};
+use crate::wr::{RemoteAddress, Verb, send, write};
 use crate::xrc::moderate;
 
 tests! { "cq";
@@ -43,7 +43,7 @@ tests! { "cq";
     a_completion_that_came_before_a_failure_is_reported [],
 }
 
-fn capacity_is_at_least_what_was_asked_for(env: &Env) {
+fn capacity_is_at_least_what_was_asked_for(env: &TestEnv) {
     let ctx = Context::open(env);
     let max = ctx.device_attr().max_cqe;
     for cqe in [1, 2, 3, 100, 1000, max.min(100_000)] {
@@ -52,7 +52,7 @@ fn capacity_is_at_least_what_was_asked_for(env: &Env) {
     }
 }
 
-fn bad_sizes_are_refused(env: &Env) {
+fn bad_sizes_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let max = ctx.device_attr().max_cqe;
     for cqe in [0, -1, i32::MIN, max.saturating_add(1), i32::MAX] {
@@ -65,8 +65,9 @@ fn bad_sizes_are_refused(env: &Env) {
     }
 }
 
-/// `ibv_create_cq(3)`: "Must be >= zero and < context->num_comp_vectors".
-fn a_vector_that_is_not_there_is_refused(env: &Env) {
+/// A CQ with a completion vector that does not exist is refused. `ibv_create_cq(3)`: "Must be >= zero and <
+/// context->num_comp_vectors".
+fn a_vector_that_is_not_there_is_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
     for vector in [-1, ctx.comp_vectors(), i32::MAX] {
@@ -76,27 +77,27 @@ fn a_vector_that_is_not_there_is_refused(env: &Env) {
     drop(ctx.try_cq(8, Some(&channel), ctx.comp_vectors() - 1, 0).expect("the last vector"));
 }
 
-fn an_empty_queue_polls_nothing(env: &Env) {
+fn an_empty_queue_polls_nothing(env: &TestEnv) {
     let cq = Context::open(env).cq(8);
     for max in [0, 1, 100] {
         assert!(cq.poll(max).is_empty());
     }
 }
 
-/// Sends a header-only message from `a` to `b` with flags, after posting its receive.
+/// Posts a receive at `b`, and sends a header-only message with flags from `a` to `b`.
 ///
-/// The function does not poll `b`, because polling would be progress that a sleeping program does not make.
-fn one_send(pair: &Pair, flags: u32) {
+/// The function does not poll `b`, because a poll makes progress, and a sleeping program makes none.
+fn one_send(pair: &QpPair, flags: u32) {
     pair.b.recv(5, []);
     pair.a.post(send([]).id(6).flag(flags));
     pair.a.send_completion().expect_sent(6, Verb::Send);
 }
 
-fn pair(env: &Env) -> Pair {
-    Spec::rc().with_channels().pair(env)
+fn pair(env: &TestEnv) -> QpPair {
+    QpSpec::rc().with_channels().pair(env)
 }
 
-fn an_armed_queue_makes_one_event(env: &Env) {
+fn an_armed_queue_makes_one_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     for _ in 0..5 {
@@ -107,14 +108,14 @@ fn an_armed_queue_makes_one_event(env: &Env) {
         // One arming causes one event.
         one_send(&pair, 0);
         channel.expect_no_event();
-        for wc in pair.b.rcq.take(2) {
+        for wc in pair.b.rcq.wait_for_completions(2) {
             wc.expect_received(5, 0);
         }
     }
 }
 
 /// An event is for "the next completion" (`ibv_req_notify_cq(3)`), whatever else happens in the NIC.
-fn what_came_before_arming_makes_no_event(env: &Env) {
+fn what_came_before_arming_makes_no_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let other = self::pair(env);
@@ -130,23 +131,23 @@ fn what_came_before_arming_makes_no_event(env: &Env) {
         channel.expect_no_event();
         one_send(&pair, 0);
         channel.expect_event(&pair.b.rcq);
-        for wc in pair.b.rcq.take(2) {
+        for wc in pair.b.rcq.wait_for_completions(2) {
             wc.expect_received(5, 0);
         }
     }
 }
 
-fn an_unarmed_queue_makes_no_event(env: &Env) {
+fn an_unarmed_queue_makes_no_event(env: &TestEnv) {
     let pair = pair(env);
     one_send(&pair, 0);
     pair.b.recv_completion().expect_received(5, 0);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
 }
 
-fn events_carry_queue_and_context(env: &Env) {
+fn events_carry_queue_and_context(env: &TestEnv) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
-    let mut a = Spec::rc().side(env);
+    let mut a = QpSpec::rc().create_qp_side(env);
     a.rcq = ctx.try_cq(64, Some(&channel), 0, 0xc0ffee).expect("ibv_create_cq");
     let pd = ctx.pd();
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &a.rcq, &a.rcq);
@@ -160,10 +161,10 @@ fn events_carry_queue_and_context(env: &Env) {
     assert!(channel.readable(crate::harness::wait_limit()));
     assert_eq!(channel.event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
     a.rcq.ack(1);
-    drop(a.rcq.take(2));
+    drop(a.rcq.wait_for_completions(2));
 }
 
-fn a_send_completion_makes_an_event(env: &Env) {
+fn a_send_completion_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     let source = pair.a.buf(8);
@@ -183,7 +184,7 @@ fn a_send_completion_makes_an_event(env: &Env) {
     pair.a.send_completion().expect_sent(3, Verb::Send);
 }
 
-fn the_descriptor_polls_and_does_not_block(env: &Env) {
+fn the_descriptor_polls_and_does_not_block(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     channel.set_nonblocking(true);
@@ -199,7 +200,7 @@ fn the_descriptor_polls_and_does_not_block(env: &Env) {
     pair.b.rcq.ack(1);
 }
 
-fn a_blocked_thread_is_woken(env: &Env) {
+fn a_blocked_thread_is_woken(env: &TestEnv) {
     let pair = pair(env);
     for round in 0..10 {
         pair.b.rcq.arm(false);
@@ -216,9 +217,9 @@ fn a_blocked_thread_is_woken(env: &Env) {
     }
 }
 
-/// A program that sleeps until its send completes must wake up when the peer's QP is gone.
-fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
-    let pair = Spec::rc().with_channels().short_timeouts().pair(env);
+/// A program that sleeps until its send completes must wake up when the peer's QP no longer exists.
+fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
+    let pair = QpSpec::rc().with_channels().short_timeouts().pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     channel.set_nonblocking(false);
     pair.a.scq.arm(false);
@@ -234,8 +235,8 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
 }
 
 /// "Upon the addition of a new CQ entry … a completion event will be added to the completion channel"
-/// (`ibv_req_notify_cq(3)`). That holds whichever thread polls the queue afterwards, and however soon.
-fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
+/// (`ibv_req_notify_cq(3)`). The event occurs even if another thread polls the completion at once.
+fn a_completion_that_another_thread_polls_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
     for round in 0..30u64 {
@@ -268,7 +269,7 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
 }
 
 /// A completion between two armings is reported to the thread that armed first.
-fn arming_again_loses_no_event(env: &Env) {
+fn arming_again_loses_no_event(env: &TestEnv) {
     for round in 0..20 {
         let pair = pair(env);
         let (source, target) = (pair.a.buf(8), pair.b.buf(8));
@@ -282,7 +283,7 @@ fn arming_again_loses_no_event(env: &Env) {
     }
 }
 
-fn solicited_only_waits_for_a_solicited_send(env: &Env) {
+fn solicited_only_waits_for_a_solicited_send(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     for _ in 0..3 {
@@ -292,12 +293,12 @@ fn solicited_only_waits_for_a_solicited_send(env: &Env) {
         channel.expect_no_event();
         one_send(&pair, IBV_SEND_SOLICITED);
         channel.expect_event(&pair.b.rcq);
-        drop(pair.b.rcq.take(3));
+        drop(pair.b.rcq.wait_for_completions(3));
         channel.expect_no_event();
     }
 }
 
-fn solicited_write_with_imm_makes_an_event(env: &Env) {
+fn solicited_write_with_imm_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let source = pair.a.buf(8);
@@ -314,11 +315,11 @@ fn solicited_write_with_imm_makes_an_event(env: &Env) {
             channel.expect_no_event();
         }
     }
-    drop(pair.b.rcq.take(2));
+    drop(pair.b.rcq.wait_for_completions(2));
 }
 
 /// `ibv_req_notify_cq(3)`: with `solicited_only`, "or if a CQE with an unsuccessful status is added".
-fn solicited_only_fires_on_a_failure(env: &Env) {
+fn solicited_only_fires_on_a_failure(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     let source = pair.a.buf(8);
@@ -326,7 +327,7 @@ fn solicited_only_fires_on_a_failure(env: &Env) {
     pair.a.scq.arm(true);
     pair.a.post(write([source.all()], target.remote()).id(1));
     channel.expect_no_event();
-    let nowhere = Remote {
+    let nowhere = RemoteAddress {
         addr: 8,
         rkey: 1,
     };
@@ -336,8 +337,8 @@ fn solicited_only_fires_on_a_failure(env: &Env) {
     pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
 }
 
-fn solicited_on_ud(env: &Env) {
-    let pair = Spec::ud().with_channels().pair(env);
+fn solicited_on_ud(env: &TestEnv) {
+    let pair = QpSpec::ud().with_channels().pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.buf(40);
     pair.b.recv(1, [buf.all()]);
@@ -347,12 +348,12 @@ fn solicited_on_ud(env: &Env) {
     channel.expect_no_event();
     pair.a.post(send([]).id(4).flag(IBV_SEND_SOLICITED));
     channel.expect_event(&pair.b.rcq);
-    drop(pair.b.rcq.take(2));
+    drop(pair.b.rcq.wait_for_completions(2));
 }
 
 /// IBTA vol. 1, 11.4.2.2: arming for solicited completions does not narrow an earlier arming for any
 /// completion. Arming for any completion widens an earlier arming for solicited ones.
-fn arming_for_any_beats_arming_for_solicited(env: &Env) {
+fn arming_for_any_beats_arming_for_solicited(env: &TestEnv) {
     for order in [[false, true], [true, false]] {
         case(format!("{order:?}"));
         let pair = pair(env);
@@ -364,11 +365,11 @@ fn arming_for_any_beats_arming_for_solicited(env: &Env) {
     }
 }
 
-fn several_queues_share_a_channel(env: &Env) {
+fn several_queues_share_a_channel(env: &TestEnv) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
     let pd = ctx.pd();
-    let mut sides: Vec<_> = (0..4).map(|_| Spec::rc().side(env)).collect();
+    let mut sides: Vec<_> = (0..4).map(|_| QpSpec::rc().create_qp_side(env)).collect();
     for side in &mut sides {
         let cq = ctx.cq_on(64, &channel);
         side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
@@ -386,12 +387,12 @@ fn several_queues_share_a_channel(env: &Env) {
         side.recv(1, []);
         side.post(send([]).id(2));
         channel.expect_event(&side.rcq);
-        drop(side.rcq.take(2));
+        drop(side.rcq.wait_for_completions(2));
     }
     channel.expect_no_event();
 }
 
-fn events_are_acknowledged_in_bulk(env: &Env) {
+fn events_are_acknowledged_in_bulk(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     for _ in 0..10 {
@@ -405,7 +406,7 @@ fn events_are_acknowledged_in_bulk(env: &Env) {
 }
 
 /// `ibv_get_cq_event(3)`: "destroying a CQ waits for all completion events to be acknowledged".
-fn destroying_waits_for_the_acknowledgement(env: &Env) {
+fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.clone().expect("a channel");
     pair.b.rcq.arm(false);
@@ -424,12 +425,12 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
 }
 
 /// Destroying a CQ removes its pending events, so that no program receives a destroyed CQ.
-fn destroying_drops_pending_events(env: &Env) {
+fn destroying_drops_pending_events(env: &TestEnv) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
     let survivor = ctx.cq_on(8, &channel);
     for _ in 0..3 {
-        let mut side = Spec::rc().side(env);
+        let mut side = QpSpec::rc().create_qp_side(env);
         let (pd, cq) = (ctx.pd(), ctx.cq_on(8, &channel));
         side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
         side.pd = pd;
@@ -448,11 +449,11 @@ fn destroying_drops_pending_events(env: &Env) {
 }
 
 /// The loop of every event-driven program: arm, poll once more, sleep.
-fn event_then_poll_loses_nothing(env: &Env) {
+fn event_then_poll_loses_nothing(env: &TestEnv) {
     const TOTAL: u64 = 3000;
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         case(format!("QP type {}", spec.qp_type));
@@ -501,7 +502,7 @@ fn event_then_poll_loses_nothing(env: &Env) {
                     std::thread::sleep(Duration::from_micros(300));
                 }
             }
-            // The last message; on UD it is repeated until the receiver gets it.
+            // This is the last message; on UD it is repeated until the receiver gets it.
             while !receiver.is_finished() {
                 pair.a.post(crate::wr::send_imm([], u32::MAX).id(1));
                 let wc = pair.a.send_completion();
@@ -517,9 +518,9 @@ fn event_then_poll_loses_nothing(env: &Env) {
     }
 }
 
-fn event_driven_ping_pong(env: &Env) {
+fn event_driven_ping_pong(env: &TestEnv) {
     let pair = pair(env);
-    let wait = |side: &crate::pair::Side| {
+    let wait = |side: &crate::pair::QpSide| {
         side.rcq.arm(false);
         if let Some(wc) = side.rcq.poll(1).first() {
             return *wc;
@@ -546,8 +547,8 @@ fn event_driven_ping_pong(env: &Env) {
 }
 
 /// `ibv_modify_cq(3)`: an event occurs after `cq_count` completions, or after `cq_period` microseconds.
-fn a_moderated_queue_holds_its_event_back(env: &Env) {
-    let pair = Spec::rc().with_channels().pair(env);
+fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
+    let pair = QpSpec::rc().with_channels().pair(env);
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.buf(8);
@@ -569,8 +570,8 @@ fn a_moderated_queue_holds_its_event_back(env: &Env) {
     pair.b.rcq.ack(1);
 }
 
-fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
-    let pair = Spec::rc().with_channels().pair(env);
+fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
+    let pair = QpSpec::rc().with_channels().pair(env);
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.buf(8);
@@ -588,10 +589,10 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
     }
 }
 
-/// A completion that occurred after arming is reported, even if the QP's failure reveals it.
-fn a_completion_that_came_before_a_failure_is_reported(env: &Env) {
+/// A completion that occurred after arming is reported, even if the NIC finds it only because the QP fails.
+fn a_completion_that_came_before_a_failure_is_reported(env: &TestEnv) {
     for round in 0..50 {
-        let pair = Spec::rc().with_channels().pair(env);
+        let pair = QpSpec::rc().with_channels().pair(env);
         let (to, from) = (pair.b.buf(8), pair.a.buf(8));
         pair.b.recv(1, [to.all()]);
         let channel = pair.a.schannel.as_ref().expect("channels");

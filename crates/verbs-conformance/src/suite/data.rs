@@ -3,43 +3,43 @@
 use crate::harness::case;
 use crate::memory::MemKind;
 use crate::objects::Buf;
-use crate::pair::{Pair, Side, Spec};
+use crate::pair::{QpPair, QpSide, QpSpec};
 use crate::wr::{SendWr, Verb, any};
-use crate::{Env, Rng};
+use crate::{TestEnv, Rng};
 use verbs_abi::{IBV_MTU_256, IBV_QPT_UD, ibv_sge};
 
 tests! { "data";
-    rc_send [] => |env| verb_moves(env, &Spec::rc(), Verb::Send),
-    rc_send_with_imm [] => |env| verb_moves(env, &Spec::rc(), Verb::SendWithImm),
-    rc_rdma_write [] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm [] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaWriteWithImm),
-    rc_rdma_read [Read] => |env| verb_moves(env, &Spec::rc(), Verb::RdmaRead),
-    uc_send [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::Send),
-    uc_send_with_imm [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::SendWithImm),
-    uc_rdma_write [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::RdmaWrite),
-    uc_rdma_write_with_imm [Uc] => |env| verb_moves(env, &Spec::uc(), Verb::RdmaWriteWithImm),
-    ud_send [Ud] => |env| verb_moves(env, &Spec::ud(), Verb::Send),
-    ud_send_with_imm [Ud] => |env| verb_moves(env, &Spec::ud(), Verb::SendWithImm),
-    rc_send_with_srq [Srq] => |env| verb_moves(env, &Spec::rc().with_srq(), Verb::Send),
-    rc_rdma_write_with_imm_with_srq [Srq] => |env| verb_moves(env, &Spec::rc().with_srq(), Verb::RdmaWriteWithImm),
-    uc_send_with_srq [Uc, Srq] => |env| verb_moves(env, &Spec::uc().with_srq(), Verb::SendWithImm),
-    ud_send_with_srq [Ud, Srq] => |env| verb_moves(env, &Spec::ud().with_srq(), Verb::SendWithImm),
-    rc_send_scatters_and_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::Send),
-    rc_send_with_imm_scatters_and_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::SendWithImm),
-    rc_rdma_write_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm_gathers [] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaWriteWithImm),
-    rc_rdma_read_scatters [Read] => |env| verb_scatters(env, &Spec::rc(), Verb::RdmaRead),
-    uc_send_scatters_and_gathers [Uc] => |env| verb_scatters(env, &Spec::uc(), Verb::Send),
-    uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &Spec::uc(), Verb::RdmaWrite),
-    ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &Spec::ud(), Verb::Send),
+    rc_send [] => |env| verb_moves(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm [] => |env| verb_moves(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write [] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm [] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read [Read] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaRead),
+    uc_send [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::Send),
+    uc_send_with_imm [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::SendWithImm),
+    uc_rdma_write [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::RdmaWrite),
+    uc_rdma_write_with_imm [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::RdmaWriteWithImm),
+    ud_send [Ud] => |env| verb_moves(env, &QpSpec::ud(), Verb::Send),
+    ud_send_with_imm [Ud] => |env| verb_moves(env, &QpSpec::ud(), Verb::SendWithImm),
+    rc_send_with_srq [Srq] => |env| verb_moves(env, &QpSpec::rc().with_srq(), Verb::Send),
+    rc_rdma_write_with_imm_with_srq [Srq] => |env| verb_moves(env, &QpSpec::rc().with_srq(), Verb::RdmaWriteWithImm),
+    uc_send_with_srq [Uc, Srq] => |env| verb_moves(env, &QpSpec::uc().with_srq(), Verb::SendWithImm),
+    ud_send_with_srq [Ud, Srq] => |env| verb_moves(env, &QpSpec::ud().with_srq(), Verb::SendWithImm),
+    rc_send_scatters_and_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm_scatters_and_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read_scatters [Read] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaRead),
+    uc_send_scatters_and_gathers [Uc] => |env| verb_scatters(env, &QpSpec::uc(), Verb::Send),
+    uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &QpSpec::uc(), Verb::RdmaWrite),
+    ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &QpSpec::ud(), Verb::Send),
     a_receive_may_be_larger_than_the_message [],
-    a_receive_may_reach_past_its_region_on_rc [] => |env| past_the_region(env, &Spec::rc()),
-    a_receive_may_reach_past_its_region_on_uc [Uc] => |env| past_the_region(env, &Spec::uc()),
-    a_receive_may_reach_past_its_region_on_ud [Ud] => |env| past_the_region(env, &Spec::ud()),
-    a_shared_receive_may_reach_past_its_region [Srq] => |env| past_the_region(env, &Spec::rc().with_srq()),
+    a_receive_may_reach_past_its_region_on_rc [] => |env| past_the_region(env, &QpSpec::rc()),
+    a_receive_may_reach_past_its_region_on_uc [Uc] => |env| past_the_region(env, &QpSpec::uc()),
+    a_receive_may_reach_past_its_region_on_ud [Ud] => |env| past_the_region(env, &QpSpec::ud()),
+    a_shared_receive_may_reach_past_its_region [Srq] => |env| past_the_region(env, &QpSpec::rc().with_srq()),
     header_only_messages [],
     rc_to_itself [],
-    uc_to_itself [Uc] => |env| to_itself(env, &Spec::uc()),
+    uc_to_itself [Uc] => |env| to_itself(env, &QpSpec::uc()),
     both_ways_at_once [],
     mixed_memory [],
     a_burst_of_large_messages [],
@@ -47,7 +47,7 @@ tests! { "data";
 }
 
 /// Returns message lengths that fit into one message of the side's transport.
-pub(super) fn sizes(side: &Side) -> Vec<usize> {
+pub(super) fn sizes(side: &QpSide) -> Vec<usize> {
     let mtu = mtu(side);
     if side.grh_len() > 0 {
         vec![0, 1, 8, 63, 64, 65, 200, mtu - 1, mtu]
@@ -57,11 +57,11 @@ pub(super) fn sizes(side: &Side) -> Vec<usize> {
 }
 
 /// Returns the active MTU of the port, in bytes.
-pub(super) fn mtu(side: &Side) -> usize {
+pub(super) fn mtu(side: &QpSide) -> usize {
     256 << (side.ctx.port_attr().active_mtu - IBV_MTU_256)
 }
 
-fn verb_moves(env: &Env, spec: &Spec, verb: Verb) {
+fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
         let pair = spec.clone().memory(memory).pair(env);
         for (i, len) in sizes(&pair.a).into_iter().enumerate() {
@@ -71,7 +71,7 @@ fn verb_moves(env: &Env, spec: &Spec, verb: Verb) {
     }
 }
 
-fn verb_scatters(env: &Env, spec: &Spec, verb: Verb) {
+fn verb_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let cuts: [&[usize]; 8] =
         [&[], &[0], &[1], &[7, 0, 9], &[1, 1, 1], &[64], &[0, 0, 0], &[13, 100, 3]];
     for memory in MemKind::ALL {
@@ -97,7 +97,7 @@ fn verb_scatters(env: &Env, spec: &Spec, verb: Verb) {
 const MARGIN: usize = 24;
 
 /// Returns a receive buffer with margins, filled with 0xee.
-fn guarded(side: &Side, len: usize) -> Buf {
+fn guarded(side: &QpSide, len: usize) -> Buf {
     let buf = side.buf(len + 2 * MARGIN);
     buf.memory.write(0, &vec![0xee; len + 2 * MARGIN]);
     buf
@@ -112,7 +112,7 @@ fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
 
 /// Sends one message from `a` to `b` (READ: reads `b`'s memory into `a`), and checks all effects.
 #[track_caller]
-fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
+fn move_once(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
     let (a, b) = (&pair.a, &pair.b);
     let margin = MARGIN as u64;
     let imm = u32::try_from(seed & 0xffff_ffff).expect("masked");
@@ -166,13 +166,13 @@ fn scatter(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge>
     target.split(MARGIN as u64, grh + len, &cuts)
 }
 
-fn a_receive_may_be_larger_than_the_message(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(crate::Cap::Ud) {
-        specs.push(Spec::ud());
+fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(crate::NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
-    if env.has(crate::Cap::Uc) {
-        specs.push(Spec::uc());
+    if env.has(crate::NicCapability::Uc) {
+        specs.push(QpSpec::uc());
     }
     for spec in specs {
         case(format!("QP type {}", spec.qp_type));
@@ -182,7 +182,7 @@ fn a_receive_may_be_larger_than_the_message(env: &Env) {
         target.memory.write(0, &[0xee; 500]);
         pair.b.recv(1, target.split(0, 500, &[grh + 10, 30, 100]));
         let source = pair.a.buf(60);
-        source.memory.fill(5);
+        source.memory.fill_with_pattern(5);
         pair.a.post(crate::wr::send([source.all()]).id(2));
         pair.b.recv_completion().expect_received(1, grh + 60);
         pair.a.send_completion().expect_sent(2, Verb::Send);
@@ -193,7 +193,7 @@ fn a_receive_may_be_larger_than_the_message(env: &Env) {
 
 /// The NIC checks the bytes that it writes, and not the whole range of the receive: `copy_data` of
 /// `linux:drivers/infiniband/sw/rxe/rxe_mr.c`.
-fn past_the_region(env: &Env, spec: &Spec) {
+fn past_the_region(env: &TestEnv, spec: &QpSpec) {
     let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
     for memory in MemKind::ALL {
         for &len in lens {
@@ -201,9 +201,9 @@ fn past_the_region(env: &Env, spec: &Spec) {
             let pair = spec.clone().memory(memory).pair(env);
             let grh = pair.b.grh_len();
             let (source, target) = (pair.a.buf(len.max(1)), pair.b.buf(64 + grh + len));
-            // In one SGE, and in the second of two; the region ends behind the written bytes.
+            // The receive has one SGE, or two SGEs; the region ends behind the written bytes.
             for (seed, cut) in [(1, None), (2, Some(grh + len / 2)), (3, Some(grh))] {
-                source.memory.fill(seed);
+                source.memory.fill_with_pattern(seed);
                 let whole = ibv_sge { length: 1 << 20, ..target.sge(64, 0) };
                 let sges = match cut.map(|cut| u32::try_from(cut).expect("small")) {
                     None => vec![whole],
@@ -222,14 +222,14 @@ fn past_the_region(env: &Env, spec: &Spec) {
     }
 }
 
-/// Messages without SGEs on either side carry only the immediate.
-fn header_only_messages(env: &Env) {
-    let mut cases = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::SendWithImm)];
-    if env.has(crate::Cap::Uc) {
-        cases.push((Spec::uc(), Verb::SendWithImm));
+/// Messages that have no SGE on either side transfer only the immediate.
+fn header_only_messages(env: &TestEnv) {
+    let mut cases = vec![(QpSpec::rc(), Verb::Send), (QpSpec::rc(), Verb::SendWithImm)];
+    if env.has(crate::NicCapability::Uc) {
+        cases.push((QpSpec::uc(), Verb::SendWithImm));
     }
-    if env.has(crate::Cap::Ud) {
-        cases.push((Spec::ud(), Verb::SendWithImm));
+    if env.has(crate::NicCapability::Ud) {
+        cases.push((QpSpec::ud(), Verb::SendWithImm));
     }
     for (spec, verb) in cases {
         case(format!("QP type {}, {verb:?}", spec.qp_type));
@@ -253,25 +253,25 @@ fn header_only_messages(env: &Env) {
     }
 }
 
-fn rc_to_itself(env: &Env) {
-    to_itself(env, &Spec::rc());
+fn rc_to_itself(env: &TestEnv) {
+    to_itself(env, &QpSpec::rc());
 }
 
 /// A QP connected to itself receives its own sends.
-fn to_itself(env: &Env, spec: &Spec) {
-    let mut side = spec.side(env);
+fn to_itself(env: &TestEnv, spec: &QpSpec) {
+    let mut side = spec.create_qp_side(env);
     let address = side.address();
     side.connect(&address);
     let source = side.buf(300);
     let target = side.buf(300);
     for seed in 0..40 {
-        source.memory.fill(seed);
+        source.memory.fill_with_pattern(seed);
         side.recv(seed, [target.all()]);
         side.post(crate::wr::send([source.all()]).id(seed));
         side.recv_completion().expect_received(seed, 300);
         side.send_completion().expect_sent(seed, Verb::Send);
         target.memory.check(seed);
-        source.memory.fill(seed + 1000);
+        source.memory.fill_with_pattern(seed + 1000);
         side.post(crate::wr::write([source.all()], target.remote()).id(seed));
         side.send_completion().expect_sent(seed, Verb::RdmaWrite);
         if spec.qp_type == verbs_abi::IBV_QPT_RC {
@@ -280,14 +280,14 @@ fn to_itself(env: &Env, spec: &Spec) {
     }
 }
 
-fn both_ways_at_once(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn both_ways_at_once(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let sides = [&pair.a, &pair.b];
     let buffers: Vec<(Buf, Buf)> = sides.iter().map(|side| (side.buf(5000), side.buf(5000))).collect();
     for round in 0..20 {
         for (i, side) in sides.iter().enumerate() {
             side.recv(round, [buffers[i].1.all()]);
-            buffers[i].0.memory.fill(round * 2 + i as u64);
+            buffers[i].0.memory.fill_with_pattern(round * 2 + i as u64);
         }
         for (i, side) in sides.iter().enumerate() {
             side.post(crate::wr::send([buffers[i].0.all()]).id(round));
@@ -302,14 +302,14 @@ fn both_ways_at_once(env: &Env) {
     }
 }
 
-/// SGEs of private and of shareable memory in one WR.
-fn mixed_memory(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let of = |side: &Side, kind| side.pd.buf_with(kind, 1000, crate::objects::ALL_ACCESS);
+/// A WR has SGEs of private memory and of shareable memory.
+fn mixed_memory(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let of = |side: &QpSide, kind| side.pd.buf_with(kind, 1000, crate::objects::ALL_ACCESS);
     let sources = MemKind::ALL.map(|kind| of(&pair.a, kind));
     let targets = MemKind::ALL.map(|kind| of(&pair.b, kind));
-    sources[0].memory.fill(1);
-    sources[1].memory.fill(2);
+    sources[0].memory.fill_with_pattern(1);
+    sources[1].memory.fill_with_pattern(2);
     pair.b.recv(1, [targets[1].all(), targets[0].all()]);
     pair.a.post(crate::wr::send([sources[0].all(), sources[1].all()]).id(2));
     pair.b.recv_completion().expect_received(1, 2000);
@@ -318,14 +318,14 @@ fn mixed_memory(env: &Env) {
     targets[0].memory.check(2);
 }
 
-fn a_burst_of_large_messages(env: &Env) {
+fn a_burst_of_large_messages(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         const LEN: usize = 200_000;
         let source = pair.a.buf(8 * LEN);
         let target = pair.b.buf(8 * LEN);
-        source.memory.fill(77);
+        source.memory.fill_with_pattern(77);
         for i in 0..8 {
             pair.b.recv(i, [target.sge(i * LEN as u64, LEN)]);
         }
@@ -342,14 +342,14 @@ fn a_burst_of_large_messages(env: &Env) {
     }
 }
 
-/// Random verbs, lengths, SGEs, signaling and postlists, checked against a model: the expected contents of
-/// `b`'s memory after each WR in order.
-fn random_mix_on_rc(env: &Env) {
+/// Executes random verbs, lengths, SGEs, signaling and postlists, and compares `b`'s memory with a model.
+/// The model executes the WRs in order.
+fn random_mix_on_rc(env: &TestEnv) {
     const LEN: usize = 4096;
     for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {
         case(format!("seed {seed}, {memory:?}"));
         let mut rng = Rng::new(seed);
-        let pair = Spec::rc().depth(64).memory(memory).pair(env);
+        let pair = QpSpec::rc().depth(64).memory(memory).pair(env);
         let (a, b) = (&pair.a, &pair.b);
         let target = b.buf(LEN);
         let source = a.buf(64 * 256);
@@ -360,7 +360,7 @@ fn random_mix_on_rc(env: &Env) {
             let mut wrs = Vec::new();
             let mut expected: Vec<(u64, Vec<u8>)> = Vec::new();
             let mut receives = Vec::new();
-            source.memory.fill(round);
+            source.memory.fill_with_pattern(round);
             for i in 0..count {
                 let slot = i * 256;
                 let len = usize::try_from(rng.below(257)).expect("small");
@@ -425,10 +425,10 @@ fn random_mix_on_rc(env: &Env) {
                 assert!(last.is_none_or(|last| last < wc.id()), "out of order");
                 last = Some(wc.id());
             }
-            crate::memory::same(&target.memory.read(0, LEN), &model, 0);
+            crate::memory::assert_same_bytes(&target.memory.read(0, LEN), &model, 0);
             for (slot, bytes) in expected {
                 let at = usize::try_from(slot).expect("small");
-                crate::memory::same(&results.memory.read(at, bytes.len()), &bytes, at);
+                crate::memory::assert_same_bytes(&results.memory.read(at, bytes.len()), &bytes, at);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use verbs_abi::*;
 
 use crate::objects::{Context, DeviceList, code_texts};
-use crate::{Cap, Env};
+use crate::{NicCapability, TestEnv};
 
 tests! { "device";
     list_ends_with_null_and_counts [],
@@ -24,18 +24,18 @@ tests! { "device";
     async_queue_is_empty_and_does_not_block [Events],
 }
 
-fn list_ends_with_null_and_counts(env: &Env) {
+fn list_ends_with_null_and_counts(env: &TestEnv) {
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
     assert!(list.count > 0, "no devices");
     assert_eq!(list.devices().count(), usize::try_from(list.count).unwrap());
 }
 
-fn list_works_without_a_count(env: &Env) {
+fn list_works_without_a_count(env: &TestEnv) {
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
     assert!(list.works_without_count());
 }
 
-fn names_and_guids_are_there(env: &Env) {
+fn names_and_guids_are_there(env: &TestEnv) {
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
     let mut names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
     assert!(names.iter().all(|name| !name.is_empty() && !name.contains(['/', ' '])), "{names:?}");
@@ -44,7 +44,7 @@ fn names_and_guids_are_there(env: &Env) {
     assert!(list.devices().all(|d| list.guid(d) != 0), "a device without GUID");
 }
 
-fn opens_twice_and_closes(env: &Env) {
+fn opens_twice_and_closes(env: &TestEnv) {
     let first = Context::open(env);
     let second = Context::open(env);
     assert_ne!(first.raw(), second.raw());
@@ -55,7 +55,7 @@ fn opens_twice_and_closes(env: &Env) {
 }
 
 /// `ibv_get_device_list(3)`: a device that was opened before the list is freed stays usable.
-fn outlives_the_list(env: &Env) {
+fn outlives_the_list(env: &TestEnv) {
     let ctx = {
         let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
         let device = list.devices().next().expect("a device");
@@ -64,7 +64,7 @@ fn outlives_the_list(env: &Env) {
     assert!(ctx.device_attr().max_qp > 0);
 }
 
-fn query_device_is_sane(env: &Env) {
+fn query_device_is_sane(env: &TestEnv) {
     let ctx = Context::open(env);
     let attr = ctx.device_attr();
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
@@ -89,18 +89,18 @@ fn query_device_is_sane(env: &Env) {
     assert!(attr.max_mr_size >= 1 << 20);
     assert!(attr.page_size_cap & 4096 != 0, "page_size_cap {:#x}", attr.page_size_cap);
     assert!(attr.max_pkeys >= 1);
-    if env.has(Cap::Srq) {
+    if env.has(NicCapability::Srq) {
         assert!(attr.max_srq > 0 && attr.max_srq_wr > 0 && attr.max_srq_sge > 0);
     }
-    if env.has(Cap::Atomics) {
+    if env.has(NicCapability::Atomics) {
         assert!([IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB].contains(&attr.atomic_cap));
     }
-    if env.has(Cap::Read) {
+    if env.has(NicCapability::Read) {
         assert!(attr.max_qp_rd_atom > 0 && attr.max_qp_init_rd_atom > 0);
     }
 }
 
-fn query_port_is_sane(env: &Env) {
+fn query_port_is_sane(env: &TestEnv) {
     let port = Context::open(env).port_attr();
     assert_eq!(port.state, IBV_PORT_ACTIVE);
     assert!((IBV_MTU_256..=IBV_MTU_4096).contains(&port.active_mtu));
@@ -112,7 +112,7 @@ fn query_port_is_sane(env: &Env) {
     assert!(port.active_width != 0 && port.active_speed != 0);
 }
 
-fn a_port_that_is_not_there_is_refused(env: &Env) {
+fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let ports = ctx.device_attr().phys_port_cnt;
     for port in [0, ports + 1, 255] {
@@ -123,7 +123,7 @@ fn a_port_that_is_not_there_is_refused(env: &Env) {
     }
 }
 
-fn link_layer_is_the_one_asked_for(env: &Env) {
+fn link_layer_is_the_one_asked_for(env: &TestEnv) {
     let port = Context::open(env).port_attr();
     if let Some(link_layer) = env.settings.link_layer {
         assert_eq!(port.link_layer, link_layer);
@@ -134,14 +134,15 @@ fn link_layer_is_the_one_asked_for(env: &Env) {
     }
 }
 
-fn gid_table_has_an_address_and_an_end(env: &Env) {
+fn gid_table_has_an_address_and_an_end(env: &TestEnv) {
     let ctx = Context::open(env);
     let (port, index) = (env.settings.port, env.settings.gid_index);
     let gid = ctx.try_gid(port, index.into()).expect("ibv_query_gid");
     assert_ne!(gid, [0; 16]);
     let attr = ctx.port_attr();
     if attr.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        // The prefix is link-local, unless a subnet manager assigned another; the lower half is a GUID.
+        // The prefix of the GID is link-local, unless a subnet manager has assigned another prefix; the
+        // lower half is a GUID.
         assert!(gid[8..] != [0; 8]);
     }
     // `ibv_query_gid(3)`: "returns 0 on success, and -1 on error".
@@ -149,28 +150,28 @@ fn gid_table_has_an_address_and_an_end(env: &Env) {
     assert_eq!(ctx.try_gid(port, -1), Err(-1));
 }
 
-fn pkey_table_has_the_default_and_an_end(env: &Env) {
+fn pkey_table_has_the_default_and_an_end(env: &TestEnv) {
     let ctx = Context::open(env);
     let port = env.settings.port;
-    // IBTA vol. 1, 10.9.1.2: the default partition.
+    // Entry 0 is the P_Key of the default partition: IBTA vol. 1, 10.9.1.2.
     assert_eq!(ctx.try_pkey(port, 0).map(|pkey| pkey & 0x7fff), Ok(0x7fff));
     let len = i32::from(ctx.port_attr().pkey_tbl_len);
     assert_eq!(ctx.try_pkey(port, len), Err(-1));
     assert_eq!(ctx.try_pkey(port, -1), Err(-1));
 }
 
-fn codes_have_texts(env: &Env) {
+fn codes_have_texts(env: &TestEnv) {
     let texts = code_texts(env.symbols, 0..=40);
     assert!(texts.iter().all(|text| !text.is_empty()));
     let of_far_codes = code_texts(env.symbols, u32::MAX - 2..=u32::MAX);
     assert!(of_far_codes.iter().all(|text| !text.is_empty()));
 }
 
-fn comp_vectors_are_there(env: &Env) {
+fn comp_vectors_are_there(env: &TestEnv) {
     assert!(Context::open(env).comp_vectors() >= 1);
 }
 
-fn async_queue_is_empty_and_does_not_block(env: &Env) {
+fn async_queue_is_empty_and_does_not_block(env: &TestEnv) {
     let ctx = Context::open(env);
     assert!(ctx.async_event(Duration::ZERO).is_none());
     assert_eq!(ctx.async_event_errno(), libc::EAGAIN);

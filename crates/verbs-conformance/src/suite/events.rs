@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::objects::QUIET_PERIOD;
-use crate::pair::{Pair, Spec};
-use crate::wr::{Remote, read, send, write};
+use crate::pair::{QpPair, QpSpec};
+use crate::wr::{RemoteAddress, read, send, write};
 
 tests! { "events";
     an_access_error_is_an_event_of_the_responder [Events, ErrorEvents],
@@ -22,13 +22,13 @@ tests! { "events";
     nobody_has_to_listen [],
 }
 
-/// Causes an async event of `b`'s queue pair, and returns its type: an access error, or the end of draining
-/// if the NIC has no error events.
-fn raise(pair: &Pair) -> ibv_event_type {
+/// Causes an async event of `b`'s queue pair, and returns the event type. The event is an access error, or
+/// the end of draining if the NIC has no error events.
+fn raise(pair: &QpPair) -> ibv_event_type {
     let env = pair.a.ctx.env();
-    if env.has(Cap::ErrorEvents) || !env.has(Cap::Sqd) {
+    if env.has(NicCapability::ErrorEvents) || !env.has(NicCapability::Sqd) {
         let local = pair.a.buf(8);
-        let nowhere = Remote {
+        let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
@@ -40,18 +40,18 @@ fn raise(pair: &Pair) -> ibv_event_type {
     IBV_EVENT_SQ_DRAINED
 }
 
-/// Moves `b` to SQD and requests the event for it.
-fn drain(pair: &Pair) {
+/// Moves `b` to SQD, with a request for the event that reports the end of draining.
+fn drain(pair: &QpPair) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_SQD;
     attr.en_sqd_async_notify = 1;
     pair.b.qp.modify(&attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY).expect("RTS to SQD");
 }
 
-fn an_access_error_is_an_event_of_the_responder(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf(8);
-    let nowhere = Remote {
+    let nowhere = RemoteAddress {
         addr: 0x1000,
         rkey: 0xbad,
     };
@@ -64,9 +64,9 @@ fn an_access_error_is_an_event_of_the_responder(env: &Env) {
     assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "one event is enough");
 }
 
-/// A READ to a QP that accepts none (`max_dest_rd_atomic` 0).
-fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
-    let pair = Spec::rc().with(|s| s.max_dest_rd_atomic = 0).pair(env);
+/// The requester sends a READ to a QP that accepts no READs (`max_dest_rd_atomic` 0).
+fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
+    let pair = QpSpec::rc().with(|s| s.max_dest_rd_atomic = 0).pair(env);
     let local = pair.a.buf(8);
     let remote = pair.b.buf(8);
     pair.a.post(read([local.all()], remote.remote()).id(1));
@@ -77,16 +77,16 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
 }
 
 /// IBTA vol. 1, 11.6.3: the completion reports the failure, so no async event follows.
-fn a_failed_request_is_no_event_of_the_requester(env: &Env) {
-    let pair = Spec::rc().rnr_retry(0).pair(env);
+fn a_failed_request_is_no_event_of_the_requester(env: &TestEnv) {
+    let pair = QpSpec::rc().rnr_retry(0).pair(env);
     pair.a.post(send([]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
     assert!(pair.b.ctx.async_event(Duration::ZERO).is_none());
 }
 
-fn a_blocked_thread_wakes_up(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn a_blocked_thread_wakes_up(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| pair.b.ctx.next_async_event().kind());
         std::thread::sleep(Duration::from_millis(10));
@@ -97,8 +97,8 @@ fn a_blocked_thread_wakes_up(env: &Env) {
 }
 
 /// `ibv_get_async_event(3)`: destroying an object waits until its events are acknowledged.
-fn destroying_waits_for_the_acknowledgement(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let kind = raise(&pair);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), kind);
@@ -111,9 +111,9 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     });
 }
 
-fn events_are_of_the_own_context(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let bystander = Spec::rc().side(env);
+fn events_are_of_the_own_context(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let bystander = QpSpec::rc().create_qp_side(env);
     raise(&pair);
     drop(pair.b.ctx.next_async_event());
     assert!(bystander.ctx.async_event(QUIET_PERIOD).is_none());
@@ -121,9 +121,9 @@ fn events_are_of_the_own_context(env: &Env) {
 }
 
 /// `ibv_modify_qp(3)` and IBTA vol. 1, 10.2.9.5: a QP with an SRQ that goes to ERR takes no more WQEs from
-/// the SRQ, and raises an event after the last.
-fn the_last_wqe_of_an_srq_is_an_event(env: &Env) {
-    let pair = Spec::rc().with_srq().pair(env);
+/// the SRQ. It raises an event after the last WQE that it has taken.
+fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
+    let pair = QpSpec::rc().with_srq().pair(env);
     pair.b.recv(1, []);
     pair.b.qp.to_state(IBV_QPS_ERR);
     let event = pair.b.ctx.next_async_event();
@@ -134,8 +134,8 @@ fn the_last_wqe_of_an_srq_is_an_event(env: &Env) {
     pair.b.rcq.expect_empty();
 }
 
-fn draining_is_an_event(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn draining_is_an_event(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     drain(&pair);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
@@ -143,16 +143,16 @@ fn draining_is_an_event(env: &Env) {
 }
 
 /// A program that never reads its async events works, and closes without waiting.
-fn nobody_has_to_listen(env: &Env) {
-    let a = Spec::rc().side(env);
-    let b = Spec::rc().side(env);
+fn nobody_has_to_listen(env: &TestEnv) {
+    let a = QpSpec::rc().create_qp_side(env);
+    let b = QpSpec::rc().create_qp_side(env);
     for _ in 0..50 {
         let (mut x, mut y) = (a.sibling(), b.sibling());
         let (to_x, to_y) = (x.address(), y.address());
         x.connect(&to_y);
         y.connect(&to_x);
         let local = x.buf(8);
-        let nowhere = Remote {
+        let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };

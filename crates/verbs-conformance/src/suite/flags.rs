@@ -2,22 +2,22 @@
 
 use verbs_abi::*;
 
-use crate::env::Cap;
+use crate::env::NicCapability;
 use crate::harness::case;
-use crate::memory::{MemKind, Memory};
-use crate::pair::{Pair, Side, Spec};
-use crate::wr::{Remote, SendWr, Verb, any, fetch_add, read, send, write};
-use crate::{Env, pattern};
+use crate::memory::{MemKind, ZeroedMemory};
+use crate::pair::{QpPair, QpSide, QpSpec};
+use crate::wr::{RemoteAddress, SendWr, Verb, any, fetch_add, read, send, write};
+use crate::{TestEnv, pattern};
 
 tests! { "flags";
-    rc_send_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::Send),
-    rc_send_with_imm_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::SendWithImm),
-    rc_rdma_write_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm_inline [Inline] => |env| inline(env, &Spec::rc(), Verb::RdmaWriteWithImm),
-    uc_send_inline [Inline, Uc] => |env| inline(env, &Spec::uc(), Verb::Send),
-    uc_rdma_write_inline [Inline, Uc] => |env| inline(env, &Spec::uc(), Verb::RdmaWrite),
-    ud_send_inline [Inline, Ud] => |env| inline(env, &Spec::ud(), Verb::Send),
-    ud_send_with_imm_inline [Inline, Ud] => |env| inline(env, &Spec::ud(), Verb::SendWithImm),
+    rc_send_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    uc_send_inline [Inline, Uc] => |env| inline(env, &QpSpec::uc(), Verb::Send),
+    uc_rdma_write_inline [Inline, Uc] => |env| inline(env, &QpSpec::uc(), Verb::RdmaWrite),
+    ud_send_inline [Inline, Ud] => |env| inline(env, &QpSpec::ud(), Verb::Send),
+    ud_send_with_imm_inline [Inline, Ud] => |env| inline(env, &QpSpec::ud(), Verb::SendWithImm),
     inline_needs_no_memory_region [Inline],
     inline_gathers [Inline],
     inline_beyond_the_limit_is_refused [Inline],
@@ -33,7 +33,7 @@ tests! { "flags";
     all_flags_at_once [Inline],
 }
 
-fn receives(pair: &Pair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
+fn receives(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
     if verb.is_send() {
         pair.b.recv(wr_id, [target.all()]);
     } else if verb.has_imm() {
@@ -41,8 +41,9 @@ fn receives(pair: &Pair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
     }
 }
 
-/// Inline sends of every length up to the limit; the buffer is overwritten as soon as the post returns.
-fn inline(env: &Env, spec: &Spec, verb: Verb) {
+/// Sends inline payloads of every length up to the limit; overwrites the buffer as soon as the post
+/// returns.
+fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
         let pair = spec.clone().memory(memory).pair(env);
         let max = pair.a.cap.max_inline_data as usize;
@@ -71,10 +72,10 @@ fn inline(env: &Env, spec: &Spec, verb: Verb) {
 }
 
 /// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is ignored.
-fn inline_needs_no_memory_region(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let memory = Memory::heap(64);
-    memory.fill(3);
+fn inline_needs_no_memory_region(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let memory = ZeroedMemory::heap(64);
+    memory.fill_with_pattern(3);
     let target = pair.b.buf(64);
     let sge = ibv_sge {
         addr: memory.addr(),
@@ -87,10 +88,10 @@ fn inline_needs_no_memory_region(env: &Env) {
     target.memory.check(3);
 }
 
-fn inline_gathers(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn inline_gathers(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
-    source.memory.fill(8);
+    source.memory.fill_with_pattern(8);
     let target = pair.b.buf(64);
     for cuts in [[1, 2, 3], [0, 0, 0], [8, 8, 8], [31, 0, 1]] {
         case(format!("{cuts:?}"));
@@ -107,11 +108,11 @@ fn inline_gathers(env: &Env) {
     }
 }
 
-/// The post returns EINVAL from the provider's check, or ENOMEM (as mlx5 does if the WQE is too small).
-fn inline_beyond_the_limit_is_refused(env: &Env) {
-    let mut specs = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::RdmaWrite)];
-    if env.has(Cap::Ud) {
-        specs.push((Spec::ud(), Verb::Send));
+/// The post returns EINVAL by the provider's check, or ENOMEM (as mlx5 does if the WQE is too small).
+fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
+    let mut specs = vec![(QpSpec::rc(), Verb::Send), (QpSpec::rc(), Verb::RdmaWrite)];
+    if env.has(NicCapability::Ud) {
+        specs.push((QpSpec::ud(), Verb::Send));
     }
     for (spec, verb) in specs {
         for sges in [1, 3] {
@@ -131,20 +132,20 @@ fn inline_beyond_the_limit_is_refused(env: &Env) {
     }
 }
 
-fn inline_asked_for_is_granted(env: &Env) {
+fn inline_asked_for_is_granted(env: &TestEnv) {
     for wanted in [0, 1, 8, 60, 64, 100] {
-        let side = Spec::rc().with(|s| s.max_inline_data = wanted).side(env);
+        let side = QpSpec::rc().with(|s| s.max_inline_data = wanted).create_qp_side(env);
         assert!(side.cap.max_inline_data >= wanted, "{} for {wanted}", side.cap.max_inline_data);
     }
 }
 
 /// The NIC keeps the copy of the inline payload as long as the WR is outstanding.
-fn inline_waits_for_a_receive(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn inline_waits_for_a_receive(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(10 * 64);
     for i in 0..10 {
-        source.memory.fill(i);
+        source.memory.fill_with_pattern(i);
         pair.a.post(send([source.all()]).id(i).inline());
     }
     source.memory.write(0, &[0; 64]);
@@ -158,13 +159,13 @@ fn inline_waits_for_a_receive(env: &Env) {
     }
 }
 
-fn unsignaled_makes_no_completion(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Uc) {
-        specs.push(Spec::uc());
+fn unsignaled_makes_no_completion(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Uc) {
+        specs.push(QpSpec::uc());
     }
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         case(format!("QP type {}", spec.qp_type));
@@ -185,10 +186,10 @@ fn unsignaled_makes_no_completion(env: &Env) {
 }
 
 /// IBTA vol. 1, 10.7.3.1: a failed WR has a completion, signaled or not.
-fn unsignaled_failures_complete_all_the_same(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn unsignaled_failures_complete_all_the_same(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let buf = pair.a.buf(8);
-    let nowhere = Remote {
+    let nowhere = RemoteAddress {
         addr: 8,
         rkey: 0xbad,
     };
@@ -198,8 +199,8 @@ fn unsignaled_failures_complete_all_the_same(env: &Env) {
     pair.a.send_completion().expect_flushed(2);
 }
 
-fn sq_sig_all_signals_everything(env: &Env) {
-    let pair = Spec::rc().with(|s| s.sig_all = true).pair(env);
+fn sq_sig_all_signals_everything(env: &TestEnv) {
+    let pair = QpSpec::rc().with(|s| s.sig_all = true).pair(env);
     let buf = pair.a.buf(8);
     let target = pair.b.buf(8);
     for i in 0..20 {
@@ -213,14 +214,14 @@ fn sq_sig_all_signals_everything(env: &Env) {
     pair.a.scq.expect_empty();
 }
 
-/// A completion retires every earlier WR, so the send queue never fills up.
-fn one_in_eight_signaled_for_ever(env: &Env) {
-    let mut specs = vec![(Spec::rc(), Verb::RdmaWrite), (Spec::rc(), Verb::Send)];
-    if env.has(Cap::Ud) {
-        specs.push((Spec::ud(), Verb::Send));
+/// A completion frees the slots of all earlier WRs, so the send queue never becomes full.
+fn one_in_eight_signaled_for_ever(env: &TestEnv) {
+    let mut specs = vec![(QpSpec::rc(), Verb::RdmaWrite), (QpSpec::rc(), Verb::Send)];
+    if env.has(NicCapability::Ud) {
+        specs.push((QpSpec::ud(), Verb::Send));
     }
-    if env.has(Cap::Uc) {
-        specs.push((Spec::uc(), Verb::RdmaWrite));
+    if env.has(NicCapability::Uc) {
+        specs.push((QpSpec::uc(), Verb::RdmaWrite));
     }
     for (spec, verb) in specs {
         case(format!("QP type {}, {verb:?}", spec.qp_type));
@@ -239,7 +240,7 @@ fn one_in_eight_signaled_for_ever(env: &Env) {
             });
             pair.a.post_list(wrs.collect());
             if verb.is_send() {
-                for (i, wc) in pair.b.rcq.take(8).iter().enumerate() {
+                for (i, wc) in pair.b.rcq.wait_for_completions(8).iter().enumerate() {
                     wc.expect_received(i as u64, 8 + pair.b.grh_len());
                 }
             }
@@ -249,16 +250,16 @@ fn one_in_eight_signaled_for_ever(env: &Env) {
     }
 }
 
-/// A program that sends without completions does not poll its send CQ: all messages are sent nevertheless,
-/// whatever the NIC's buffer space.
-fn unsignaled_sends_go_without_polling(env: &Env) {
+/// A program that sends without completions does not poll its send CQ. All its messages are sent
+/// nevertheless, even if they exceed the NIC's buffers.
+fn unsignaled_sends_go_without_polling(env: &TestEnv) {
     for (len, n) in [(0, 500u64), (64, 500), (1000, 500), (5000, 200), (50_000, 60)] {
         case(format!("{n} messages of {len} bytes"));
-        let pair = Spec::rc().depth(512).pair(env);
+        let pair = QpSpec::rc().depth(512).pair(env);
         let source = pair.a.buf(len + 8);
         let target = pair.b.buf(len + 8);
-        source.memory.fill(len as u64);
-        let inline = if len == 64 && env.has(Cap::Inline) { IBV_SEND_INLINE } else { 0 };
+        source.memory.fill_with_pattern(len as u64);
+        let inline = if len == 64 && env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
         for i in 0..n {
             pair.a.post(send([source.sge(0, len)]).id(i).unsignaled().flag(inline));
         }
@@ -270,17 +271,17 @@ fn unsignaled_sends_go_without_polling(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, 10.8.3.3: a fenced WR starts after all earlier READs and atomics have completed, so it may
-/// send their results.
-fn fence_waits_for_a_read(env: &Env) {
+/// IBTA vol. 1, 10.8.3.3: a fenced WR starts after all earlier READs and atomics have completed. It may
+/// therefore send the results of these READs and atomics.
+fn fence_waits_for_a_read(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         for (seed, len) in [(1, 8), (2, 4096), (3, 1 << 20), (4, 64)] {
             case(format!("{len} bytes, {memory:?}"));
             let remote = pair.b.buf(len);
             let target = pair.b.buf(len);
             let between = pair.a.buf(len);
-            remote.memory.fill(seed);
+            remote.memory.fill_with_pattern(seed);
             pair.b.recv(1, [target.all()]);
             pair.a.post_list(vec![
                 read([between.all()], remote.remote()).id(1).unsignaled(),
@@ -293,8 +294,8 @@ fn fence_waits_for_a_read(env: &Env) {
     }
 }
 
-fn fence_waits_for_an_atomic(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn fence_waits_for_an_atomic(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let word = pair.b.buf(8);
     let copy = pair.b.buf(8);
     let result = pair.a.buf(8);
@@ -308,9 +309,9 @@ fn fence_waits_for_an_atomic(env: &Env) {
     }
 }
 
-fn all_flags_at_once(env: &Env) {
+fn all_flags_at_once(env: &TestEnv) {
     let flags = IBV_SEND_FENCE | IBV_SEND_SOLICITED | IBV_SEND_INLINE | IBV_SEND_SIGNALED;
-    let go = |side: &Side, peer: &Side| {
+    let go = |side: &QpSide, peer: &QpSide| {
         let source = side.buf(16);
         let target = peer.buf(16);
         source.memory.write(0, &pattern(6, 16));
@@ -320,7 +321,7 @@ fn all_flags_at_once(env: &Env) {
         side.send_completion().expect_sent(2, Verb::Send);
         target.memory.check(6);
     };
-    let pair = Spec::rc().pair(env);
+    let pair = QpSpec::rc().pair(env);
     go(&pair.a, &pair.b);
     go(&pair.b, &pair.a);
 }

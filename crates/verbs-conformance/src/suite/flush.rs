@@ -1,14 +1,14 @@
-//! Tests of the error state: WRs posted before and in ERR are flushed, in order.
+//! Tests of the error state: WRs that were posted before or in ERR are flushed, in order.
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::memory::MemKind;
 use crate::objects::{QUIET_PERIOD, QpInit};
-use crate::pair::{Pair, Spec};
-use crate::wr::{Remote, Verb, recv, send, write};
+use crate::pair::{QpPair, QpSpec};
+use crate::wr::{RemoteAddress, Verb, recv, send, write};
 
 tests! { "flush";
     going_to_err_flushes_both_queues_in_order [],
@@ -38,22 +38,22 @@ tests! { "flush";
 }
 
 /// Posts SENDs that cannot complete, because the other side has posted no receive.
-fn stuck(pair: &Pair, n: u64) {
+fn stuck(pair: &QpPair, n: u64) {
     pair.a.post_list((0..n).map(|i| send([]).id(i)).collect());
 }
 
-fn going_to_err_flushes_both_queues_in_order(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn going_to_err_flushes_both_queues_in_order(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     for i in 0..10 {
         pair.a.recv(100 + i, []);
     }
     stuck(&pair, 10);
     pair.a.qp.to_state(IBV_QPS_ERR);
-    for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(10).iter().enumerate() {
         wc.expect_flushed(i as u64);
         assert_eq!(wc.qpn(), pair.a.qp.qpn());
     }
-    for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
+    for (i, wc) in pair.a.rcq.wait_for_completions(10).iter().enumerate() {
         wc.expect_flushed(100 + i as u64);
         assert_eq!(wc.qpn(), pair.a.qp.qpn());
     }
@@ -62,27 +62,27 @@ fn going_to_err_flushes_both_queues_in_order(env: &Env) {
     assert_eq!(pair.a.qp.cached_state(), IBV_QPS_ERR);
 }
 
-fn going_to_err_flushes_ud(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn going_to_err_flushes_ud(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let buf = pair.a.buf(64);
     for i in 0..10 {
         pair.a.recv(i, [buf.all()]);
     }
     pair.a.qp.to_state(IBV_QPS_ERR);
-    for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
+    for (i, wc) in pair.a.rcq.wait_for_completions(10).iter().enumerate() {
         wc.expect_flushed(i as u64);
     }
     pair.a.post(send([]).id(5));
     pair.a.send_completion().expect_flushed(5);
-    // The peer's QP is in ERR and receives nothing.
+    // The peer's QP is in ERR and receives no message.
     pair.b.post(send([]).id(6));
     pair.b.send_completion().expect_sent(6, Verb::Send);
     pair.a.expect_silence();
 }
 
 /// IBTA vol. 1, 10.3.1.7: in ERR work requests may be posted, and are completed with a flush error.
-fn sends_posted_in_err_are_flushed(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn sends_posted_in_err_are_flushed(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let target = pair.b.buf(8);
     let source = pair.a.buf(8);
     source.memory.store(0, 1);
@@ -94,7 +94,7 @@ fn sends_posted_in_err_are_flushed(env: &Env) {
         pair.a.send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
-    // Repeatedly: flushed WRs do not fill up the queues.
+    // Repeat the posts: flushed WRs must not fill the queues.
     for i in 0..200 {
         pair.a.post(write([source.all()], target.remote()).id(i));
         pair.a.send_completion().expect_flushed(i);
@@ -102,8 +102,8 @@ fn sends_posted_in_err_are_flushed(env: &Env) {
     assert_eq!(target.memory.load(0), 0);
 }
 
-fn receives_posted_in_err_are_flushed(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn receives_posted_in_err_are_flushed(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..5 {
         pair.a.recv(i, []);
@@ -117,20 +117,20 @@ fn receives_posted_in_err_are_flushed(env: &Env) {
     }
 }
 
-fn unsignaled_wrs_are_flushed_with_a_completion(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn unsignaled_wrs_are_flushed_with_a_completion(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     pair.a.post_list((0..6).map(|i| send([]).id(i).unsignaled()).collect());
     pair.a.qp.to_state(IBV_QPS_ERR);
-    for (i, wc) in pair.a.scq.take(6).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(6).iter().enumerate() {
         wc.expect_flushed(i as u64);
     }
 }
 
-fn after_a_failure_everything_behind_is_flushed(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn after_a_failure_everything_behind_is_flushed(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    let nowhere = Remote {
+    let nowhere = RemoteAddress {
         rkey: target.mr.rkey() ^ 1,
         ..target.remote()
     };
@@ -145,7 +145,7 @@ fn after_a_failure_everything_behind_is_flushed(env: &Env) {
     pair.a.post_list(wrs);
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
-    for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(8).iter().enumerate() {
         wc.expect_flushed(2 + i as u64);
     }
     for i in 0..3 {
@@ -154,10 +154,10 @@ fn after_a_failure_everything_behind_is_flushed(env: &Env) {
     pair.a.expect_silence();
 }
 
-/// A WR fails at once behind an outstanding one, and further WRs follow: completions still come in the order
-/// of the WRs (IBTA vol. 1, 10.8.5.1).
-fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
-    let pair = Spec::rc().pair(env);
+/// A WR fails at once while an earlier WR is outstanding, and further WRs follow. The completions
+/// nevertheless come in the order of the WRs (IBTA vol. 1, 10.8.5.1).
+fn a_failure_waits_behind_what_is_on_its_way(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let target = pair.b.buf(8);
     let good = pair.a.buf(8);
     good.memory.store(0, 1);
@@ -179,8 +179,8 @@ fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
     assert_eq!(target.memory.load(0), 0, "a WRITE was executed behind the failure");
 }
 
-fn completed_work_stays_completed(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn completed_work_stays_completed(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post_list((0..5).map(|i| write([source.all()], target.remote()).id(i)).collect());
@@ -198,8 +198,8 @@ fn completed_work_stays_completed(env: &Env) {
 }
 
 /// IBTA vol. 1, 10.3.1.1: in RESET the queues are empty, and their WRs have no completions.
-fn reset_takes_posted_work_away(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn reset_takes_posted_work_away(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     for i in 0..5 {
         pair.a.recv(i, []);
     }
@@ -207,7 +207,7 @@ fn reset_takes_posted_work_away(env: &Env) {
     pair.a.qp.to_state(IBV_QPS_RESET);
     assert_eq!(pair.a.qp.state(), IBV_QPS_RESET);
     pair.a.expect_silence();
-    if env.has(Cap::ImmediateChecks) {
+    if env.has(NicCapability::ImmediateChecks) {
         let refused = pair.a.qp.try_post(vec![send([])]).expect_err("a post in RESET");
         assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
         let refused = pair.a.qp.try_recv(vec![recv(0, [])]).expect_err("a receive in RESET");
@@ -215,13 +215,13 @@ fn reset_takes_posted_work_away(env: &Env) {
     }
 }
 
-fn reset_and_connect_again(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Uc) {
-        specs.push(Spec::uc());
+fn reset_and_connect_again(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Uc) {
+        specs.push(QpSpec::uc());
     }
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         let mut pair = spec.pair(env);
@@ -246,11 +246,11 @@ fn reset_and_connect_again(env: &Env) {
     }
 }
 
-fn destroying_takes_posted_work_away(env: &Env) {
-    let a = Spec::rc().short_timeouts().side(env);
-    let b = Spec::rc().short_timeouts().side(env);
+fn destroying_takes_posted_work_away(env: &TestEnv) {
+    let a = QpSpec::rc().short_timeouts().create_qp_side(env);
+    let b = QpSpec::rc().short_timeouts().create_qp_side(env);
     for round in 0..20u64 {
-        let mut pair = Pair {
+        let mut pair = QpPair {
             a: a.sibling(),
             b: b.sibling(),
         };
@@ -268,8 +268,9 @@ fn destroying_takes_posted_work_away(env: &Env) {
     }
 }
 
-/// Expects that the first WR fails with retry exceeded and the rest is flushed, for sends and receives.
-fn expect_retry_exceeded(pair: &Pair) {
+/// Expects that the first send fails with retry exceeded, and that all other sends and all receives are
+/// flushed.
+fn expect_retry_exceeded(pair: &QpPair) {
     pair.a.recv(77, []);
     let source = pair.a.buf(8);
     pair.a.post_list(vec![
@@ -282,36 +283,36 @@ fn expect_retry_exceeded(pair: &Pair) {
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
 }
 
-fn a_silent_peer_ends_in_retry_exceeded(env: &Env) {
+fn a_silent_peer_ends_in_retry_exceeded(env: &TestEnv) {
     // The peer is in INIT, so it does not respond yet.
-    let mut pair = Spec::rc().short_timeouts().unconnected(env);
+    let mut pair = QpSpec::rc().short_timeouts().unconnected(env);
     pair.b.to_init();
     let peer = pair.b.address();
     pair.a.connect(&peer);
     expect_retry_exceeded(&pair);
 }
 
-fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &Env) {
-    let pair = Spec::rc().short_timeouts().pair(env);
+fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &TestEnv) {
+    let pair = QpSpec::rc().short_timeouts().pair(env);
     pair.check_works();
     pair.b.qp.to_state(IBV_QPS_RESET);
     expect_retry_exceeded(&pair);
 }
 
-fn a_peer_in_err_ends_in_retry_exceeded(env: &Env) {
-    let pair = Spec::rc().short_timeouts().pair(env);
+fn a_peer_in_err_ends_in_retry_exceeded(env: &TestEnv) {
+    let pair = QpSpec::rc().short_timeouts().pair(env);
     pair.check_works();
     pair.b.qp.to_state(IBV_QPS_ERR);
     expect_retry_exceeded(&pair);
 }
 
-fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &Env) {
+fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &TestEnv) {
     for verb in [Verb::Send, Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
-        if verb == Verb::RdmaRead && !env.has(Cap::Read) || verb.is_atomic() && !env.has(Cap::Atomics) {
+        if verb == Verb::RdmaRead && !env.has(NicCapability::Read) || verb.is_atomic() && !env.has(NicCapability::Atomics) {
             continue;
         }
         case(format!("{verb:?}"));
-        let pair = Spec::rc().short_timeouts().pair(env);
+        let pair = QpSpec::rc().short_timeouts().pair(env);
         pair.check_works();
         let target = pair.b.buf(8);
         let local = pair.a.buf(8);
@@ -322,8 +323,8 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &Env) {
     }
 }
 
-fn a_peer_that_never_was_ends_in_retry_exceeded(env: &Env) {
-    let mut pair = Spec::rc().short_timeouts().unconnected(env);
+fn a_peer_that_never_was_ends_in_retry_exceeded(env: &TestEnv) {
+    let mut pair = QpSpec::rc().short_timeouts().unconnected(env);
     let mut nobody = pair.b.address();
     for qpn in [nobody.qpn ^ 0x3ff, 0x00ff_fffe] {
         case(format!("QP {qpn:#x}"));
@@ -334,11 +335,11 @@ fn a_peer_that_never_was_ends_in_retry_exceeded(env: &Env) {
     }
 }
 
-fn retry_exceeded_flushes_the_rest(env: &Env) {
-    let pair = Spec::rc().short_timeouts().pair(env);
+fn retry_exceeded_flushes_the_rest(env: &TestEnv) {
+    let pair = QpSpec::rc().short_timeouts().pair(env);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     pair.a.post_list((0..10).map(|i| send([]).id(i)).collect());
-    let wcs = pair.a.scq.take(10);
+    let wcs = pair.a.scq.wait_for_completions(10);
     wcs[0].expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for (i, wc) in wcs.iter().enumerate().skip(1) {
         wc.expect_flushed(i as u64);
@@ -346,14 +347,14 @@ fn retry_exceeded_flushes_the_rest(env: &Env) {
 }
 
 /// IBTA vol. 1, 9.7.6.1.3: the requester repeats requests until the peer responds.
-fn a_peer_that_gets_ready_later_is_reached(env: &Env) {
-    let mut pair = Spec::rc().unconnected(env);
+fn a_peer_that_gets_ready_later_is_reached(env: &TestEnv) {
+    let mut pair = QpSpec::rc().unconnected(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     pair.a.connect(&to_b);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    source.memory.fill(1);
+    source.memory.fill_with_pattern(1);
     pair.b.recv(1, [target.all()]);
     pair.a.post(send([source.all()]).id(2));
     std::thread::sleep(std::time::Duration::from_millis(30));
@@ -364,12 +365,12 @@ fn a_peer_that_gets_ready_later_is_reached(env: &Env) {
     target.memory.check(1);
 }
 
-fn work_in_flight_fails_when_the_peer_is_destroyed(env: &Env) {
-    let pair = Spec::rc().short_timeouts().pair(env);
+fn work_in_flight_fails_when_the_peer_is_destroyed(env: &TestEnv) {
+    let pair = QpSpec::rc().short_timeouts().pair(env);
     stuck(&pair, 5);
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(pair.b.qp.try_destroy(), 0);
-    let wcs = pair.a.scq.take(5);
+    let wcs = pair.a.scq.wait_for_completions(5);
     wcs[0].expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for (i, wc) in wcs.iter().enumerate().skip(1) {
         wc.expect_flushed(i as u64);
@@ -377,25 +378,25 @@ fn work_in_flight_fails_when_the_peer_is_destroyed(env: &Env) {
 }
 
 /// A failure of one side does not affect the other: the peer's receives stay posted.
-fn the_peer_of_a_failed_queue_pair_lives_on(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn the_peer_of_a_failed_queue_pair_lives_on(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     pair.b.recv(1, []);
     pair.a.qp.to_state(IBV_QPS_ERR);
     pair.b.expect_silence();
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }
 
-/// The program owns the buffer of a flushed WR again, so later changes of the buffer must not reach the peer
-/// as that message. A NIC may leave large messages in the sender's memory.
-fn a_flushed_message_is_not_delivered_later(env: &Env) {
+/// The program owns the buffer of a flushed WR again. Later changes of the buffer must not reach the peer as
+/// the flushed message, although a NIC may leave large messages in the sender's memory.
+fn a_flushed_message_is_not_delivered_later(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [100, 20_000, 200_000] {
             for end in [IBV_QPS_ERR, IBV_QPS_RESET] {
                 case(format!("{len} bytes, state {end}, {memory:?}"));
-                let pair = Spec::rc().memory(memory).pair(env);
+                let pair = QpSpec::rc().memory(memory).pair(env);
                 let source = pair.a.buf(len);
                 let target = pair.b.buf(len);
-                source.memory.fill(1);
+                source.memory.fill_with_pattern(1);
                 pair.a.post(send([source.all()]).id(1));
                 // The receiver's NIC already knows of the message.
                 assert!(pair.b.rcq.poll(1).is_empty());
@@ -403,7 +404,7 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
                 if end == IBV_QPS_ERR {
                     pair.a.send_completion().expect_flushed(1);
                 }
-                source.memory.fill(2);
+                source.memory.fill_with_pattern(2);
                 pair.b.recv(2, [target.all()]);
                 for wc in pair.b.rcq.drain() {
                     if wc.status() == IBV_WC_SUCCESS {
@@ -416,12 +417,12 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
     }
 }
 
-/// A message that the receiver has received and answered completes successfully. That holds even if the
+/// A message that the receiver has received and answered completes successfully. This holds even if the
 /// sender polls only after its QP went to ERR, because the acknowledgement preceded the answer.
-fn a_received_message_is_not_flushed(env: &Env) {
+fn a_received_message_is_not_flushed(env: &TestEnv) {
     for len in [0, 100, 20_000] {
         case(format!("{len} bytes"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let source = pair.a.buf(len.max(1));
         let target = pair.b.buf(len.max(1));
         let sges = |all| if len == 0 { vec![] } else { vec![all] };
@@ -438,8 +439,8 @@ fn a_received_message_is_not_flushed(env: &Env) {
 }
 
 /// Both queues complete in one CQ, in the order of events.
-fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
-    let mut side = Spec::rc().side(env);
+fn what_is_complete_comes_before_what_is_flushed(env: &TestEnv) {
+    let mut side = QpSpec::rc().create_qp_side(env);
     let mut init = QpInit::new(IBV_QPT_RC, &side.rcq, &side.rcq);
     side.qp = side.pd.qp(&mut init);
     let itself = side.address();
@@ -447,25 +448,25 @@ fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
     side.recv(1, []);
     side.recv(2, []);
     side.post(send([]).id(3));
-    let mut got = side.rcq.take(1);
+    let mut got = side.rcq.wait_for_completions(1);
     got[0].expect_received(1, 0);
     std::thread::sleep(QUIET_PERIOD);
     side.qp.to_state(IBV_QPS_ERR);
-    got = side.rcq.take(2);
+    got = side.rcq.wait_for_completions(2);
     got[0].expect_sent(3, Verb::Send);
     got[1].expect_flushed(2);
 }
 
-/// The requester's device reads the payload whenever it sends. If the region was deregistered meanwhile, that
-/// is a local error of the requester, and the responder is not affected.
-fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
+/// The requester's device reads the payload when it sends the message. If the region was deregistered
+/// meanwhile, the requester has a local error, and the responder is not affected.
+fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [100, 20_000, 200_000] {
             case(format!("{len} bytes, {memory:?}"));
-            let pair = Spec::rc().memory(memory).pair(env);
+            let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(len);
             let target = pair.b.buf(len);
-            source.memory.fill(1);
+            source.memory.fill_with_pattern(1);
             pair.a.post(send([source.all()]).id(1));
             pair.a.scq.expect_empty();
             assert_eq!(source.mr.try_destroy(), 0);

@@ -1,23 +1,23 @@
-//! The tests, one file for each object or verb.
+//! The tests of the suite, one file for each kind of object or verb.
 
-use crate::env::Test;
+use crate::env::SuiteTest;
 
 /// Declares tests, each with the capabilities that it needs.
 ///
-/// `name [Cap, …],` runs the function `name`; `name [Cap, …] => |env| expression,` runs the expression.
+/// `name [NicCapability, …],` runs the function `name`; `name [NicCapability, …] => |env| expression,` runs the expression.
 macro_rules! tests {
     ($module:literal; $( $name:ident [$($cap:ident),*] $(=> $run:expr)?, )*) => {
-        pub(super) const TESTS: &[$crate::Test] = &[$(
-            $crate::Test {
+        pub(super) const TESTS: &[$crate::SuiteTest] = &[$(
+            $crate::SuiteTest {
                 name: concat!($module, "::", stringify!($name)),
-                needs: &[$($crate::Cap::$cap),*],
+                needs: &[$($crate::NicCapability::$cap),*],
                 run: |env| tests!(@run env $name $($run)?).into(),
             },
         )*];
     };
     (@run $env:ident $name:ident) => { $name($env) };
     (@run $env:ident $name:ident $run:expr) => {{
-        let run: fn(&$crate::Env) = $run;
+        let run: fn(&$crate::TestEnv) = $run;
         run($env)
     }};
 }
@@ -26,7 +26,7 @@ macro_rules! tests {
 macro_rules! suites {
     ($( $module:ident, )*) => {
         $( mod $module; )*
-        const SUITES: &[&[Test]] = &[$( $module::TESTS ),*];
+        const SUITES: &[&[SuiteTest]] = &[$( $module::TESTS ),*];
     };
 }
 
@@ -61,7 +61,7 @@ suites! {
 }
 
 /// Returns every test of the suite.
-pub fn tests() -> impl Iterator<Item = &'static Test> {
+pub fn tests() -> impl Iterator<Item = &'static SuiteTest> {
     SUITES.iter().copied().flatten()
 }
 

@@ -2,12 +2,12 @@
 
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
-use crate::memory::{MemKind, Memory, PAGE};
+use crate::memory::{MemKind, ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context, Mr, Pd};
-use crate::pair::Spec;
-use crate::wr::{Remote, Verb, read, send, write};
+use crate::pair::QpSpec;
+use crate::wr::{RemoteAddress, Verb, read, send, write};
 
 tests! { "mr";
     fields_say_what_was_registered [],
@@ -30,7 +30,7 @@ tests! { "mr";
     a_region_without_memory_drops_writes_and_reads_as_zeros [NullMr],
 }
 
-fn fields_say_what_was_registered(env: &Env) {
+fn fields_say_what_was_registered(env: &TestEnv) {
     for kind in MemKind::ALL {
         case(format!("{kind:?}"));
         let pd = Context::open(env).pd();
@@ -43,9 +43,9 @@ fn fields_say_what_was_registered(env: &Env) {
     }
 }
 
-fn every_legal_access_is_accepted(env: &Env) {
+fn every_legal_access_is_accepted(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     for remote in 0..8 {
         let access = remote << 1 | IBV_ACCESS_LOCAL_WRITE;
         case(format!("access {access:#x}"));
@@ -57,9 +57,9 @@ fn every_legal_access_is_accepted(env: &Env) {
 
 /// `ibv_reg_mr(3)`: "If IBV_ACCESS_REMOTE_WRITE or IBV_ACCESS_REMOTE_ATOMIC is set, then
 /// IBV_ACCESS_LOCAL_WRITE must be set too."
-fn remote_write_needs_local_write(env: &Env) {
+fn remote_write_needs_local_write(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     for access in [
         IBV_ACCESS_REMOTE_WRITE,
         IBV_ACCESS_REMOTE_ATOMIC,
@@ -70,20 +70,20 @@ fn remote_write_needs_local_write(env: &Env) {
     }
 }
 
-fn unknown_access_is_refused_and_optional_access_is_not(env: &Env) {
+fn unknown_access_is_refused_and_optional_access_is_not(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     let unknown = pd.try_reg(memory.as_ptr(), 64, IBV_ACCESS_LOCAL_WRITE | 1 << 19);
     assert!(
         matches!(unknown.as_ref().err(), Some(&(libc::EINVAL | libc::EOPNOTSUPP))),
         "{:?}",
         unknown.err()
     );
-    // `IBV_ACCESS_OPTIONAL_RANGE`: a provider may ignore these bits.
+    // A provider may ignore the access bits in `IBV_ACCESS_OPTIONAL_RANGE`.
     drop(pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING));
 }
 
-fn bad_addresses_are_refused(env: &Env) {
+fn bad_addresses_are_refused(env: &TestEnv) {
     let pd = Context::open(env).pd();
     for addr in [0usize, 8, 0x1000, 0xffff_8000_0000_0000] {
         let refused = pd.try_reg(std::ptr::without_provenance_mut(addr), 4096, ALL_ACCESS);
@@ -91,9 +91,9 @@ fn bad_addresses_are_refused(env: &Env) {
     }
 }
 
-fn a_hole_in_the_range_is_refused(env: &Env) {
+fn a_hole_in_the_range_is_refused(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::pages(3);
+    let memory = ZeroedMemory::pages(3);
     drop(pd.reg(&memory, ALL_ACCESS));
     memory.protect(1, false);
     let refused = pd.try_reg(memory.as_ptr(), 3 * PAGE, ALL_ACCESS);
@@ -101,18 +101,18 @@ fn a_hole_in_the_range_is_refused(env: &Env) {
     drop(pd.try_reg(memory.as_ptr(), PAGE, ALL_ACCESS).expect("the page in front of the hole"));
 }
 
-fn read_only_memory_registers_only_for_reading(env: &Env) {
+fn read_only_memory_registers_only_for_reading(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::pages(1);
+    let memory = ZeroedMemory::pages(1);
     memory.protect(0, true);
     let refused = pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_LOCAL_WRITE);
     assert_eq!(refused.err(), Some(libc::EFAULT));
     drop(pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_REMOTE_READ).expect("for reading"));
 }
 
-fn a_range_that_wraps_is_refused(env: &Env) {
+fn a_range_that_wraps_is_refused(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     for len in [usize::MAX, usize::MAX - memory.as_ptr().addr(), 1 << 62] {
         let refused = pd.try_reg(memory.as_ptr(), len, ALL_ACCESS);
         let errno = refused.err().expect("refused");
@@ -121,10 +121,10 @@ fn a_range_that_wraps_is_refused(env: &Env) {
     }
 }
 
-/// Linux refuses a length of 0, and some devices accept it; no NIC may crash.
-fn nothing_at_all_does_not_crash(env: &Env) {
+/// Linux refuses to register 0 bytes, and some devices accept a length of 0; no NIC may crash.
+fn nothing_at_all_does_not_crash(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     for addr in [memory.as_ptr(), std::ptr::null_mut()] {
         if let Err(errno) = pd.try_reg(addr, 0, ALL_ACCESS) {
             assert!([libc::EINVAL, libc::EFAULT].contains(&errno), "errno {errno}");
@@ -132,17 +132,17 @@ fn nothing_at_all_does_not_crash(env: &Env) {
     }
 }
 
-fn any_alignment_and_length(env: &Env) {
-    let pair = Spec::rc().pair(env);
-    let memory = Memory::heap(3 * PAGE);
+fn any_alignment_and_length(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
+    let memory = ZeroedMemory::heap(3 * PAGE);
     let source = pair.a.buf(64);
-    source.memory.fill(9);
+    source.memory.fill_with_pattern(9);
     for (offset, len) in [(0, 1), (1, 1), (63, 2), (PAGE - 1, 2), (7, 2 * PAGE + 1)] {
         case(format!("{len} bytes at offset {offset}"));
         let addr = memory.as_ptr().wrapping_byte_add(offset);
         let mr = pair.b.pd.try_reg(addr, len, ALL_ACCESS).expect("ibv_reg_mr");
         // The last byte is inside the region.
-        let last = Remote {
+        let last = RemoteAddress {
             addr: memory.addr() + (offset + len - 1) as u64,
             rkey: mr.rkey(),
         };
@@ -153,17 +153,17 @@ fn any_alignment_and_length(env: &Env) {
     }
 }
 
-fn overlapping_regions_are_separate(env: &Env) {
+fn overlapping_regions_are_separate(env: &TestEnv) {
     for kind in MemKind::ALL {
         case(format!("{kind:?}"));
-        let pair = Spec::rc().memory(kind).pair(env);
+        let pair = QpSpec::rc().memory(kind).pair(env);
         let target = pair.b.buf(128);
         let again = pair.b.pd.reg(&target.memory, ALL_ACCESS);
         assert_ne!(again.rkey(), target.mr.rkey());
         assert_eq!(target.mr.try_destroy(), 0);
         let source = pair.a.buf(128);
-        source.memory.fill(4);
-        let remote = Remote {
+        source.memory.fill_with_pattern(4);
+        let remote = RemoteAddress {
             addr: target.memory.addr(),
             rkey: again.rkey(),
         };
@@ -173,11 +173,11 @@ fn overlapping_regions_are_separate(env: &Env) {
     }
 }
 
-/// A key protects memory from peers only if it cannot be guessed. Keys must not be small numbers, have a
-/// constant step, or differ in few bits.
-fn keys_differ_and_cannot_be_guessed(env: &Env) {
+/// A key protects memory from peers only if it cannot be guessed. Keys must not be small numbers, must not
+/// have a constant step, and must differ in many bits.
+fn keys_differ_and_cannot_be_guessed(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     let mrs: Vec<_> = (0..256).map(|_| pd.reg(&memory, ALL_ACCESS)).collect();
     let keys: Vec<u32> = mrs.iter().map(|mr| mr.rkey()).collect();
     let mut sorted = keys.clone();
@@ -195,17 +195,17 @@ fn keys_differ_and_cannot_be_guessed(env: &Env) {
     assert!(steps.len() > 240, "only {} different steps between keys", steps.len());
 }
 
-fn keys_are_not_reused_at_once(env: &Env) {
+fn keys_are_not_reused_at_once(env: &TestEnv) {
     let pd = Context::open(env).pd();
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     let mut keys: Vec<u32> = (0..500).map(|_| pd.reg(&memory, ALL_ACCESS).rkey()).collect();
     keys.sort_unstable();
     keys.dedup();
     assert!(keys.len() > 495, "{} different keys in 500 registrations", keys.len());
 }
 
-fn many_regions_at_once(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn many_regions_at_once(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let targets: Vec<_> = (0..1000).map(|_| pair.b.buf(64)).collect();
     let source = pair.a.buf(8);
     for (i, target) in targets.iter().enumerate().step_by(37) {
@@ -216,15 +216,16 @@ fn many_regions_at_once(env: &Env) {
     }
 }
 
-/// Registers `max_mr` regions if that number is feasible; one more is an error, not a crash.
-fn as_many_as_the_device_says(env: &Env) {
+/// Registers `max_mr` regions if that number is feasible; another registration must return an error and
+/// must not crash.
+fn as_many_as_the_device_says(env: &TestEnv) {
     let ctx = Context::open(env);
     let pd = ctx.pd();
     let most = ctx.device_attr().max_mr;
     if most > 100_000 {
         return;
     }
-    let memory = Memory::heap(64);
+    let memory = ZeroedMemory::heap(64);
     let mut mrs = Vec::new();
     let errno = loop {
         match pd.try_reg(memory.as_ptr(), 64, ALL_ACCESS) {
@@ -248,18 +249,19 @@ fn whole(pd: &Pd) -> Mr {
 }
 
 /// `ibv_alloc_null_mr(3)`: a null memory region drops writes and returns zeros.
-fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
-    for spec in [Spec::rc(), Spec::ud()] {
+fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
+    for spec in [QpSpec::rc(), QpSpec::ud()] {
         let is_ud = spec.qp_type == IBV_QPT_UD;
         let pair = spec.pair(env);
         let (a, b) = (pair.a.pd.null_mr(), pair.b.pd.null_mr());
-        // Lengths sent through the ring, and (RC only) by reference.
+        // The lengths cover payloads sent in the ring, and (RC only) payloads sent by reference to the
+        // sender's memory.
         for len in [1u32, 64, 3000, 50_000].into_iter().filter(|len| !is_ud || *len < 4000) {
             case(format!("UD {is_ud}, {len} bytes"));
             let nothing = |mr: &Mr, addr, length| ibv_sge { addr, length, lkey: mr.lkey() };
             let room = pair.b.grh_len() + len as usize + 1;
             let target = pair.b.buf(room);
-            target.memory.fill(7);
+            target.memory.fill_with_pattern(7);
             // A payload of zeros, followed by another byte.
             let source = pair.a.buf(1);
             source.memory.write(0, &[9]);
@@ -280,10 +282,10 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             if is_ud {
                 continue;
             }
-            // One-sided verbs, with the null region on the local side only.
+            // One-sided verbs use the null region on the local side only.
             let remote = pair.b.buf_with(len as usize, ALL_ACCESS);
-            remote.memory.fill(5);
-            let to = Remote { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
+            remote.memory.fill_with_pattern(5);
+            let to = RemoteAddress { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
             pair.a.post(read([nothing(&a, 8, len)], to).id(5));
             pair.a.send_completion().expect_sent(5, Verb::RdmaRead);
             pair.a.post(write([nothing(&a, 8, len)], to).id(6));
@@ -292,22 +294,29 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
         }
         assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
-            pair.a.post(write([], Remote { addr: 0, rkey: b.rkey() }).id(7));
+            pair.a.post(write([], RemoteAddress { addr: 0, rkey: b.rkey() }).id(7));
             pair.a.send_completion().expect_sent(7, Verb::RdmaWrite);
-            let byte = pair.a.buf(1);
-            pair.a.post(write([byte.all()], Remote { addr: 0, rkey: b.rkey() }).id(8));
-            pair.a.send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
         }
+    }
+    // Peers can use neither of its keys.
+    for key in [Mr::rkey, Mr::lkey] {
+        let pair = QpSpec::rc().pair(env);
+        let region = pair.b.pd.null_mr();
+        assert_eq!(region.rkey(), 0);
+        let byte = pair.a.buf(1);
+        let to = RemoteAddress { addr: 0, rkey: key(&region) };
+        pair.a.post(write([byte.all()], to).id(8));
+        pair.a.send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }
 
-fn the_whole_address_space_is_a_region_on_demand(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let (local, remote) = (whole(&pair.a.pd), whole(&pair.b.pd));
     for len in [8, 5000] {
-        let (source, target) = (Memory::heap(len), Memory::heap(len));
-        source.fill(7);
-        let sge = |memory: &Memory, lkey| ibv_sge {
+        let (source, target) = (ZeroedMemory::heap(len), ZeroedMemory::heap(len));
+        source.fill_with_pattern(7);
+        let sge = |memory: &ZeroedMemory, lkey| ibv_sge {
             addr: memory.addr(),
             length: u32::try_from(len).expect("short"),
             lkey,
@@ -317,26 +326,26 @@ fn the_whole_address_space_is_a_region_on_demand(env: &Env) {
         pair.a.send_completion().expect_sent(2, Verb::Send);
         pair.b.recv_completion().expect_received(1, len);
         target.check_at(0, len, 7);
-        source.fill(9);
-        let to = Remote { addr: target.addr(), rkey: remote.rkey() };
+        source.fill_with_pattern(9);
+        let to = RemoteAddress { addr: target.addr(), rkey: remote.rkey() };
         pair.a.post(write([sge(&source, local.lkey())], to).id(3));
         pair.a.send_completion().expect_sent(3, Verb::RdmaWrite);
         target.check_at(0, len, 9);
     }
 }
 
-fn what_is_not_mapped_is_refused_on_demand(env: &Env) {
-    let unmapped = Memory::pages(2);
+fn what_is_not_mapped_is_refused_on_demand(env: &TestEnv) {
+    let unmapped = ZeroedMemory::pages(2);
     unmapped.protect(1, false);
     unmapped.protect(0, false);
     let hole = ibv_sge { addr: unmapped.addr(), length: 8, lkey: 0 };
     case("the source of a SEND".to_owned());
-    let pair = Spec::rc().pair(env);
+    let pair = QpSpec::rc().pair(env);
     let mr = whole(&pair.a.pd);
     pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
     case("the buffer of a RECV".to_owned());
-    let pair = Spec::rc().pair(env);
+    let pair = QpSpec::rc().pair(env);
     let mr = whole(&pair.b.pd);
     let source = pair.a.buf(8);
     pair.b.recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
@@ -345,9 +354,9 @@ fn what_is_not_mapped_is_refused_on_demand(env: &Env) {
     pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
     for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
         case(format!("the remote end of {verb:?}"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let (mr, local) = (whole(&pair.b.pd), pair.a.buf(8));
-        let to = Remote { addr: hole.addr, rkey: mr.rkey() };
+        let to = RemoteAddress { addr: hole.addr, rkey: mr.rkey() };
         let wr = match verb {
             Verb::RdmaRead => read([local.all()], to),
             _ => write([local.all()], to),

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
 use crate::objects::Ah;
-use crate::pair::{QKEY, Side, Spec};
+use crate::pair::{QKEY, QpSide, QpSpec};
 use crate::wr::{Verb, send};
 
 tests! { "multicast";
@@ -22,7 +22,7 @@ tests! { "multicast";
 
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// Returns a group to which no concurrent test on the same fabric sends.
+/// Returns a multicast group to which no concurrent test on the same fabric sends.
 fn group(last: u8) -> [u8; 16] {
     let mut gid = Ipv6Addr::new(0xff12, 0x401b, 0xffff, 0, 0, 0, 0, 0).octets();
     gid[11..15].copy_from_slice(&std::process::id().to_be_bytes());
@@ -30,8 +30,8 @@ fn group(last: u8) -> [u8; 16] {
     gid
 }
 
-/// Returns an address handle for a group.
-fn address(side: &Side, gid: [u8; 16]) -> Ah {
+/// Returns an address handle for a multicast group.
+fn address(side: &QpSide, gid: [u8; 16]) -> Ah {
     let mut attr = ibv_ah_attr::zeroed();
     attr.port_num = side.ctx.env().settings.port;
     attr.dlid = 0xc000;
@@ -42,29 +42,29 @@ fn address(side: &Side, gid: [u8; 16]) -> Ah {
     side.pd.ah(&attr)
 }
 
-fn ready(env: &Env) -> Side {
-    let mut side = Spec::ud().side(env);
+fn ready_ud_qp(env: &TestEnv) -> QpSide {
+    let mut side = QpSpec::ud().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
     side
 }
 
 #[track_caller]
-fn send_to(side: &Side, gid: [u8; 16], qkey: u32, seed: u64) {
+fn send_to(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
     let source = side.buf(100);
-    source.memory.fill(seed);
+    source.memory.fill_with_pattern(seed);
     let ah = address(side, gid);
     side.post(send([source.all()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
     side.send_completion().expect_sent(seed, Verb::Send);
 }
 
-fn every_member_gets_a_datagram_once(env: &Env) {
+fn every_member_gets_a_datagram_once(env: &TestEnv) {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let mapped = Ipv4Addr::new(239, a, b, c).to_ipv6_mapped().octets();
     for gid in [group(1), mapped] {
         case(format!("{}", Ipv6Addr::from(gid)));
-        let sender = ready(env);
-        let members = [ready(env), ready(env), ready(env)];
+        let sender = ready_ud_qp(env);
+        let members = [ready_ud_qp(env), ready_ud_qp(env), ready_ud_qp(env)];
         for member in &members {
             assert_eq!(member.qp.attach_mcast(gid), 0);
             // A second attachment changes nothing.
@@ -95,8 +95,8 @@ fn every_member_gets_a_datagram_once(env: &Env) {
     }
 }
 
-fn members_of_other_groups_get_nothing(env: &Env) {
-    let (sender, member) = (ready(env), ready(env));
+fn members_of_other_groups_get_nothing(env: &TestEnv) {
+    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
     member.recv(1, [target.all()]);
@@ -105,8 +105,8 @@ fn members_of_other_groups_get_nothing(env: &Env) {
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
-fn who_has_left_gets_nothing(env: &Env) {
-    let (sender, member) = (ready(env), ready(env));
+fn who_has_left_gets_nothing(env: &TestEnv) {
+    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
     member.recv(1, [target.all()]);
@@ -116,12 +116,12 @@ fn who_has_left_gets_nothing(env: &Env) {
     assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
 }
 
-/// A postlist of more datagrams than the fabric can hold at a time, from a QP that is destroyed afterwards.
-fn datagrams_wait_for_room_at_a_member(env: &Env) {
+/// Sends a postlist of more datagrams than the fabric can hold at a time, and then destroys the sending QP.
+fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
     const COUNT: u32 = 64;
     const LEN: usize = 1000;
     let [sender, member] = [(); 2].map(|()| {
-        let mut side = Spec::ud().depth(COUNT).side(env);
+        let mut side = QpSpec::ud().depth(COUNT).create_qp_side(env);
         let address = side.address();
         side.connect(&address);
         side
@@ -132,7 +132,7 @@ fn datagrams_wait_for_room_at_a_member(env: &Env) {
         member.recv(id.into(), [target.all()]);
     }
     let source = sender.buf(LEN);
-    source.memory.fill(5);
+    source.memory.fill_with_pattern(5);
     let ah = address(&sender, group(1));
     for id in 0..COUNT {
         let wr = send([source.all()]).id(id.into()).unsignaled();
@@ -146,8 +146,8 @@ fn datagrams_wait_for_room_at_a_member(env: &Env) {
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
-fn the_q_key_counts(env: &Env) {
-    let (sender, member) = (ready(env), ready(env));
+fn the_q_key_counts(env: &TestEnv) {
+    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
     member.recv(1, [target.all()]);
@@ -158,18 +158,18 @@ fn the_q_key_counts(env: &Env) {
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
-/// `ibv_destroy_qp(3)`: it "fails if the QP is attached to a multicast group".
-fn a_member_cannot_be_destroyed(env: &Env) {
-    let member = ready(env);
+/// `ibv_destroy_qp(3)`: destroying a QP "fails if the QP is attached to a multicast group".
+fn a_member_cannot_be_destroyed(env: &TestEnv) {
+    let member = ready_ud_qp(env);
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     assert_eq!(member.qp.try_destroy(), libc::EBUSY);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
-fn what_cannot_be_attached_is_refused(env: &Env) {
-    let rc = Spec::rc().side(env);
+fn what_cannot_be_attached_is_refused(env: &TestEnv) {
+    let rc = QpSpec::rc().create_qp_side(env);
     assert_eq!(rc.qp.attach_mcast(group(1)), libc::EINVAL);
-    let ud = ready(env);
+    let ud = ready_ud_qp(env);
     let unicast = ud.address().gid;
     assert_eq!(ud.qp.attach_mcast(unicast), libc::EINVAL);
 }

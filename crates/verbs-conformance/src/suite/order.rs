@@ -1,5 +1,5 @@
-//! Tests of the memory contents that a completion guarantees, and of the order in which effects become
-//! visible.
+//! Tests of the memory contents that a completion guarantees, and of the order in which the effects of
+//! verbs become visible.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use verbs_abi::IBV_WC_REM_ACCESS_ERR;
 
 use crate::harness::{case, wait_limit};
 use crate::memory::MemKind;
-use crate::pair::Spec;
-use crate::wr::{Remote, Verb, fetch_add, read, send, write};
-use crate::{Env, pattern};
+use crate::pair::QpSpec;
+use crate::wr::{RemoteAddress, Verb, fetch_add, read, send, write};
+use crate::{TestEnv, pattern};
 
 tests! { "order";
     a_write_is_visible_when_a_later_send_arrives [],
@@ -28,11 +28,11 @@ tests! { "order";
     writes_of_one_queue_pair_land_in_order [],
 }
 
-/// The usual handshake: data by RDMA WRITE, then a SEND as notification. The receiver is another thread.
-fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
+/// The requester writes data by RDMA WRITE, and then notifies the receiver, another thread, by a SEND.
+fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         const LEN: usize = 1000;
         let source = pair.a.buf(LEN);
         let target = pair.b.buf(LEN);
@@ -49,7 +49,7 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
                 }
             });
             for round in 0..500 {
-                source.memory.fill(round);
+                source.memory.fill_with_pattern(round);
                 pair.a.recv(round, []);
                 pair.a.post_list(vec![
                     write([source.all()], target.remote()).unsignaled(),
@@ -62,9 +62,9 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
     }
 }
 
-fn a_write_is_visible_when_it_completes(env: &Env) {
+fn a_write_is_visible_when_it_completes(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         for i in 1..2000 {
@@ -76,16 +76,16 @@ fn a_write_is_visible_when_it_completes(env: &Env) {
     }
 }
 
-fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
+fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let first = pair.a.buf(64);
         let second = pair.a.buf(64);
         let target = pair.b.buf(64);
         for round in 0..100 {
-            first.memory.fill(2 * round);
-            second.memory.fill(2 * round + 1);
+            first.memory.fill_with_pattern(2 * round);
+            second.memory.fill_with_pattern(2 * round + 1);
             pair.b.recv(round, [target.all()]);
             pair.a.post_list(vec![
                 send([first.all()]).unsignaled(),
@@ -100,18 +100,18 @@ fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
 
 /// A WRITE does not overtake an earlier SEND that waits for a receive, and is visible when a later SEND
 /// arrives.
-fn a_write_between_sends_keeps_its_place(env: &Env) {
+fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [8usize, 64, 1024, 4096, 20_000] {
             case(format!("{len} bytes, {memory:?}"));
-            let pair = Spec::rc().memory(memory).rnr_retry(7).pair(env);
+            let pair = QpSpec::rc().memory(memory).rnr_retry(7).pair(env);
             let sources = [pair.a.buf(len), pair.a.buf(len)];
             let target = pair.b.buf(len);
-            target.memory.fill(1000);
+            target.memory.fill_with_pattern(1000);
             let before = target.memory.load(0);
             for round in 0..4 {
-                sources[0].memory.fill(round);
-                sources[1].memory.fill(round + 100);
+                sources[0].memory.fill_with_pattern(round);
+                sources[1].memory.fill_with_pattern(round + 100);
                 pair.a.post_list(vec![
                     send([]).unsignaled(),
                     write([sources[0].all()], target.remote()).id(1),
@@ -138,10 +138,10 @@ fn a_write_between_sends_keeps_its_place(env: &Env) {
 }
 
 /// A receiver that has received the first SEND may poll only its memory, and the requester need not poll.
-fn a_write_between_sends_needs_no_second_poll(env: &Env) {
+fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         for round in 1..4 {
@@ -165,12 +165,12 @@ fn a_write_between_sends_needs_no_second_poll(env: &Env) {
     }
 }
 
-fn a_write_between_sends_is_refused_in_its_place(env: &Env) {
+fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
     for len in [8usize, 4096] {
         case(format!("{len} bytes"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let source = pair.a.buf(len);
-        let nowhere = Remote {
+        let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
@@ -189,14 +189,14 @@ fn a_write_between_sends_is_refused_in_its_place(env: &Env) {
     }
 }
 
-fn a_read_sees_the_write_before_it(env: &Env) {
+fn a_read_sees_the_write_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(3000);
         let back = pair.a.buf(3000);
         let target = pair.b.buf(3000);
         for round in 0..100 {
-            source.memory.fill(round);
+            source.memory.fill_with_pattern(round);
             pair.a.post_list(vec![
                 write([source.all()], target.remote()).unsignaled(),
                 read([back.all()], target.remote()).id(round),
@@ -208,15 +208,15 @@ fn a_read_sees_the_write_before_it(env: &Env) {
 }
 
 /// IBTA vol. 1, 9.5: a responder executes requests in the order in which they were sent.
-fn a_read_sees_the_send_before_it(env: &Env) {
+fn a_read_sees_the_send_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(64);
         let back = pair.a.buf(64);
         let target = pair.b.buf(64);
         for round in 0..100 {
-            source.memory.fill(round);
+            source.memory.fill_with_pattern(round);
             pair.b.recv(round, [target.all()]);
             pair.a.post_list(vec![
                 send([source.all()]).unsignaled(),
@@ -229,9 +229,9 @@ fn a_read_sees_the_send_before_it(env: &Env) {
     }
 }
 
-fn a_read_returns_what_was_there_when_it_completes(env: &Env) {
+fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let back = pair.a.buf(8);
         let target = pair.b.buf(8);
         for i in 0..2000 {
@@ -243,9 +243,9 @@ fn a_read_returns_what_was_there_when_it_completes(env: &Env) {
     }
 }
 
-fn an_atomic_sees_the_write_before_it(env: &Env) {
+fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let old = pair.a.buf(8);
         let target = pair.b.buf(8);
@@ -266,16 +266,16 @@ fn an_atomic_sees_the_write_before_it(env: &Env) {
 ///
 /// No specification requires that, but programs rely on it. In Kalia et al., "Using RDMA efficiently for
 /// key-value services", a server polls the last byte of a request region.
-fn the_last_byte_of_a_write_arrives_last(env: &Env) {
+fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [9usize, 16, 33, 48, 63, 64] {
             case(format!("{len} bytes, {memory:?}"));
-            let pair = Spec::rc().memory(memory).pair(env);
+            let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(64);
             let target = pair.b.buf(64);
             let stop = AtomicBool::new(false);
             const ROUNDS: u64 = 3000;
-            // A slow machine makes fewer rounds; the requester sets the end.
+            // A slow machine executes fewer rounds than this number; the requester decides the end.
             const ENOUGH: u64 = 200;
             let end = AtomicU64::new(ROUNDS);
             let payload = |round: u64| {
@@ -348,10 +348,10 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
     }
 }
 
-fn memory_of_a_completed_send_may_be_reused(env: &Env) {
+fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 100), (MemKind::Private, 50_000), (MemKind::Shared, 50_000)] {
         case(format!("{len} bytes, {memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(len);
         let target = pair.b.buf(len);
         std::thread::scope(|scope| {
@@ -363,7 +363,7 @@ fn memory_of_a_completed_send_may_be_reused(env: &Env) {
                 }
             });
             for round in 0..50 {
-                source.memory.fill(round);
+                source.memory.fill_with_pattern(round);
                 pair.a.post(send([source.all()]).id(round));
                 pair.a.send_completion().expect_sent(round, Verb::Send);
                 source.memory.write(0, &vec![0; len]);
@@ -372,9 +372,9 @@ fn memory_of_a_completed_send_may_be_reused(env: &Env) {
     }
 }
 
-fn writes_of_one_queue_pair_land_in_order(env: &Env) {
+fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = Spec::rc().depth(64).memory(memory).pair(env);
+        let pair = QpSpec::rc().depth(64).memory(memory).pair(env);
         let source = pair.a.buf(64 * 8);
         let target = pair.b.buf(8);
         for i in 0..64u64 {

@@ -1,4 +1,4 @@
-//! Tests of completion queues that get more completions than they hold.
+//! Tests of completion queues that receive more completions than they hold.
 //!
 //! IBTA vol. 1, 10.8.1 and 11.6.3: an overrun is an affiliated asynchronous error, `IBV_EVENT_CQ_ERR`. A NIC
 //! may round the size of a queue up (`ibv_create_cq(3)`), so each test queries the size. The event may follow
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::objects::{AsyncEvent, Context, Cq, QUIET_PERIOD, QpInit};
-use crate::pair::{Pair, Side, Spec};
-use crate::peer::{Answer, Order, Peer};
+use crate::pair::{QpPair, QpSide, QpSpec};
+use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::wr::{SendWr, Verb, send, write};
 
 tests! { "overrun";
@@ -31,25 +31,25 @@ tests! { "overrun";
     a_full_queue_is_not_overrun [Events],
     a_queue_that_is_polled_is_not_overrun [Events],
     a_larger_queue_is_not_overrun [Events],
-    a_resized_queue_can_be_overrun [Events],
+    a_resized_cq_can_be_overrun [Events],
     a_queue_may_ignore_overruns [Events, IgnoreOverrun],
 }
 
 /// A time longer than any NIC needs to detect an overrun.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Returns attributes with queues of 64 WRs, and CQs of 4 completions or slightly more.
-fn spec() -> Spec {
-    Spec::rc().depth(64).with(|s| s.cqe = 4).short_timeouts()
+/// Returns attributes with queues of 64 WRs, and with CQs that hold 4 completions or slightly more.
+fn spec() -> QpSpec {
+    QpSpec::rc().depth(64).with(|s| s.cqe = 4).short_timeouts()
 }
 
-/// Returns a range of one completion more than `cq` holds.
+/// Returns a range of numbers, one more than the number of completions that `cq` holds.
 fn too_many(cq: &Cq) -> std::ops::Range<u64> {
     assert!(cq.cqe() < 64, "the queue pairs can fill it");
     0..cq.cqe() as u64 + 1
 }
 
-/// Waits for an async event of that type.
+/// Waits for an async event of the type `kind`.
 #[track_caller]
 pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
     loop {
@@ -69,21 +69,21 @@ pub(super) fn await_overrun(ctx: &Context, cq: &Cq) {
 /// Expects as many completions as the CQ holds, and no more.
 #[track_caller]
 fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
-    for (wc, i) in cq.take(cq.cqe()).iter().zip(0..) {
+    for (wc, i) in cq.wait_for_completions(cq.cqe()).iter().zip(0..) {
         check(wc, i);
     }
     cq.expect_empty();
 }
 
-/// Returns a function that makes WRITEs from `a` to `b`, each with its number.
-fn writes(pair: &Pair) -> impl Fn(u64) -> SendWr + use<> {
+/// Returns a function that builds WRITEs from `a` to `b`; the argument is the `wr_id`.
+fn writes(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
     move |i| write([source.all()], target.remote()).id(i)
 }
 
 /// Overruns the send CQ of `a`.
 #[track_caller]
-fn overrun_sends(pair: &Pair) {
+fn overrun_sends(pair: &QpPair) {
     let write = writes(pair);
     for i in too_many(&pair.a.scq) {
         pair.a.post(write(i));
@@ -91,10 +91,10 @@ fn overrun_sends(pair: &Pair) {
     await_overrun(&pair.a.ctx, &pair.a.scq);
 }
 
-/// Overruns the receive CQ of `b`, and returns the status of the last SEND, whose completion did not fit and
-/// which may never be acknowledged.
+/// Overruns the receive CQ of `b`, and returns the status of the last SEND. The completion of this SEND's
+/// receive did not fit, so the SEND may never be acknowledged.
 #[track_caller]
-fn overrun_receives(pair: &Pair) -> ibv_wc_status {
+fn overrun_receives(pair: &QpPair) -> ibv_wc_status {
     let messages = too_many(&pair.b.rcq);
     for i in messages.clone() {
         pair.b.recv(i, []);
@@ -109,7 +109,7 @@ fn overrun_receives(pair: &Pair) -> ibv_wc_status {
     status
 }
 
-fn sends_that_nobody_polls(env: &Env) {
+fn sends_that_nobody_polls(env: &TestEnv) {
     let pair = spec().pair(env);
     overrun_sends(&pair);
     expect_kept(&pair.a.scq, |wc, i| {
@@ -117,7 +117,7 @@ fn sends_that_nobody_polls(env: &Env) {
     });
 }
 
-fn receives_that_nobody_polls(env: &Env) {
+fn receives_that_nobody_polls(env: &TestEnv) {
     let pair = spec().pair(env);
     overrun_receives(&pair);
     expect_kept(&pair.b.rcq, |wc, i| {
@@ -125,26 +125,26 @@ fn receives_that_nobody_polls(env: &Env) {
     });
 }
 
-fn receives_of_another_process(env: &Env) {
-    let (mut peer, side, _) = Peer::connected(env, &spec(), 64);
+fn receives_of_another_process(env: &TestEnv) {
+    let (mut peer, side, _) = PeerProcess::connected(env, &spec(), 64);
     let messages = too_many(&side.rcq);
     for i in messages.clone() {
         side.recv(i, []);
     }
     for _ in messages.skip(1) {
-        assert_eq!(peer.ask(&Order::Send(0, 0)), Answer::Done);
+        assert_eq!(peer.command(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
     }
     // The last SEND may never be acknowledged.
-    peer.order(&Order::Send(0, 0));
+    peer.order(&PeerCommand::Send(0, 0));
     await_overrun(&side.ctx, &side.rcq);
     expect_kept(&side.rcq, |wc, i| {
         wc.expect_received(i, 0);
     });
 }
 
-/// The sender waits for no acknowledgement, and is destroyed before it could wake the receiver.
-fn datagrams_of_a_sender_that_has_gone(env: &Env) {
-    let Pair { a, b } = Spec::ud().depth(64).with(|s| s.cqe = 4).pair(env);
+/// The sender does not wait for an acknowledgement, and is destroyed before it could wake the receiver.
+fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
+    let QpPair { a, b } = QpSpec::ud().depth(64).with(|s| s.cqe = 4).pair(env);
     let messages = too_many(&b.rcq);
     let buf = b.buf(64);
     for i in messages.clone() {
@@ -161,7 +161,7 @@ fn datagrams_of_a_sender_that_has_gone(env: &Env) {
     });
 }
 
-fn receives_that_are_flushed(env: &Env) {
+fn receives_that_are_flushed(env: &TestEnv) {
     let pair = spec().pair(env);
     for i in too_many(&pair.b.rcq) {
         pair.b.recv(i, []);
@@ -174,7 +174,7 @@ fn receives_that_are_flushed(env: &Env) {
 }
 
 /// The program sleeps until a solicited message arrives.
-fn receives_of_who_waits_for_others(env: &Env) {
+fn receives_of_who_waits_for_others(env: &TestEnv) {
     let pair = spec().with_channels().pair(env);
     pair.b.rcq.arm(true);
     overrun_receives(&pair);
@@ -184,9 +184,9 @@ fn receives_of_who_waits_for_others(env: &Env) {
     });
 }
 
-/// Each queue pair alone would fit.
-fn queue_pairs_share_a_queue_that_is_too_small(env: &Env) {
-    let (mut a, mut b) = (spec().side(env), spec().side(env));
+/// The completions of each queue pair alone would fit into the common CQ.
+fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
+    let (mut a, mut b) = (spec().create_qp_side(env), spec().create_qp_side(env));
     let (mut c, mut d) = (a.sibling(), b.sibling());
     for (x, y) in [(&mut a, &mut b), (&mut c, &mut d)] {
         let (of_x, of_y) = (x.address(), y.address());
@@ -199,7 +199,7 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &Env) {
         side.post(write([source.all()], target.remote()).id(i));
     }
     await_overrun(&a.ctx, &a.scq);
-    assert_eq!(a.scq.take(a.scq.cqe()).len(), a.scq.cqe());
+    assert_eq!(a.scq.wait_for_completions(a.scq.cqe()).len(), a.scq.cqe());
     a.scq.expect_empty();
     let mut failed = Vec::new();
     for _ in 0..2 {
@@ -211,7 +211,7 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &Env) {
 }
 
 /// "Error occurred on a QP and it transitioned to error state" (`ibv_get_async_event(3)`).
-fn queue_pairs_fail_with_their_queue(env: &Env) {
+fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
     let pair = spec().pair(env);
     pair.a.recv(9, []);
     overrun_sends(&pair);
@@ -222,7 +222,7 @@ fn queue_pairs_fail_with_their_queue(env: &Env) {
     assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none(), "one event each");
 }
 
-fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &Env) {
+fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &TestEnv) {
     let pair = spec().pair(env);
     let last = overrun_receives(&pair);
     pair.b.qp.await_state(IBV_QPS_ERR);
@@ -234,7 +234,7 @@ fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &Env) {
     }
 }
 
-fn what_is_posted_afterwards_completes_nowhere(env: &Env) {
+fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
     let pair = spec().pair(env);
     overrun_sends(&pair);
     drop(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL));
@@ -251,7 +251,7 @@ fn what_is_posted_afterwards_completes_nowhere(env: &Env) {
 }
 
 /// The CQ stays in error until it is destroyed.
-fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
+fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     let mut pair = spec().pair(env);
     overrun_receives(&pair);
     drop(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL));
@@ -278,7 +278,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
 }
 
 /// Only the QP that completes in the overrun queue fails.
-fn a_shared_receive_queue_goes_on(env: &Env) {
+fn a_shared_receive_queue_goes_on(env: &TestEnv) {
     let pair = spec().with_srq().pair(env);
     overrun_receives(&pair);
     let b = &pair.b;
@@ -286,7 +286,7 @@ fn a_shared_receive_queue_goes_on(env: &Env) {
     let mut init = QpInit::new(IBV_QPT_RC, &scq, &rcq);
     init.srq = b.srq.clone();
     let qp = b.pd.qp(&mut init);
-    let mut other = Side {
+    let mut other = QpSide {
         spec: b.spec.clone(),
         qp,
         cap: init.cap,
@@ -300,7 +300,7 @@ fn a_shared_receive_queue_goes_on(env: &Env) {
         ctx: b.ctx.clone(),
         route: None,
     };
-    let mut sender = Spec::rc().side(env);
+    let mut sender = QpSpec::rc().create_qp_side(env);
     let (from, to) = (sender.address(), other.address());
     sender.connect(&to);
     other.connect(&from);
@@ -312,16 +312,16 @@ fn a_shared_receive_queue_goes_on(env: &Env) {
 
 /// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for
 /// the object to be acknowledged".
-fn destroying_waits_for_the_acknowledgement(env: &Env) {
+fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let pair = spec().pair(env);
     let write = writes(&pair);
     for i in too_many(&pair.a.scq) {
         pair.a.post(write(i));
     }
     let event = await_event(&pair.a.ctx, IBV_EVENT_CQ_ERR);
-    let Pair { a, b } = pair;
+    let QpPair { a, b } = pair;
     drop(write);
-    let Side { qp, scq, .. } = a;
+    let QpSide { qp, scq, .. } = a;
     drop(qp);
     std::thread::scope(|scope| {
         let destroying = scope.spawn(|| scq.try_destroy());
@@ -333,22 +333,22 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     drop(b);
 }
 
-fn a_full_queue_is_not_overrun(env: &Env) {
+fn a_full_queue_is_not_overrun(env: &TestEnv) {
     let pair = spec().pair(env);
     let write = writes(&pair);
     for i in too_many(&pair.a.scq).skip(1) {
         pair.a.post(write(i));
     }
     assert!(pair.a.ctx.async_event(LONG).is_none());
-    for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(1..) {
+    for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(1..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
     pair.check_works();
 }
 
-/// A CQ that is polled is not overrun, however many completions are outstanding, because the program may be
-/// slow or preempted. Only the software NIC grants this; other NICs do not.
-fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
+/// A CQ that the program polls is not overrun by any number of outstanding completions, because the program
+/// may be slow or preempted. Only the software NIC guarantees this.
+fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
     let pair = spec().pair(env);
     let write = writes(&pair);
     let (mut posted, mut polled) = (0..u64::MAX, 0..u64::MAX);
@@ -362,14 +362,14 @@ fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
             wc.expect_sent(polled.next().expect("numbers"), Verb::RdmaWrite);
         }
     }
-    for wc in pair.a.scq.take(usize::try_from(posted.start - polled.start).expect("few")) {
+    for wc in pair.a.scq.wait_for_completions(usize::try_from(posted.start - polled.start).expect("few")) {
         wc.expect_sent(polled.next().expect("numbers"), Verb::RdmaWrite);
     }
     assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
-/// Completions that exceed the CQ fit after a resize that comes in time.
-fn a_larger_queue_is_not_overrun(env: &Env) {
+/// Completions that exceed the CQ's size fit if the program resizes the CQ in time.
+fn a_larger_queue_is_not_overrun(env: &TestEnv) {
     let pair = spec().pair(env);
     let write = writes(&pair);
     let all = too_many(&pair.a.scq);
@@ -378,14 +378,14 @@ fn a_larger_queue_is_not_overrun(env: &Env) {
     }
     assert_eq!(pair.a.scq.try_resize(63), 0);
     assert!(pair.a.ctx.async_event(LONG).is_none());
-    for (wc, i) in pair.a.scq.take(all.count()).iter().zip(0..) {
+    for (wc, i) in pair.a.scq.wait_for_completions(all.count()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
     pair.check_works();
 }
 
-fn a_resized_queue_can_be_overrun(env: &Env) {
-    let pair = Spec::rc().depth(64).short_timeouts().pair(env);
+fn a_resized_cq_can_be_overrun(env: &TestEnv) {
+    let pair = QpSpec::rc().depth(64).short_timeouts().pair(env);
     let smaller = pair.a.scq.try_resize(4);
     if smaller != 0 || pair.a.scq.cqe() >= 64 {
         // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).
@@ -401,9 +401,9 @@ fn a_resized_queue_can_be_overrun(env: &Env) {
 /// (`ibv_create_cq_ex(3)`).
 ///
 /// The man page does not say which completions are lost; the software NIC loses none.
-fn a_queue_may_ignore_overruns(env: &Env) {
-    let b = Spec::rc().side(env);
-    let mut a = spec().side(env);
+fn a_queue_may_ignore_overruns(env: &TestEnv) {
+    let b = QpSpec::rc().create_qp_side(env);
+    let mut a = spec().create_qp_side(env);
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = 4;
     attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
@@ -412,14 +412,14 @@ fn a_queue_may_ignore_overruns(env: &Env) {
     let mut init = QpInit::new(IBV_QPT_RC, &a.scq, &a.rcq);
     init.cap = a.cap;
     a.qp = a.pd.qp(&mut init);
-    let mut pair = Pair { a, b };
+    let mut pair = QpPair { a, b };
     pair.connect();
     let write = writes(&pair);
     for i in too_many(&pair.a.scq) {
         pair.a.post(write(i));
     }
     assert!(pair.a.ctx.async_event(LONG).is_none());
-    for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(0..) {
+    for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);

@@ -1,9 +1,9 @@
 //! Tests of protection domains, and of destroying objects in use.
 
-use crate::Env;
+use crate::TestEnv;
 use crate::memory::MemKind;
 use crate::objects::{ALL_ACCESS, Context, QpInit};
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 use verbs_abi::{IBV_QPT_RC, IBV_QPT_UD};
 
 tests! { "pd";
@@ -17,7 +17,7 @@ tests! { "pd";
     channel_is_busy_with_a_cq [],
 }
 
-fn many_exist_at_once(env: &Env) {
+fn many_exist_at_once(env: &TestEnv) {
     let ctx = Context::open(env);
     let pds: Vec<_> = (0..50).map(|_| ctx.pd()).collect();
     let mut raws: Vec<_> = pds.iter().map(|pd| pd.raw()).collect();
@@ -27,7 +27,7 @@ fn many_exist_at_once(env: &Env) {
 }
 
 /// `ibv_dealloc_pd(3)`: "may fail if any other resource is still associated with the PD being freed".
-fn busy_with_a_memory_region(env: &Env) {
+fn busy_with_a_memory_region(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let buf = pd.buf_with(MemKind::Private, 64, ALL_ACCESS);
     assert_eq!(pd.try_destroy(), libc::EBUSY);
@@ -35,7 +35,7 @@ fn busy_with_a_memory_region(env: &Env) {
     assert_eq!(pd.try_destroy(), 0);
 }
 
-fn busy_with_a_queue_pair(env: &Env) {
+fn busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(8));
     let qp = pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq));
@@ -44,7 +44,7 @@ fn busy_with_a_queue_pair(env: &Env) {
     assert_eq!(pd.try_destroy(), 0);
 }
 
-fn busy_with_an_srq(env: &Env) {
+fn busy_with_an_srq(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let srq = pd.srq();
     assert_eq!(pd.try_destroy(), libc::EBUSY);
@@ -52,8 +52,8 @@ fn busy_with_an_srq(env: &Env) {
     assert_eq!(pd.try_destroy(), 0);
 }
 
-fn busy_with_an_address_handle(env: &Env) {
-    let side = Spec::ud().side(env);
+fn busy_with_an_address_handle(env: &TestEnv) {
+    let side = QpSpec::ud().create_qp_side(env);
     let pd = side.ctx.pd();
     let ah = pd.ah(&side.ah_attr(&side.address()));
     assert_eq!(pd.try_destroy(), libc::EBUSY);
@@ -61,7 +61,7 @@ fn busy_with_an_address_handle(env: &Env) {
     assert_eq!(pd.try_destroy(), 0);
 }
 
-fn cq_is_busy_with_a_queue_pair(env: &Env) {
+fn cq_is_busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, send, recv) = (ctx.pd(), ctx.cq(8), ctx.cq(8));
     let qp = pd.qp(&mut QpInit::new(IBV_QPT_UD, &send, &recv));
@@ -72,7 +72,7 @@ fn cq_is_busy_with_a_queue_pair(env: &Env) {
     assert_eq!(recv.try_destroy(), 0);
 }
 
-fn srq_is_busy_with_a_queue_pair(env: &Env) {
+fn srq_is_busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(8));
     let srq = pd.srq();
@@ -85,7 +85,7 @@ fn srq_is_busy_with_a_queue_pair(env: &Env) {
 }
 
 /// `ibv_destroy_comp_channel(3)`: "fails if any CQs are still associated with the completion event channel".
-fn channel_is_busy_with_a_cq(env: &Env) {
+fn channel_is_busy_with_a_cq(env: &TestEnv) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
     let cq = ctx.cq_on(8, &channel);

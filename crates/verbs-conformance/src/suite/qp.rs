@@ -2,11 +2,11 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::objects::{Context, QpInit};
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 
 tests! { "qp";
     fields_say_how_it_was_created [],
@@ -26,12 +26,12 @@ tests! { "qp";
     as_many_as_the_device_says [],
 }
 
-fn fields_say_how_it_was_created(env: &Env) {
+fn fields_say_how_it_was_created(env: &TestEnv) {
     let mut types = vec![IBV_QPT_RC];
-    if env.has(Cap::Uc) {
+    if env.has(NicCapability::Uc) {
         types.push(IBV_QPT_UC);
     }
-    if env.has(Cap::Ud) {
+    if env.has(NicCapability::Ud) {
         types.push(IBV_QPT_UD);
     }
     for qp_type in types {
@@ -40,14 +40,14 @@ fn fields_say_how_it_was_created(env: &Env) {
         let (pd, send_cq, recv_cq) = (ctx.pd(), ctx.cq(32), ctx.cq(32));
         let mut init = QpInit::new(qp_type, &send_cq, &recv_cq);
         pd.qp(&mut init).check_fields(&pd, &init);
-        if env.has(Cap::Srq) {
+        if env.has(NicCapability::Srq) {
             init.srq = Some(pd.srq());
             pd.qp(&mut init).check_fields(&pd, &init);
         }
     }
 }
 
-fn sizes_are_at_least_what_was_asked_for(env: &Env) {
+fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let device = ctx.device_attr();
@@ -71,7 +71,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &Env) {
     }
 }
 
-fn sizes_of_zero_are_fine(env: &Env) {
+fn sizes_of_zero_are_fine(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
@@ -82,8 +82,9 @@ fn sizes_of_zero_are_fine(env: &Env) {
     drop(pd.qp(&mut init));
 }
 
-/// IBTA vol. 1, 3.5.10: numbers have 24 bits; 0 and 1 are the management QPs, and all ones is multicast.
-fn numbers_differ_and_are_no_special_ones(env: &Env) {
+/// IBTA vol. 1, 3.5.10: QP numbers have 24 bits; 0 and 1 are the management QPs, and all ones is
+/// multicast.
+fn numbers_differ_and_are_no_special_ones(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let qps: Vec<_> = (0..50).map(|_| pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq))).collect();
@@ -92,8 +93,8 @@ fn numbers_differ_and_are_no_special_ones(env: &Env) {
     }
 }
 
-fn numbers_of_living_queue_pairs_are_unique(env: &Env) {
-    let sides: Vec<_> = (0..4).map(|_| Spec::rc().side(env)).collect();
+fn numbers_of_living_queue_pairs_are_unique(env: &TestEnv) {
+    let sides: Vec<_> = (0..4).map(|_| QpSpec::rc().create_qp_side(env)).collect();
     let mut siblings = Vec::new();
     for round in 0..200usize {
         siblings.push(sides[round % 4].sibling());
@@ -109,7 +110,7 @@ fn numbers_of_living_queue_pairs_are_unique(env: &Env) {
     }
 }
 
-fn unknown_types_are_refused(env: &Env) {
+fn unknown_types_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     for qp_type in [0, 1, 7, 99, u32::MAX] {
@@ -122,7 +123,7 @@ fn unknown_types_are_refused(env: &Env) {
 
 type Change = fn(&mut ibv_qp_cap, &ibv_device_attr);
 
-fn expect_refused(env: &Env, what: &str, change: Change) {
+fn expect_refused(env: &TestEnv, what: &str, change: Change) {
     case(what);
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
@@ -133,7 +134,7 @@ fn expect_refused(env: &Env, what: &str, change: Change) {
 }
 
 /// `ibv_create_qp(3)`: "will fail if the requested values are larger than the device supports".
-fn more_than_the_device_has_is_refused(env: &Env) {
+fn more_than_the_device_has_is_refused(env: &TestEnv) {
     let changes: [(&str, Change); 5] = [
         ("max_send_wr", |cap, d| cap.max_send_wr = d.max_qp_wr.cast_unsigned() + 1),
         ("max_recv_wr", |cap, d| cap.max_recv_wr = d.max_qp_wr.cast_unsigned() + 1),
@@ -146,7 +147,7 @@ fn more_than_the_device_has_is_refused(env: &Env) {
     }
 }
 
-fn huge_numbers_are_refused(env: &Env) {
+fn huge_numbers_are_refused(env: &TestEnv) {
     let changes: [(&str, Change); 5] = [
         ("max_send_wr", |cap, _| cap.max_send_wr = u32::MAX),
         ("max_recv_wr", |cap, _| cap.max_recv_wr = u32::MAX),
@@ -159,7 +160,7 @@ fn huge_numbers_are_refused(env: &Env) {
     }
 }
 
-fn missing_cqs_are_refused(env: &Env) {
+fn missing_cqs_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     for send in [true, false] {
@@ -167,7 +168,7 @@ fn missing_cqs_are_refused(env: &Env) {
     }
 }
 
-fn a_refused_creation_leaves_nothing_behind(env: &Env) {
+fn a_refused_creation_leaves_nothing_behind(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     for _ in 0..10 {
@@ -179,7 +180,7 @@ fn a_refused_creation_leaves_nothing_behind(env: &Env) {
     assert_eq!(pd.try_destroy(), 0);
 }
 
-fn a_thousand_queue_pairs(env: &Env) {
+fn a_thousand_queue_pairs(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let mut qps = Vec::new();
@@ -192,10 +193,10 @@ fn a_thousand_queue_pairs(env: &Env) {
     assert_eq!(numbers.len(), 1000);
 }
 
-fn create_and_destroy_many_times(env: &Env) {
-    let first = Spec::rc().pair(env);
+fn create_and_destroy_many_times(env: &TestEnv) {
+    let first = QpSpec::rc().pair(env);
     for _ in 0..500 {
-        let mut pair = crate::pair::Pair {
+        let mut pair = crate::pair::QpPair {
             a: first.a.sibling(),
             b: first.b.sibling(),
         };
@@ -205,8 +206,8 @@ fn create_and_destroy_many_times(env: &Env) {
 }
 
 /// QP numbers and other resources of a destroyed QP are reused.
-fn more_than_there_can_be_at_once_one_after_the_other(env: &Env) {
-    let first = Spec::rc().side(env);
+fn more_than_there_can_be_at_once_one_after_the_other(env: &TestEnv) {
+    let first = QpSpec::rc().create_qp_side(env);
     let most = first.ctx.device_attr().max_qp.min(20_000);
     for _ in 0..=most {
         drop(first.sibling());
@@ -214,16 +215,16 @@ fn more_than_there_can_be_at_once_one_after_the_other(env: &Env) {
 }
 
 /// All pairs are connected before any CQ is polled.
-fn thousands_of_connected_pairs(env: &Env) {
-    let spec = Spec::rc().with(|s| {
+fn thousands_of_connected_pairs(env: &TestEnv) {
+    let spec = QpSpec::rc().with(|s| {
         (s.max_send_wr, s.max_recv_wr, s.max_send_sge, s.max_recv_sge) = (4, 4, 1, 1);
         s.cqe = 4096;
     });
-    let (a, b) = (spec.side(env), spec.side(env));
+    let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(env));
     let count = (a.ctx.device_attr().max_qp / 3).min(3000);
     let pairs: Vec<_> = (0..count)
         .map(|_| {
-            let mut pair = crate::pair::Pair {
+            let mut pair = crate::pair::QpPair {
                 a: a.sibling(),
                 b: b.sibling(),
             };
@@ -236,17 +237,18 @@ fn thousands_of_connected_pairs(env: &Env) {
         pair.a.post(crate::wr::send([]).id(i as u64));
     }
     let mut heard = vec![false; pairs.len()];
-    for wc in b.rcq.take(pairs.len()) {
+    for wc in b.rcq.wait_for_completions(pairs.len()) {
         let i = usize::try_from(wc.id()).expect("small");
         wc.expect_received(i as u64, 0);
         assert_eq!(wc.qpn(), pairs[i].b.qp.qpn());
         assert!(!std::mem::replace(&mut heard[i], true), "twice");
     }
-    assert!(a.scq.take(pairs.len()).iter().all(|wc| wc.status() == 0));
+    assert!(a.scq.wait_for_completions(pairs.len()).iter().all(|wc| wc.status() == 0));
 }
 
-/// Creates `max_qp` queue pairs if that number is feasible; one more is an error, not a crash.
-fn as_many_as_the_device_says(env: &Env) {
+/// Creates `max_qp` queue pairs if that number is feasible; another creation must return an error and
+/// must not crash.
+fn as_many_as_the_device_says(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(8));
     let most = ctx.device_attr().max_qp;

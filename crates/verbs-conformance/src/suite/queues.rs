@@ -2,16 +2,16 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 use crate::wr::{Verb, any, read, recv, send, write};
 
 tests! { "queues";
-    a_full_send_queue_refuses_with_bad_wr [] => |env| full_send_queue(env, Spec::rc()),
-    a_full_send_queue_of_uc_refuses_with_bad_wr [Uc] => |env| full_send_queue(env, Spec::uc()),
-    a_full_send_queue_of_ud_refuses_with_bad_wr [Ud] => |env| full_send_queue(env, Spec::ud()),
+    a_full_send_queue_refuses_with_bad_wr [] => |env| full_send_queue(env, QpSpec::rc()),
+    a_full_send_queue_of_uc_refuses_with_bad_wr [Uc] => |env| full_send_queue(env, QpSpec::uc()),
+    a_full_send_queue_of_ud_refuses_with_bad_wr [Ud] => |env| full_send_queue(env, QpSpec::ud()),
     a_postlist_stops_where_the_queue_is_full [],
     unsignaled_wrs_hold_their_slots [],
     polling_makes_room_in_the_send_queue [],
@@ -40,7 +40,7 @@ const REFUSED_FULL: i32 = libc::ENOMEM;
 
 /// A send queue slot is occupied until the completion of its WR has been polled, even if the WR finished long
 /// ago.
-fn full_send_queue(env: &Env, spec: Spec) {
+fn full_send_queue(env: &TestEnv, spec: QpSpec) {
     let pair = spec.with(|s| s.cqe = 4096).pair(env);
     let depth = pair.a.cap.max_send_wr;
     assert!(depth < 4096, "a queue pair of 16 WRs got {depth}");
@@ -53,8 +53,8 @@ fn full_send_queue(env: &Env, spec: Spec) {
     assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
 }
 
-fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
-    let pair = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
+    let pair = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
     let depth = pair.a.cap.max_send_wr as usize;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8 * (depth + 5));
@@ -64,25 +64,25 @@ fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
         .collect();
     let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
     assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
-    for (i, wc) in pair.a.scq.take(depth).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(depth).iter().enumerate() {
         wc.expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(i * 8), 7);
     }
     target.memory.check_byte(8 * depth, 40, 0);
     pair.a.scq.expect_empty();
-    // The rest of the list is accepted the second time.
+    // The second post accepts the other WRs of the list.
     let rest = (depth..depth + 5)
         .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64));
     pair.a.post_list(rest.collect());
-    for (i, wc) in pair.a.scq.take(5).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(5).iter().enumerate() {
         wc.expect_sent((depth + i) as u64, Verb::RdmaWrite);
     }
 }
 
 /// IBTA vol. 1, 10.7.3.1: the slot of an unsignaled WR is freed when the completion of a later WR has been
 /// polled.
-fn unsignaled_wrs_hold_their_slots(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let depth = pair.a.cap.max_send_wr;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
@@ -95,8 +95,8 @@ fn unsignaled_wrs_hold_their_slots(env: &Env) {
     assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
 }
 
-fn polling_makes_room_in_the_send_queue(env: &Env) {
-    let pair = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
+    let pair = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
     let depth = pair.a.cap.max_send_wr;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
@@ -112,15 +112,15 @@ fn polling_makes_room_in_the_send_queue(env: &Env) {
     assert_eq!(one_more.expect_err("full again").errno, REFUSED_FULL);
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     pair.a.post(write([source.all()], target.remote()).id(depth.into()));
-    for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+    for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
         wc.expect_sent(i as u64 + 1, Verb::RdmaWrite);
     }
 }
 
-fn a_full_receive_queue_refuses_with_bad_wr(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         case(format!("QP type {}", spec.qp_type));
@@ -135,8 +135,8 @@ fn a_full_receive_queue_refuses_with_bad_wr(env: &Env) {
     }
 }
 
-fn a_consumed_receive_makes_room(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn a_consumed_receive_makes_room(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let depth = u64::from(pair.b.cap.max_recv_wr);
     for i in 0..depth {
         pair.b.recv(i, []);
@@ -151,8 +151,8 @@ fn a_consumed_receive_makes_room(env: &Env) {
 }
 
 /// `ibv_post_send(3)`: EINVAL, "invalid value provided in wr".
-fn too_many_sges_are_refused_with_bad_wr(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     let sges = |n: u32| (0..n).map(|_| source.sge(0, 1)).collect::<Vec<_>>();
@@ -171,17 +171,17 @@ fn too_many_sges_are_refused_with_bad_wr(env: &Env) {
     let refused = pair.b.qp.try_recv(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(1));
-    if env.has(Cap::ImmediateChecks) {
+    if env.has(NicCapability::ImmediateChecks) {
         let negative = pair.a.qp.try_post_with_num_sge(write([source.sge(0, 1)], target.remote()), -1);
         assert_eq!(negative, Err(libc::EINVAL));
     }
 }
 
-fn as_many_sges_as_granted_work(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn as_many_sges_as_granted_work(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let n = pair.a.cap.max_send_sge as usize;
     let source = pair.a.buf(n * 3);
-    source.memory.fill(5);
+    source.memory.fill_with_pattern(5);
     let target = pair.b.buf(n * 3);
     pair.a.post(write(source.split(0, n * 3, &vec![2; n - 1]), target.remote()));
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
@@ -194,20 +194,20 @@ fn as_many_sges_as_granted_work(env: &Env) {
     target.memory.check(5);
 }
 
-fn a_postlist_fills_the_queue_at_once(env: &Env) {
+fn a_postlist_fills_the_queue_at_once(env: &TestEnv) {
     for depth in [1, 16, 100, 1000] {
         case(format!("depth {depth}"));
-        let pair = Spec::rc().depth(depth).pair(env);
+        let pair = QpSpec::rc().depth(depth).pair(env);
         let source = pair.a.buf(8);
         for round in 0..3 {
             let recvs = (0..u64::from(depth)).map(|i| recv(i, [])).collect();
             pair.b.qp.try_recv(recvs).expect("as many as asked for");
             let sends = (0..u64::from(depth)).map(|i| send([]).id(round << 32 | i)).collect();
             pair.a.post_list(sends);
-            for (i, wc) in pair.b.rcq.take(depth as usize).iter().enumerate() {
+            for (i, wc) in pair.b.rcq.wait_for_completions(depth as usize).iter().enumerate() {
                 wc.expect_received(i as u64, 0);
             }
-            for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+            for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
                 wc.expect_sent(round << 32 | i as u64, Verb::Send);
             }
         }
@@ -216,15 +216,15 @@ fn a_postlist_fills_the_queue_at_once(env: &Env) {
 }
 
 /// IBTA vol. 1, 10.8.5.1: completions of a send queue come in the order of its WRs, whatever their verbs.
-fn completions_come_in_order(env: &Env) {
-    let pair = Spec::rc().depth(64).pair(env);
+fn completions_come_in_order(env: &TestEnv) {
+    let pair = QpSpec::rc().depth(64).pair(env);
     let local = pair.a.buf(64 * 8);
     let remote = pair.b.buf(64 * 8);
     let mut verbs = vec![Verb::Send, Verb::RdmaWrite, Verb::RdmaWriteWithImm, Verb::SendWithImm];
-    if env.has(Cap::Read) {
+    if env.has(NicCapability::Read) {
         verbs.push(Verb::RdmaRead);
     }
-    if env.has(Cap::Atomics) {
+    if env.has(NicCapability::Atomics) {
         verbs.extend([Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp]);
     }
     for round in 0..20u64 {
@@ -240,17 +240,17 @@ fn completions_come_in_order(env: &Env) {
         let (verbs, wrs): (Vec<_>, Vec<_>) = wrs.into_iter().unzip();
         pair.a.post_list(wrs);
         let consuming = verbs.iter().filter(|verb| verb.recv_opcode().is_some()).count();
-        drop(pair.b.rcq.take(consuming));
-        for (i, wc) in pair.a.scq.take(40).iter().enumerate() {
+        drop(pair.b.rcq.wait_for_completions(consuming));
+        for (i, wc) in pair.a.scq.wait_for_completions(40).iter().enumerate() {
             wc.expect_sent(round << 8 | i as u64, verbs[i]);
         }
     }
 }
 
-fn receives_are_taken_in_order(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+fn receives_are_taken_in_order(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         let pair = spec.depth(50).pair(env);
@@ -260,20 +260,20 @@ fn receives_are_taken_in_order(env: &Env) {
             pair.b.recv(i * 3, [buf.sge(i * 64, 64)]);
         }
         let source = pair.a.buf(50);
-        source.memory.fill(1);
+        source.memory.fill_with_pattern(1);
         for i in 0..50u64 {
             pair.a.post(send([source.sge(i, 1)]).unsignaled());
         }
-        for (i, wc) in pair.b.rcq.take(50).iter().enumerate() {
+        for (i, wc) in pair.b.rcq.wait_for_completions(50).iter().enumerate() {
             wc.expect_received(i as u64 * 3, grh + 1);
             assert_eq!(buf.memory.read(i * 64 + grh, 1), source.memory.read(i, 1));
         }
     }
 }
 
-fn queues_wrap_around(env: &Env) {
-    // A depth that is not a power of two, and bursts without a common factor.
-    let pair = Spec::rc().depth(7).pair(env);
+fn queues_wrap_around(env: &TestEnv) {
+    // The depth is not a power of two, and the bursts have no common factor with it.
+    let pair = QpSpec::rc().depth(7).pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8 * 5);
     for round in 0..300u64 {
@@ -283,19 +283,19 @@ fn queues_wrap_around(env: &Env) {
         }
         source.memory.store(0, round);
         pair.a.post_list((0..burst).map(|i| send([source.all()]).id(round << 4 | i)).collect());
-        for (i, wc) in pair.b.rcq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
+        for (i, wc) in pair.b.rcq.wait_for_completions(usize::try_from(burst).unwrap()).iter().enumerate() {
             wc.expect_received(round << 4 | i as u64, 8);
             assert_eq!(target.memory.load(8 * i), round);
         }
-        for (i, wc) in pair.a.scq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
+        for (i, wc) in pair.a.scq.wait_for_completions(usize::try_from(burst).unwrap()).iter().enumerate() {
             wc.expect_sent(round << 4 | i as u64, Verb::Send);
         }
     }
 }
 
-fn a_queue_pair_without_send_queue(env: &Env) {
-    let mut pair = Spec::rc().unconnected(env);
-    pair.b = Spec::rc().with(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).side(env);
+fn a_queue_pair_without_send_queue(env: &TestEnv) {
+    let mut pair = QpSpec::rc().unconnected(env);
+    pair.b = QpSpec::rc().with(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(env);
     pair.connect();
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
@@ -309,15 +309,15 @@ fn a_queue_pair_without_send_queue(env: &Env) {
     }
 }
 
-fn a_queue_pair_without_receive_queue(env: &Env) {
-    let mut pair = Spec::rc().unconnected(env);
-    pair.a = Spec::rc().with(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).side(env);
+fn a_queue_pair_without_receive_queue(env: &TestEnv) {
+    let mut pair = QpSpec::rc().unconnected(env);
+    pair.a = QpSpec::rc().with(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).create_qp_side(env);
     pair.connect();
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post(write([source.all()], target.remote()).id(2));
     pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
-    if env.has(Cap::Read) {
+    if env.has(NicCapability::Read) {
         pair.b.post(read([target.all()], source.remote()).id(2));
         pair.b.send_completion().expect_sent(2, Verb::RdmaRead);
     }
@@ -327,8 +327,8 @@ fn a_queue_pair_without_receive_queue(env: &Env) {
     }
 }
 
-fn one_cq_for_both_queues(env: &Env) {
-    let mut a = Spec::rc().side(env);
+fn one_cq_for_both_queues(env: &TestEnv) {
+    let mut a = QpSpec::rc().create_qp_side(env);
     let cq = a.ctx.cq(64);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
     let mut b = a.sibling();
@@ -340,7 +340,7 @@ fn one_cq_for_both_queues(env: &Env) {
     for i in 0..20u64 {
         b.recv(1000 + i, []);
         a.post(send([]).id(i));
-        let mut wcs = cq.take(2);
+        let mut wcs = cq.wait_for_completions(2);
         wcs.sort_by_key(|wc| wc.id());
         wcs[0].expect_sent(i, Verb::Send);
         assert_eq!(wcs[0].qpn(), a.qp.qpn());
@@ -349,13 +349,14 @@ fn one_cq_for_both_queues(env: &Env) {
     }
 }
 
-/// A program polls one completion at a time, and each time an answer to its last send has arrived.
+/// A program polls one completion at a time. Before each poll an answer to the program's last send has
+/// arrived.
 ///
-/// The CQ must also return the completions of the sends, which are older. Otherwise the send queue would fill
-/// up.
-fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
-    let spec = |wrs| Spec::rc().with(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
-    let (mut a, mut b) = (spec(16).side(env), spec(128).side(env));
+/// The CQ must also return the completions of the sends, which are older than the answers. Otherwise the send
+/// queue would become full.
+fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
+    let spec = |wrs| QpSpec::rc().with(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
+    let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(env));
     let cq = a.ctx.cq(256);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
     init.cap = a.cap;
@@ -372,9 +373,9 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
         a.post(send([]).id(i));
         b.recv_completion().expect_received(i, 0);
         b.post(send([]).id(i));
-        taken.extend(cq.take(1));
+        taken.extend(cq.wait_for_completions(1));
     }
-    taken.extend(cq.take(rounds as usize));
+    taken.extend(cq.wait_for_completions(rounds as usize));
     for (first, what) in [(0, "a send"), (1000, "an answer")] {
         let ids = taken.iter().map(|wc| wc.id());
         let ids: Vec<_> = ids.filter(|id| (first..first + rounds).contains(id)).collect();
@@ -382,9 +383,9 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
     }
 }
 
-fn one_cq_for_many_queue_pairs(env: &Env) {
-    let a = Spec::rc().with(|s| s.cqe = 1000).side(env);
-    let b = Spec::rc().with(|s| s.cqe = 1000).side(env);
+fn one_cq_for_many_queue_pairs(env: &TestEnv) {
+    let a = QpSpec::rc().with(|s| s.cqe = 1000).create_qp_side(env);
+    let b = QpSpec::rc().with(|s| s.cqe = 1000).create_qp_side(env);
     let mut pairs = Vec::new();
     for _ in 0..20 {
         let (mut x, mut y) = (a.sibling(), b.sibling());
@@ -400,7 +401,7 @@ fn one_cq_for_many_queue_pairs(env: &Env) {
         }
         for (cq, receives) in [(&b.rcq, true), (&a.scq, false)] {
             let mut seen = vec![false; pairs.len()];
-            for wc in cq.take(pairs.len()) {
+            for wc in cq.wait_for_completions(pairs.len()) {
                 assert_eq!(wc.status(), IBV_WC_SUCCESS);
                 assert_eq!(wc.id() >> 8, round);
                 let i = usize::try_from(wc.id() & 0xff).unwrap();
@@ -412,14 +413,16 @@ fn one_cq_for_many_queue_pairs(env: &Env) {
     }
 }
 
-/// Requests and answers: a SEND completes when it has been received, whether it is answered or not.
+/// A SEND completes when it has been received, whether or not the receiver answers it.
 ///
-/// An earlier answer, also of an earlier connection, must not complete a SEND that has not been received.
-fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
-    // Lengths sent inside the ring's record, and by reference to the sender's memory if the NIC does that.
+/// An answer to an earlier SEND, or on an earlier connection, must not complete a SEND that has not been
+/// received.
+fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
+    // The lengths cover payloads in the ring's record, and payloads sent by reference if the NIC sends them
+    // so.
     for len in [0, 8, 4000] {
         case(format!("{len} bytes"));
-        let mut pair = Spec::rc().pair(env);
+        let mut pair = QpSpec::rc().pair(env);
         let (request, answer) = (pair.a.buf(len + 1), pair.b.buf(len + 1));
         let (request, answer) = (request.sge(0, len), answer.sge(0, len));
         let (question, reply) = (pair.b.buf(len + 1), pair.a.buf(len + 1));
@@ -434,7 +437,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
                 pair.a.send_completion().expect_sent(turn, Verb::Send);
             }
             pair.b.post(send([answer]).id(turn));
-            // The answer is outstanding when the completion is polled, or has been received.
+            // When the completion is polled, the answer has been received or is still outstanding.
             let answered_first = turn % 2 == 0;
             if answered_first {
                 pair.a.recv_completion().expect_received(turn, len);
@@ -450,7 +453,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
         for connection in 0..2 {
             pair.a.post(send([request]).id(1000));
             pair.a.scq.expect_empty();
-            // An answer to another message.
+            // The receive below takes an answer to another message.
             pair.a.recv(1001, [reply]);
             pair.b.post(send([answer]).id(1001));
             pair.a.recv_completion().expect_received(1001, len);
@@ -468,11 +471,11 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
     }
 }
 
-/// Serves more queue pairs than a NIC checks in one poll; the busy ones do not starve the others.
-fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
+/// One CQ serves more queue pairs than a NIC checks in one poll; busy queue pairs do not starve the others.
+fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     const PAIRS: usize = 200;
-    let spec = Spec::rc().with(|s| s.cqe = 4096);
-    let (a, b) = (spec.side(env), spec.side(env));
+    let spec = QpSpec::rc().with(|s| s.cqe = 4096);
+    let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(env));
     let pairs: Vec<_> = (0..PAIRS)
         .map(|_| {
             let (mut x, mut y) = (a.sibling(), b.sibling());
@@ -491,19 +494,19 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
         x.post_list((0..8).map(|i| send([]).id(i)).collect());
     }
     let mut next = std::collections::HashMap::new();
-    for wc in b.rcq.take(8 * PAIRS) {
+    for wc in b.rcq.wait_for_completions(8 * PAIRS) {
         let next: &mut u64 = next.entry(wc.qpn()).or_default();
         wc.expect_received(*next, 0);
         *next += 1;
     }
     assert_eq!(next.len(), PAIRS);
     let mut next = std::collections::HashMap::new();
-    for wc in a.scq.take(8 * PAIRS) {
+    for wc in a.scq.wait_for_completions(8 * PAIRS) {
         let next: &mut u64 = next.entry(wc.qpn()).or_default();
         wc.expect_sent(*next, Verb::Send);
         *next += 1;
     }
-    // One queue pair that always sends, and one that sends once.
+    // The busy queue pair sends continuously, and the rare queue pair sends one message.
     for round in 0..20 {
         let (busy, rare) = (&pairs[round * 3 % PAIRS], &pairs[(round * 7 + 100) % PAIRS]);
         rare.1.recv(99, []);
@@ -532,16 +535,16 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
     }
 }
 
-/// One CQ serves both queues, a send completes at once before each poll, and each poll takes one completion.
-/// An arriving message is reported nevertheless, and so is the completion of a send while messages arrive.
-fn busy_sends_do_not_starve_receives(env: &Env) {
-    let mut a = Spec::rc().side(env);
+/// One CQ serves both queues. A send completes at once before each poll, and each poll takes one completion.
+/// The CQ nevertheless reports an arriving message, and reports a send's completion while messages arrive.
+fn busy_sends_do_not_starve_receives(env: &TestEnv) {
+    let mut a = QpSpec::rc().create_qp_side(env);
     let cq = a.ctx.cq(256);
     a.qp = a.pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
     (a.scq, a.rcq) = (cq.clone(), cq.clone());
-    let mut pair = crate::pair::Pair {
+    let mut pair = crate::pair::QpPair {
         a,
-        b: Spec::rc().depth(64).side(env),
+        b: QpSpec::rc().depth(64).create_qp_side(env),
     };
     pair.connect();
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
@@ -584,14 +587,14 @@ fn busy_sends_do_not_starve_receives(env: &Env) {
 }
 
 /// Sends as many messages as a queue pair can hold before the receiver posts a receive.
-fn a_deep_queue_of_messages_that_wait(env: &Env) {
-    let device = Spec::rc().side(env).ctx.device_attr();
+fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
+    let device = QpSpec::rc().create_qp_side(env).ctx.device_attr();
     let depth = device.max_qp_wr.min(4000).cast_unsigned();
     for len in [8usize, 500, 1024, 3000] {
         case(format!("{depth} messages of {len} bytes"));
-        let pair = Spec::rc().depth(depth).pair(env);
+        let pair = QpSpec::rc().depth(depth).pair(env);
         let source = pair.a.buf(64 * len);
-        source.memory.fill(6);
+        source.memory.fill_with_pattern(6);
         for i in 0..u64::from(depth) {
             pair.a.post(send([source.sge(i % 64 * len as u64, len)]).id(i));
         }
@@ -600,7 +603,7 @@ fn a_deep_queue_of_messages_that_wait(env: &Env) {
         let expected = source.memory.read(0, 64 * len);
         let mut next = 0;
         while next < u64::from(depth) {
-            // A NIC may need a moment each time it finds a receive after it found none.
+            // A NIC may need a moment each time it finds a receive after it has found none.
             let batch = if next < 16 { 1 } else { 8.min(u64::from(depth) - next) };
             for i in 0..batch {
                 pair.b.recv(next + i, [target.sge(i * len as u64, len)]);
@@ -609,18 +612,18 @@ fn a_deep_queue_of_messages_that_wait(env: &Env) {
                 pair.b.recv_completion().expect_received(next + i, len);
                 let at = usize::try_from((next + i) % 64).unwrap() * len;
                 let got = target.memory.read(usize::try_from(i).unwrap() * len, len);
-                crate::memory::same(&got, &expected[at..at + len], at);
+                crate::memory::assert_same_bytes(&got, &expected[at..at + len], at);
             }
             next += batch;
         }
-        for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
+        for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
             wc.expect_sent(i as u64, Verb::Send);
         }
     }
 }
 
-fn poll_takes_no_more_than_asked_for(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post_list((0..10).map(|i| write([source.all()], target.remote()).id(i)).collect());
@@ -637,9 +640,9 @@ fn poll_takes_no_more_than_asked_for(env: &Env) {
     assert!(pair.a.scq.poll(16).is_empty());
 }
 
-/// With a CQ that is too small, either all completions arrive, or the device raises IBV_EVENT_CQ_ERR.
-fn an_overflowing_cq_loses_nothing_silently(env: &Env) {
-    let side = Spec::rc().with(|s| s.cqe = 1).depth(64).with(|s| s.cqe = 1);
+/// If a CQ is too small, either all completions arrive, or the device raises IBV_EVENT_CQ_ERR.
+fn an_overflowing_cq_loses_nothing_silently(env: &TestEnv) {
+    let side = QpSpec::rc().with(|s| s.cqe = 1).depth(64).with(|s| s.cqe = 1);
     let pair = side.pair(env);
     let capacity = pair.a.scq.cqe();
     let depth = pair.a.cap.max_send_wr as usize;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use etherparse::{PacketBuilder, VlanId};
 use verbs_abi::*;
 
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
 use crate::objects::{Buf, Context, Cq, QpInit};
-use crate::raw::{Flow, IndTable, Raw, Rule, Wq, eth, next_flow_tag, tagged_cq};
-use crate::wr::{Refused, Verb, Wc, send};
+use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth, next_flow_tag, tagged_cq};
+use crate::wr::{RefusedPostlist, Verb, Wc, send};
 
 tests! { "raw";
     frames_go_to_whose_flow_they_match [RawPackets],
@@ -62,16 +62,16 @@ fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
 
 /// Sends a frame and waits for its completion.
 #[track_caller]
-fn transmit(raw: &Raw, frame: &[u8]) {
+fn transmit(raw: &RawPacketQp, frame: &[u8]) {
     let source = raw.pd.buf(frame.len());
     source.memory.write(0, frame);
     raw.qp.post(send([source.all()]).id(7));
     raw.cq.next().expect_sent(7, Verb::Send);
 }
 
-/// Returns a receiver with this rule and `recvs` posted receives, whose `wr_id` count from 0.
-fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
-    let mut raw = Raw::new(env);
+/// Returns a receiver with the given rule and `recvs` posted receives, whose `wr_id` count from 0.
+fn receiver(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
+    let mut raw = RawPacketQp::new(env);
     let buffers = (0..recvs).map(|id| {
         let buffer = raw.pd.buf(2048);
         raw.qp.recv(id, [buffer.all()]);
@@ -82,7 +82,7 @@ fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
     (raw, buffers)
 }
 
-/// Checks that the next completion is that of this frame.
+/// Checks that the next completion is the receive of this frame.
 #[track_caller]
 fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
     let wc = cq.next();
@@ -92,7 +92,7 @@ fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
     wc
 }
 
-fn frames_go_to_whose_flow_they_match(env: &Env) {
+fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     let built = |result: Result<(), _>, frame: Vec<u8>| result.map(|()| frame).expect("a frame");
     let ethernet = || PacketBuilder::ethernet2(mac(99), mac(1));
     let tcp6 = |port| {
@@ -136,9 +136,9 @@ fn frames_go_to_whose_flow_they_match(env: &Env) {
     ipv6.mask.hop_limit = 0xff;
     let udp4 = datagram(mac(1), 1234, &[1; 60]);
     let elsewhere = datagram(mac(2), 1234, &[1; 60]);
-    let here = Rule::to(env, mac(1));
-    let normal = Rule::new(env, IBV_FLOW_ATTR_NORMAL);
-    let cases: [(&str, Rule, Vec<u8>, Vec<u8>); 10] = [
+    let here = FlowAttr::to(env, mac(1));
+    let normal = FlowAttr::new(env, IBV_FLOW_ATTR_NORMAL);
+    let cases: [(&str, FlowAttr, Vec<u8>, Vec<u8>); 10] = [
         ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
         ("source", normal.clone().spec(source_mac), udp4.clone(), elsewhere.clone()),
         ("VLAN", normal.clone().spec(vlan), tagged(0xc0c), tagged(0xc0d)),
@@ -160,7 +160,7 @@ fn frames_go_to_whose_flow_they_match(env: &Env) {
             tcp6(2),
         ),
     ];
-    let sender = Raw::new(env);
+    let sender = RawPacketQp::new(env);
     for (name, rule, yes, no) in cases {
         case(name);
         let (receiver, buffers) = receiver(env, &rule, 2);
@@ -172,15 +172,15 @@ fn frames_go_to_whose_flow_they_match(env: &Env) {
     }
 }
 
-fn everyone_whose_flow_matches_gets_a_copy(env: &Env) {
-    let sender = Raw::new(env);
+fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
     let group = {
         let mut group = mac(1);
         group[0] |= 1;
         group
     };
     for to in [mac(1), group] {
-        let rule = Rule::to(env, to);
+        let rule = FlowAttr::to(env, to);
         let receivers = [(); 3].map(|()| receiver(env, &rule, 1));
         let frame = datagram(to, 1, b"for all of you, and a few bytes more");
         transmit(&sender, &frame);
@@ -190,9 +190,9 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &Env) {
     }
 }
 
-fn the_best_priority_traps(env: &Env) {
-    let sender = Raw::new(env);
-    let rule = Rule::to(env, mac(1));
+fn the_best_priority_traps(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let rule = FlowAttr::to(env, mac(1));
     let (second, in_second) = receiver(env, &rule.clone().priority(2), 3);
     let first = rule.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1)).priority(1);
     let (mut best, in_best) = receiver(env, &first, 3);
@@ -222,9 +222,9 @@ fn the_best_priority_traps(env: &Env) {
     second.cq.expect_empty();
 }
 
-/// Receives frames until one comes that this process sent; other tests send frames, too.
+/// Receives frames until a frame of this process arrives; concurrent tests send frames, too.
 #[track_caller]
-fn next_own(raw: &Raw, buffers: &[Buf]) -> Vec<u8> {
+fn next_own(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
     loop {
         let wc = raw.cq.next();
         let buffer = &buffers[usize::try_from(wc.id()).expect("few")];
@@ -237,11 +237,11 @@ fn next_own(raw: &Raw, buffers: &[Buf]) -> Vec<u8> {
     }
 }
 
-fn what_nobody_else_gets_goes_to_defaults(env: &Env) {
-    let sender = Raw::new(env);
-    let (rest, in_rest) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
-    let (groups, in_groups) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
-    let (other, in_other) = receiver(env, &Rule::to(env, mac(1)), 1);
+fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let (rest, in_rest) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
+    let (groups, in_groups) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
+    let (other, in_other) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
     let steered = datagram(mac(1), 1, &[1; 60]);
     let unicast = datagram(mac(2), 2, &[2; 60]);
     let mut multicast = datagram(mac(2), 3, &[3; 60]);
@@ -255,10 +255,10 @@ fn what_nobody_else_gets_goes_to_defaults(env: &Env) {
     assert_eq!(next_own(&groups, &in_groups), multicast);
 }
 
-fn a_sniffer_gets_what_others_get(env: &Env) {
-    let sender = Raw::new(env);
-    let (sniffer, in_sniffer) = receiver(env, &Rule::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
-    let (other, in_other) = receiver(env, &Rule::to(env, mac(1)), 1);
+fn a_sniffer_gets_what_others_get(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let (sniffer, in_sniffer) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
+    let (other, in_other) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
     let steered = datagram(mac(1), 1, &[1; 60]);
     let unwanted = datagram(mac(2), 2, &[2; 60]);
     transmit(&sender, &steered);
@@ -268,52 +268,52 @@ fn a_sniffer_gets_what_others_get(env: &Env) {
     assert_eq!(next_own(&sniffer, &in_sniffer), unwanted);
 }
 
-fn several_flows_bring_a_frame_once(env: &Env) {
-    let sender = Raw::new(env);
+fn several_flows_bring_a_frame_once(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
     let passing = {
-        let mut rule = Rule::to(env, mac(1));
+        let mut rule = FlowAttr::to(env, mac(1));
         rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
         rule
     };
     let (mut receiver, buffers) = receiver(env, &passing, 2);
-    receiver.add_flow(&Rule::to(env, mac(1)).priority(1));
+    receiver.add_flow(&FlowAttr::to(env, mac(1)).priority(1));
     let frame = datagram(mac(1), 1, &[1; 60]);
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
     receiver.cq.expect_empty();
 }
 
-fn a_context_does_not_hear_itself(env: &Env) {
-    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 2);
+fn a_context_does_not_hear_itself(env: &TestEnv) {
+    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 2);
     let frame = datagram(mac(1), 1, &[1; 60]);
-    let same = Raw::of(&receiver.ctx);
+    let same = RawPacketQp::of(&receiver.ctx);
     transmit(&same, &frame);
     receiver.cq.expect_empty();
-    transmit(&Raw::new(env), &frame);
+    transmit(&RawPacketQp::new(env), &frame);
     got(&receiver.cq, &buffers, 0, &frame);
 }
 
-fn a_flow_ends(env: &Env) {
-    let sender = Raw::new(env);
-    let (mut receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 2);
+fn a_flow_ends(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let (mut receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 2);
     let frame = datagram(mac(1), 1, &[1; 60]);
     receiver.flows.clear();
     transmit(&sender, &frame);
     receiver.cq.expect_empty();
     // A new flow may follow.
-    receiver.add_flow(&Rule::to(env, mac(1)));
+    receiver.add_flow(&FlowAttr::to(env, mac(1)));
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
 }
 
-fn flows_tag_completions(env: &Env) {
+fn flows_tag_completions(env: &TestEnv) {
     let tag = |tag_id| ibv_flow_spec_action_tag {
         r#type: IBV_FLOW_SPEC_ACTION_TAG,
         size: u16::try_from(size_of::<ibv_flow_spec_action_tag>()).expect("short"),
         tag_id,
     };
-    let sender = Raw::new(env);
-    let mut receiver = Raw::new(env);
+    let sender = RawPacketQp::new(env);
+    let mut receiver = RawPacketQp::new(env);
     receiver.cq = tagged_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
     let mut init = QpInit::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
     receiver.qp = receiver.pd.qp(&mut init);
@@ -323,16 +323,16 @@ fn flows_tag_completions(env: &Env) {
         receiver.qp.recv(id, [buffer.all()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.add_flow(&Rule::to(env, mac(last)).spec(tag(tag_id)));
+        receiver.add_flow(&FlowAttr::to(env, mac(last)).spec(tag(tag_id)));
         transmit(&sender, &datagram(mac(last), 1, &[1; 60]));
         assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
     }
     assert_eq!(next_flow_tag(&receiver.cq), None);
 }
 
-fn checksums_are_filled_in_and_checked(env: &Env) {
-    let sender = Raw::new(env);
-    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 4);
+fn checksums_are_filled_in_and_checked(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 4);
     let right = datagram(mac(1), 1, &[1; 60]);
     let wc = {
         transmit(&sender, &right);
@@ -358,9 +358,9 @@ fn checksums_are_filled_in_and_checked(env: &Env) {
     assert_eq!(source.memory.read(0, without.len()), without, "the program's own bytes");
 }
 
-fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
-    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 1);
-    let sender = Raw::new(env);
+fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
+    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
+    let sender = RawPacketQp::new(env);
     let frame = &datagram(mac(1), 1, &[])[..20];
     transmit(&sender, frame);
     // IEEE 802.3, 3.2.8: 64 bytes including the frame check sequence, which is not delivered.
@@ -369,7 +369,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
     got(&receiver.cq, &buffers, 0, &padded);
     for len in [0, 13, 100_000] {
         case(format!("{len} bytes"));
-        let sender = Raw::new(env);
+        let sender = RawPacketQp::new(env);
         let source = sender.pd.buf(len.max(1));
         sender.qp.post(send([source.sge(0, len)]).id(1));
         sender.cq.next().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
@@ -377,9 +377,9 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
     }
 }
 
-fn a_frame_without_a_receive_is_lost(env: &Env) {
-    let sender = Raw::new(env);
-    let (receiver, buffers) = receiver(env, &Rule::to(env, mac(1)), 1);
+fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
     let frames = [1, 2, 3].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 60]));
     transmit(&sender, &frames[0]);
     transmit(&sender, &frames[1]);
@@ -390,11 +390,11 @@ fn a_frame_without_a_receive_is_lost(env: &Env) {
     got(&receiver.cq, &buffers, 0, &frames[2]);
 }
 
-/// The NIC reads a frame's payload when it is posted, as with UD datagrams.
-fn a_frame_is_read_when_it_is_posted(env: &Env) {
+/// The NIC reads a frame's payload when the frame is posted, as with UD datagrams.
+fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: u16 = 12;
-    let sender = Raw::new(env);
-    let (receiver, _) = receiver(env, &Rule::to(env, mac(1)), 0);
+    let sender = RawPacketQp::new(env);
+    let (receiver, _) = receiver(env, &FlowAttr::to(env, mac(1)), 0);
     let frames: Vec<_> = (0..COUNT).map(|port| datagram(mac(1), port, &[1; 8000])).collect();
     let source = sender.pd.buf(frames.len() * 9000);
     for (frame, i) in frames.iter().zip(0..) {
@@ -417,21 +417,21 @@ fn a_frame_is_read_when_it_is_posted(env: &Env) {
     }
 }
 
-fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &Env) {
-    let (receiver, _) = receiver(env, &Rule::to(env, mac(1)), 0);
+fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &TestEnv) {
+    let (receiver, _) = receiver(env, &FlowAttr::to(env, mac(1)), 0);
     assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
 }
 
-fn flows_that_cannot_be_are_refused(env: &Env) {
-    let raw = Raw::new(env);
-    let normal = Rule::to(env, mac(1));
-    let with = |change: fn(&mut Rule)| {
+fn flows_that_cannot_be_are_refused(env: &TestEnv) {
+    let raw = RawPacketQp::new(env);
+    let normal = FlowAttr::to(env, mac(1));
+    let with = |change: fn(&mut FlowAttr)| {
         let mut rule = normal.clone();
         change(&mut rule);
         rule
     };
-    let default = |change: fn(&mut Rule)| {
-        let mut rule = Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT);
+    let default = |change: fn(&mut FlowAttr)| {
+        let mut rule = FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT);
         change(&mut rule);
         rule
     };
@@ -457,25 +457,25 @@ fn flows_that_cannot_be_are_refused(env: &Env) {
         ),
         (
             "a default with a specification",
-            Rule::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth(mac(1))),
+            FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth(mac(1))),
             libc::EINVAL,
         ),
         ("a layer twice", normal.clone().spec(eth(mac(2))), libc::EINVAL),
-        ("a short specification", Rule::new(env, 0).spec(short), libc::EINVAL),
-        ("an empty specification", Rule::new(env, 0).spec(empty), libc::EINVAL),
+        ("a short specification", FlowAttr::new(env, 0).spec(short), libc::EINVAL),
+        ("an empty specification", FlowAttr::new(env, 0).spec(empty), libc::EINVAL),
         ("an unknown one", normal.clone().spec(unknown), libc::EOPNOTSUPP),
     ];
     for (name, rule, errno) in cases {
-        let made = Flow::new(&raw.ctx, &raw.qp, &rule).map(drop);
+        let made = InstalledFlow::new(&raw.ctx, &raw.qp, &rule).map(drop);
         assert_eq!(made, Err(errno), "{name}");
     }
     let rc = raw.pd.qp(&mut QpInit::new(IBV_QPT_RC, &raw.cq, &raw.cq));
-    let made = Flow::new(&raw.ctx, &rc, &normal).map(drop);
+    let made = InstalledFlow::new(&raw.ctx, &rc, &normal).map(drop);
     assert_eq!(made, Err(libc::EINVAL), "a flow for RC");
 }
 
-fn only_sends_can_be_posted(env: &Env) {
-    let raw = Raw::new(env);
+fn only_sends_can_be_posted(env: &TestEnv) {
+    let raw = RawPacketQp::new(env);
     let source = raw.pd.buf(64);
     for opcode in [
         IBV_WR_SEND_WITH_IMM,
@@ -487,12 +487,12 @@ fn only_sends_can_be_posted(env: &Env) {
     ] {
         let posted = raw.qp.try_post(vec![send([source.all()]).opcode(opcode)]);
         let errno = libc::EINVAL;
-        assert_eq!(posted, Err(Refused { errno, bad: Some(0) }), "{opcode}");
+        assert_eq!(posted, Err(RefusedPostlist { errno, bad: Some(0) }), "{opcode}");
     }
 }
 
 /// Returns work queues in the ready state, each with `recvs` posted receives, and their common buffer.
-fn work_queues(raw: &Raw, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
+fn work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     let buffer = raw.pd.buf(2048);
     let wqs = (0..count).map(|_| {
         let wq = Wq::new(&raw.pd, &raw.ctx.cq(64)).expect("ibv_create_wq");
@@ -508,19 +508,20 @@ fn work_queues(raw: &Raw, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
 
 const PORTS: u64 = IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP;
 
-fn packets_are_spread_over_work_queues(env: &Env) {
-    let sender = Raw::new(env);
-    let raw = Raw::new(env);
+fn packets_are_spread_over_work_queues(env: &TestEnv) {
+    let sender = RawPacketQp::new(env);
+    let raw = RawPacketQp::new(env);
     let (wqs, _buffer) = work_queues(&raw, 4, 16);
     let table = IndTable::new(&raw.pd, &wqs, 3).expect("ibv_create_rwq_ind_table");
-    // The key of "Verifying the RSS Hash Calculation" distributes ports as it distributes addresses.
+    // With the key of "Verifying the RSS Hash Calculation", the hash distributes ports as it
+    // distributes addresses.
     let mut key = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
     let qp = table.qp(&mut key, PORTS, &raw.cq).expect("ibv_create_qp_ex");
-    let flow = Flow::new(&raw.ctx, &qp, &Rule::to(env, mac(1))).expect("ibv_create_flow");
+    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to(env, mac(1))).expect("ibv_create_flow");
     let mut of_port = BTreeMap::new();
     for _ in 0..2 {
         for port in 1..=16 {
@@ -548,12 +549,12 @@ fn packets_are_spread_over_work_queues(env: &Env) {
     assert_eq!(queue.map(Wq::number), Some(wqs[0].number()));
 }
 
-fn work_queues_have_states(env: &Env) {
-    let raw = Raw::new(env);
+fn work_queues_have_states(env: &TestEnv) {
+    let raw = RawPacketQp::new(env);
     let wq = Wq::new(&raw.pd, &raw.cq).expect("ibv_create_wq");
     let buffer = raw.pd.buf(64);
     assert_eq!(wq.cached_state(), IBV_WQS_RESET);
-    let refused = Refused {
+    let refused = RefusedPostlist {
         errno: libc::EINVAL,
         bad: Some(0),
     };
@@ -570,8 +571,8 @@ fn work_queues_have_states(env: &Env) {
     assert_eq!(wq.to_state(7), libc::EINVAL);
 }
 
-fn what_is_used_cannot_be_destroyed(env: &Env) {
-    let raw = Raw::new(env);
+fn what_is_used_cannot_be_destroyed(env: &TestEnv) {
+    let raw = RawPacketQp::new(env);
     let (mut wqs, _buffer) = work_queues(&raw, 2, 0);
     let mut table = IndTable::new(&raw.pd, &wqs, 1).expect("ibv_create_rwq_ind_table");
     assert_eq!(wqs[0].try_destroy(), libc::EBUSY);
@@ -583,8 +584,8 @@ fn what_is_used_cannot_be_destroyed(env: &Env) {
     assert_eq!(wqs[0].try_destroy(), 0);
 }
 
-fn a_table_that_cannot_be_is_refused(env: &Env) {
-    let raw = Raw::new(env);
+fn a_table_that_cannot_be_is_refused(env: &TestEnv) {
+    let raw = RawPacketQp::new(env);
     let (wqs, _buffer) = work_queues(&raw, 1, 0);
     for log_size in [8, 31, 32, u32::MAX] {
         let made = IndTable::new(&raw.pd, &wqs, log_size).map(drop);
@@ -599,7 +600,7 @@ fn a_table_that_cannot_be_is_refused(env: &Env) {
 }
 
 /// InfiniBand ports have neither raw packet queue pairs nor work queues.
-fn infiniband_has_no_raw_packets(env: &Env) {
+fn infiniband_has_no_raw_packets(env: &TestEnv) {
     let ctx = Context::open(env);
     if ctx.port_attr().link_layer != IBV_LINK_LAYER_INFINIBAND {
         return;

@@ -2,24 +2,24 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
-use crate::memory::{Memory, PAGE};
+use crate::memory::{ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context};
-use crate::pair::{Pair, Spec};
+use crate::pair::{QpPair, QpSpec};
 use crate::wr::{SendWr, Verb, any, read, send, write};
 use crate::xrc::create_with;
 
 tests! { "refusals";
-    uc_has_no_read [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::RdmaRead),
-    uc_has_no_cmp_swp [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::AtomicCmpAndSwp),
-    uc_has_no_fetch_add [Uc] => |env| verb_is_refused(env, &Spec::uc(), Verb::AtomicFetchAndAdd),
-    ud_has_no_write [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaWrite),
-    ud_has_no_write_with_imm [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaWriteWithImm),
-    ud_has_no_read [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::RdmaRead),
-    ud_has_no_cmp_swp [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicCmpAndSwp),
-    ud_has_no_fetch_add [Ud] => |env| verb_is_refused(env, &Spec::ud(), Verb::AtomicFetchAndAdd),
+    uc_has_no_read [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::RdmaRead),
+    uc_has_no_cmp_swp [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::AtomicCmpAndSwp),
+    uc_has_no_fetch_add [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::AtomicFetchAndAdd),
+    ud_has_no_write [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWrite),
+    ud_has_no_write_with_imm [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWriteWithImm),
+    ud_has_no_read [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaRead),
+    ud_has_no_cmp_swp [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::AtomicCmpAndSwp),
+    ud_has_no_fetch_add [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::AtomicFetchAndAdd),
     a_verb_that_the_transport_lacks_is_refused_at_once [Ud, ImmediateChecks],
     unknown_opcodes_are_refused [],
     read_and_atomics_cannot_be_inline [Read, Inline],
@@ -29,10 +29,10 @@ tests! { "refusals";
     unknown_fields_of_attributes_are_not_supported [ArgumentChecks],
 }
 
-/// Posts a WR that must be refused after a valid one. The refusal comes at once with `bad_wr`, or as a failed
-/// completion.
+/// Posts a WR that must be refused, behind a valid WR. The post is refused at once with `bad_wr`, or the WR
+/// has a failed completion.
 #[track_caller]
-pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
+pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
     let a = &pair.a;
     let grh = pair.b.grh_len();
     let source = a.buf(8);
@@ -51,7 +51,7 @@ pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
         }
         Ok(()) => {
             let env = a.ctx.env();
-            assert!(!env.has(Cap::ImmediateChecks), "ibv_post_send took it");
+            assert!(!env.has(NicCapability::ImmediateChecks), "ibv_post_send took it");
             pair.b.recv_completion().expect_received(70, 8 + grh);
             a.send_completion().expect_sent(71, Verb::Send);
             a.send_completion().expect_failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
@@ -59,7 +59,7 @@ pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
     }
 }
 
-fn verb_is_refused(env: &Env, spec: &Spec, verb: Verb) {
+fn verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let pair = spec.pair(env);
     let local = pair.a.buf(8);
     let remote = pair.b.buf(8);
@@ -71,8 +71,8 @@ fn verb_is_refused(env: &Env, spec: &Spec, verb: Verb) {
 
 /// `ibv_post_send(3)` "stops processing WRs from this list at the first failure (that can be detected
 /// immediately while requests are being posted)".
-fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let (local, remote) = (pair.a.buf(8), pair.b.buf(8));
     for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
         case(format!("{verb:?}"));
@@ -83,10 +83,10 @@ fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &Env) {
     pair.check_works();
 }
 
-fn unknown_opcodes_are_refused(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+fn unknown_opcodes_are_refused(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         for opcode in [16, 99, 255, 0x8000_0000, u32::MAX] {
@@ -100,14 +100,14 @@ fn unknown_opcodes_are_refused(env: &Env) {
 
 /// `ibv_post_send(3)`: IBV_SEND_INLINE is "valid only for Send and RDMA Write". A provider may ignore the
 /// flag.
-fn read_and_atomics_cannot_be_inline(env: &Env) {
+fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
     let verbs = [Verb::RdmaRead, Verb::AtomicFetchAndAdd];
     for verb in verbs {
-        if verb.is_atomic() && !env.has(Cap::Atomics) {
+        if verb.is_atomic() && !env.has(NicCapability::Atomics) {
             continue;
         }
         case(format!("{verb:?}"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let local = pair.a.buf(8);
         let remote = pair.b.buf(8);
         remote.memory.store(0, 42);
@@ -126,14 +126,15 @@ fn read_and_atomics_cannot_be_inline(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, C10-93.1.1: the device "shall not emit any packets for this message. Further, the CI shall
-/// not generate an error due to this condition". Providers that report an error use EINVAL or LOC_LEN_ERR.
-fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
-    let pair = Spec::ud().pair(env);
+/// IBTA vol. 1, C10-93.1.1, about a UD message longer than the MTU: the device "shall not emit any packets
+/// for this message. Further, the CI shall not generate an error due to this condition". Providers that
+/// report an error use EINVAL or LOC_LEN_ERR.
+fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let mtu = super::data::mtu(&pair.a);
     for len in [mtu + 1, 2 * mtu, 1 << 20] {
         case(format!("{len} bytes"));
-        let pair = Spec::ud().pair(env);
+        let pair = QpSpec::ud().pair(env);
         let source = pair.a.buf(len);
         let target = pair.b.buf(len + 40);
         pair.b.recv(1, [target.all()]);
@@ -154,13 +155,13 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
     }
 }
 
-/// Four SGEs of 1 GiB: the sum exceeds 32 bits, and every port's `max_msg_sz`.
-fn a_message_beyond_4_gib_is_refused(env: &Env) {
-    let memory = Memory::pages((1 << 30) / PAGE);
+/// The message has four SGEs of 1 GiB. Its length exceeds 32 bits, and every port's `max_msg_sz`.
+fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
+    let memory = ZeroedMemory::pages((1 << 30) / PAGE);
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
         for inline in [false, true] {
             case(format!("{verb:?}, inline {inline}"));
-            let pair = Spec::rc().pair(env);
+            let pair = QpSpec::rc().pair(env);
             let mr = pair.a.pd.reg(&memory, ALL_ACCESS);
             let sge = ibv_sge {
                 addr: memory.addr(),
@@ -183,13 +184,13 @@ fn a_message_beyond_4_gib_is_refused(env: &Env) {
     }
 }
 
-fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
+fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
-        if verb == Verb::RdmaRead && !env.has(Cap::Read) {
+        if verb == Verb::RdmaRead && !env.has(NicCapability::Read) {
             continue;
         }
         case(format!("{verb:?}"));
-        let pair = Spec::rc().pair(env);
+        let pair = QpSpec::rc().pair(env);
         let local = pair.a.buf(64);
         let remote = pair.b.buf(4096);
         pair.b.recv(1, [remote.all()]);
@@ -217,7 +218,7 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
 
 /// An unknown bit of `comp_mask` stands for a field of a later version. rdma-core's tests skip features that
 /// are refused with EOPNOTSUPP.
-fn unknown_fields_of_attributes_are_not_supported(env: &Env) {
+fn unknown_fields_of_attributes_are_not_supported(env: &TestEnv) {
     const UNKNOWN: u32 = 1 << 30;
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(8));

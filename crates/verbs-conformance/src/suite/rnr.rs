@@ -1,14 +1,14 @@
-//! Tests of receiver not ready: RC waits or gives up, UC and UD lose the message.
+//! Tests of a receiver that is not ready: RC waits or fails, UC and UD lose the message.
 
 use std::time::Duration;
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::memory::MemKind;
-use crate::pair::Spec;
+use crate::pair::QpSpec;
 use crate::wr::{Verb, send, write, write_imm};
 
 tests! { "rnr";
@@ -22,16 +22,16 @@ tests! { "rnr";
     several_messages_wait_in_order [],
     waiting_while_the_other_way_goes_on [],
     an_empty_srq_is_not_ready_either [Srq],
-    uc_loses_a_message_without_receive [Uc] => |env| lost(env, &Spec::uc()),
-    ud_loses_a_message_without_receive [Ud] => |env| lost(env, &Spec::ud()),
+    uc_loses_a_message_without_receive [Uc] => |env| lost(env, &QpSpec::uc()),
+    ud_loses_a_message_without_receive [Ud] => |env| lost(env, &QpSpec::ud()),
     going_to_err_ends_the_waiting [],
 }
 
-fn rnr_retry_0_gives_up_at_once(env: &Env) {
+fn rnr_retry_0_gives_up_at_once(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 10_000] {
             case(format!("{len} bytes, {memory:?}"));
-            let pair = Spec::rc().memory(memory).rnr_retry(0).pair(env);
+            let pair = QpSpec::rc().memory(memory).rnr_retry(0).pair(env);
             let source = pair.a.buf(len + 1);
             pair.a.post_list(vec![send([source.sge(0, len)]).id(1), send([]).id(2)]);
             pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
@@ -41,29 +41,29 @@ fn rnr_retry_0_gives_up_at_once(env: &Env) {
     }
 }
 
-fn rnr_retry_0_gives_up_on_write_with_imm(env: &Env) {
-    let pair = Spec::rc().rnr_retry(0).pair(env);
+fn rnr_retry_0_gives_up_on_write_with_imm(env: &TestEnv) {
+    let pair = QpSpec::rc().rnr_retry(0).pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post(write_imm([source.all()], target.remote(), 1).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
-fn rnr_retry_3_gives_up_after_a_while(env: &Env) {
-    let pair = Spec::rc().rnr_retry(3).pair(env);
+fn rnr_retry_3_gives_up_after_a_while(env: &TestEnv) {
+    let pair = QpSpec::rc().rnr_retry(3).pair(env);
     pair.a.post(send([]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     pair.b.expect_silence();
 }
 
-fn rnr_retry_7_waits_for_the_receive(env: &Env) {
+fn rnr_retry_7_waits_for_the_receive(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 200, 100_000] {
             case(format!("{len} bytes, {memory:?}"));
-            let pair = Spec::rc().memory(memory).pair(env);
+            let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(len + 1);
             let target = pair.b.buf(len + 1);
-            source.memory.fill(3);
+            source.memory.fill_with_pattern(3);
             pair.a.post(send([source.sge(0, len)]).id(1));
             pair.a.scq.expect_empty();
             pair.b.rcq.expect_empty();
@@ -75,11 +75,11 @@ fn rnr_retry_7_waits_for_the_receive(env: &Env) {
     }
 }
 
-fn rnr_retry_7_waits_for_write_with_imm(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn rnr_retry_7_waits_for_write_with_imm(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(100);
     let target = pair.b.buf(100);
-    source.memory.fill(3);
+    source.memory.fill_with_pattern(3);
     pair.a.post(write_imm([source.all()], target.remote(), 9).id(1));
     pair.a.scq.expect_empty();
     pair.b.recv(2, []);
@@ -91,10 +91,10 @@ fn rnr_retry_7_waits_for_write_with_imm(env: &Env) {
 }
 
 /// IBTA vol. 1, 9.5: an RC responder executes requests in order, so a WRITE behind a waiting SEND waits, too.
-fn what_follows_waits_too(env: &Env) {
+fn what_follows_waits_too(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         source.memory.store(0, 7);
@@ -112,10 +112,10 @@ fn what_follows_waits_too(env: &Env) {
 
 /// The requester's RNR error does not affect the responder: the responder's QP stays in RTS, and the message
 /// is not delivered later.
-fn the_receiver_is_not_harmed(env: &Env) {
-    let pair = Spec::rc().rnr_retry(0).pair(env);
+fn the_receiver_is_not_harmed(env: &TestEnv) {
+    let pair = QpSpec::rc().rnr_retry(0).pair(env);
     let source = pair.a.buf(64);
-    source.memory.fill(1);
+    source.memory.fill_with_pattern(1);
     pair.a.post(send([source.all()]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
@@ -125,11 +125,11 @@ fn the_receiver_is_not_harmed(env: &Env) {
     target.memory.check_byte(0, 64, 0);
 }
 
-fn several_messages_wait_in_order(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn several_messages_wait_in_order(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(16 * 8);
     let target = pair.b.buf(16 * 8);
-    source.memory.fill(4);
+    source.memory.fill_with_pattern(4);
     pair.a.post_list((0..16).map(|i| send([source.sge(i * 8, 8)]).id(i)).collect());
     for i in 0..16 {
         if i % 5 == 0 {
@@ -144,8 +144,8 @@ fn several_messages_wait_in_order(env: &Env) {
     target.memory.check(4);
 }
 
-fn waiting_while_the_other_way_goes_on(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn waiting_while_the_other_way_goes_on(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     pair.a.post(send([]).id(1));
     for i in 0..50 {
         pair.a.recv(i, []);
@@ -158,11 +158,11 @@ fn waiting_while_the_other_way_goes_on(env: &Env) {
     pair.a.send_completion().expect_sent(1, Verb::Send);
 }
 
-fn an_empty_srq_is_not_ready_either(env: &Env) {
-    let pair = Spec::rc().with_srq().rnr_retry(0).pair(env);
+fn an_empty_srq_is_not_ready_either(env: &TestEnv) {
+    let pair = QpSpec::rc().with_srq().rnr_retry(0).pair(env);
     pair.a.post(send([]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-    let pair = Spec::rc().with_srq().pair(env);
+    let pair = QpSpec::rc().with_srq().pair(env);
     pair.a.post(send([]).id(1));
     pair.a.scq.expect_empty();
     pair.b.recv(2, []);
@@ -170,7 +170,7 @@ fn an_empty_srq_is_not_ready_either(env: &Env) {
     pair.a.send_completion().expect_sent(1, Verb::Send);
 }
 
-fn lost(env: &Env, spec: &Spec) {
+fn lost(env: &TestEnv, spec: &QpSpec) {
     let pair = spec.pair(env);
     let buf = pair.b.buf(64);
     for i in 0..5 {
@@ -183,7 +183,7 @@ fn lost(env: &Env, spec: &Spec) {
     pair.a.post(send([]).id(9));
     pair.b.recv_completion().expect_received(1, pair.b.grh_len());
     pair.a.send_completion().expect_sent(9, Verb::Send);
-    if env.has(Cap::Uc) && pair.b.grh_len() == 0 {
+    if env.has(NicCapability::Uc) && pair.b.grh_len() == 0 {
         let source = pair.a.buf(8);
         pair.a.post(write_imm([source.all()], buf.remote(), 1).id(10));
         pair.a.send_completion().expect_sent(10, Verb::RdmaWrite);
@@ -191,8 +191,8 @@ fn lost(env: &Env, spec: &Spec) {
     }
 }
 
-fn going_to_err_ends_the_waiting(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn going_to_err_ends_the_waiting(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     pair.a.post_list((0..3).map(|i| send([]).id(i)).collect());
     std::thread::sleep(Duration::from_millis(3));
     pair.a.qp.to_state(IBV_QPS_ERR);
@@ -200,6 +200,6 @@ fn going_to_err_ends_the_waiting(env: &Env) {
         pair.a.send_completion().expect_flushed(i);
     }
     pair.a.expect_silence();
-    // A flush error does not say whether the messages were delivered; the receiver itself is not affected.
+    // A flush error does not tell whether the message was delivered. The receiver itself is not affected.
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }

@@ -2,11 +2,11 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::objects::{Context, QUIET_PERIOD};
-use crate::pair::{Pair, Side, Spec};
+use crate::pair::{QpPair, QpSide, QpSpec};
 use crate::wr::{Verb, recv, send};
 
 tests! { "srq";
@@ -29,7 +29,7 @@ tests! { "srq";
     two_threads_post [Srq],
 }
 
-fn sizes_are_at_least_what_was_asked_for(env: &Env) {
+fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let pd = Context::open(env).pd();
     for (max_wr, max_sge) in [(1, 1), (3, 2), (100, 3), (1000, 1)] {
         case(format!("{max_wr} WRs of {max_sge} SGEs"));
@@ -38,7 +38,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &Env) {
     }
 }
 
-fn more_than_the_device_has_is_refused(env: &Env) {
+fn more_than_the_device_has_is_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, device) = (ctx.pd(), ctx.device_attr());
     let (wr, sge) = (device.max_srq_wr.cast_unsigned(), device.max_srq_sge.cast_unsigned());
@@ -49,7 +49,7 @@ fn more_than_the_device_has_is_refused(env: &Env) {
     }
 }
 
-fn a_full_queue_refuses_with_bad_wr(env: &Env) {
+fn a_full_queue_refuses_with_bad_wr(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let (srq, _) = pd.try_srq(10, 1).expect("ibv_create_srq");
     let depth = srq.query().max_wr as usize;
@@ -58,7 +58,7 @@ fn a_full_queue_refuses_with_bad_wr(env: &Env) {
     assert_eq!((refused.errno, refused.bad), (libc::ENOMEM, Some(depth)));
 }
 
-fn too_many_sges_are_refused(env: &Env) {
+fn too_many_sges_are_refused(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let (srq, got) = pd.try_srq(10, 2).expect("ibv_create_srq");
     let buf = pd.buf(8);
@@ -68,24 +68,24 @@ fn too_many_sges_are_refused(env: &Env) {
     assert_eq!(refused.bad, Some(1));
 }
 
-/// Returns two pairs with a common SRQ: both `b` sides share PD, CQs and SRQ.
-fn two_on_one(env: &Env, spec: &Spec) -> (Pair, Pair) {
+/// Returns two pairs whose `b` sides share PD, CQs and SRQ.
+fn two_on_one(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
     let first = spec.clone().with_srq().pair(env);
-    let mut second = Pair {
-        a: spec.side(env),
+    let mut second = QpPair {
+        a: spec.create_qp_side(env),
         b: first.b.sibling(),
     };
     second.connect();
     (first, second)
 }
 
-fn queue_pairs_share_it_in_order(env: &Env) {
-    let (first, second) = two_on_one(env, &Spec::rc());
+fn queue_pairs_share_it_in_order(env: &TestEnv) {
+    let (first, second) = two_on_one(env, &QpSpec::rc());
     let source = first.a.buf(8);
     let other = second.a.buf(8);
     let target = first.b.buf(20 * 8);
-    source.memory.fill(1);
-    other.memory.fill(2);
+    source.memory.fill_with_pattern(1);
+    other.memory.fill_with_pattern(2);
     for i in 0..20 {
         first.b.recv(i, [target.sge(i * 8, 8)]);
     }
@@ -101,9 +101,9 @@ fn queue_pairs_share_it_in_order(env: &Env) {
     }
 }
 
-fn receives_go_to_whoever_is_first(env: &Env) {
-    let (first, second) = two_on_one(env, &Spec::rc());
-    // All receives go to one of the two.
+fn receives_go_to_whoever_is_first(env: &TestEnv) {
+    let (first, second) = two_on_one(env, &QpSpec::rc());
+    // One of the two queue pairs receives all messages.
     for i in 0..30 {
         first.b.recv(i, []);
     }
@@ -112,24 +112,24 @@ fn receives_go_to_whoever_is_first(env: &Env) {
         if i % 8 == 7 {
             second.a.post(send([]).id(99));
             first.b.recv(0, []);
-            let wcs = first.b.rcq.take(9);
+            let wcs = first.b.rcq.wait_for_completions(9);
             assert!(wcs.iter().all(|wc| wc.status() == 0 && wc.qpn() == second.b.qp.qpn()));
             second.a.send_completion().expect_sent(99, Verb::Send);
         }
     }
-    drop(first.b.rcq.take(6));
+    drop(first.b.rcq.wait_for_completions(6));
 }
 
 /// `ibv_post_recv(3)`: "If the QP qp is associated with a shared receive queue, you must use the function
 /// ibv_post_srq_recv(), and not ibv_post_recv()".
-fn posting_to_the_queue_pair_is_refused(env: &Env) {
-    let pair = Spec::rc().with_srq().pair(env);
+fn posting_to_the_queue_pair_is_refused(env: &TestEnv) {
+    let pair = QpSpec::rc().with_srq().pair(env);
     let refused = pair.b.qp.try_recv(vec![recv(1, [])]).expect_err("a receive on a QP with an SRQ");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(0));
 }
 
-fn consume(pair: &Pair, n: u64) {
+fn consume(pair: &QpPair, n: u64) {
     for i in 0..n {
         pair.a.post(send([]).id(i));
         assert_eq!(pair.b.recv_completion().status(), 0);
@@ -138,8 +138,8 @@ fn consume(pair: &Pair, n: u64) {
 }
 
 /// `ibv_modify_srq(3)`: the event comes "when the number of outstanding WRs falls below the limit", once.
-fn the_limit_is_an_event_once(env: &Env) {
-    let pair = Spec::rc().with_srq().pair(env);
+fn the_limit_is_an_event_once(env: &TestEnv) {
+    let pair = QpSpec::rc().with_srq().pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..10 {
         srq.recv(i, []);
@@ -157,8 +157,8 @@ fn the_limit_is_an_event_once(env: &Env) {
     assert_eq!(srq.query().srq_limit, 0);
 }
 
-fn the_limit_can_be_set_again_and_off(env: &Env) {
-    let pair = Spec::rc().with_srq().pair(env);
+fn the_limit_can_be_set_again_and_off(env: &TestEnv) {
+    let pair = QpSpec::rc().with_srq().pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..20 {
         srq.recv(i, []);
@@ -174,7 +174,7 @@ fn the_limit_can_be_set_again_and_off(env: &Env) {
     assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
-fn a_limit_beyond_the_size_is_refused(env: &Env) {
+fn a_limit_beyond_the_size_is_refused(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let (srq, _) = pd.try_srq(10, 1).expect("ibv_create_srq");
     let got = srq.query();
@@ -185,14 +185,14 @@ fn a_limit_beyond_the_size_is_refused(env: &Env) {
 
 /// `ibv_create_srq(3)` "will update the srq_init_attr struct with the original values of the SRQ that was
 /// created".
-fn creating_tells_the_sizes_that_query_tells(env: &Env) {
+fn creating_tells_the_sizes_that_query_tells(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let (srq, got) = pd.try_srq(10, 3).expect("ibv_create_srq");
     let queried = srq.query();
     assert_eq!((queried.max_wr, queried.max_sge), (got.max_wr, got.max_sge));
 }
 
-fn query_gives_sizes_and_limit(env: &Env) {
+fn query_gives_sizes_and_limit(env: &TestEnv) {
     let pd = Context::open(env).pd();
     let (srq, got) = pd.try_srq(10, 3).expect("ibv_create_srq");
     let queried = srq.query();
@@ -206,8 +206,8 @@ fn query_gives_sizes_and_limit(env: &Env) {
     assert_eq!(srq.query().srq_limit, 4);
 }
 
-fn datagrams_share_it_too(env: &Env) {
-    let (first, second) = two_on_one(env, &Spec::ud());
+fn datagrams_share_it_too(env: &TestEnv) {
+    let (first, second) = two_on_one(env, &QpSpec::ud());
     let target = first.b.buf(100);
     for i in 0..20 {
         first.b.recv(i, [target.all()]);
@@ -220,8 +220,8 @@ fn datagrams_share_it_too(env: &Env) {
     }
 }
 
-fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
-    let (first, second) = two_on_one(env, &Spec::rc());
+fn a_failing_receive_takes_only_its_queue_pair_down(env: &TestEnv) {
+    let (first, second) = two_on_one(env, &QpSpec::rc());
     let source = first.a.buf(100);
     let target = first.b.buf(100);
     first.b.recv(1, [target.sge(0, 10)]);
@@ -240,8 +240,8 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
     second.a.send_completion().expect_sent(4, Verb::Send);
 }
 
-fn receives_survive_their_queue_pairs(env: &Env) {
-    let (first, second) = two_on_one(env, &Spec::rc());
+fn receives_survive_their_queue_pairs(env: &TestEnv) {
+    let (first, second) = two_on_one(env, &QpSpec::rc());
     for i in 0..5 {
         first.b.recv(i, []);
     }
@@ -255,14 +255,14 @@ fn receives_survive_their_queue_pairs(env: &Env) {
     }
 }
 
-fn wraps_around(env: &Env) {
-    let side = Spec::rc().side(env);
+fn wraps_around(env: &TestEnv) {
+    let side = QpSpec::rc().create_qp_side(env);
     let (srq, got) = side.pd.try_srq(5, 2).expect("ibv_create_srq");
-    let spec = Spec::rc();
+    let spec = QpSpec::rc();
     let mut pair = spec.unconnected(env);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &side.scq, &side.rcq);
     init.srq = Some(srq.clone());
-    pair.b = Side {
+    pair.b = QpSide {
         qp: side.pd.qp(&mut init),
         srq: Some(srq.clone()),
         ..side
@@ -282,11 +282,11 @@ fn wraps_around(env: &Env) {
     }
 }
 
-fn two_threads_post(env: &Env) {
+fn two_threads_post(env: &TestEnv) {
     const EACH: u64 = 500;
-    let (first, second) = two_on_one(env, &Spec::rc());
+    let (first, second) = two_on_one(env, &QpSpec::rc());
     let srq = first.b.srq.clone().expect("an SRQ");
-    let has = env.has(Cap::Srq);
+    let has = env.has(NicCapability::Srq);
     assert!(has);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -1,29 +1,30 @@
-//! The state machine of queue pairs: IBTA vol. 1, 10.3.1 and 11.2.5.2; `ibv_modify_qp(3)`.
+//! Tests of the state machine of queue pairs: IBTA vol. 1, 10.3.1 and 11.2.5.2; `ibv_modify_qp(3)`.
 
 use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::objects::QUIET_PERIOD;
-use crate::pair::{Address, Pair, Side, Spec};
+use crate::pair::{QpAddress, QpPair, QpSide, QpSpec};
 use crate::wr::{Verb, recv, send, write};
 
 tests! { "state";
-    rc_walks_through_its_states [] => |env| walk(env, &Spec::rc()),
-    uc_walks_through_its_states [Uc] => |env| walk(env, &Spec::uc()),
-    ud_walks_through_its_states [Ud] => |env| walk(env, &Spec::ud()),
-    rc_illegal_transitions_are_refused [] => |env| illegal_transitions(env, &Spec::rc()),
-    uc_illegal_transitions_are_refused [Uc] => |env| illegal_transitions(env, &Spec::uc()),
-    ud_illegal_transitions_are_refused [Ud] => |env| illegal_transitions(env, &Spec::ud()),
-    rc_missing_attributes_are_refused [] => |env| missing_attributes(env, &Spec::rc()),
-    uc_missing_attributes_are_refused [Uc] => |env| missing_attributes(env, &Spec::uc()),
-    ud_missing_attributes_are_refused [Ud] => |env| missing_attributes(env, &Spec::ud()),
-    rc_extra_attributes_are_refused [] => |env| extra_attributes(env, &Spec::rc()),
-    uc_extra_attributes_are_refused [Uc] => |env| extra_attributes(env, &Spec::uc()),
-    ud_extra_attributes_are_refused [Ud] => |env| extra_attributes(env, &Spec::ud()),
+    rc_walks_through_its_states [] => |env| walk(env, &QpSpec::rc()),
+    uc_walks_through_its_states [Uc] => |env| walk(env, &QpSpec::uc()),
+    ud_walks_through_its_states [Ud] => |env| walk(env, &QpSpec::ud()),
+    rc_illegal_transitions_are_refused [] => |env| illegal_transitions(env, &QpSpec::rc()),
+    uc_illegal_transitions_are_refused [Uc] => |env| illegal_transitions(env, &QpSpec::uc()),
+    ud_illegal_transitions_are_refused [Ud] => |env| illegal_transitions(env, &QpSpec::ud()),
+    rc_missing_attributes_are_refused [] => |env| missing_attributes(env, &QpSpec::rc()),
+    uc_missing_attributes_are_refused [Uc] => |env| missing_attributes(env, &QpSpec::uc()),
+    ud_missing_attributes_are_refused [Ud] => |env| missing_attributes(env, &QpSpec::ud()),
+    rc_extra_attributes_are_refused [] => |env| extra_attributes(env, &QpSpec::rc()),
+    uc_extra_attributes_are_refused [Uc] => |env| extra_attributes(env, &QpSpec::uc()),
+    ud_extra_attributes_are_refused [Ud] => |env| extra_attributes(env, &QpSpec::ud()),
+    attributes_beyond_the_standard_ones_are_not_supported [],
     values_out_of_range_are_refused [],
     a_gid_index_without_a_gid_is_refused [],
     a_gid_that_nobody_has_is_refused [],
@@ -46,20 +47,20 @@ tests! { "state";
     no_sqd_without_rts [Sqd],
 }
 
-fn modify_state(side: &Side, state: ibv_qp_state) -> Result<(), i32> {
+fn modify_state(side: &QpSide, state: ibv_qp_state) -> Result<(), i32> {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = state;
     side.qp.modify(&attr, IBV_QP_STATE)
 }
 
 #[track_caller]
-fn expect_state(side: &Side, state: ibv_qp_state) {
+fn expect_state(side: &QpSide, state: ibv_qp_state) {
     assert_eq!(side.qp.state(), state, "the state that ibv_query_qp gives");
     assert_eq!(side.qp.cached_state(), state, "qp->state");
 }
 
-fn walk(env: &Env, spec: &Spec) {
-    let mut side = spec.side(env);
+fn walk(env: &TestEnv, spec: &QpSpec) {
+    let mut side = spec.create_qp_side(env);
     let peer = side.address();
     for _ in 0..3 {
         expect_state(&side, IBV_QPS_RESET);
@@ -69,7 +70,7 @@ fn walk(env: &Env, spec: &Spec) {
         expect_state(&side, IBV_QPS_RTR);
         side.to_rts();
         expect_state(&side, IBV_QPS_RTS);
-        if env.has(Cap::Sqd) {
+        if env.has(NicCapability::Sqd) {
             modify_state(&side, IBV_QPS_SQD).expect("RTS to SQD");
             expect_state(&side, IBV_QPS_SQD);
             side.qp.await_drained();
@@ -84,7 +85,7 @@ fn walk(env: &Env, spec: &Spec) {
 
 /// Moves a QP from RESET to `state`.
 #[track_caller]
-fn bring(side: &mut Side, state: ibv_qp_state) {
+fn bring(side: &mut QpSide, state: ibv_qp_state) {
     let peer = side.address();
     if state == IBV_QPS_RESET {
         return;
@@ -108,7 +109,7 @@ fn bring(side: &mut Side, state: ibv_qp_state) {
 }
 
 /// Returns attributes and mask that complete the transition to `to`, if that transition is legal.
-fn full(side: &Side, to: ibv_qp_state, peer: &Address) -> (ibv_qp_attr, c_int) {
+fn full(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
     match to {
         IBV_QPS_INIT => side.init_attr(),
         IBV_QPS_RTR => side.rtr_attr(peer),
@@ -121,16 +122,16 @@ fn full(side: &Side, to: ibv_qp_state, peer: &Address) -> (ibv_qp_attr, c_int) {
     }
 }
 
-fn states(env: &Env) -> Vec<ibv_qp_state> {
+fn states(env: &TestEnv) -> Vec<ibv_qp_state> {
     let mut states =
         vec![IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR];
-    if env.has(Cap::Sqd) {
+    if env.has(NicCapability::Sqd) {
         states.push(IBV_QPS_SQD);
     }
     states
 }
 
-fn illegal_transitions(env: &Env, spec: &Spec) {
+fn illegal_transitions(env: &TestEnv, spec: &QpSpec) {
     let legal = [
         (IBV_QPS_RESET, IBV_QPS_INIT),
         (IBV_QPS_INIT, IBV_QPS_INIT),
@@ -143,13 +144,13 @@ fn illegal_transitions(env: &Env, spec: &Spec) {
     ];
     for from in states(env) {
         for to in states(env) {
-            // Every state may go to RESET and ERR (RESET to ERR depends on the device).
+            // Every state has transitions to RESET and ERR (RESET to ERR depends on the device).
             let open = to == IBV_QPS_RESET || to == IBV_QPS_ERR;
             if open || legal.contains(&(from, to)) {
                 continue;
             }
             case(format!("{from} to {to}"));
-            let mut side = spec.side(env);
+            let mut side = spec.create_qp_side(env);
             bring(&mut side, from);
             let peer = side.address();
             let (attr, mask) = full(&side, to, &peer);
@@ -163,9 +164,9 @@ fn steps() -> [(ibv_qp_state, ibv_qp_state); 3] {
     [(IBV_QPS_RESET, IBV_QPS_INIT), (IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)]
 }
 
-fn missing_attributes(env: &Env, spec: &Spec) {
+fn missing_attributes(env: &TestEnv, spec: &QpSpec) {
     for (from, to) in steps() {
-        let mut side = spec.side(env);
+        let mut side = spec.create_qp_side(env);
         bring(&mut side, from);
         let peer = side.address();
         let (attr, mask) = full(&side, to, &peer);
@@ -179,15 +180,15 @@ fn missing_attributes(env: &Env, spec: &Spec) {
     }
 }
 
-fn extra_attributes(env: &Env, spec: &Spec) {
+fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
     let ud = spec.qp_type == IBV_QPT_UD;
     let rc = spec.qp_type == IBV_QPT_RC;
     for (from, to) in steps() {
-        let mut side = spec.side(env);
+        let mut side = spec.create_qp_side(env);
         bring(&mut side, from);
         let peer = side.address();
         let (attr, mask) = full(&side, to, &peer);
-        // Attributes that no table permits in this transition.
+        // These attributes are not permitted in this transition by any table.
         let mut extras = vec![IBV_QP_EN_SQD_ASYNC_NOTIFY];
         if to == IBV_QPS_INIT {
             extras.extend([IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_DEST_QPN, IBV_QP_TIMEOUT, IBV_QP_SQ_PSN]);
@@ -215,7 +216,26 @@ fn extra_attributes(env: &Env, spec: &Spec) {
     }
 }
 
-fn values_out_of_range_are_refused(env: &Env) {
+/// `IBV_QP_RATE_LIMIT` and bits without a name: `ibv_cmd_modify_qp` of rdma-core answers `EOPNOTSUPP` before the driver checks
+/// the state.
+fn attributes_beyond_the_standard_ones_are_not_supported(env: &TestEnv) {
+    for (from, to) in steps() {
+        let mut side = QpSpec::rc().create_qp_side(env);
+        bring(&mut side, from);
+        let peer = side.address();
+        let (mut attr, mask) = full(&side, to, &peer);
+        attr.rate_limit = 1000;
+        for extra in [IBV_QP_RATE_LIMIT, IBV_QP_DEST_QPN << 1, 1 << 30] {
+            case(format!("{from} to {to} with {extra:#x}"));
+            let refused = side.qp.modify(&attr, mask | extra);
+            assert_eq!(refused, Err(libc::EOPNOTSUPP));
+            expect_state(&side, from);
+        }
+        side.qp.modify(&attr, mask).expect("without them");
+    }
+}
+
+fn values_out_of_range_are_refused(env: &TestEnv) {
     let changes: [(ibv_qp_state, &str, Change); 5] = [
         (IBV_QPS_INIT, "port 0", |a, _, _| a.port_num = 0),
         (IBV_QPS_INIT, "a port that is not there", |a, d, _| a.port_num = d.phys_port_cnt + 1),
@@ -226,10 +246,10 @@ fn values_out_of_range_are_refused(env: &Env) {
     refuses(env, &changes);
 }
 
-/// If the table has more than 255 entries, the last index that fits the field is not beyond the table, but
-/// its entry is empty.
-fn a_gid_index_without_a_gid_is_refused(env: &Env) {
-    let mut side = Spec::rc().side(env);
+/// If the table has more than 255 entries, the largest index that the field can hold is inside the table. The
+/// entry with that index is empty.
+fn a_gid_index_without_a_gid_is_refused(env: &TestEnv) {
+    let mut side = QpSpec::rc().create_qp_side(env);
     bring(&mut side, IBV_QPS_INIT);
     let peer = side.address();
     let (mut attr, mask) = full(&side, IBV_QPS_RTR, &peer);
@@ -240,10 +260,10 @@ fn a_gid_index_without_a_gid_is_refused(env: &Env) {
     expect_state(&side, IBV_QPS_INIT);
 }
 
-/// On Ethernet the destination's address is resolved before the queue pair is changed: `ib_resolve_eth_dmac`
+/// On Ethernet the destination's address is resolved before the queue pair is modified: `ib_resolve_eth_dmac`
 /// of `linux:drivers/infiniband/core/verbs.c`.
-fn a_gid_that_nobody_has_is_refused(env: &Env) {
-    let own = Spec::rc().side(env).address().gid;
+fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
+    let own = QpSpec::rc().create_qp_side(env).address().gid;
     let mapped = |gid: &[u8; 16]| gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
     let mut link_local = [0; 16];
     link_local[..2].copy_from_slice(&[0xfe, 0x80]);
@@ -259,24 +279,24 @@ fn a_gid_that_nobody_has_is_refused(env: &Env) {
         cases.push((ipv4, libc::EINVAL));
     }
     for (gid, errno) in cases {
-        for spec in [Spec::rc(), Spec::uc()] {
-            if spec.qp_type == IBV_QPT_UC && !env.has(Cap::Uc) {
+        for spec in [QpSpec::rc(), QpSpec::uc()] {
+            if spec.qp_type == IBV_QPT_UC && !env.has(NicCapability::Uc) {
                 continue;
             }
             case(format!("type {}, {gid:02x?}", spec.qp_type));
-            let mut side = spec.side(env);
+            let mut side = spec.create_qp_side(env);
             if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
                 return;
             }
             bring(&mut side, IBV_QPS_INIT);
-            let (attr, mask) = side.rtr_attr(&Address { gid, ..side.address() });
+            let (attr, mask) = side.rtr_attr(&QpAddress { gid, ..side.address() });
             assert_eq!(side.qp.modify(&attr, mask), Err(errno));
             expect_state(&side, IBV_QPS_INIT);
         }
     }
 }
 
-fn more_reads_than_the_device_has_are_refused(env: &Env) {
+fn more_reads_than_the_device_has_are_refused(env: &TestEnv) {
     let changes: [(ibv_qp_state, &str, Change); 2] = [
         (IBV_QPS_RTR, "more READs than the device serves", |a, d, _| {
             a.max_dest_rd_atomic = u8::try_from(d.max_qp_rd_atom + 1).unwrap_or(255);
@@ -288,11 +308,11 @@ fn more_reads_than_the_device_has_are_refused(env: &Env) {
     refuses(env, &changes);
 }
 
-fn a_pkey_index_beyond_the_table_is_refused(env: &Env) {
+fn a_pkey_index_beyond_the_table_is_refused(env: &TestEnv) {
     refuses(env, &[(IBV_QPS_INIT, "a P_Key index beyond the table", |a, _, p| a.pkey_index = p.pkey_tbl_len)]);
 }
 
-fn a_path_mtu_that_there_is_not_is_refused(env: &Env) {
+fn a_path_mtu_that_there_is_not_is_refused(env: &TestEnv) {
     refuses(
         env,
         &[
@@ -305,10 +325,10 @@ fn a_path_mtu_that_there_is_not_is_refused(env: &Env) {
 type Change = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
 
 /// Checks that each change makes the transition to a state fail, and that the QP stays as it was.
-fn refuses(env: &Env, changes: &[(ibv_qp_state, &str, Change)]) {
+fn refuses(env: &TestEnv, changes: &[(ibv_qp_state, &str, Change)]) {
     for &(to, what, change) in changes {
         case(what);
-        let mut side = Spec::rc().side(env);
+        let mut side = QpSpec::rc().create_qp_side(env);
         let from = steps().into_iter().find(|step| step.1 == to).expect("a step").0;
         bring(&mut side, from);
         let (device, port) = (side.ctx.device_attr(), side.ctx.port_attr());
@@ -322,8 +342,8 @@ fn refuses(env: &Env, changes: &[(ibv_qp_state, &str, Change)]) {
 
 /// `ibv_modify_qp(3)`: "If any of the modify attributes or the modify mask are invalid, none of the attributes
 /// will be modified (including the QP state)."
-fn a_refused_change_changes_nothing(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn a_refused_change_changes_nothing(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let before = pair.b.qp.query().0;
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE.cast_unsigned();
@@ -341,8 +361,8 @@ fn a_refused_change_changes_nothing(env: &Env) {
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
 }
 
-fn unknown_states_are_refused(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn unknown_states_are_refused(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     for state in [7, 8, 255, u32::MAX] {
         case(format!("state {state}"));
         assert_eq!(modify_state(&pair.a, state), Err(libc::EINVAL));
@@ -351,8 +371,8 @@ fn unknown_states_are_refused(env: &Env) {
     pair.check_works();
 }
 
-fn a_wrong_current_state_is_refused(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn a_wrong_current_state_is_refused(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_RTS;
     attr.cur_qp_state = IBV_QPS_RTS;
@@ -363,10 +383,10 @@ fn a_wrong_current_state_is_refused(env: &Env) {
     pair.check_works();
 }
 
-fn err_is_reached_from_everywhere(env: &Env) {
+fn err_is_reached_from_everywhere(env: &TestEnv) {
     for from in states(env).into_iter().filter(|state| *state != IBV_QPS_RESET) {
         case(format!("from {from}"));
-        let mut side = Spec::rc().side(env);
+        let mut side = QpSpec::rc().create_qp_side(env);
         bring(&mut side, from);
         modify_state(&side, IBV_QPS_ERR).expect("to ERR");
         expect_state(&side, IBV_QPS_ERR);
@@ -375,15 +395,15 @@ fn err_is_reached_from_everywhere(env: &Env) {
     }
 }
 
-fn query_returns_what_was_set(env: &Env) {
-    let spec = Spec::rc().with(|s| {
+fn query_returns_what_was_set(env: &TestEnv) {
+    let spec = QpSpec::rc().with(|s| {
         s.timeout = 13;
         s.retry_cnt = 5;
         s.rnr_retry = 4;
         s.min_rnr_timer = 12;
         s.access = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
     });
-    let mut pair: Pair = spec.unconnected(env);
+    let mut pair: QpPair = spec.unconnected(env);
     pair.connect();
     let (attr, init) = pair.a.qp.query();
     assert_eq!(attr.qp_state, IBV_QPS_RTS);
@@ -406,8 +426,8 @@ fn query_returns_what_was_set(env: &Env) {
     assert_eq!(init.recv_cq, pair.a.rcq.raw());
     assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
     assert!(init.cap.max_send_sge >= 4 && init.cap.max_recv_sge >= 4);
-    if env.has(Cap::Ud) {
-        let side = Spec::ud().with(|s| s.qkey = 0x7654_3210).pair(env).a;
+    if env.has(NicCapability::Ud) {
+        let side = QpSpec::ud().with(|s| s.qkey = 0x7654_3210).pair(env).a;
         assert_eq!(side.qp.query().0.qkey, 0x7654_3210);
     }
 }
@@ -415,8 +435,8 @@ fn query_returns_what_was_set(env: &Env) {
 const ALL_REMOTE: u32 =
     (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
 
-fn init_to_init_changes_attributes(env: &Env) {
-    let side = Spec::rc().side(env);
+fn init_to_init_changes_attributes(env: &TestEnv) {
+    let side = QpSpec::rc().create_qp_side(env);
     side.to_init();
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_INIT;
@@ -426,8 +446,8 @@ fn init_to_init_changes_attributes(env: &Env) {
     expect_state(&side, IBV_QPS_INIT);
 }
 
-fn receives_posted_in_init_are_used(env: &Env) {
-    let mut pair = Spec::rc().unconnected(env);
+fn receives_posted_in_init_are_used(env: &TestEnv) {
+    let mut pair = QpSpec::rc().unconnected(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     for i in 0..3 {
@@ -443,15 +463,15 @@ fn receives_posted_in_init_are_used(env: &Env) {
     }
 }
 
-fn rtr_receives_and_does_not_send(env: &Env) {
-    let mut pair = Spec::rc().unconnected(env);
+fn rtr_receives_and_does_not_send(env: &TestEnv) {
+    let mut pair = QpSpec::rc().unconnected(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     pair.b.to_rtr(&to_a);
     pair.a.connect(&to_b);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    source.memory.fill(3);
+    source.memory.fill_with_pattern(3);
     pair.a.post(write([source.all()], target.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.check(3);
@@ -459,7 +479,7 @@ fn rtr_receives_and_does_not_send(env: &Env) {
     pair.a.post(send([]).id(3));
     pair.b.recv_completion().expect_received(2, 0);
     pair.a.send_completion().expect_sent(3, Verb::Send);
-    if env.has(Cap::ImmediateChecks) {
+    if env.has(NicCapability::ImmediateChecks) {
         let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
         assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
     }
@@ -467,17 +487,17 @@ fn rtr_receives_and_does_not_send(env: &Env) {
     pair.check_works();
 }
 
-/// `ibv_post_send(3)` and IBTA vol. 1, 10.8.2: an immediate error in RESET, INIT and RTR.
-fn sends_before_rts_are_refused(env: &Env) {
-    for spec in [Spec::rc(), Spec::uc(), Spec::ud()] {
-        let lacking = (spec.qp_type == IBV_QPT_UC && !env.has(Cap::Uc))
-            || (spec.qp_type == IBV_QPT_UD && !env.has(Cap::Ud));
+/// A send in RESET, INIT or RTR is an immediate error: `ibv_post_send(3)` and IBTA vol. 1, 10.8.2.
+fn sends_before_rts_are_refused(env: &TestEnv) {
+    for spec in [QpSpec::rc(), QpSpec::uc(), QpSpec::ud()] {
+        let lacking = (spec.qp_type == IBV_QPT_UC && !env.has(NicCapability::Uc))
+            || (spec.qp_type == IBV_QPT_UD && !env.has(NicCapability::Ud));
         if lacking {
             continue;
         }
         for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
             case(format!("QP type {} in {state}", spec.qp_type));
-            let mut side = spec.side(env);
+            let mut side = spec.create_qp_side(env);
             bring(&mut side, state);
             let wr = side.routed(send([]).id(1));
             let refused = side.qp.try_post(vec![wr]).expect_err("a send before RTS");
@@ -487,19 +507,19 @@ fn sends_before_rts_are_refused(env: &Env) {
     }
 }
 
-fn receives_in_reset_are_refused(env: &Env) {
-    let side = Spec::rc().side(env);
+fn receives_in_reset_are_refused(env: &TestEnv) {
+    let side = QpSpec::rc().create_qp_side(env);
     let refused = side.qp.try_recv(vec![recv(1, [])]).expect_err("a receive in RESET");
     assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
     side.to_init();
     side.recv(1, []);
 }
 
-/// IBTA vol. 1, 10.3.1.6: in SQD, WRs may be posted but do not start.
-fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
-    let mut specs = vec![Spec::rc()];
-    if env.has(Cap::Ud) {
-        specs.push(Spec::ud());
+/// IBTA vol. 1, 10.3.1.6: in SQD, WRs may be posted but are not executed.
+fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.has(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
     }
     for spec in specs {
         case(format!("QP type {}", spec.qp_type));
@@ -524,8 +544,8 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
     }
 }
 
-fn sqd_still_receives(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn sqd_still_receives(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     modify_state(&pair.b, IBV_QPS_SQD).expect("RTS to SQD");
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
@@ -536,8 +556,8 @@ fn sqd_still_receives(env: &Env) {
     pair.a.send_completion().expect_sent(2, Verb::Send);
 }
 
-fn sqd_changes_what_rts_cannot(env: &Env) {
-    let pair = Spec::rc().pair(env);
+fn sqd_changes_what_rts_cannot(env: &TestEnv) {
+    let pair = QpSpec::rc().pair(env);
     let mut attr = ibv_qp_attr::zeroed();
     attr.timeout = 9;
     attr.retry_cnt = 3;
@@ -552,9 +572,9 @@ fn sqd_changes_what_rts_cannot(env: &Env) {
     pair.check_works();
 }
 
-fn no_sqd_without_rts(env: &Env) {
+fn no_sqd_without_rts(env: &TestEnv) {
     for from in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_ERR] {
-        let mut side = Spec::rc().side(env);
+        let mut side = QpSpec::rc().create_qp_side(env);
         bring(&mut side, from);
         assert_eq!(modify_state(&side, IBV_QPS_SQD), Err(libc::EINVAL), "from {from}");
     }

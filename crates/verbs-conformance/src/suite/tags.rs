@@ -5,14 +5,14 @@ use std::time::Duration;
 use verbs_abi::*;
 
 use super::overrun::await_overrun;
-use crate::Env;
+use crate::TestEnv;
 use crate::harness::case;
 use crate::objects::{Buf, QpInit};
-use crate::pair::{Side, Spec};
-use crate::peer::{Answer, Order, Peer};
+use crate::pair::{QpSide, QpSpec};
+use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::rng::pattern;
 use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, header, operation, post_ops};
-use crate::wr::{Remote, Verb, Wc, read, send, send_imm};
+use crate::wr::{RemoteAddress, Verb, Wc, read, send, send_imm};
 
 tests! { "tags";
     a_message_goes_to_what_it_matches [Tags],
@@ -34,18 +34,19 @@ tests! { "tags";
 
 const ANY: u64 = u64::MAX;
 
-/// A sending queue pair, and a receiving one whose SRQ matches tags. Fields are dropped in this order.
+/// A sending queue pair, and a receiving queue pair whose SRQ matches tags. The fields are dropped in the order of
+/// declaration.
 struct Tags {
-    sender: Side,
-    receiver: Side,
+    sender: QpSide,
+    receiver: QpSide,
     tags: TagSrq,
 }
 
 impl Tags {
-    fn new(env: &Env) -> Self {
-        let spec = Spec::rc();
-        let mut sender = spec.side(env);
-        let mut receiver = Side::new(&sender.ctx, &spec);
+    fn new(env: &TestEnv) -> Self {
+        let spec = QpSpec::rc();
+        let mut sender = spec.create_qp_side(env);
+        let mut receiver = QpSide::new(&sender.ctx, &spec);
         let tags = TagSrq::new(&receiver.pd, &receiver.rcq, 4).expect("ibv_create_srq_ex");
         let mut init = QpInit::new(IBV_QPT_RC, &receiver.scq, &receiver.rcq);
         init.srq = Some(tags.srq.clone());
@@ -64,7 +65,7 @@ impl Tags {
         handle
     }
 
-    /// Takes the next completion of the receiver: an operation, or a part of a message.
+    /// Takes the next completion of the receiver: the completion of a tag operation, or of a part of a message.
     fn completes(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
         let wc = self.receiver.recv_completion();
         wc.expect_success(wr_id, opcode);
@@ -88,13 +89,13 @@ fn flags(wc: &Wc) -> u32 {
     wc.raw().wc_flags
 }
 
-fn a_message_goes_to_what_it_matches(env: &Env) {
+fn a_message_goes_to_what_it_matches(env: &TestEnv) {
     let tags = Tags::new(env);
     for (i, len) in [0, 1, 48, 1000, 5000, 100_000].into_iter().enumerate() {
         let i = i as u64;
         let (first, second) = (tags.receiver.buf(len.max(1)), tags.receiver.buf(len.max(1)));
         tags.add(10, 7, &first);
-        // Any tag whose lowest hexadecimal digit is 5.
+        // This entry matches any tag whose lowest hexadecimal digit is 5.
         tags.tags.add(11, (5, 0xf), &[second.all()]).expect("ibv_post_srq_ops");
         tags.completes(11, IBV_WC_TM_ADD);
         for (tag, wr_id, to) in [(0x1235, 11, &second), (7, 10, &first)] {
@@ -111,7 +112,7 @@ fn a_message_goes_to_what_it_matches(env: &Env) {
     }
 }
 
-fn what_matches_nothing_is_unexpected(env: &Env) {
+fn what_matches_nothing_is_unexpected(env: &TestEnv) {
     let tags = Tags::new(env);
     let (tagged, plain) = (tags.receiver.buf(8192), tags.receiver.buf(8192));
     tags.add(1, 7, &tagged);
@@ -128,7 +129,7 @@ fn what_matches_nothing_is_unexpected(env: &Env) {
     }
 }
 
-fn messages_without_a_tag_go_to_receives(env: &Env) {
+fn messages_without_a_tag_go_to_receives(env: &TestEnv) {
     let tags = Tags::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
     tags.add(1, 0, &tagged);
@@ -151,7 +152,7 @@ fn messages_without_a_tag_go_to_receives(env: &Env) {
     }
 }
 
-fn what_comes_behind_an_unexpected_message_waits(env: &Env) {
+fn what_comes_behind_an_unexpected_message_waits(env: &TestEnv) {
     let tags = Tags::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
     for id in 0..2 {
@@ -176,7 +177,7 @@ fn what_comes_behind_an_unexpected_message_waits(env: &Env) {
     tags.sender.send_completion().expect_sent(2, Verb::Send);
 }
 
-fn what_is_deleted_matches_nothing(env: &Env) {
+fn what_is_deleted_matches_nothing(env: &TestEnv) {
     let tags = Tags::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
     let handle = tags.add(1, 7, &tagged);
@@ -193,12 +194,12 @@ fn what_is_deleted_matches_nothing(env: &Env) {
 
 /// Returns a rendezvous message for `payload`.
 fn rendezvous(tags: &Tags, tag: u64, payload: &Buf, rkey: u32) -> Buf {
-    let place = Remote { rkey, ..payload.remote() };
+    let place = RemoteAddress { rkey, ..payload.remote() };
     tags.message(&rendezvous_header(tag, place, payload.memory.len()), 0, 0)
 }
 
 /// Returns the headers of a rendezvous message: for tag matching and for the rendezvous.
-fn rendezvous_header(tag: u64, payload: Remote, len: usize) -> Vec<u8> {
+fn rendezvous_header(tag: u64, payload: RemoteAddress, len: usize) -> Vec<u8> {
     let mut bytes = header(RNDV, 55, tag);
     bytes.extend(payload.addr.to_be_bytes());
     bytes.extend(payload.rkey.to_be_bytes());
@@ -206,13 +207,13 @@ fn rendezvous_header(tag: u64, payload: Remote, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn a_rendezvous_is_read_and_finished(env: &Env) {
+fn a_rendezvous_is_read_and_finished(env: &TestEnv) {
     let tags = Tags::new(env);
     let fins = tags.sender.buf(64);
     for (i, len) in [1, 1000, 5000, 1_000_000].into_iter().enumerate() {
         let i = i as u64;
         let payload = tags.sender.buf(len);
-        payload.memory.fill(i);
+        payload.memory.fill_with_pattern(i);
         let halves = [tags.receiver.buf(len / 2 + 1), tags.receiver.buf(len)];
         let sges = [halves[0].all(), halves[1].all()];
         tags.tags.add(30 + i, (i, ANY), &sges).expect("ibv_post_srq_ops");
@@ -237,7 +238,7 @@ fn a_rendezvous_is_read_and_finished(env: &Env) {
     }
 }
 
-fn a_rendezvous_that_cannot_be_read_fails(env: &Env) {
+fn a_rendezvous_that_cannot_be_read_fails(env: &TestEnv) {
     let tags = Tags::new(env);
     let (payload, to) = (tags.sender.buf(100), tags.receiver.buf(100));
     tags.add(1, 7, &to);
@@ -249,7 +250,7 @@ fn a_rendezvous_that_cannot_be_read_fails(env: &Env) {
     assert_eq!(tags.receiver.qp.state(), IBV_QPS_ERR);
 }
 
-fn a_message_that_is_too_long_fails(env: &Env) {
+fn a_message_that_is_too_long_fails(env: &TestEnv) {
     let tags = Tags::new(env);
     let to = tags.receiver.buf(99);
     tags.add(1, 7, &to);
@@ -263,7 +264,7 @@ fn a_message_that_is_too_long_fails(env: &Env) {
 /// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer with an
 /// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer (tag-matching
 /// has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of rdma-core).
-fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
+fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &TestEnv) {
     let tags = Tags::new(env);
     let (to, payload) = (tags.receiver.buf(99), tags.sender.buf(100));
     let place = rendezvous_header(7, payload.remote(), 100);
@@ -273,9 +274,9 @@ fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
     tags.receiver.recv_completion().expect_failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
     assert_eq!(to.memory.read(0, 32), place);
     tags.sender.send_completion().expect_sent(0, Verb::Send);
-    // The program reads the payload and finishes; the queue pairs are unaffected.
+    // The program reads the payload and finishes the rendezvous; the queue pairs are not affected.
     let all = tags.receiver.buf(100);
-    payload.memory.fill(3);
+    payload.memory.fill_with_pattern(3);
     tags.receiver.post(read([all.all()], payload.remote()).id(4));
     tags.receiver.send_completion().expect_sent(4, Verb::RdmaRead);
     all.memory.check_at(0, 100, 3);
@@ -290,7 +291,7 @@ fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
     tags.sender.send_completion().expect_failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
-fn what_is_not_for_tags_is_refused(env: &Env) {
+fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     let tags = Tags::new(env);
     let (pd, ctx) = (&tags.receiver.pd, &tags.receiver.ctx);
     let to = tags.receiver.buf(8);
@@ -317,35 +318,35 @@ fn what_is_not_for_tags_is_refused(env: &Env) {
 
 const LEN: usize = 1 << 20;
 
-fn do_it(peer: &mut Peer, order: Order) {
-    assert_eq!(peer.ask(&order), Answer::Done);
+fn do_it(peer: &mut PeerProcess, order: PeerCommand) {
+    assert_eq!(peer.command(&order), PeerAnswer::Done);
 }
 
-/// Starts another process connected with a new side of this one. The arguments are the numbers of tags of the
-/// SRQs in this process and in the other.
-fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
-    let spec = |tags| Spec::rc().short_timeouts().with_tags(tags);
-    let mut peer = Peer::start(env);
-    let make = Order::Make(Box::new(spec(there)), LEN + 4096);
-    let Answer::Made(address, remote) = peer.ask(&make) else { panic!("nothing was made") };
-    let mut side = spec(here).side(env);
-    do_it(&mut peer, Order::Connect(side.address()));
+/// Starts another process, and connects it with a new side of this process. `here` and `there` are the numbers of tags
+/// of the SRQs in this process and in the other process.
+fn with_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSide, RemoteAddress) {
+    let spec = |tags| QpSpec::rc().short_timeouts().with_tags(tags);
+    let mut peer = PeerProcess::start(env);
+    let make = PeerCommand::Make(Box::new(spec(there)), LEN + 4096);
+    let PeerAnswer::Made(address, remote) = peer.command(&make) else { panic!("nothing was made") };
+    let mut side = spec(here).create_qp_side(env);
+    do_it(&mut peer, PeerCommand::Connect(side.address()));
     side.connect(&address);
     (peer, side, remote)
 }
 
 /// Checks that the next completion of a side's receives is a tagged message.
-fn matched(side: &Side, wr_id: u64, expected: u32, len: usize) {
+fn matched(side: &QpSide, wr_id: u64, expected: u32, len: usize) {
     let wc = side.recv_completion();
     wc.expect_success(wr_id, IBV_WC_TM_RECV);
     assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
 }
 
-/// Offsets in the peer's buffer, which begins with the payload: of messages, and of replies.
+/// Offsets of messages and of replies in the peer's buffer; the payload is at the start of the buffer.
 const MESSAGE: usize = LEN;
 const BACK: usize = LEN + 64;
 
-fn messages_of_another_process_are_matched(env: &Env) {
+fn messages_of_another_process_are_matched(env: &TestEnv) {
     let (mut peer, side, remote) = with_peer(env, 4, 0);
     let tags = side.tags.clone().expect("it has a list");
     let (to, plain) = (side.buf(LEN), side.buf(4096));
@@ -357,9 +358,9 @@ fn messages_of_another_process_are_matched(env: &Env) {
         case(format!("an eager message of {len} bytes"));
         let seed = seed as u64;
         add(seed, 7);
-        do_it(&mut peer, Order::Write(0, header(EAGER, 1, 7)));
-        do_it(&mut peer, Order::Fill(16, len, seed));
-        do_it(&mut peer, Order::Send(0, 16 + len));
+        do_it(&mut peer, PeerCommand::Write(0, header(EAGER, 1, 7)));
+        do_it(&mut peer, PeerCommand::Fill(16, len, seed));
+        do_it(&mut peer, PeerCommand::Send(0, 16 + len));
         matched(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
         to.memory.check_at(0, len, seed);
     }
@@ -367,39 +368,39 @@ fn messages_of_another_process_are_matched(env: &Env) {
         case(format!("a rendezvous of {len} bytes"));
         let seed = 10 + seed as u64;
         add(seed, 8);
-        do_it(&mut peer, Order::Fill(0, len, seed));
-        do_it(&mut peer, Order::Recv { id: 1, offset: BACK as u64, len: 64 });
-        do_it(&mut peer, Order::Write(MESSAGE, rendezvous_header(8, remote, len)));
-        do_it(&mut peer, Order::Send(MESSAGE, 32));
+        do_it(&mut peer, PeerCommand::Fill(0, len, seed));
+        do_it(&mut peer, PeerCommand::Recv { id: 1, offset: BACK as u64, len: 64 });
+        do_it(&mut peer, PeerCommand::Write(MESSAGE, rendezvous_header(8, remote, len)));
+        do_it(&mut peer, PeerCommand::Send(MESSAGE, 32));
         matched(&side, seed, IBV_WC_TM_MATCH, len);
         matched(&side, seed, IBV_WC_TM_DATA_VALID, len);
         to.memory.check_at(0, len, seed);
-        let Answer::Completion { status, .. } = peer.ask(&Order::Received) else {
+        let PeerAnswer::Completion { status, .. } = peer.command(&PeerCommand::Received) else {
             panic!("no completion")
         };
         assert_eq!(status, IBV_WC_SUCCESS);
-        let fin = peer.ask(&Order::Read(BACK, 16));
-        assert_eq!(fin, Answer::Bytes(header(FIN, 55, 8)));
+        let fin = peer.command(&PeerCommand::Read(BACK, 16));
+        assert_eq!(fin, PeerAnswer::Bytes(header(FIN, 55, 8)));
     }
     case("one that nothing matches");
     side.srq.as_ref().expect("the same").recv(20, [plain.all()]);
-    do_it(&mut peer, Order::Write(0, header(EAGER, 1, 9)));
-    do_it(&mut peer, Order::Send(0, 16));
+    do_it(&mut peer, PeerCommand::Write(0, header(EAGER, 1, 9)));
+    do_it(&mut peer, PeerCommand::Send(0, 16));
     matched(&side, 20, 0, 16);
     tags.sync(21, 1).expect("ibv_post_srq_ops");
     side.recv_completion().expect_success(21, IBV_WC_TM_SYNC);
-    peer.end();
+    peer.exit_and_check();
 }
 
-fn another_process_matches(env: &Env) {
+fn another_process_matches(env: &TestEnv) {
     let (mut peer, side, _) = with_peer(env, 0, 4);
     let (message, payload, back) = (side.buf(5016), side.buf(LEN), side.buf(64));
-    let add = |peer: &mut Peer, id, tag| {
-        do_it(peer, Order::AddTag { id, tag, offset: 0, len: LEN });
+    let add = |peer: &mut PeerProcess, id, tag| {
+        do_it(peer, PeerCommand::AddTag { id, tag, offset: 0, len: LEN });
     };
-    let finished = |peer: &mut Peer, id, len| {
-        let Answer::Completion { id: found, status, opcode, byte_len, .. } =
-            peer.ask(&Order::Received)
+    let finished = |peer: &mut PeerProcess, id, len| {
+        let PeerAnswer::Completion { id: found, status, opcode, byte_len, .. } =
+            peer.command(&PeerCommand::Received)
         else {
             panic!("no completion")
         };
@@ -408,14 +409,14 @@ fn another_process_matches(env: &Env) {
     };
     add(&mut peer, 1, 7);
     add(&mut peer, 2, 8);
-    payload.memory.fill(5);
+    payload.memory.fill_with_pattern(5);
     message.memory.write(0, &rendezvous_header(8, payload.remote(), LEN));
     side.recv(9, [back.all()]);
     side.post(send([message.sge(0, 32)]).id(3));
     side.send_completion().expect_sent(3, Verb::Send);
     finished(&mut peer, 2, LEN);
     finished(&mut peer, 2, LEN);
-    do_it(&mut peer, Order::Check(0, LEN, 5));
+    do_it(&mut peer, PeerCommand::Check(0, LEN, 5));
     side.recv_completion().expect_received(9, 16);
     assert_eq!(back.memory.read(0, 16), header(FIN, 55, 8));
     message.memory.write(0, &header(EAGER, 0, 7));
@@ -423,25 +424,25 @@ fn another_process_matches(env: &Env) {
     side.post(send([message.all()]).id(4));
     side.send_completion().expect_sent(4, Verb::Send);
     finished(&mut peer, 1, 5000);
-    do_it(&mut peer, Order::Check(0, 5000, 6));
-    peer.end();
+    do_it(&mut peer, PeerCommand::Check(0, 5000, 6));
+    peer.exit_and_check();
 }
 
-/// Microseconds from the message to the death of a process: before matching, while the payload is read, and
-/// after that.
+/// Microseconds from the message to the death of a process. The death occurs before matching, while the payload is
+/// read, or after that.
 const MOMENTS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
 
-fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
+fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in MOMENTS_US {
         case(format!("killed {us} µs after it was told to send"));
         let (mut peer, side, remote) = with_peer(env, 4, 0);
         let (tags, to) = (side.tags.clone().expect("it has a list"), side.buf(LEN));
         tags.add(1, (7, ANY), &[to.all()]).expect("ibv_post_srq_ops");
         side.recv_completion().expect_success(1, IBV_WC_TM_ADD);
-        do_it(&mut peer, Order::Fill(0, LEN, 3));
-        do_it(&mut peer, Order::Recv { id: 1, offset: BACK as u64, len: 64 });
-        do_it(&mut peer, Order::Write(MESSAGE, rendezvous_header(7, remote, LEN)));
-        peer.order(&Order::Send(MESSAGE, 32));
+        do_it(&mut peer, PeerCommand::Fill(0, LEN, 3));
+        do_it(&mut peer, PeerCommand::Recv { id: 1, offset: BACK as u64, len: 64 });
+        do_it(&mut peer, PeerCommand::Write(MESSAGE, rendezvous_header(7, remote, LEN)));
+        peer.order(&PeerCommand::Send(MESSAGE, 32));
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
         // Either the message has not arrived, or the matched message completes, with or without its payload.
@@ -462,23 +463,23 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
         } else {
             ended.expect_failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
         }
-        // The tag list still works, for the next connection.
+        // The tag list remains usable for the next connection.
         tags.sync(2, 0).expect("ibv_post_srq_ops");
         side.recv_completion().expect_success(2, IBV_WC_TM_SYNC);
     }
 }
 
-fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
+fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in MOMENTS_US {
         case(format!("killed {us} µs after the message"));
         let (mut peer, side, _) = with_peer(env, 0, 4);
         let (message, payload, back) = (side.buf(64), side.buf(LEN), side.buf(64));
-        do_it(&mut peer, Order::AddTag { id: 1, tag: 7, offset: 0, len: LEN });
+        do_it(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: LEN });
         message.memory.write(0, &rendezvous_header(7, payload.remote(), LEN));
         side.recv(9, [back.all()]);
         side.post(send([message.sge(0, 32)]).id(3));
         // The peer matches the message when it polls.
-        peer.order(&Order::Received);
+        peer.order(&PeerCommand::Received);
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
         let wc = side.send_completion();
@@ -498,7 +499,7 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
     }
 }
 
-fn operations_that_nobody_polls_overrun_their_queue(env: &Env) {
+fn operations_that_nobody_polls_overrun_their_queue(env: &TestEnv) {
     let tags = Tags::new(env);
     let cq = &tags.receiver.rcq;
     assert_eq!(cq.try_resize(3), 0);
@@ -507,7 +508,7 @@ fn operations_that_nobody_polls_overrun_their_queue(env: &Env) {
         tags.tags.add(i, (i, ANY), &[buf.all()]).expect("ibv_post_srq_ops");
     }
     await_overrun(&tags.receiver.ctx, cq);
-    for (wc, i) in cq.take(3).iter().zip(0..) {
+    for (wc, i) in cq.wait_for_completions(3).iter().zip(0..) {
         wc.expect_success(i, IBV_WC_TM_ADD);
     }
     cq.expect_empty();

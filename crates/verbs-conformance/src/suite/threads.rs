@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
 use crate::memory::MemKind;
-use crate::pair::{Pair, Spec};
+use crate::pair::{QpPair, QpSpec};
 use crate::wr::{Verb, cmp_swp, fetch_add, recv, send, write};
 
 tests! { "threads";
@@ -24,10 +24,10 @@ tests! { "threads";
     changing_state_beside_posting_threads [],
 }
 
-fn two_threads_post_on_one_queue_pair(env: &Env) {
+fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
     const EACH: u64 = 2000;
     // The CQ has room for all completions, because this test is not about the limits of a full CQ.
-    let pair = Spec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     let done = AtomicU64::new(0);
@@ -46,7 +46,7 @@ fn two_threads_post_on_one_queue_pair(env: &Env) {
         scope.spawn(|| {
             let mut next = [0u64; 2];
             while next[0] + next[1] < 2 * EACH {
-                for wc in pair.a.scq.take(1) {
+                for wc in pair.a.scq.wait_for_completions(1) {
                     let thread = usize::try_from(wc.id() >> 32).expect("small");
                     // Each thread's WRs complete in the order of its posts.
                     wc.expect_sent((wc.id() >> 32 << 32) | next[thread], Verb::RdmaWrite);
@@ -59,9 +59,9 @@ fn two_threads_post_on_one_queue_pair(env: &Env) {
     assert_eq!(done.into_inner(), 2 * EACH);
 }
 
-fn two_threads_poll_one_cq(env: &Env) {
+fn two_threads_poll_one_cq(env: &TestEnv) {
     const TOTAL: u64 = 4000;
-    let pair = Spec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
     let sum = AtomicU64::new(0);
     let count = AtomicU64::new(0);
     let received = AtomicU64::new(0);
@@ -98,9 +98,9 @@ fn two_threads_poll_one_cq(env: &Env) {
     assert_eq!(received.into_inner() + rest, TOTAL, "receives");
 }
 
-fn two_threads_post_receives(env: &Env) {
+fn two_threads_post_receives(env: &TestEnv) {
     const EACH: u64 = 1000;
-    let pair = Spec::rc().depth(64).pair(env);
+    let pair = QpSpec::rc().depth(64).pair(env);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
             let pair = &pair;
@@ -123,7 +123,7 @@ fn two_threads_post_receives(env: &Env) {
         for i in 0..2 * EACH {
             pair.a.post(send([]).id(i));
             if i % 32 == 31 {
-                for (k, wc) in pair.a.scq.take(32).iter().enumerate() {
+                for (k, wc) in pair.a.scq.wait_for_completions(32).iter().enumerate() {
                     wc.expect_sent(i - 31 + k as u64, Verb::Send);
                 }
             }
@@ -132,8 +132,8 @@ fn two_threads_post_receives(env: &Env) {
 }
 
 /// Returns connected siblings of `a` and `b`.
-fn siblings(pair: &Pair) -> Pair {
-    let mut sibling = Pair {
+fn siblings(pair: &QpPair) -> QpPair {
+    let mut sibling = QpPair {
         a: pair.a.sibling(),
         b: pair.b.sibling(),
     };
@@ -141,16 +141,16 @@ fn siblings(pair: &Pair) -> Pair {
     sibling
 }
 
-fn many_threads_with_queue_pairs_of_their_own(env: &Env) {
+fn many_threads_with_queue_pairs_of_their_own(env: &TestEnv) {
     std::thread::scope(|scope| {
         for thread in 0..6u64 {
             scope.spawn(move || {
                 let kind = if thread % 2 == 0 { MemKind::Private } else { MemKind::Shared };
-                let pair = Spec::rc().memory(kind).pair(env);
+                let pair = QpSpec::rc().memory(kind).pair(env);
                 let source = pair.a.buf(1000);
                 let target = pair.b.buf(1000);
                 for i in 0..200 {
-                    source.memory.fill(thread << 32 | i);
+                    source.memory.fill_with_pattern(thread << 32 | i);
                     pair.b.recv(i, [target.all()]);
                     pair.a.post(send([source.all()]).id(i));
                     pair.b.recv_completion().expect_received(i, 1000);
@@ -162,12 +162,12 @@ fn many_threads_with_queue_pairs_of_their_own(env: &Env) {
     });
 }
 
-fn objects_come_and_go_in_every_thread(env: &Env) {
+fn objects_come_and_go_in_every_thread(env: &TestEnv) {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..15 {
-                    let pair = Spec::rc().with_channels().pair(env);
+                    let pair = QpSpec::rc().with_channels().pair(env);
                     pair.check_works();
                 }
             });
@@ -176,14 +176,14 @@ fn objects_come_and_go_in_every_thread(env: &Env) {
 }
 
 /// The sum of the additions of several requesters is exact, and no old value is returned twice.
-fn fetch_add_is_atomic(env: &Env) {
+fn fetch_add_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 4;
     const EACH: u64 = 1500;
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let first = Spec::rc().depth(32).memory(memory).pair(env);
+        let first = QpSpec::rc().depth(32).memory(memory).pair(env);
         let counter = first.b.buf(8);
-        let pairs: Vec<Pair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
         let mut seen: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = pairs
                 .iter()
@@ -197,7 +197,7 @@ fn fetch_add_is_atomic(env: &Env) {
                                 .map(|i| fetch_add(results.sge(8 * i, 8), counter, 1).id(i))
                                 .collect();
                             pair.a.post_list(wrs);
-                            for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
+                            for (i, wc) in pair.a.scq.wait_for_completions(8).iter().enumerate() {
                                 wc.expect_sent(i as u64, Verb::AtomicFetchAndAdd);
                                 seen.push(results.memory.load(8 * i));
                             }
@@ -216,23 +216,23 @@ fn fetch_add_is_atomic(env: &Env) {
 }
 
 /// Returns a requester with its own context, connected to a new QP of `first`'s responder.
-fn own_requester(env: &Env, first: &Pair, memory: MemKind) -> Pair {
-    let mut pair = Pair {
-        a: Spec::rc().depth(32).memory(memory).side(env),
+fn own_requester(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
+    let mut pair = QpPair {
+        a: QpSpec::rc().depth(32).memory(memory).create_qp_side(env),
         b: first.b.sibling(),
     };
     pair.connect();
     pair
 }
 
-fn cmp_swp_is_atomic(env: &Env) {
+fn cmp_swp_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 3;
     const EACH: u64 = 400;
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let first = Spec::rc().memory(memory).pair(env);
+        let first = QpSpec::rc().memory(memory).pair(env);
         let word = first.b.buf(8);
-        let pairs: Vec<Pair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
         std::thread::scope(|scope| {
             for pair in &pairs {
                 let word = word.remote();
@@ -258,9 +258,9 @@ fn cmp_swp_is_atomic(env: &Env) {
     }
 }
 
-fn atomics_of_one_queue_pair_from_two_threads(env: &Env) {
+fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
     const EACH: u64 = 500;
-    let pair = Spec::rc().depth(64).with(|s| s.cqe = 1024).pair(env);
+    let pair = QpSpec::rc().depth(64).with(|s| s.cqe = 1024).pair(env);
     let counter = pair.b.buf(8);
     let result = pair.a.buf(16);
     std::thread::scope(|scope| {
@@ -282,14 +282,14 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &Env) {
     assert_eq!(counter.memory.load(0), 2 * EACH * 3);
 }
 
-/// Regions are registered and deregistered beside the one that a peer writes to.
-fn registering_while_others_write(env: &Env) {
+/// Threads register and deregister other regions while a peer writes to a region.
+fn registering_while_others_write(env: &TestEnv) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let pair = Spec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(4096);
         let target = pair.b.buf(4096);
-        source.memory.fill(1);
+        source.memory.fill_with_pattern(1);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -309,9 +309,9 @@ fn registering_while_others_write(env: &Env) {
 }
 
 /// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
-fn destroying_while_the_peer_sends(env: &Env) {
-    let first = Spec::rc().short_timeouts().pair(env);
-    let verbs = if env.has(Cap::Read) { 3 } else { 2 };
+fn destroying_while_the_peer_sends(env: &TestEnv) {
+    let first = QpSpec::rc().short_timeouts().pair(env);
+    let verbs = if env.has(NicCapability::Read) { 3 } else { 2 };
     for round in 0..30u64 {
         case(format!("round {round}"));
         let pair = siblings(&first);
@@ -335,7 +335,7 @@ fn destroying_while_the_peer_sends(env: &Env) {
                 .collect();
             pair.a.post_list(wrs);
             let mut failed = false;
-            for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
+            for (i, wc) in pair.a.scq.wait_for_completions(10).iter().enumerate() {
                 assert_eq!(wc.id(), i as u64);
                 if failed {
                     wc.expect_flushed(i as u64);
@@ -350,8 +350,8 @@ fn destroying_while_the_peer_sends(env: &Env) {
 }
 
 /// A thread polls the CQs of queue pairs that other threads create and destroy.
-fn destroying_beside_a_polling_thread(env: &Env) {
-    let first = Spec::rc().with(|s| s.cqe = 4096).pair(env);
+fn destroying_beside_a_polling_thread(env: &TestEnv) {
+    let first = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -368,19 +368,19 @@ fn destroying_beside_a_polling_thread(env: &Env) {
             let pair = siblings(&first);
             pair.b.recv(1, []);
             pair.a.post(send([]).id(2));
-            pair.a.post(write([], crate::wr::Remote { addr: 0, rkey: 0 }).id(3));
+            pair.a.post(write([], crate::wr::RemoteAddress { addr: 0, rkey: 0 }).id(3));
         }
         stop.store(true, Ordering::Relaxed);
     });
 }
 
-/// Threads post while another changes the state: each post is accepted or refused, nothing crashes, and each
-/// accepted WR completes once.
-fn changing_state_beside_posting_threads(env: &Env) {
+/// Threads post WRs while another thread changes the QP's state. Each post is accepted or refused, no call
+/// crashes, and each accepted WR completes once.
+fn changing_state_beside_posting_threads(env: &TestEnv) {
     use verbs_abi::{IBV_QPS_ERR, IBV_QPS_RESET};
     for round in 0..20u64 {
         case(format!("round {round}"));
-        let pair = Spec::rc().depth(64).pair(env);
+        let pair = QpSpec::rc().depth(64).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         let taken = AtomicU64::new(0);
@@ -402,7 +402,7 @@ fn changing_state_beside_posting_threads(env: &Env) {
         });
         let taken = usize::try_from(taken.into_inner()).expect("small");
         let mut failed = false;
-        for wc in pair.a.scq.take(taken) {
+        for wc in pair.a.scq.wait_for_completions(taken) {
             failed |= wc.status() != 0;
             if failed {
                 wc.expect_flushed(wc.id());

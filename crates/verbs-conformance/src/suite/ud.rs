@@ -2,12 +2,12 @@
 
 use verbs_abi::*;
 
-use crate::Env;
-use crate::env::Cap;
+use crate::TestEnv;
+use crate::env::NicCapability;
 use crate::harness::case;
-use crate::memory::Memory;
+use crate::memory::ZeroedMemory;
 use crate::objects::{Buf, QUIET_PERIOD, same_destination};
-use crate::pair::{Pair, QKEY, Side, Spec};
+use crate::pair::{QpPair, QKEY, QpSide, QpSpec};
 use crate::wr::{Verb, Wc, send, send_imm};
 
 tests! { "ud";
@@ -41,7 +41,7 @@ tests! { "ud";
 }
 
 #[track_caller]
-fn deliver(pair: &Pair, target: &Buf, wr_id: u64) -> Wc {
+fn deliver(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
     pair.b.recv(wr_id, [target.all()]);
     pair.a.post(send([]).id(wr_id));
     let wc = pair.b.recv_completion();
@@ -50,8 +50,8 @@ fn deliver(pair: &Pair, target: &Buf, wr_id: u64) -> Wc {
     wc
 }
 
-fn a_completion_names_its_source(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn a_completion_names_its_source(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let wc = deliver(&pair, &target, 1);
     assert_eq!(wc.raw().src_qp, pair.a.qp.qpn());
@@ -59,20 +59,20 @@ fn a_completion_names_its_source(env: &Env) {
     assert_eq!(wc.raw().pkey_index, 0);
     let port = pair.a.ctx.port_attr();
     if port.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        // RoCE packets carry neither SL nor LIDs.
+        // Packets of RoCE carry neither SL nor LIDs.
         assert_eq!(wc.raw().sl, 0);
         assert_eq!(wc.raw().slid, port.lid);
         assert_eq!(wc.raw().dlid_path_bits, 0);
     }
 }
 
-fn is_ethernet(side: &Side) -> bool {
+fn is_ethernet(side: &QpSide) -> bool {
     side.ctx.port_attr().link_layer == IBV_LINK_LAYER_ETHERNET
 }
 
 /// Checks the source and destination addresses in the GRH: 16 bytes of GID each, or for RoCEv2 over IPv4 the
 /// IP header in the last 20 bytes (RoCEv2 annex A17.4.5.1).
-fn check_grh(pair: &Pair, bytes: &[u8]) {
+fn check_grh(pair: &QpPair, bytes: &[u8]) {
     let (source, dest) = (pair.a.address().gid, pair.b.address().gid);
     let v4 = source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     if v4 && is_ethernet(&pair.a) && bytes[20] >> 4 == 4 {
@@ -85,11 +85,11 @@ fn check_grh(pair: &Pair, bytes: &[u8]) {
     }
 }
 
-fn the_grh_is_in_front(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn the_grh_is_in_front(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let source = pair.a.buf(100);
     let target = pair.b.buf(140);
-    source.memory.fill(5);
+    source.memory.fill_with_pattern(5);
     for len in [0, 1, 100] {
         case(format!("{len} bytes"));
         target.memory.write(0, &[0xee; 140]);
@@ -109,17 +109,17 @@ fn the_grh_is_in_front(env: &Env) {
     }
 }
 
-fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let source = pair.a.buf(64);
-    source.memory.fill(5);
+    source.memory.fill_with_pattern(5);
     let headers = pair.b.buf(40);
     let target = pair.b.buf(64);
     pair.b.recv(1, [headers.all(), target.sge(0, 10), target.sge(10, 54)]);
     pair.a.post(send([source.all()]).id(2));
     pair.b.recv_completion().expect_received(1, 104);
     target.memory.check(5);
-    // The GRH itself may be split over SGEs.
+    // The SGEs may also split the GRH.
     target.memory.write(0, &[0; 64]);
     pair.b.recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.all()]);
     pair.a.post(send([source.all()]).id(2));
@@ -129,8 +129,8 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
 
 /// Without a global route the message has no GRH: the first 40 bytes are reserved, and their content is
 /// undefined.
-fn no_grh_on_a_local_subnet(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn no_grh_on_a_local_subnet(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     if is_ethernet(&pair.a) {
         return;
     }
@@ -139,17 +139,17 @@ fn no_grh_on_a_local_subnet(env: &Env) {
     assert_eq!(wc.raw().wc_flags & IBV_WC_GRH, 0);
 }
 
-fn a_global_route_brings_a_grh(env: &Env) {
-    let pair = Spec::ud().with(|s| s.global = true).pair(env);
+fn a_global_route_brings_a_grh(env: &TestEnv) {
+    let pair = QpSpec::ud().with(|s| s.global = true).pair(env);
     let target = pair.b.buf(64);
     let wc = deliver(&pair, &target, 1);
     assert!(wc.raw().wc_flags & IBV_WC_GRH != 0);
     check_grh(&pair, &target.memory.read(0, 40));
 }
 
-/// IBTA vol. 1, 9.6.1.4.1: the packet is silently dropped and counted.
-fn a_wrong_qkey_is_dropped(env: &Env) {
-    let pair = Spec::ud().pair(env);
+/// IBTA vol. 1, 9.6.1.4.1: the packet with the wrong Q_Key is silently dropped and counted.
+fn a_wrong_qkey_is_dropped(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let (ah, qpn, _) = pair.a.route.clone().expect("a route");
     pair.b.recv(1, [target.all()]);
@@ -163,8 +163,8 @@ fn a_wrong_qkey_is_dropped(env: &Env) {
 }
 
 /// IBTA vol. 1, 10.2.5: "If the high-order bit of the Q_Key is set, the Q_Key in the QP context is used".
-fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let (ah, qpn, _) = pair.a.route.clone().expect("a route");
     for qkey in [1 << 31, u32::MAX] {
@@ -173,8 +173,8 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
         pair.b.recv_completion().expect_received(1, 40);
         pair.a.send_completion().expect_sent(2, Verb::Send);
     }
-    let mut other = Pair {
-        a: Spec::ud().with(|s| s.qkey = 7).side(env),
+    let mut other = QpPair {
+        a: QpSpec::ud().with(|s| s.qkey = 7).create_qp_side(env),
         b: pair.b,
     };
     let peer = other.b.address();
@@ -188,8 +188,8 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
     other.b.recv_completion().expect_received(3, 40);
 }
 
-fn the_qkey_can_change(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn the_qkey_can_change(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let mut attr = ibv_qp_attr::zeroed();
     attr.qkey = 99;
@@ -207,9 +207,9 @@ fn grh(target: &Buf) -> [u8; 40] {
     target.memory.read(0, 40).try_into().expect("40 bytes")
 }
 
-fn a_reply_follows_the_completion(env: &Env) {
+fn a_reply_follows_the_completion(env: &TestEnv) {
     for global in [false, true] {
-        let pair = Spec::ud().with(|s| s.global = global).pair(env);
+        let pair = QpSpec::ud().with(|s| s.global = global).pair(env);
         let target = pair.b.buf(64);
         let wc = deliver(&pair, &target, 1);
         let ah = pair.b.pd.try_ah_from_wc(&wc, &grh(&target)).expect("ibv_create_ah_from_wc");
@@ -225,9 +225,9 @@ fn a_reply_follows_the_completion(env: &Env) {
     }
 }
 
-fn the_address_vector_from_a_completion_leads_back(env: &Env) {
+fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
     for global in [false, true] {
-        let pair = Spec::ud().with(|s| s.global = global).pair(env);
+        let pair = QpSpec::ud().with(|s| s.global = global).pair(env);
         let target = pair.b.buf(64);
         let wc = deliver(&pair, &target, 1);
         let attr = pair.b.pd.ah_attr_from_wc(&wc, &grh(&target)).expect("ibv_init_ah_from_wc");
@@ -237,9 +237,9 @@ fn the_address_vector_from_a_completion_leads_back(env: &Env) {
     }
 }
 
-fn one_sender_many_receivers(env: &Env) {
-    let sender = Spec::ud().pair(env);
-    let mut receivers: Vec<Side> = (0..8).map(|_| Spec::ud().side(env)).collect();
+fn one_sender_many_receivers(env: &TestEnv) {
+    let sender = QpSpec::ud().pair(env);
+    let mut receivers: Vec<QpSide> = (0..8).map(|_| QpSpec::ud().create_qp_side(env)).collect();
     let target = receivers.iter_mut().map(|receiver| {
         receiver.connect(&sender.a.address());
         receiver.buf(64)
@@ -260,17 +260,17 @@ fn one_sender_many_receivers(env: &Env) {
             wc.expect_received(round, 40);
             assert_eq!(wc.imm(), u32::try_from(i).ok());
         }
-        for (i, wc) in sender.a.scq.take(receivers.len()).iter().enumerate() {
+        for (i, wc) in sender.a.scq.wait_for_completions(receivers.len()).iter().enumerate() {
             wc.expect_sent(i as u64, Verb::Send);
         }
     }
 }
 
-fn many_senders_one_receiver(env: &Env) {
-    let receiver = Spec::ud().depth(64).pair(env).b;
-    let senders: Vec<Side> = (0..8)
+fn many_senders_one_receiver(env: &TestEnv) {
+    let receiver = QpSpec::ud().depth(64).pair(env).b;
+    let senders: Vec<QpSide> = (0..8)
         .map(|_| {
-            let mut sender = Spec::ud().side(env);
+            let mut sender = QpSpec::ud().create_qp_side(env);
             sender.connect(&receiver.address());
             sender
         })
@@ -283,7 +283,7 @@ fn many_senders_one_receiver(env: &Env) {
         for sender in &senders {
             sender.post(send([]).id(1));
         }
-        let mut sources: Vec<u32> = receiver.rcq.take(8).iter().map(|wc| wc.raw().src_qp).collect();
+        let mut sources: Vec<u32> = receiver.rcq.wait_for_completions(8).iter().map(|wc| wc.raw().src_qp).collect();
         let mut expected: Vec<u32> = senders.iter().map(|sender| sender.qp.qpn()).collect();
         sources.sort_unstable();
         expected.sort_unstable();
@@ -294,12 +294,12 @@ fn many_senders_one_receiver(env: &Env) {
     }
 }
 
-/// More destinations than any cache of addresses holds, in changing order.
-fn hundreds_of_destinations(env: &Env) {
+/// Sends datagrams to more destinations than any cache of addresses holds, in changing order.
+fn hundreds_of_destinations(env: &TestEnv) {
     const RECEIVERS: usize = 200;
-    let sender = Spec::ud().depth(256).pair(env).a;
-    let first = Spec::ud().with(|s| s.cqe = 1024).side(env);
-    let mut receivers: Vec<Side> = (0..RECEIVERS).map(|_| first.sibling()).collect();
+    let sender = QpSpec::ud().depth(256).pair(env).a;
+    let first = QpSpec::ud().with(|s| s.cqe = 1024).create_qp_side(env);
+    let mut receivers: Vec<QpSide> = (0..RECEIVERS).map(|_| first.sibling()).collect();
     for receiver in &mut receivers {
         receiver.connect(&sender.address());
     }
@@ -319,21 +319,21 @@ fn hundreds_of_destinations(env: &Env) {
         }
         sender.post_list(wrs);
         let mut heard = [false; RECEIVERS];
-        for wc in first.rcq.take(RECEIVERS) {
+        for wc in first.rcq.wait_for_completions(RECEIVERS) {
             wc.expect_received(round, 40);
             let i = wc.imm().expect("an immediate") as usize;
             assert_eq!(wc.qpn(), receivers[i].qp.qpn(), "somebody else's message");
             assert!(!std::mem::replace(&mut heard[i], true), "twice");
         }
-        drop(sender.scq.take(RECEIVERS));
+        drop(sender.scq.wait_for_completions(RECEIVERS));
     }
 }
 
-fn hundreds_of_sources(env: &Env) {
+fn hundreds_of_sources(env: &TestEnv) {
     const SENDERS: usize = 200;
-    let receiver = Spec::ud().depth(512).pair(env).b;
-    let first = Spec::ud().with(|s| s.cqe = 1024).side(env);
-    let mut senders: Vec<Side> = (0..SENDERS).map(|_| first.sibling()).collect();
+    let receiver = QpSpec::ud().depth(512).pair(env).b;
+    let first = QpSpec::ud().with(|s| s.cqe = 1024).create_qp_side(env);
+    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
@@ -346,22 +346,22 @@ fn hundreds_of_sources(env: &Env) {
             sender.post(send([]).id(round));
         }
         let mut sources: Vec<u32> =
-            receiver.rcq.take(SENDERS).iter().map(|wc| wc.raw().src_qp).collect();
+            receiver.rcq.wait_for_completions(SENDERS).iter().map(|wc| wc.raw().src_qp).collect();
         let mut expected: Vec<u32> = senders.iter().map(|sender| sender.qp.qpn()).collect();
         sources.sort_unstable();
         expected.sort_unstable();
         assert_eq!(sources, expected);
-        drop(first.scq.take(SENDERS));
+        drop(first.scq.wait_for_completions(SENDERS));
     }
 }
 
-/// One sender that sends continuously, and others that send once, to a receiver that polls one completion at
-/// a time.
-fn a_busy_source_starves_nobody(env: &Env) {
+/// One sender sends continuously, and other senders send one message each. The receiver polls one completion
+/// at a time.
+fn a_busy_source_starves_nobody(env: &TestEnv) {
     const SENDERS: usize = 60;
-    let receiver = Spec::ud().depth(512).pair(env).b;
-    let first = Spec::ud().with(|s| s.cqe = 4096).side(env);
-    let mut senders: Vec<Side> = (0..SENDERS).map(|_| first.sibling()).collect();
+    let receiver = QpSpec::ud().depth(512).pair(env).b;
+    let first = QpSpec::ud().with(|s| s.cqe = 4096).create_qp_side(env);
+    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
@@ -377,7 +377,7 @@ fn a_busy_source_starves_nobody(env: &Env) {
         assert_eq!(receiver.recv_completion().imm(), Some(1));
         receiver.recv(1, [target.all()]);
     }
-    drop(first.scq.take(SENDERS));
+    drop(first.scq.wait_for_completions(SENDERS));
     for rare in 1..SENDERS {
         case(format!("sender {rare}"));
         let busy = &senders[rare * 7 % SENDERS];
@@ -411,12 +411,12 @@ fn a_busy_source_starves_nobody(env: &Env) {
     }
 }
 
-/// The receiver's program does not poll for a while. Meanwhile more datagrams arrive than it has posted
-/// receives, and the NIC's engine handles its queues.
-fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
+/// The receiver's program does not poll for a while. Meanwhile more datagrams arrive than the number of
+/// posted receives, and the NIC's engine handles the program's queues.
+fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
     const RECVS: usize = 4;
     const SENT: usize = 12;
-    let pair = Spec::ud().with_channels().pair(env);
+    let pair = QpSpec::ud().with_channels().pair(env);
     let target = pair.b.buf(64);
     for _ in 0..RECVS {
         pair.b.recv(1, [target.all()]);
@@ -425,7 +425,7 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
     for n in 0..SENT {
         pair.a.post(send_imm([], u32::try_from(n).expect("few")).id(0));
     }
-    drop(pair.a.scq.take(SENT));
+    drop(pair.a.scq.wait_for_completions(SENT));
     pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
     pair.b.rcq.arm(false);
     for n in 0..SENT {
@@ -434,8 +434,8 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
     }
 }
 
-fn to_itself(env: &Env) {
-    let mut side = Spec::ud().side(env);
+fn to_itself(env: &TestEnv) {
+    let mut side = QpSpec::ud().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
     let target = side.buf(64);
@@ -449,8 +449,8 @@ fn to_itself(env: &Env) {
     }
 }
 
-fn a_stranger_is_never_reached(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn a_stranger_is_never_reached(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let (ah, qpn, _) = pair.a.route.clone().expect("a route");
     for stranger in [qpn ^ 0x2aa, 2, 0x00ff_fffe, 0x00ff_ffff] {
         if stranger == pair.a.qp.qpn() {
@@ -463,8 +463,8 @@ fn a_stranger_is_never_reached(env: &Env) {
     pair.check_works();
 }
 
-fn a_receiver_that_is_gone_loses_messages(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn a_receiver_that_is_gone_loses_messages(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     pair.check_works();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     for i in 0..200 {
@@ -474,11 +474,11 @@ fn a_receiver_that_is_gone_loses_messages(env: &Env) {
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
 }
 
-/// Destroying a QP does not access the buffers of datagrams that were not polled: the program may have
-/// unmapped the buffers, though not deregistered them.
-fn memory_may_go_before_its_queue_pair(env: &Env) {
-    let pair = Spec::ud().pair(env);
-    let memory = Memory::pages(1);
+/// Destroying a QP does not access the buffers of datagrams that were not polled. The program may have
+/// unmapped these buffers without deregistering them.
+fn memory_may_go_before_its_queue_pair(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
+    let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.a.post(send([]).id(2));
@@ -488,11 +488,11 @@ fn memory_may_go_before_its_queue_pair(env: &Env) {
     memory.protect(0, true);
 }
 
-/// A NIC pins the pages and receives the datagram; without pinned pages the receive fails. Neither process
+/// A NIC that pins pages receives the datagram; without pinned pages the receive fails. Neither process
 /// crashes.
-fn memory_may_go_while_the_program_sleeps(env: &Env) {
-    let pair = Spec::ud().with_channels().pair(env);
-    let memory = Memory::pages(1);
+fn memory_may_go_while_the_program_sleeps(env: &TestEnv) {
+    let pair = QpSpec::ud().with_channels().pair(env);
+    let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     let source = pair.a.buf(8);
     pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
@@ -506,11 +506,11 @@ fn memory_may_go_while_the_program_sleeps(env: &Env) {
     memory.protect(0, true);
 }
 
-fn connected_queue_pairs_ignore_datagrams(env: &Env) {
-    let connected = Spec::rc().pair(env);
+fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
+    let connected = QpSpec::rc().pair(env);
     let target = connected.b.buf(64);
     connected.b.recv(1, [target.all()]);
-    let pair = Spec::ud().pair(env);
+    let pair = QpSpec::ud().pair(env);
     let (ah, ..) = pair.a.route.clone().expect("a route");
     pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
     pair.a.send_completion().expect_sent(2, Verb::Send);
@@ -519,12 +519,12 @@ fn connected_queue_pairs_ignore_datagrams(env: &Env) {
     connected.b.recv_completion().expect_received(1, 0);
 }
 
-/// A NIC reads a datagram's payload soon after the post, even if no receive is posted. Programs with their
-/// own time-out reuse the memory then, and poll the completion later.
-fn a_payload_is_read_when_it_is_posted(env: &Env) {
+/// A NIC reads a datagram's payload soon after the post, even if no receive is posted. A program with its
+/// own time-out reuses the buffer then, and polls the completion later.
+fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: usize = 100;
     const LEN: usize = 1000;
-    let pair = Spec::ud().depth(128).pair(env);
+    let pair = QpSpec::ud().depth(128).pair(env);
     let (source, target) = (pair.a.buf(COUNT * LEN), pair.b.buf(COUNT * (40 + LEN)));
     for i in 0..COUNT {
         source.memory.fill_at(i * LEN, LEN, i as u64);
@@ -546,11 +546,11 @@ fn a_payload_is_read_when_it_is_posted(env: &Env) {
     }
 }
 
-/// The sender sends more than the receiver can take: some messages are lost, but none is duplicated, torn or
-/// reordered.
-fn a_flood_loses_but_never_lies(env: &Env) {
+/// The sender sends more messages than the receiver can receive. Some messages are lost, but none is
+/// duplicated, torn or reordered.
+fn a_flood_loses_but_never_lies(env: &TestEnv) {
     const TOTAL: u32 = 5000;
-    let pair = Spec::ud().depth(32).pair(env);
+    let pair = QpSpec::ud().depth(32).pair(env);
     let source = pair.a.buf(256 * 32);
     let target = pair.b.buf(32 * 300);
     let slot = |i: u64| target.sge(i * 300, 296);
@@ -597,13 +597,13 @@ fn a_flood_loses_but_never_lies(env: &Env) {
     });
 }
 
-fn payload_of_exactly_the_mtu(env: &Env) {
-    let pair = Spec::ud().pair(env);
+fn payload_of_exactly_the_mtu(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let mtu = super::data::mtu(&pair.a);
     let source = pair.a.buf(mtu);
     let target = pair.b.buf(mtu + 40);
     for seed in 0..40 {
-        source.memory.fill(seed);
+        source.memory.fill_with_pattern(seed);
         pair.b.recv(1, [target.all()]);
         pair.a.post(send([source.all()]).id(2));
         pair.b.recv_completion().expect_received(1, mtu + 40);
@@ -612,8 +612,8 @@ fn payload_of_exactly_the_mtu(env: &Env) {
     }
 }
 
-fn rtr_receives(env: &Env) {
-    let mut pair = Spec::ud().unconnected(env);
+fn rtr_receives(env: &TestEnv) {
+    let mut pair = QpSpec::ud().unconnected(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.a.connect(&to_b);
     pair.b.to_init();
@@ -628,12 +628,12 @@ fn rtr_receives(env: &Env) {
     pair.a.send_completion().expect_sent(2, Verb::Send);
 }
 
-/// An address handle is needed until the send has completed, and no longer.
-fn an_address_handle_may_go_after_the_send(env: &Env) {
-    let pair = Spec::ud().pair(env);
+/// A program may destroy an address handle when the send that uses it has completed.
+fn an_address_handle_may_go_after_the_send(env: &TestEnv) {
+    let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
     let attr = pair.a.ah_attr(&pair.b.address());
-    let inline = if env.has(Cap::Inline) { IBV_SEND_INLINE } else { 0 };
+    let inline = if env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
     for i in 0..50 {
         let ah = pair.a.pd.ah(&attr);
         pair.b.recv(i, [target.all()]);

@@ -7,10 +7,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use verbs_abi::*;
 
 use super::overrun::{await_event, await_overrun};
-use crate::Env;
+use crate::TestEnv;
 use crate::memory::MemKind;
 use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInit, Srq};
-use crate::pair::{Address, Side, Spec};
+use crate::pair::{QpAddress, QpSide, QpSpec};
 use crate::wr::{Verb, fetch_add, read, send, send_imm, write, write_imm};
 use crate::xrc::{XrcDomain, to_srq};
 
@@ -29,8 +29,9 @@ tests! { "xrc";
     a_completion_queue_that_is_overrun_ends_its_connections [Xrc, Events],
 }
 
-/// One connection: a queue pair that sends, and one that receives for a domain with two shared receive
-/// queues. Each shared receive queue has its own CQ. Fields are dropped in this order.
+/// An XRC connection: a sending queue pair, and a receiving queue pair for a domain with two shared
+/// receive queues. Each shared receive queue has its own CQ. The fields are dropped in the order of
+/// declaration.
 struct Xrc {
     sender: Qp,
     receiver: Qp,
@@ -38,11 +39,11 @@ struct Xrc {
     scq: Cq,
     pd: Pd,
     domain: XrcDomain,
-    side: Side,
+    side: QpSide,
 }
 
 impl Xrc {
-    fn new(env: &Env, rnr_retry: u8) -> Self {
+    fn new(env: &TestEnv, rnr_retry: u8) -> Self {
         let ctx = Context::open(env);
         let pd = ctx.pd();
         let scq = ctx.cq(64);
@@ -55,13 +56,13 @@ impl Xrc {
         let srqs = [srq(), srq()];
         let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
         let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
-        // An RC side, used to fill in attributes.
-        let side = Spec::rc().rnr_retry(rnr_retry).side(env);
+        // An RC side provides the values of common attributes.
+        let side = QpSpec::rc().rnr_retry(rnr_retry).create_qp_side(env);
         let xrc = Self { sender, receiver, srqs, scq, pd, domain, side };
         let address = xrc.side.address();
         let (to_receiver, to_sender) = (
-            Address { qpn: xrc.receiver.qpn(), ..address },
-            Address { qpn: xrc.sender.qpn(), ..address },
+            QpAddress { qpn: xrc.receiver.qpn(), ..address },
+            QpAddress { qpn: xrc.sender.qpn(), ..address },
         );
         for (qp, peer) in [(&xrc.receiver, &to_sender), (&xrc.sender, &to_receiver)] {
             for (attr, mask) in [xrc.side.init_attr(), xrc.side.rtr_attr(peer), xrc.side.rts_attr()] {
@@ -76,7 +77,7 @@ impl Xrc {
     }
 }
 
-fn a_message_goes_to_the_queue_that_it_names(env: &Env) {
+fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let source = xrc.pd.buf(64);
     let targets = [xrc.pd.buf(64), xrc.pd.buf(64)];
@@ -84,7 +85,7 @@ fn a_message_goes_to_the_queue_that_it_names(env: &Env) {
         xrc.srqs[i].0.recv(10 + i as u64, [target.all()]);
     }
     for i in [1, 0] {
-        source.memory.fill(i as u64);
+        source.memory.fill_with_pattern(i as u64);
         xrc.sender.post(to_srq(send([source.all()]).id(i as u64), xrc.srqn(i)));
         let wc = xrc.srqs[i].2.next();
         wc.expect_received(10 + i as u64, 64);
@@ -97,13 +98,13 @@ fn a_message_goes_to_the_queue_that_it_names(env: &Env) {
     }
 }
 
-fn long_messages_and_immediates_arrive(env: &Env) {
+fn long_messages_and_immediates_arrive(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     for (i, len) in [0, 1, 1000, 5000, 100_000].into_iter().enumerate() {
         let id = i as u64;
         let source = xrc.pd.buf(len.max(1));
         let target = xrc.pd.buf(len.max(1));
-        source.memory.fill(id);
+        source.memory.fill_with_pattern(id);
         xrc.srqs[0].0.recv(id, [target.all()]);
         xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
         let wc = xrc.srqs[0].2.next();
@@ -114,7 +115,7 @@ fn long_messages_and_immediates_arrive(env: &Env) {
     }
 }
 
-fn a_completion_channel_is_called(env: &Env) {
+fn a_completion_channel_is_called(env: &TestEnv) {
     let ctx = Context::open(env);
     let pd = ctx.pd();
     let channel = ctx.channel();
@@ -122,13 +123,13 @@ fn a_completion_channel_is_called(env: &Env) {
     let scq = ctx.cq(16);
     let domain = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("ibv_open_xrcd");
     let (srq, number) = domain.srq(&pd, &cq).expect("ibv_create_srq_ex");
-    let side = Spec::rc().side(env);
+    let side = QpSpec::rc().create_qp_side(env);
     {
         let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
         let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
         let address = side.address();
         for (qp, qpn) in [(&receiver, sender.qpn()), (&sender, receiver.qpn())] {
-            let peer = Address { qpn, ..address };
+            let peer = QpAddress { qpn, ..address };
             for (attr, mask) in [side.init_attr(), side.rtr_attr(&peer), side.rts_attr()] {
                 qp.modify(&attr, mask).expect("ibv_modify_qp");
             }
@@ -148,17 +149,17 @@ fn a_completion_channel_is_called(env: &Env) {
     drop(srq);
 }
 
-fn a_receive_may_reach_past_its_region(env: &Env) {
+fn a_receive_may_reach_past_its_region(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(72));
-    source.memory.fill(1);
+    source.memory.fill_with_pattern(1);
     xrc.srqs[0].0.recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
     xrc.sender.post(to_srq(send([source.all()]).id(6), xrc.srqn(0)));
     xrc.srqs[0].2.next().expect_received(5, 8);
     target.memory.check_at(64, 8, 1);
 }
 
-fn a_message_waits_for_a_receive(env: &Env) {
+fn a_message_waits_for_a_receive(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(8));
     xrc.sender.post(to_srq(send([source.all()]).id(1), xrc.srqn(1)));
@@ -172,7 +173,7 @@ fn a_message_waits_for_a_receive(env: &Env) {
     short.scq.next().expect_failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
-fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
+fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let local = xrc.pd.buf(8);
     let remote = xrc.pd.buf(64);
@@ -197,26 +198,26 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
     );
     xrc.srqs[0].2.next().expect_success(9, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!(remote.memory.load(16), 40);
-    // Memory of another protection domain than that of the shared receive queue.
+    // This memory is in another protection domain than the shared receive queue.
     let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
     xrc.sender.post(to_srq(write([local.all()], other.remote()).id(5), srqn));
     xrc.scq.next().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(other.memory.load(0), 0);
 }
 
-fn an_unknown_queue_is_an_invalid_request(env: &Env) {
+fn an_unknown_queue_is_an_invalid_request(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let buf = xrc.pd.buf(8);
     xrc.srqs[0].0.recv(1, [buf.all()]);
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
     xrc.sender.post(to_srq(send([buf.all()]).id(2), wrong.expect("a number")));
-    // Only the engine, or the following calls, make progress for the receiver.
+    // Only the engine, or the calls below, make progress for the receiver.
     xrc.scq.next().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
     xrc.receiver.await_state(IBV_QPS_ERR);
     xrc.srqs[0].2.expect_empty();
 }
 
-fn a_domain_is_named_by_its_file(env: &Env) {
+fn a_domain_is_named_by_its_file(env: &TestEnv) {
     let ctx = Context::open(env);
     let file = memfd_create("xrcd", MemfdFlags::CLOEXEC).expect("a file");
     let fd = file.as_raw_fd();
@@ -239,14 +240,14 @@ fn a_domain_is_named_by_its_file(env: &Env) {
     assert_eq!(XrcDomain::open(&ctx, i32::MAX, libc::O_CREAT).err(), Some(libc::EBADF));
 }
 
-fn what_is_in_use_is_busy(env: &Env) {
+fn what_is_in_use_is_busy(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     assert_eq!(xrc.domain.try_close(), libc::EBUSY);
     assert_eq!(xrc.srqs[0].2.try_destroy(), libc::EBUSY);
     assert_eq!(xrc.pd.try_destroy(), libc::EBUSY);
 }
 
-fn a_receiver_is_opened_by_its_number(env: &Env) {
+fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let opened = xrc
         .domain
@@ -264,14 +265,14 @@ fn a_receiver_is_opened_by_its_number(env: &Env) {
     assert_eq!(unknown.err(), Some(libc::EINVAL));
 }
 
-fn only_queues_for_xrc_have_numbers(env: &Env) {
+fn only_queues_for_xrc_have_numbers(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     assert_ne!(xrc.srqn(0), xrc.srqn(1));
     assert!(xrc.srqn(0) >> 24 == 0 && xrc.srqn(1) >> 24 == 0, "an XRCETH has 24 bits");
 }
 
 /// The receiving queue pair has no CQ: it fails at the first message whose completion does not fit.
-fn a_completion_queue_that_is_overrun_ends_its_connections(env: &Env) {
+fn a_completion_queue_that_is_overrun_ends_its_connections(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let (srq, srqn, cq) = &xrc.srqs[0];
     assert_eq!(cq.try_resize(4), 0);
@@ -287,7 +288,7 @@ fn a_completion_queue_that_is_overrun_ends_its_connections(env: &Env) {
     xrc.sender.post(to_srq(send([]).id(5), *srqn));
     xrc.scq.next().expect_failed(5, &[IBV_WC_REM_OP_ERR]);
     assert!(await_event(ctx, IBV_EVENT_QP_FATAL).is_of_qp(&xrc.receiver));
-    for (wc, i) in cq.take(4).iter().zip(0..) {
+    for (wc, i) in cq.wait_for_completions(4).iter().zip(0..) {
         wc.expect_received(i, 0);
     }
     cq.expect_empty();

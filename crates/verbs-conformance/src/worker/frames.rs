@@ -1,21 +1,21 @@
-//! Ethernet frames between the two workers of a pair, and flows that are created and destroyed meanwhile.
+//! Ethernet frames between the two workers of a pair, and flows that a worker creates and destroys meanwhile.
 
 use std::process;
 
 use verbs_abi::*;
 
 use super::message::{check_message, message};
-use crate::env::{Cap, Env};
+use crate::env::{NicCapability, TestEnv};
 use crate::objects::{Buf, Context};
-use crate::raw::{Flow, Raw, Rule};
+use crate::raw::{FlowAttr, InstalledFlow, RawPacketQp};
 use crate::rng::Rng;
 use crate::wr::{Verb, send};
 
 /// Maximum number of outstanding frames, and number of posted receives.
 const FRAMES: u64 = 8;
-/// Bytes of the buffer for one frame.
+/// Number of bytes of the buffer for one frame.
 const ROOM: usize = 2048;
-/// Bytes of destination, source and type.
+/// Number of bytes of a frame's header: destination, source and type.
 const HEADER: usize = 14;
 /// EtherType of local experimental protocols (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -23,31 +23,31 @@ const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// An Ethernet address.
 pub(super) type Mac = [u8; 6];
 
-/// One worker's side of the frame exchange. Fields are dropped in this order.
-pub(super) struct Frames {
+/// One worker's side of the frame exchange. The fields are dropped in the order of declaration.
+pub(super) struct FrameExchange {
     /// A flow that is created and destroyed at random, and matches no frame.
-    passing: Option<Flow>,
+    passing: Option<InstalledFlow>,
     outgoing: Buf,
     incoming: Buf,
-    raw: Raw,
-    env: Env,
+    raw: RawPacketQp,
+    env: TestEnv,
     own: Mac,
     under_way: u64,
     next: u64,
     last: Option<u64>,
 }
 
-impl Frames {
+impl FrameExchange {
     /// Creates a side that receives frames for an address of this process; `None` if the port supports no raw
     /// packets.
-    pub(super) fn new(env: &Env, ctx: &Context) -> Option<Self> {
-        if !env.has(Cap::RawPackets) {
+    pub(super) fn new(env: &TestEnv, ctx: &Context) -> Option<Self> {
+        if !env.has(NicCapability::RawPackets) {
             return None;
         }
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
-        let mut raw = Raw::of(ctx);
-        raw.add_flow(&Rule::to(env, own));
+        let mut raw = RawPacketQp::of(ctx);
+        raw.add_flow(&FlowAttr::to(env, own));
         let room = usize::try_from(FRAMES).expect("small") * ROOM;
         let (outgoing, incoming) = (raw.pd.buf(room), raw.pd.buf(room));
         for i in 0..FRAMES {
@@ -71,16 +71,19 @@ impl Frames {
         self.own
     }
 
-    /// Sends the next frame to the peer, if fewer than the maximum are outstanding; or creates or destroys a
-    /// flow.
+    /// Sends the next frame to the peer, if fewer than [`FRAMES`] frames are outstanding. Before that, the
+    /// function creates or destroys a flow at random.
     pub(super) fn post(&mut self, peer: Mac, rng: &mut Rng) {
         if rng.one_in(8) {
             self.passing = match self.passing.take() {
                 Some(_) => None,
                 None => {
                     let nobody = [2, 0, 0, 0, 0, u8::try_from(rng.below(256)).expect("a byte")];
-                    let rule = Rule::to(&self.env, nobody);
-                    Some(Flow::new(&self.raw.ctx, &self.raw.qp, &rule).expect("ibv_create_flow"))
+                    let rule = FlowAttr::to(&self.env, nobody);
+                    Some(
+                        InstalledFlow::new(&self.raw.ctx, &self.raw.qp, &rule)
+                            .expect("ibv_create_flow"),
+                    )
                 }
             };
         }
@@ -102,9 +105,9 @@ impl Frames {
         self.under_way += 1;
     }
 
-    /// Polls completions, and returns the number of received frames, all verified. Frames that found no
+    /// Polls completions, and returns the number of received frames, which are verified. Frames that found no
     /// receive WR are lost.
-    pub(super) fn take(&mut self) -> u64 {
+    pub(super) fn poll_received_frames(&mut self) -> u64 {
         let mut received = 0;
         for wc in self.raw.cq.poll(16) {
             if wc.raw().opcode & IBV_WC_RECV == 0 {

@@ -1,9 +1,9 @@
 //! Messages that carry their own number.
 
-use crate::memory::same;
+use crate::memory::assert_same_bytes;
 use crate::rng::pattern;
 
-/// Returns a message: its number, then the pattern of that number.
+/// Returns a message that consists of its number and the pattern of that number.
 pub(super) fn message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.extend(pattern(number, len.saturating_sub(8)));
@@ -13,6 +13,6 @@ pub(super) fn message(number: u64, len: usize) -> Vec<u8> {
 #[track_caller]
 pub(super) fn check_message(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-    same(bytes, &message(number, bytes.len()), 0);
+    assert_same_bytes(bytes, &message(number, bytes.len()), 0);
     number
 }

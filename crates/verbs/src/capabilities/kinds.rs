@@ -82,7 +82,7 @@ impl fmt::Display for Capability {
 
 /// A capability that a device lacks, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Lack {
+pub struct MissingCapability {
     /// The capability that the device lacks.
     pub capability: Capability,
     /// The probe or query and its result, in words.
@@ -112,7 +112,7 @@ pub struct Capabilities {
     /// NIC.
     pub driver: Option<String>,
     /// Capabilities that the device lacks.
-    pub lacks: Vec<Lack>,
+    pub lacks: Vec<MissingCapability>,
     /// Largest inline payload of a work request.
     pub inline_bytes: InlineBytes,
     /// READs and atomics that a queue pair can have outstanding as requester.
@@ -124,18 +124,18 @@ pub struct Capabilities {
 impl Capabilities {
     /// Returns true if the device has a capability.
     pub fn has(&self, capability: Capability) -> bool {
-        self.why_not(capability).is_none()
+        self.reason_missing(capability).is_none()
     }
 
     /// Returns the reason why the device lacks a capability; `None` if the device has it.
-    pub fn why_not(&self, capability: Capability) -> Option<&str> {
+    pub fn reason_missing(&self, capability: Capability) -> Option<&str> {
         let lack = self.lacks.iter().find(|lack| lack.capability == capability);
         lack.map(|lack| lack.why.as_str())
     }
 
     /// Returns the capabilities in `needs` that the device lacks.
-    pub fn lacks_of(&self, needs: &[Capability]) -> Vec<Lack> {
-        let needed = |lack: &&Lack| needs.contains(&lack.capability);
+    pub fn missing_of(&self, needs: &[Capability]) -> Vec<MissingCapability> {
+        let needed = |lack: &&MissingCapability| needs.contains(&lack.capability);
         self.lacks.iter().filter(needed).cloned().collect()
     }
 }

@@ -3,16 +3,16 @@
 use anyhow::{Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer};
 
-use super::timed::LAST;
+use super::timed::LAST_MARK;
 use crate::connect::connect;
-use crate::link::Link;
+use crate::link::WorkerLink;
 use crate::micro::task::PingPong;
 use crate::micro::verb::{Verb, tail};
-use crate::nic::{Nic, reap};
+use crate::nic::{OpenNic, reap};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Requester that READs or fetches and adds.
-pub(super) struct Fetches {
+pub(super) struct FetchRequester {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     into: MemoryRegion,
@@ -20,8 +20,12 @@ pub(super) struct Fetches {
     wcs: WcBuffer<1>,
 }
 
-impl Fetches {
-    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Fetches> {
+impl FetchRequester {
+    pub(super) fn new(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
+        ping: &PingPong,
+    ) -> Result<FetchRequester> {
         let remote: RemoteMemory = link.recv()?;
         let cq = nic.cq(1)?;
         let qp = nic.qp::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?;
@@ -34,7 +38,7 @@ impl Fetches {
         } else {
             list.rdma_read(slice, remote).signaled();
         }
-        Ok(Fetches {
+        Ok(FetchRequester {
             qp,
             list,
             into,
@@ -55,7 +59,7 @@ impl Fetches {
         }
         // A READ finds zeros; fetch-and-add n returns n - 1.
         let want = match self.verb {
-            Verb::Atomics => u64::from(number & !LAST) - 1,
+            Verb::Atomics => u64::from(number & !LAST_MARK) - 1,
             _ => 0,
         };
         let got = [self.into.read_u64(0)?, self.into.read_u64(end)?];

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use verbs::{CompletionQueue, WcBuffer};
 
-use super::timed::LAST;
-use crate::micro::form::{Form, Layout};
+use super::timed::LAST_MARK;
+use crate::micro::form::{PayloadForm, WindowLayout};
 use crate::micro::task::PingPong;
 use crate::nic::reap;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
@@ -20,8 +20,8 @@ const SIGNALED: u32 = 16;
 const SLOTS: usize = 2;
 
 /// Returns the layout of a ping-pong's payloads.
-pub(super) fn layout(ping: &PingPong) -> Layout {
-    Layout {
+pub(super) fn layout(ping: &PingPong) -> WindowLayout {
+    WindowLayout {
         payload_bytes: ping.payload_bytes,
         slots: SLOTS,
         pages: None,
@@ -48,7 +48,7 @@ impl Pending {
     /// Waits for room for the WR with this number. Returns its payload slot, and true if the WR is
     /// to be signaled.
     #[inline]
-    pub(super) fn next<F: Form>(
+    pub(super) fn next<F: PayloadForm>(
         &mut self,
         cq: &CompletionQueue,
         number: u32,
@@ -61,7 +61,8 @@ impl Pending {
         };
         self.wait(cq, left)?;
         self.posted = self.posted.wrapping_add(1);
-        let signaled = F::IN_MEMORY | self.posted.is_multiple_of(SIGNALED) | (number & LAST != 0);
+        let signaled =
+            F::IN_MEMORY | self.posted.is_multiple_of(SIGNALED) | (number & LAST_MARK != 0);
         self.outstanding += usize::from(signaled);
         Ok((self.posted as usize % SLOTS, signaled))
     }

@@ -4,12 +4,12 @@ use anyhow::{Context, Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, RecvList, WcBuffer};
 
 use super::pending::{Pending, SEND_WRS, layout};
-use super::timed::LAST;
-use crate::link::Link;
-use crate::micro::form::{Form, low};
+use super::timed::LAST_MARK;
+use crate::link::WorkerLink;
+use crate::micro::form::{PayloadForm, low_half};
 use crate::micro::task::PingPong;
-use crate::micro::transport::{SendQp, Sends};
-use crate::nic::{Nic, reap, small};
+use crate::micro::transport::{SendQp, SendTransport};
+use crate::nic::{OpenNic, reap, small};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Returns the RECVs of either side, in two lists that are used in turn. Many RECVs make posting
@@ -19,7 +19,7 @@ fn recvs(payload_bytes: usize) -> usize {
 }
 
 /// Buffers of RECVs.
-struct RecvPlaces {
+struct PingRecvBuffers {
     memory: MemoryRegion,
     /// RECV lists: the first one is in use, the other one follows.
     lists: [RecvList; 2],
@@ -27,22 +27,26 @@ struct RecvPlaces {
     received: usize,
 }
 
-impl RecvPlaces {
-    fn post<T: Sends>(nic: &Nic, ping: &PingPong, qp: &T::Prepared) -> Result<RecvPlaces> {
-        let room = (T::BEFORE + ping.payload_bytes).max(8);
+impl PingRecvBuffers {
+    fn post<T: SendTransport>(
+        nic: &OpenNic,
+        ping: &PingPong,
+        qp: &T::Prepared,
+    ) -> Result<PingRecvBuffers> {
+        let room = (T::HEADER_BYTES + ping.payload_bytes).max(8);
         let stride = room.next_multiple_of(8);
         let half = recvs(ping.payload_bytes) / 2;
         let memory = nic.pd.alloc(2 * half * stride, Access::LOCAL_WRITE)?;
         let mut lists = [T::recv_list(qp, half), T::recv_list(qp, half)];
         for slot in 0..2 * half {
             let at = slot * stride;
-            let wr_id = (at + T::BEFORE) as u64;
+            let wr_id = (at + T::HEADER_BYTES) as u64;
             lists[slot / half].recv(memory.slice(at..at + room)?, wr_id);
         }
         for list in &mut lists {
             T::post_recv(qp, list)?;
         }
-        Ok(RecvPlaces {
+        Ok(PingRecvBuffers {
             memory,
             lists,
             received: 0,
@@ -50,18 +54,22 @@ impl RecvPlaces {
     }
 }
 
-pub(super) struct SendEnd<T: Sends, F: Form> {
+pub(super) struct SendEnd<T: SendTransport, F: PayloadForm> {
     to: SendQp<T>,
     list: Postlist<T>,
     form: F,
     pending: Pending,
-    places: RecvPlaces,
+    recv_buffers: PingRecvBuffers,
     payload_bytes: usize,
     wcs: WcBuffer<1>,
 }
 
-impl<T: Sends, F: Form> SendEnd<T, F> {
-    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<SendEnd<T, F>> {
+impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
+    pub(super) fn new(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
+        ping: &PingPong,
+    ) -> Result<SendEnd<T, F>> {
         let recvs = recvs(ping.payload_bytes);
         let (send_cq, recv_cq) = (nic.cq(SEND_WRS)?, nic.cq(recvs + 1)?);
         let qp = nic
@@ -70,8 +78,8 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
             .max_recv_wr(small(recvs))
             .max_inline_data(small(ping.inline_bytes()));
         let qp = T::build(qp)?;
-        let places = RecvPlaces::post::<T>(nic, ping, &qp)?;
-        let to = T::join(link, nic, ping.payload_bytes, vec![qp])?.pop();
+        let places = PingRecvBuffers::post::<T>(nic, ping, &qp)?;
+        let to = T::connect_qps(link, nic, ping.payload_bytes, vec![qp])?.pop();
         let to = to.context("one queue pair was connected")?;
         link.barrier()?;
         Ok(SendEnd {
@@ -79,7 +87,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
             to,
             form: F::new(nic, &layout(ping))?,
             pending: Pending::new(),
-            places,
+            recv_buffers: places,
             payload_bytes: ping.payload_bytes,
             wcs: WcBuffer::new(),
         })
@@ -89,7 +97,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
     pub(super) fn post(&mut self, number: u32) -> Result<()> {
         let (slot, signaled) = self.pending.next::<F>(self.to.qp.send_cq(), number)?;
         let stamp = u64::from(number);
-        let imm = if F::IMM { Some(low(stamp)) } else { None };
+        let imm = if F::IMM { Some(low_half(stamp)) } else { None };
         self.list.clear();
         let payload = self.form.payload(slot, stamp)?;
         let wr = T::add(&mut self.list, payload, imm, &self.to.to);
@@ -102,7 +110,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
     #[inline]
     pub(super) fn receive(&mut self) -> Result<u32> {
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        let (memory, payload_bytes) = (&self.places.memory, self.payload_bytes);
+        let (memory, payload_bytes) = (&self.recv_buffers.memory, self.payload_bytes);
         let mut number = 0;
         loop {
             let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
@@ -118,11 +126,11 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
             }
             timeout.check("the other end's SEND")?;
         }
-        self.places.received += 1;
-        if self.places.received == self.places.lists[0].len() {
-            self.places.received = 0;
-            self.to.qp.post_recv(&mut self.places.lists[0])?;
-            self.places.lists.swap(0, 1);
+        self.recv_buffers.received += 1;
+        if self.recv_buffers.received == self.recv_buffers.lists[0].len() {
+            self.recv_buffers.received = 0;
+            self.to.qp.post_recv(&mut self.recv_buffers.lists[0])?;
+            self.recv_buffers.lists.swap(0, 1);
         }
         Ok(number)
     }
@@ -140,7 +148,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
     /// Echoes messages up to the last one.
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
-        while number & LAST == 0 {
+        while number & LAST_MARK == 0 {
             number = self.receive()?;
             self.post(number)?;
         }

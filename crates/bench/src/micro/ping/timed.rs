@@ -4,14 +4,14 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 
 use crate::clock::now_ns;
-use crate::micro::outcome::Latency;
+use crate::micro::outcome::PingPongLatency;
 use crate::micro::task::PingPong;
 
 /// Bit that marks the last number.
-pub(super) const LAST: u32 = 1 << 31;
+pub(super) const LAST_MARK: u32 = 1 << 31;
 
 /// Minimum number of samples.
-const LEAST: u64 = 20;
+const MIN_SAMPLES: u64 = 20;
 
 /// Minimum number of exchanges in the warm-up.
 const WARM_UP: u32 = 8;
@@ -20,21 +20,21 @@ const WARM_UP: u32 = 8;
 pub(super) fn timed(
     ping: &PingPong,
     mut exchange: impl FnMut(u32) -> Result<()>,
-) -> Result<Latency> {
+) -> Result<PingPongLatency> {
     let clock_ns = clock_ns();
-    let mut samples = Samples::new(ping)?;
+    let mut samples = ExchangeSamples::new(ping)?;
     let duration_ns = ping.duration_ms.saturating_mul(1_000_000);
     let begin_ns = now_ns();
     let (mut before_ns, mut number) = (begin_ns, 0u32);
     loop {
-        let enough = samples.histogram.len() >= LEAST && before_ns - begin_ns >= duration_ns;
-        let last = enough || number >= LAST - 1 - ping.exchanges_per_sample;
+        let enough = samples.histogram.len() >= MIN_SAMPLES && before_ns - begin_ns >= duration_ns;
+        let last = enough || number >= LAST_MARK - 1 - ping.exchanges_per_sample;
         for _ in 1..ping.exchanges_per_sample {
             number += 1;
             exchange(number)?;
         }
         number += 1;
-        exchange(number | if last { LAST } else { 0 })?;
+        exchange(number | if last { LAST_MARK } else { 0 })?;
         let now = now_ns();
         if number > WARM_UP && now - begin_ns >= duration_ns / 10 {
             samples.record((now - before_ns).saturating_sub(clock_ns));
@@ -48,24 +48,24 @@ pub(super) fn timed(
 }
 
 /// Recorded samples; each sample covers some consecutive exchanges.
-struct Samples {
+struct ExchangeSamples {
     histogram: Histogram<u64>,
     /// Sum of all samples.
     sum_ns: u64,
     /// Exchanges per sample.
     exchanges: u64,
     /// Latencies per exchange: 2 if a latency is half of a round trip, otherwise 1.
-    parts: f64,
+    latencies_per_exchange: f64,
 }
 
-impl Samples {
-    fn new(ping: &PingPong) -> Result<Samples> {
-        Ok(Samples {
+impl ExchangeSamples {
+    fn new(ping: &PingPong) -> Result<ExchangeSamples> {
+        Ok(ExchangeSamples {
             // Up to ten minutes, with three significant digits.
             histogram: Histogram::new_with_max(600_000_000_000, 3)?,
             sum_ns: 0,
             exchanges: ping.exchanges_per_sample.into(),
-            parts: if ping.is_one_way() { 2.0 } else { 1.0 },
+            latencies_per_exchange: if ping.is_one_way() { 2.0 } else { 1.0 },
         })
     }
 
@@ -75,14 +75,14 @@ impl Samples {
         self.histogram.saturating_record(sample_ns / self.exchanges);
     }
 
-    fn latency(&self, clock_ns: u64, number: u32) -> Latency {
+    fn latency(&self, clock_ns: u64, number: u32) -> PingPongLatency {
         let histogram = &self.histogram;
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let (ns, of_one) = (
-            |whole: u64| whole as f64 / self.parts,
+            |whole: u64| whole as f64 / self.latencies_per_exchange,
             1.0 / (histogram.len().max(1) * self.exchanges) as f64,
         );
-        Latency {
+        PingPongLatency {
             latency_ns_p50: ns(histogram.value_at_quantile(0.5)),
             latency_ns_p99: ns(histogram.value_at_quantile(0.99)),
             latency_ns_p999: ns(histogram.value_at_quantile(0.999)),
@@ -102,12 +102,12 @@ impl Samples {
 /// Returns the median time of one reading of the clock. Each sample reads the clock many times in a
 /// row, so that a coarse clock still shows the time.
 fn clock_ns() -> u64 {
-    const IN_A_ROW: u64 = 32;
+    const READINGS: u64 = 32;
     let mut times: Vec<u64> = (0..31)
         .map(|_| {
             let begin = now_ns();
-            let end = (0..IN_A_ROW).fold(begin, |_, _| now_ns());
-            (end - begin) / IN_A_ROW
+            let end = (0..READINGS).fold(begin, |_, _| now_ns());
+            (end - begin) / READINGS
         })
         .collect();
     times.sort_unstable();
@@ -117,13 +117,13 @@ fn clock_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::parameters::Parameters;
+    use crate::micro::parameters::MicroParameters;
     use crate::micro::verb::Verb;
 
     #[test]
     fn half_of_a_round_trip_or_all_of_it() {
         let latency = |verb| {
-            let ping = PingPong::new(verb, &Parameters::default(), 20).unwrap();
+            let ping = PingPong::new(verb, &MicroParameters::default(), 20).unwrap();
             let mut numbers = Vec::new();
             let latency = timed(&ping, |number| {
                 numbers.push(number);
@@ -132,11 +132,11 @@ mod tests {
             })
             .unwrap();
             let last = numbers.pop().unwrap();
-            assert_eq!(last & !LAST, u32::try_from(numbers.len()).unwrap() + 1);
+            assert_eq!(last & !LAST_MARK, u32::try_from(numbers.len()).unwrap() + 1);
             // The raw samples miss only the warm-up.
             let recorded: u64 = latency.histogram.iter().map(|(_, count)| count).sum();
             assert!(
-                (LEAST..latency.verified_ops).contains(&recorded),
+                (MIN_SAMPLES..latency.verified_ops).contains(&recorded),
                 "{latency:?}"
             );
             let longest = latency.histogram.last().unwrap().0;
@@ -144,7 +144,7 @@ mod tests {
                 (longest / latency.latency_ns_max - 1.0).abs() < 0.01,
                 "{latency:?}"
             );
-            assert!(last & LAST != 0 && numbers.iter().all(|n| n & LAST == 0));
+            assert!(last & LAST_MARK != 0 && numbers.iter().all(|n| n & LAST_MARK == 0));
             latency
         };
         assert!(latency(Verb::RcSend).latency_ns_p50 >= 490_000.0);
@@ -155,7 +155,7 @@ mod tests {
     fn a_sample_of_many_exchanges_is_the_time_of_one() {
         let ping = PingPong {
             exchanges_per_sample: 5,
-            ..PingPong::new(Verb::RcRead, &Parameters::default(), 1).unwrap()
+            ..PingPong::new(Verb::RcRead, &MicroParameters::default(), 1).unwrap()
         };
         let mut exchanges = 0;
         let latency = timed(&ping, |_| {

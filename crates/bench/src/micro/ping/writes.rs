@@ -5,16 +5,16 @@ use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
 
 use super::pending::{Pending, SEND_WRS, layout};
-use super::timed::LAST;
+use super::timed::LAST_MARK;
 use crate::connect::connect;
-use crate::link::Link;
-use crate::micro::form::Form;
+use crate::link::WorkerLink;
+use crate::micro::form::PayloadForm;
 use crate::micro::task::PingPong;
 use crate::micro::verb::tail;
-use crate::nic::{Nic, small};
+use crate::nic::{OpenNic, small};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
-pub(super) struct WriteEnd<T: Connected, F: Form> {
+pub(super) struct WriteEnd<T: Connected, F: PayloadForm> {
     qp: QueuePair<T>,
     list: Postlist<T>,
     form: F,
@@ -24,8 +24,12 @@ pub(super) struct WriteEnd<T: Connected, F: Form> {
     tail: usize,
 }
 
-impl<T: Connected, F: Form> WriteEnd<T, F> {
-    pub(super) fn new(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<WriteEnd<T, F>> {
+impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
+    pub(super) fn new(
+        link: &mut WorkerLink,
+        nic: &OpenNic,
+        ping: &PingPong,
+    ) -> Result<WriteEnd<T, F>> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let bytes = ping.payload_bytes.next_multiple_of(8);
         let memory = nic.pd.alloc(bytes, access)?;
@@ -84,11 +88,11 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
     #[inline]
     pub(super) fn exchange(&mut self, number: u32) -> Result<()> {
         self.post(number)?;
-        let echoed = self.receive((number & !LAST) - 1)?;
+        let echoed = self.receive((number & !LAST_MARK) - 1)?;
         if echoed != number {
             bail!("the echo of {number:#x} was {echoed:#x}");
         }
-        if number & LAST != 0 {
+        if number & LAST_MARK != 0 {
             self.pending.wait(self.qp.send_cq(), 0)?;
         }
         Ok(())
@@ -97,7 +101,7 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
     /// Echoes WRITEs up to the last one.
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
-        while number & LAST == 0 {
+        while number & LAST_MARK == 0 {
             number = self.receive(number)?;
             self.post(number)?;
         }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::socket::Idle;
+use super::socket::IdlePeriod;
 use super::wire::{ANSWER_BYTES, Request};
 
 /// Time without an answer after which the client gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Source of requests, and check of their answers.
-pub(super) trait Requests {
+pub(super) trait LmdbRequests {
     /// Data of a request that the check of its answer needs.
     type Sent;
 
@@ -29,14 +29,14 @@ pub(super) trait Requests {
 
 /// Number of answered requests, and the time that they took.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rate {
+pub struct LmdbRate {
     /// Requests that were answered correctly.
     pub operations: u64,
     /// Seconds from the first request to the last answer.
     pub seconds: f64,
 }
 
-impl Rate {
+impl LmdbRate {
     /// Returns the requests per second.
     #[must_use]
     pub fn per_s(&self) -> f64 {
@@ -70,12 +70,12 @@ impl Client {
 
     /// Sends requests with up to `window` outstanding, until the requests or the time run out.
     /// Checks all answers.
-    pub(super) fn ask<R: Requests>(
+    pub(super) fn run_requests<R: LmdbRequests>(
         &mut self,
         requests: &mut R,
         window: usize,
         until: Option<Instant>,
-    ) -> Result<Rate> {
+    ) -> Result<LmdbRate> {
         let begun = Instant::now();
         let mut outstanding = VecDeque::with_capacity(window);
         let (mut operations, mut over) = (0, false);
@@ -90,7 +90,7 @@ impl Client {
                 outstanding.push_back(sent);
             }
             if outstanding.is_empty() {
-                return Ok(Rate {
+                return Ok(LmdbRate {
                     operations,
                     seconds: begun.elapsed().as_secs_f64(),
                 });
@@ -116,7 +116,7 @@ impl Client {
     /// Sends the encoded requests. The server keeps reading, because its answers fit the sockets'
     /// buffers.
     fn send(&mut self) -> Result<()> {
-        let (mut sent, mut idle) = (0, Idle::default());
+        let (mut sent, mut idle) = (0, IdlePeriod::default());
         while sent < self.output.len() {
             match self.stream.write(&self.output[sent..]) {
                 Ok(bytes) => sent += bytes,
@@ -132,7 +132,7 @@ impl Client {
 
     /// Waits until data arrive, and receives them.
     fn receive(&mut self) -> Result<()> {
-        let mut idle = Idle::default();
+        let mut idle = IdlePeriod::default();
         loop {
             match self.stream.read(&mut self.input[self.filled..]) {
                 Ok(0) => bail!("the LMDB server is gone, or refuses a request"),
@@ -148,7 +148,7 @@ impl Client {
         }
     }
 
-    fn wait(&self, idle: &mut Idle, what: &str) -> Result<()> {
+    fn wait(&self, idle: &mut IdlePeriod, what: &str) -> Result<()> {
         let socket = std::iter::once(self.stream.as_fd());
         let waited = idle.wait(socket, Duration::from_millis(20))?;
         if waited > TIMEOUT {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Parameters of the store that the worker serves.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Serve {
+pub struct LmdbServeJob {
     /// Maximum number of keys.
     pub(super) keys: u64,
 }

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::order::Serve;
-use super::socket::Idle;
+use super::order::LmdbServeJob;
+use super::socket::IdlePeriod;
 use super::store::Store;
 use super::wire::Request;
-use crate::link::Link;
+use crate::link::WorkerLink;
 
 /// Size of a connection's input buffer, in bytes.
 const INPUT_BYTES: usize = 1 << 18;
 /// Number of SCAN entries after which answers are sent, so that the client checks them while the
 /// server scans further.
-const MOST_ENTRIES: u32 = 2048;
+const ENTRIES_PER_FLUSH: u32 = 2048;
 /// Rounds between two checks for new connections.
 const ACCEPT_EVERY: u32 = 256;
 
@@ -27,7 +27,7 @@ const ACCEPT_EVERY: u32 = 256;
 ///
 /// # Errors
 /// The store has no room, LMDB fails, or the system cannot create a socket.
-pub(crate) fn work(link: &mut Link, order: Serve) -> Result<()> {
+pub(crate) fn work(link: &mut WorkerLink, order: LmdbServeJob) -> Result<()> {
     let mut store = Store::new(order.keys)?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for clients")?;
     listener.set_nonblocking(true)?;
@@ -47,7 +47,7 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
     /// Maximum time until the server notices that it should stop.
     const SLEEP: Duration = Duration::from_millis(20);
     let mut connections: Vec<Connection> = Vec::new();
-    let (mut idle, mut rounds) = (Idle::default(), 0u32);
+    let (mut idle, mut rounds) = (IdlePeriod::default(), 0u32);
     while !stop.load(Ordering::Relaxed) {
         rounds = rounds.wrapping_add(1);
         if connections.is_empty() || rounds.is_multiple_of(ACCEPT_EVERY) {
@@ -63,11 +63,11 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
             }
             continue;
         }
-        idle.end();
+        idle.end_idle_period();
         let writes = |c: &Connection| c.requests.iter().any(Request::writes);
         let writes = connections.iter().any(writes);
         let turns = connections.iter_mut();
-        store.carry_out(turns.map(|c| (&c.requests[..], &mut c.answers)), writes)?;
+        store.execute(turns.map(|c| (&c.requests[..], &mut c.answers)), writes)?;
         connections.retain_mut(|connection| connection.send().is_ok());
     }
     Ok(())
@@ -126,7 +126,7 @@ impl Connection {
             }
         }
         let (mut at, mut entries) = (0, 0);
-        while entries < MOST_ENTRIES
+        while entries < ENTRIES_PER_FLUSH
             && let Some((request, length)) = Request::decode(&self.input[at..self.filled])?
         {
             entries += request.entries();

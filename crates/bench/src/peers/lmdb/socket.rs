@@ -11,12 +11,12 @@ const SPIN: Duration = Duration::from_micros(100);
 
 /// Start of the current period without data.
 #[derive(Debug, Default)]
-pub(super) struct Idle(Option<Instant>);
+pub(super) struct IdlePeriod(Option<Instant>);
 
-impl Idle {
+impl IdlePeriod {
     /// Ends the period without data.
     #[inline]
-    pub(super) fn end(&mut self) {
+    pub(super) fn end_idle_period(&mut self) {
         self.0 = None;
     }
 

@@ -42,7 +42,7 @@ impl Store {
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
         // SAFETY: the folder is new and belongs to this process alone, so no other process changes
-        // the file. Without locks, no two transactions may overlap: `carry_out` has exclusive
+        // the file. Without locks, no two transactions may overlap: `execute` has exclusive
         // access to the store and ends its transaction.
         let env = unsafe {
             options.flags(
@@ -73,7 +73,7 @@ impl Store {
     /// Executes the requests that arrived together in one transaction, and appends their answers.
     /// Each item of `turns` is a list of requests with the buffer for its answers. Changes are
     /// committed on return.
-    pub(super) fn carry_out<'t>(
+    pub(super) fn execute<'t>(
         &mut self,
         turns: impl Iterator<Item = (&'t [Request], &'t mut Vec<u8>)>,
         writes: bool,
@@ -90,7 +90,7 @@ impl Store {
         let txn = self.env.read_txn()?;
         for (requests, answers) in turns {
             for request in requests {
-                self.look(&txn, request, answers)?;
+                self.read(&txn, request, answers)?;
             }
         }
         Ok(())
@@ -101,7 +101,7 @@ impl Store {
         let (key, value, flags) = match request {
             Request::Put { key, value } => (key, value, PutFlags::empty()),
             Request::Append { key, value } => (key, value, PutFlags::APPEND),
-            _ => return self.look(txn, request, answers),
+            _ => return self.read(txn, request, answers),
         };
         match self.db.put_with_flags(txn, flags, key, value) {
             Ok(()) => answers.push(1),
@@ -112,7 +112,7 @@ impl Store {
     }
 
     #[inline]
-    fn look(&self, txn: &RoTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
+    fn read(&self, txn: &RoTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
         match request {
             Request::Get { key } => wire::put_value(self.db.get(txn, key)?, answers),
             Request::Scan { from, entries } => {
@@ -158,7 +158,7 @@ mod tests {
         let mut answers = Vec::new();
         let writes = requests.iter().any(Request::writes);
         let turns = std::iter::once((requests, &mut answers));
-        store.carry_out(turns, writes).expect("carried out");
+        store.execute(turns, writes).expect("carried out");
         answers
     }
 

@@ -6,8 +6,8 @@ use super::*;
 
 const SHORT: Duration = Duration::from_millis(30);
 
-fn setup(keys: u64) -> Setup {
-    Setup {
+fn setup(keys: u64) -> LmdbParameters {
+    LmdbParameters {
         keys,
         value: service::random::mix,
         window: 64,
@@ -16,8 +16,8 @@ fn setup(keys: u64) -> Setup {
 }
 
 /// Runs a test with a thread as worker.
-fn with_worker(run: impl FnOnce(&mut Link)) {
-    let (mut left, mut right) = Link::pair().expect("pipes");
+fn with_worker(run: impl FnOnce(&mut WorkerLink)) {
+    let (mut left, mut right) = WorkerLink::pair().expect("pipes");
     let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
     run(&mut left);
     left.send(&Job::Stop).expect("sent");
@@ -28,7 +28,7 @@ fn with_worker(run: impl FnOnce(&mut Link)) {
 fn all_is_measured_and_checked_and_the_worker_goes_on() {
     with_worker(|link| {
         for keys in [3000, 1] {
-            let mut lmdb = Lmdb::start(link, setup(keys)).expect("started");
+            let mut lmdb = LmdbPeer::start(link, setup(keys)).expect("started");
             assert_eq!(lmdb.load().expect("loaded").operations, keys);
             let all = [
                 lmdb.lookups(SHORT),
@@ -52,17 +52,19 @@ fn all_is_measured_and_checked_and_the_worker_goes_on() {
 #[test]
 fn wrong_and_missing_values_are_noticed() {
     with_worker(|link| {
-        let mut lmdb = Lmdb::start(link, setup(100)).expect("started");
+        let mut lmdb = LmdbPeer::start(link, setup(100)).expect("started");
         let missing = lmdb.lookups(SHORT).expect_err("there is nothing");
         assert!(missing.to_string().contains("LMDB has None"), "{missing}");
         lmdb.stop().expect("stopped");
         for wrong in [true, false] {
-            let mut lmdb = Lmdb::start(link, setup(100)).expect("started");
+            let mut lmdb = LmdbPeer::start(link, setup(100)).expect("started");
             lmdb.load().expect("loaded");
             // Put a wrong value for a key, or an unexpected key.
             let key = if wrong { 50 } else { 51 };
             let put = std::iter::once(Request::Put { key, value: 7 });
-            lmdb.client.ask(&mut Changes(put), 1, None).expect("put");
+            lmdb.client
+                .run_requests(&mut LmdbChanges(put), 1, None)
+                .expect("put");
             let seen = lmdb.scans(100, Duration::from_secs(60));
             assert!(seen.expect_err("wrong").to_string().contains("in a scan"));
             lmdb.stop().expect("stopped");
@@ -73,7 +75,8 @@ fn wrong_and_missing_values_are_noticed() {
 #[test]
 fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
     with_worker(|link| {
-        link.send(&Job::Lmdb(Serve { keys: 1000 })).expect("sent");
+        link.send(&Job::Lmdb(LmdbServeJob { keys: 1000 }))
+            .expect("sent");
         let address: SocketAddr = link.recv().expect("an address");
         let connect = || Client::connect(address).expect("connects");
         let (mut one, mut two) = (connect(), connect());
@@ -82,11 +85,16 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
         // The server closes or resets the stranger's connection and sends nothing.
         assert!(!matches!(stranger.read(&mut [0; 8]), Ok(1..)));
         let put = |key| Request::Put { key, value: key };
-        let mut puts = Changes((0..200).map(put));
-        assert_eq!(one.ask(&mut puts, 64, None).expect("put").operations, 200);
+        let mut puts = LmdbChanges((0..200).map(put));
+        assert_eq!(
+            one.run_requests(&mut puts, 64, None)
+                .expect("put")
+                .operations,
+            200
+        );
         let (keys, value) = (0..200, |key| key);
-        let mut lookups = Lookups { keys, value };
-        two.ask(&mut lookups, 64, None).expect("found");
+        let mut lookups = LmdbLookups { keys, value };
+        two.run_requests(&mut lookups, 64, None).expect("found");
         link.send(&true).expect("sent");
     });
 }
@@ -102,12 +110,12 @@ fn each_new_key_comes_once() {
 
 #[test]
 fn setups_that_make_no_sense_are_refused() {
-    let (mut left, _right) = Link::pair().expect("pipes");
-    let no_window = Setup {
+    let (mut left, _right) = WorkerLink::pair().expect("pipes");
+    let no_window = LmdbParameters {
         window: 0,
         ..setup(1)
     };
     for setup in [setup(0), setup(u64::MAX), no_window] {
-        assert!(Lmdb::start(&mut left, setup).is_err());
+        assert!(LmdbPeer::start(&mut left, setup).is_err());
     }
 }

@@ -11,10 +11,10 @@
 use anyhow::{Result, bail, ensure};
 
 /// Maximum entries of a SCAN.
-pub(super) const MOST_ENTRIES: u32 = 4096;
+pub(super) const MAX_SCAN_ENTRIES: u32 = 4096;
 
 /// Bytes of the longest answer.
-pub(super) const ANSWER_BYTES: usize = 4 + 16 * MOST_ENTRIES as usize;
+pub(super) const ANSWER_BYTES: usize = 4 + 16 * MAX_SCAN_ENTRIES as usize;
 
 const GET: u8 = 1;
 const PUT: u8 = 2;
@@ -90,8 +90,8 @@ impl Request {
             _ => {
                 let entries = count(bytes, 9);
                 ensure!(
-                    entries <= MOST_ENTRIES,
-                    "a SCAN of {entries} entries; {MOST_ENTRIES} is the most"
+                    entries <= MAX_SCAN_ENTRIES,
+                    "a SCAN of {entries} entries; {MAX_SCAN_ENTRIES} is the most"
                 );
                 Self::Scan { from: key, entries }
             }
@@ -157,7 +157,7 @@ mod tests {
             any::<u64>().prop_map(|key| Request::Get { key }),
             two(|key, value| Request::Put { key, value }),
             two(|key, value| Request::Append { key, value }),
-            (any::<u64>(), 0..=MOST_ENTRIES)
+            (any::<u64>(), 0..=MAX_SCAN_ENTRIES)
                 .prop_map(|(from, entries)| Request::Scan { from, entries }),
         ]
     }
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn long_scans_and_other_kinds_are_refused() {
         let mut scan = Vec::new();
-        let (from, entries) = (0, MOST_ENTRIES + 1);
+        let (from, entries) = (0, MAX_SCAN_ENTRIES + 1);
         Request::Scan { from, entries }.encode(&mut scan);
         assert!(Request::decode(&scan).is_err());
         assert!(Request::decode(&[0]).is_err() && Request::decode(&[5]).is_err());

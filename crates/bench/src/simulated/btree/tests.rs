@@ -7,15 +7,15 @@ fn bf2() -> &'static Profile {
     builtin("bf2").expect("built in")
 }
 
-fn short(setup: Setup) -> Setup {
-    Setup {
+fn short(setup: BtreeParameters) -> BtreeParameters {
+    BtreeParameters {
         clients: setup.clients.min(16),
         time: setup.time / 5,
         ..setup
     }
 }
 
-fn ran(setup: &Setup) -> Outcome {
+fn ran(setup: &BtreeParameters) -> BtreeResult {
     let outcome = run(bf2(), setup).expect("it runs");
     assert!(outcome.verified && outcome.values > 50, "{outcome:?}");
     outcome
@@ -25,26 +25,27 @@ fn ran(setup: &Setup) -> Outcome {
 /// seems to be swapped with the 2.5 M/s by RPC: an RPC does the same work and more.
 #[test]
 fn local_lookups_on_a_dpu_are_as_fast_as_published() {
-    let local = |place, keys| run_local(bf2(), &Setup::study(place, keys)).expect("it runs");
+    let local =
+        |place, keys| run_local(bf2(), &BtreeParameters::study(place, keys)).expect("it runs");
     for (keys, id) in [
         (1_000_000, "dpu_bt_local_small"),
         (256_000_000, "dpu_bt_rpc_256m"),
     ] {
         let printed = nicmodel::published::get(id).expect("published").value;
-        let ours = local(Place::Dpu, keys);
+        let ours = local(CorePlace::Dpu, keys);
         let error = ours / printed - 1.0;
         assert!(error.abs() < 0.03, "{id}: {ours} for {printed}");
     }
     // Smaller trees fit caches better, and the host's are larger.
-    assert!(local(Place::Dpu, 250_000) > 1.2 * local(Place::Dpu, 1_000_000));
-    assert!(local(Place::Host, 1_000_000) > 3.0 * local(Place::Dpu, 1_000_000));
+    assert!(local(CorePlace::Dpu, 250_000) > 1.2 * local(CorePlace::Dpu, 1_000_000));
+    assert!(local(CorePlace::Host, 1_000_000) > 3.0 * local(CorePlace::Dpu, 1_000_000));
 }
 
 #[test]
 fn clients_that_read_need_a_read_for_each_level() {
     for (node_bytes, levels) in [(512, 6), (2048, 5)] {
-        for place in [Place::Host, Place::Dpu] {
-            let outcome = ran(&Setup::one_sided(place, node_bytes).alone());
+        for place in [CorePlace::Host, CorePlace::Dpu] {
+            let outcome = ran(&BtreeParameters::one_sided(place, node_bytes).alone());
             assert_eq!(outcome.levels, levels);
             // Clients also READ the word with the root's address from time to time.
             let reads = outcome.reads_per_lookup;
@@ -58,9 +59,9 @@ fn clients_that_read_need_a_read_for_each_level() {
 #[test]
 fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
     let rate = |batch, keys| {
-        let setup = Setup {
+        let setup = BtreeParameters {
             batch,
-            ..short(Setup::study(Place::Dpu, keys))
+            ..short(BtreeParameters::study(CorePlace::Dpu, keys))
         };
         ran(&setup).rate_mops
     };
@@ -72,8 +73,11 @@ fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
 
 #[test]
 fn the_same_seed_gives_the_same_output_on_both_places() {
-    for place in [Place::Host, Place::Dpu] {
-        for setup in [Setup::study(place, 1_000_000), Setup::one_sided(place, 512)] {
+    for place in [CorePlace::Host, CorePlace::Dpu] {
+        for setup in [
+            BtreeParameters::study(place, 1_000_000),
+            BtreeParameters::one_sided(place, 512),
+        ] {
             let json = || serde_json::to_string(&ran(&short(setup.clone()))).expect("JSON");
             assert_eq!(json(), json(), "{setup:?}");
         }
@@ -85,10 +89,10 @@ fn the_same_seed_gives_the_same_output_on_both_places() {
 #[test]
 fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
     let rate = |share| {
-        let setup = Setup {
+        let setup = BtreeParameters {
             dpu_share: Some(share),
             clients: 32,
-            ..short(Setup::study(Place::Host, 1_000_000))
+            ..short(BtreeParameters::study(CorePlace::Host, 1_000_000))
         };
         ran(&setup).rate_mops
     };
@@ -101,7 +105,7 @@ fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
 #[test]
 fn a_place_that_is_not_there_is_refused() {
     let cib = builtin("cib").expect("built in");
-    let setup = Setup::study(Place::Dpu, 1_000_000);
+    let setup = BtreeParameters::study(CorePlace::Dpu, 1_000_000);
     for error in [run(cib, &setup).err(), run_local(cib, &setup).err()] {
         let error = error.expect("no DPU").to_string();
         assert!(error.contains("cib has no DPU"), "{error}");

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Steps};
+use rpc::one_sided::{OneSided, RequestSteps};
 
-use super::{AfterUnlock, READ_AT, RemoteRecords, SlotState, Step};
+use super::{AfterUnlock, AwaitedCompletion, READ_AT, RemoteRecords, SlotState};
 use crate::Design;
-use crate::client::design::{AnswerEffect, ClientDesign, Done, OneSidedOps};
+use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome};
 use crate::client::error::ClientError;
 use crate::client::request::{Answer, ClientStats, Pending};
 use crate::record_cache::RecordCache;
-use crate::store::record::{Body, next_version, redo};
-use crate::store::{Condition, Refusal};
+use crate::store::record::{DecodedBody, next_version, redo};
+use crate::store::{Refusal, SetCondition};
 use crate::wire::{self, Op, RecordRequest, Request, Status};
 
 impl ClientDesign for RemoteRecords {
@@ -27,13 +27,13 @@ impl ClientDesign for RemoteRecords {
     fn check(&self, op: &Op<'_>) -> Result<(), ClientError> {
         let changes = self.writes.is_some();
         if let Op::Put { ttl_ms: 1.., .. } = op {
-            return Err(ClientError::NotPromised {
+            return Err(ClientError::Unsupported {
                 design: if changes {
                     Design::Atomics
                 } else {
                     Design::Reads
                 },
-                lacks: "keeps no times to live in its records; herd does, and reads with a read size of 0",
+                missing: "keeps no times to live in its records; herd does, and reads with a read size of 0",
             });
         }
         if changes && !self.fits(op) {
@@ -59,7 +59,7 @@ impl ClientDesign for RemoteRecords {
         &mut self,
         all: &mut [Pending],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
+        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         if !self.waiting.is_empty() {
             self.queue.check()?;
@@ -72,9 +72,9 @@ impl ClientDesign for RemoteRecords {
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         let state = &self.slots[slot as usize];
         match state.step {
-            Step::Locate => RecordRequest::Locate(key).encode(into),
-            Step::Claim => RecordRequest::Claim(key).encode(into),
-            Step::Release => RecordRequest::Release(state.record).encode(into),
+            AwaitedCompletion::Locate => RecordRequest::Locate(key).encode(into),
+            AwaitedCompletion::Claim => RecordRequest::Claim(key).encode(into),
+            AwaitedCompletion::Release => RecordRequest::Release(state.record).encode(into),
             _ => into.clone_from(&pending.bytes),
         }
     }
@@ -87,7 +87,7 @@ impl ClientDesign for RemoteRecords {
         answer: (Status, u64),
     ) -> AnswerEffect {
         match self.slots[slot as usize].step {
-            Step::Locate | Step::Claim | Step::Release => {
+            AwaitedCompletion::Locate | AwaitedCompletion::Claim | AwaitedCompletion::Release => {
                 self.handle_record_answer(pending, slot, answer)
             }
             _ => AnswerEffect::CompletesRequest,
@@ -95,7 +95,10 @@ impl ClientDesign for RemoteRecords {
     }
 
     fn may_have_changed(&self, slot: u32) -> bool {
-        matches!(self.slots[slot as usize].step, Step::Commit { .. })
+        matches!(
+            self.slots[slot as usize].step,
+            AwaitedCompletion::Commit { .. }
+        )
     }
 
     fn doorbells(&self) -> u64 {
@@ -111,10 +114,10 @@ impl ClientDesign for RemoteRecords {
     }
 }
 
-impl Steps for RemoteRecords {
+impl RequestSteps for RemoteRecords {
     type Pending = Pending;
     type Stats = ClientStats;
-    type Done<'b> = Done<'b>;
+    type Done<'b> = StepOutcome<'b>;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSided {
@@ -122,58 +125,66 @@ impl Steps for RemoteRecords {
     }
 
     #[inline]
-    fn arrived<'b>(
+    fn handle_completion<'b>(
         &mut self,
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Done<'b>>, RpcError> {
+    ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.slots[slot as usize];
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         let seed = self.seed;
         match state.step {
-            Step::Get => {
+            AwaitedCompletion::ReadRecord => {
                 let body = &mut bytes[..self.shape.body()];
-                self.queue.copy(slot, READ_AT, body)?;
+                self.queue.read_buffer(slot, READ_AT, body)?;
                 Ok(match self.shape.decode(body, (seed, state.record), key) {
-                    Body::Ours { version, value } => Some(self.complete_get(slot, version, value)),
-                    Body::Torn => self.handle_torn(pending, slot, stats),
-                    Body::Other => self.find_again(pending, slot, stats),
+                    DecodedBody::Match { version, value } => {
+                        Some(self.complete_get(slot, version, value))
+                    }
+                    DecodedBody::Torn => self.handle_torn(pending, slot, stats),
+                    DecodedBody::OtherKey => self.find_again(pending, slot, stats),
                 })
             }
-            Step::Find => self.handle_neighbourhood(pending, slot, stats, bytes),
-            Step::Lock => {
-                let before = self.queue.word(slot, 0)?;
+            AwaitedCompletion::ReadNeighbourhood => {
+                self.handle_neighbourhood(pending, slot, stats, bytes)
+            }
+            AwaitedCompletion::Lock => {
+                let before = self.queue.buffer_word(slot, 0)?;
                 if before != 0 {
                     return Ok(self.handle_locked(slot, stats));
                 }
                 let body = &mut bytes[..self.shape.body()];
-                self.queue.copy(slot, READ_AT, body)?;
-                self.change(pending, slot, key, body)?;
+                self.queue.read_buffer(slot, READ_AT, body)?;
+                self.apply_change_or_unlock(pending, slot, key, body)?;
                 Ok(None)
             }
-            Step::Commit { version } => {
-                self.slots[slot as usize].step = Step::Idle;
-                if self.queue.word(slot, 8)? == state.word {
-                    return Ok(Some(Done::Answer(Answer::Done { version })));
+            AwaitedCompletion::Commit { version } => {
+                self.slots[slot as usize].step = AwaitedCompletion::Idle;
+                if self.queue.buffer_word(slot, 8)? == state.word {
+                    return Ok(Some(StepOutcome::Answer(Answer::Done { version })));
                 }
                 // Another client held the lock at the end, which this server's rules do not permit.
                 stats.lost += 1;
-                Ok(Some(Done::Answer(Answer::Lost)))
+                Ok(Some(StepOutcome::Answer(Answer::Lost)))
             }
-            Step::Unlock(after) => {
-                self.slots[slot as usize].step = Step::Idle;
+            AwaitedCompletion::Unlock(after) => {
+                self.slots[slot as usize].step = AwaitedCompletion::Idle;
                 Ok(match after {
-                    AfterUnlock::NotFound => Some(Done::Answer(Answer::NotFound)),
+                    AfterUnlock::NotFound => Some(StepOutcome::Answer(Answer::NotFound)),
                     AfterUnlock::Condition(version) => {
-                        Some(Done::Answer(Answer::Condition { version }))
+                        Some(StepOutcome::Answer(Answer::Condition { version }))
                     }
-                    AfterUnlock::Find => self.find_again(pending, slot, stats),
+                    AfterUnlock::FindAgain => self.find_again(pending, slot, stats),
                 })
             }
             // These steps have no outstanding work requests.
-            Step::Idle | Step::Wait | Step::Locate | Step::Claim | Step::Release => Ok(None),
+            AwaitedCompletion::Idle
+            | AwaitedCompletion::Backoff
+            | AwaitedCompletion::Locate
+            | AwaitedCompletion::Claim
+            | AwaitedCompletion::Release => Ok(None),
         }
     }
 }
@@ -187,13 +198,13 @@ impl RemoteRecords {
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Done<'b>>, RpcError> {
+    ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.slots[slot as usize];
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         let seed = self.seed;
         let records = &mut bytes[..self.read_bytes];
-        self.queue.copy(slot, READ_AT, records)?;
-        let home = self.shape.home(state.hash);
+        self.queue.read_buffer(slot, READ_AT, records)?;
+        let home = self.shape.first_record_of_hash(state.hash);
         let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
             return Ok(Some(self.ask_for_record(pending, slot)));
         };
@@ -206,7 +217,7 @@ impl RemoteRecords {
                 self.lock(pending.lane, slot);
                 None
             }
-            Body::Ours { version, value } => Some(self.complete_get(slot, version, value)),
+            DecodedBody::Match { version, value } => Some(self.complete_get(slot, version, value)),
             _ => self.handle_torn(pending, slot, stats),
         })
     }
@@ -221,7 +232,7 @@ impl RemoteRecords {
     }
 
     /// Makes the change under this client's lock, or unlocks the record without a change.
-    fn change(
+    fn apply_change_or_unlock(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -240,18 +251,21 @@ impl RemoteRecords {
             Some(Request::Whole {
                 op: Op::Delete { version, .. },
                 ..
-            }) => (None, version.map_or(Condition::Always, Condition::Version)),
+            }) => (
+                None,
+                version.map_or(SetCondition::Always, SetCondition::Version),
+            ),
             // Changes are encoded only as PUT or DELETE.
-            _ => (None, Condition::Version(0)),
+            _ => (None, SetCondition::Version(0)),
         };
         let next = match there {
-            Body::Ours {
+            DecodedBody::Match {
                 version,
                 value: now,
             } => next_version(version, now.is_some(), value.is_some(), condition),
             // The record belongs to another key now, or is not whole.
-            Body::Other | Body::Torn => {
-                self.slots[slot as usize].step = Step::Unlock(AfterUnlock::Find);
+            DecodedBody::OtherKey | DecodedBody::Torn => {
+                self.slots[slot as usize].step = AwaitedCompletion::Unlock(AfterUnlock::FindAgain);
                 self.unlock(pending.lane, slot);
                 return Ok(());
             }
@@ -269,10 +283,12 @@ impl RemoteRecords {
                     state.word,
                 );
                 self.write(pending.lane, slot, &entry)?;
-                Step::Commit { version }
+                AwaitedCompletion::Commit { version }
             }
-            Err(Refusal::Condition(version)) => Step::Unlock(AfterUnlock::Condition(version)),
-            Ok(None) | Err(_) => Step::Unlock(AfterUnlock::NotFound),
+            Err(Refusal::Condition(version)) => {
+                AwaitedCompletion::Unlock(AfterUnlock::Condition(version))
+            }
+            Ok(None) | Err(_) => AwaitedCompletion::Unlock(AfterUnlock::NotFound),
         };
         self.slots[slot as usize].step = step;
         self.unlock(pending.lane, slot);
@@ -289,21 +305,23 @@ impl RemoteRecords {
         let step = std::mem::take(&mut self.slots[slot as usize].step);
         let hash = self.slots[slot as usize].hash;
         match (step, status) {
-            (Step::Locate | Step::Claim, Status::Ok) if number < self.shape.records => {
+            (AwaitedCompletion::Locate | AwaitedCompletion::Claim, Status::Ok)
+                if number < self.shape.records =>
+            {
                 self.record_cache.set(hash, number);
                 self.access_record(pending, slot, number);
                 AnswerEffect::Continue
             }
-            (Step::Release, Status::Ok) => {
-                self.slots[slot as usize].since = None;
+            (AwaitedCompletion::Release, Status::Ok) => {
+                self.slots[slot as usize].contended_since = None;
                 self.access_record(pending, slot, self.slots[slot as usize].record);
                 AnswerEffect::Continue
             }
-            (Step::Release, Status::Busy) => {
+            (AwaitedCompletion::Release, Status::Busy) => {
                 self.schedule_retry(slot, Duration::from_millis(1));
                 AnswerEffect::Continue
             }
-            (Step::Locate, Status::NotFound) => {
+            (AwaitedCompletion::Locate, Status::NotFound) => {
                 let conditional = !matches!(
                     wire::decode(&pending.bytes),
                     Some(Request::Whole {

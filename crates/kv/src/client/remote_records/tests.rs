@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rpc::one_sided::Steps;
+use rpc::one_sided::RequestSteps;
 
 use super::*;
 use crate::client::design::ClientDesign;
-use crate::client::pipeline::Pipeline;
+use crate::client::pipeline::PipelinedClient;
 use crate::client::request::Answer;
 use crate::wire::Op;
 use crate::{Client, ClientConfig, Completion, Design, Server, ServerConfig};
@@ -33,8 +33,8 @@ fn config(server: &Server) -> ClientConfig {
 }
 
 /// Returns a client that has READ the key, and so has cached its record number.
-fn reader(server: &Server) -> Pipeline {
-    let mut pipeline = Pipeline::connect(config(server)).expect("connects");
+fn reader(server: &Server) -> PipelinedClient {
+    let mut pipeline = PipelinedClient::connect(config(server)).expect("connects");
     assert!(pipeline.submit(&Op::Get { key: KEY }, 0).expect("short"));
     while pipeline.outstanding() > 0 {
         pipeline.poll(|_| {}).expect("reached");
@@ -43,12 +43,12 @@ fn reader(server: &Server) -> Pipeline {
 }
 
 /// Returns a client that will put `value` and has locked the record.
-fn holder(server: &Server, value: &[u8]) -> Pipeline {
+fn holder(server: &Server, value: &[u8]) -> PipelinedClient {
     let mut pipeline = reader(server);
     let op = Op::Put {
         key: KEY,
         value,
-        condition: Condition::Always,
+        condition: SetCondition::Always,
         ttl_ms: 0,
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
@@ -58,7 +58,7 @@ fn holder(server: &Server, value: &[u8]) -> Pipeline {
 }
 
 /// Takes the completion of the lock, and prepares the change without posting it.
-fn prepare(pipeline: &mut Pipeline) {
+fn prepare(pipeline: &mut PipelinedClient) {
     let (records, pending, stats) = pipeline.internals();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
@@ -66,13 +66,13 @@ fn prepare(pipeline: &mut Pipeline) {
         wcs.next().map(|wc| wc.expect("locked").wr_id())
     });
     let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
-    let mut bytes = vec![0; records.queue.room()];
-    let more = records.arrived(&pending[slot as usize], slot, stats, &mut bytes);
+    let mut bytes = vec![0; records.queue.slot_bytes()];
+    let more = records.handle_completion(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
     assert!(records.may_have_changed(slot) && records.queue.prepared() == 3);
 }
 
-fn ends(pipeline: &mut Pipeline) -> (u64, bool) {
+fn ends(pipeline: &mut PipelinedClient) -> (u64, bool) {
     let mut end = None;
     while end.is_none() {
         let each = |done: Completion<'_>| {
@@ -145,9 +145,9 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     let slot = records
         .slots
         .iter()
-        .position(|w| w.step != Step::Idle)
+        .position(|w| w.step != AwaitedCompletion::Idle)
         .expect("one");
-    let at = queue.room() - redo::bytes(&records.shape) + redo::BODY_AT;
+    let at = queue.slot_bytes() - redo::bytes(&records.shape) + redo::BODY_AT;
     let place = (u32::try_from(slot).expect("a slot"), at);
     let record = records.partitions[0].at(records.shape.at(records.slots[slot].record));
     queue.write(place, 24, record).expect("inside");
@@ -160,7 +160,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     drop(dying);
     assert!(matches!(
         other.wait(reader),
-        Ok(crate::Outcome::Value(v)) if v.bytes == b"third" && v.version == 3
+        Ok(crate::RequestResult::Value(v)) if v.bytes == b"third" && v.version == 3
     ));
     assert_eq!(other.put(KEY, b"fourth").expect("set"), 4);
     let stats = server.stats();
@@ -180,10 +180,10 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let value = records.shape.at(record.expect("known")) + 16 + records.shape.key_bytes as u64;
     let at = records.partitions[0].at(value);
     let queue = &mut records.queue;
-    queue.fill(0, 0, b"any byte").expect("room");
+    queue.write_buffer(0, 0, b"any byte").expect("room");
     queue.write((0, 0), 8, at).expect("inside");
     queue.flush().expect("posted");
-    let mut asking = Pipeline::connect(ClientConfig {
+    let mut asking = PipelinedClient::connect(ClientConfig {
         deadline_ms: 300,
         ..config(&server)
     })
@@ -191,7 +191,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let put = Op::Put {
         key: KEY,
         value: b"another",
-        condition: Condition::Always,
+        condition: SetCondition::Always,
         ttl_ms: 0,
     };
     for op in [Op::Get { key: KEY }, put] {

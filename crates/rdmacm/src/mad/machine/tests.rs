@@ -1,6 +1,6 @@
 use super::*;
 
-const TIMES: Times = Times {
+const TIMES: ConnectionTimers = ConnectionTimers {
     response: Duration::from_millis(4000),
     retries: 15,
     time_wait: Duration::from_millis(2000),
@@ -13,20 +13,20 @@ fn ms(n: u64) -> Duration {
 const AT: Duration = Duration::from_millis(1);
 
 /// Makes a machine in the given state.
-fn in_state(state: State) -> Machine {
-    let mut m = Machine::new(TIMES);
-    let get = |m: &mut Machine, kind| drop(m.receive(Duration::ZERO, kind, Duration::ZERO));
-    let say = |m: &mut Machine, kind| drop(m.post(Duration::ZERO, kind).unwrap());
+fn in_state(state: CmState) -> CmStateMachine {
+    let mut m = CmStateMachine::new(TIMES);
+    let get = |m: &mut CmStateMachine, kind| drop(m.receive(Duration::ZERO, kind, Duration::ZERO));
+    let say = |m: &mut CmStateMachine, kind| drop(m.post(Duration::ZERO, kind).unwrap());
     let active = [
-        (State::ReqSent, Kind::Req),
-        (State::RepReceived, Kind::Rep),
-        (State::EstablishedActive, Kind::Rtu),
+        (CmState::ReqSent, CmMessageKind::Req),
+        (CmState::RepReceived, CmMessageKind::Rep),
+        (CmState::EstablishedActive, CmMessageKind::Rtu),
     ];
     match state {
-        State::Idle | State::Done => {}
-        State::ReqSent | State::RepReceived | State::EstablishedActive => {
+        CmState::Idle | CmState::Done => {}
+        CmState::ReqSent | CmState::RepReceived | CmState::EstablishedActive => {
             for (reached, kind) in active {
-                if kind == Kind::Rep {
+                if kind == CmMessageKind::Rep {
                     get(&mut m, kind);
                 } else {
                     say(&mut m, kind);
@@ -36,115 +36,127 @@ fn in_state(state: State) -> Machine {
                 }
             }
         }
-        State::ReqReceived => get(&mut m, Kind::Req),
-        State::RepSent | State::EstablishedPassive | State::DreqSent | State::TimeWait => {
-            get(&mut m, Kind::Req);
-            say(&mut m, Kind::Rep);
-            if state != State::RepSent {
-                get(&mut m, Kind::Rtu);
+        CmState::ReqReceived => get(&mut m, CmMessageKind::Req),
+        CmState::RepSent | CmState::EstablishedPassive | CmState::DreqSent | CmState::TimeWait => {
+            get(&mut m, CmMessageKind::Req);
+            say(&mut m, CmMessageKind::Rep);
+            if state != CmState::RepSent {
+                get(&mut m, CmMessageKind::Rtu);
             }
-            if matches!(state, State::DreqSent | State::TimeWait) {
-                say(&mut m, Kind::Dreq);
+            if matches!(state, CmState::DreqSent | CmState::TimeWait) {
+                say(&mut m, CmMessageKind::Dreq);
             }
-            if state == State::TimeWait {
-                get(&mut m, Kind::Drep);
+            if state == CmState::TimeWait {
+                get(&mut m, CmMessageKind::Drep);
             }
         }
-        State::Refused => {
-            get(&mut m, Kind::Req);
-            say(&mut m, Kind::Rej);
+        CmState::Refused => {
+            get(&mut m, CmMessageKind::Req);
+            say(&mut m, CmMessageKind::Rej);
         }
-        State::SidrReqSent => say(&mut m, Kind::SidrReq),
-        State::SidrReqReceived => get(&mut m, Kind::SidrReq),
-        State::SidrAnswered => {
-            get(&mut m, Kind::SidrReq);
-            say(&mut m, Kind::SidrRep);
+        CmState::SidrReqSent => say(&mut m, CmMessageKind::SidrReq),
+        CmState::SidrReqReceived => get(&mut m, CmMessageKind::SidrReq),
+        CmState::SidrAnswered => {
+            get(&mut m, CmMessageKind::SidrReq);
+            say(&mut m, CmMessageKind::SidrRep);
         }
     }
     assert_eq!(m.state(), state);
     m
 }
 
-const STATES: [State; 13] = [
-    State::Idle,
-    State::ReqSent,
-    State::ReqReceived,
-    State::RepReceived,
-    State::RepSent,
-    State::EstablishedActive,
-    State::EstablishedPassive,
-    State::DreqSent,
-    State::Refused,
-    State::TimeWait,
-    State::SidrReqSent,
-    State::SidrReqReceived,
-    State::SidrAnswered,
+const STATES: [CmState; 13] = [
+    CmState::Idle,
+    CmState::ReqSent,
+    CmState::ReqReceived,
+    CmState::RepReceived,
+    CmState::RepSent,
+    CmState::EstablishedActive,
+    CmState::EstablishedPassive,
+    CmState::DreqSent,
+    CmState::Refused,
+    CmState::TimeWait,
+    CmState::SidrReqSent,
+    CmState::SidrReqReceived,
+    CmState::SidrAnswered,
 ];
 
 /// Returns the effect of a message by state: `(state, actions, next state)`; in other states it has none.
-fn table(kind: Kind) -> Vec<(State, Vec<Action>, State)> {
-    use Action::{Deliver, Send};
-    use State as S;
+fn table(kind: CmMessageKind) -> Vec<(CmState, Vec<CallerAction>, CmState)> {
+    use CallerAction::{Deliver, Send};
+    use CmState as S;
     let deliver = vec![Deliver(kind)];
     match kind {
-        Kind::Req => vec![
+        CmMessageKind::Req => vec![
             (S::Idle, deliver, S::ReqReceived),
-            (S::ReqReceived, vec![Send(Kind::MraOfReq)], S::ReqReceived),
-            (S::RepSent, vec![Send(Kind::Rep)], S::RepSent),
-            (S::Refused, vec![Send(Kind::Rej)], S::Refused),
+            (
+                S::ReqReceived,
+                vec![Send(CmMessageKind::MraOfReq)],
+                S::ReqReceived,
+            ),
+            (S::RepSent, vec![Send(CmMessageKind::Rep)], S::RepSent),
+            (S::Refused, vec![Send(CmMessageKind::Rej)], S::Refused),
         ],
-        Kind::Rep => vec![
+        CmMessageKind::Rep => vec![
             (S::ReqSent, deliver, S::RepReceived),
-            (S::RepReceived, vec![Send(Kind::MraOfRep)], S::RepReceived),
+            (
+                S::RepReceived,
+                vec![Send(CmMessageKind::MraOfRep)],
+                S::RepReceived,
+            ),
             (
                 S::EstablishedActive,
-                vec![Send(Kind::Rtu)],
+                vec![Send(CmMessageKind::Rtu)],
                 S::EstablishedActive,
             ),
-            (S::Refused, vec![Send(Kind::Rej)], S::Refused),
+            (S::Refused, vec![Send(CmMessageKind::Rej)], S::Refused),
         ],
-        Kind::Rtu => vec![(S::RepSent, deliver, S::EstablishedPassive)],
-        Kind::Rej => vec![
+        CmMessageKind::Rtu => vec![(S::RepSent, deliver, S::EstablishedPassive)],
+        CmMessageKind::Rej => vec![
             (S::ReqSent, deliver.clone(), S::TimeWait),
             (S::ReqReceived, deliver.clone(), S::TimeWait),
             (S::RepSent, deliver.clone(), S::TimeWait),
             (S::RepReceived, deliver.clone(), S::TimeWait),
             (S::EstablishedActive, deliver.clone(), S::TimeWait),
             (S::EstablishedPassive, deliver, S::TimeWait),
-            (S::DreqSent, vec![Deliver(Kind::Drep)], S::TimeWait),
+            (S::DreqSent, vec![Deliver(CmMessageKind::Drep)], S::TimeWait),
         ],
-        Kind::Dreq => {
-            let both = vec![Send(Kind::Drep), Deliver(kind)];
+        CmMessageKind::Dreq => {
+            let both = vec![Send(CmMessageKind::Drep), Deliver(kind)];
             vec![
                 (S::RepSent, both.clone(), S::TimeWait),
                 (S::RepReceived, both.clone(), S::TimeWait),
                 (S::EstablishedActive, both.clone(), S::TimeWait),
                 (S::EstablishedPassive, both.clone(), S::TimeWait),
                 (S::DreqSent, both, S::TimeWait),
-                (S::TimeWait, vec![Send(Kind::Drep)], S::TimeWait),
+                (S::TimeWait, vec![Send(CmMessageKind::Drep)], S::TimeWait),
             ]
         }
-        Kind::Drep => vec![(S::DreqSent, deliver, S::TimeWait)],
-        Kind::SidrReq => vec![
+        CmMessageKind::Drep => vec![(S::DreqSent, deliver, S::TimeWait)],
+        CmMessageKind::SidrReq => vec![
             (S::Idle, deliver, S::SidrReqReceived),
-            (S::SidrAnswered, vec![Send(Kind::SidrRep)], S::SidrAnswered),
+            (
+                S::SidrAnswered,
+                vec![Send(CmMessageKind::SidrRep)],
+                S::SidrAnswered,
+            ),
         ],
-        Kind::SidrRep => vec![(S::SidrReqSent, deliver, S::TimeWait)],
-        Kind::MraOfReq | Kind::MraOfRep => Vec::new(),
+        CmMessageKind::SidrRep => vec![(S::SidrReqSent, deliver, S::TimeWait)],
+        CmMessageKind::MraOfReq | CmMessageKind::MraOfRep => Vec::new(),
     }
 }
 
-const KINDS: [Kind; 10] = [
-    Kind::Req,
-    Kind::Rep,
-    Kind::Rtu,
-    Kind::Rej,
-    Kind::Dreq,
-    Kind::Drep,
-    Kind::MraOfReq,
-    Kind::MraOfRep,
-    Kind::SidrReq,
-    Kind::SidrRep,
+const KINDS: [CmMessageKind; 10] = [
+    CmMessageKind::Req,
+    CmMessageKind::Rep,
+    CmMessageKind::Rtu,
+    CmMessageKind::Rej,
+    CmMessageKind::Dreq,
+    CmMessageKind::Drep,
+    CmMessageKind::MraOfReq,
+    CmMessageKind::MraOfRep,
+    CmMessageKind::SidrReq,
+    CmMessageKind::SidrRep,
 ];
 
 #[test]
@@ -165,23 +177,23 @@ fn each_message_does_in_each_state_what_the_table_says() {
 
 #[test]
 fn the_program_may_send_each_message_in_these_states_only() {
-    use State as S;
-    let allowed = |kind| -> &[State] {
+    use CmState as S;
+    let allowed = |kind| -> &[CmState] {
         match kind {
-            Kind::Req | Kind::SidrReq => &[S::Idle],
-            Kind::Rep => &[S::ReqReceived],
-            Kind::Rtu => &[S::RepReceived],
-            Kind::Rej => &[S::ReqSent, S::ReqReceived, S::RepSent, S::RepReceived],
-            Kind::Dreq => &[S::EstablishedActive, S::EstablishedPassive, S::RepSent],
-            Kind::SidrRep => &[S::SidrReqReceived],
-            Kind::Drep | Kind::MraOfReq | Kind::MraOfRep => &[],
+            CmMessageKind::Req | CmMessageKind::SidrReq => &[S::Idle],
+            CmMessageKind::Rep => &[S::ReqReceived],
+            CmMessageKind::Rtu => &[S::RepReceived],
+            CmMessageKind::Rej => &[S::ReqSent, S::ReqReceived, S::RepSent, S::RepReceived],
+            CmMessageKind::Dreq => &[S::EstablishedActive, S::EstablishedPassive, S::RepSent],
+            CmMessageKind::SidrRep => &[S::SidrReqReceived],
+            CmMessageKind::Drep | CmMessageKind::MraOfReq | CmMessageKind::MraOfRep => &[],
         }
     };
     for kind in KINDS {
         for state in STATES {
             let posted = in_state(state).post(AT, kind);
             let expected = if allowed(kind).contains(&state) {
-                Ok(vec![Action::Send(kind)])
+                Ok(vec![CallerAction::Send(kind)])
             } else {
                 Err(WrongState)
             };
@@ -191,12 +203,12 @@ fn the_program_may_send_each_message_in_these_states_only() {
 }
 
 /// Returns the times at which the message is sent, and the last actions.
-fn outgoings(m: &mut Machine) -> (Vec<u64>, Vec<Action>) {
+fn outgoings(m: &mut CmStateMachine) -> (Vec<u64>, Vec<CallerAction>) {
     let mut at = Vec::new();
     while let Some(deadline) = m.deadline() {
         assert_eq!(m.expire(deadline - ms(1)), [], "too early");
         let actions = m.expire(deadline);
-        if !matches!(actions[..], [Action::Send(_)]) {
+        if !matches!(actions[..], [CallerAction::Send(_)]) {
             return (at, actions);
         }
         at.push(u64::try_from(deadline.as_millis()).unwrap());
@@ -206,30 +218,30 @@ fn outgoings(m: &mut Machine) -> (Vec<u64>, Vec<Action>) {
 
 #[test]
 fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
-    let mut m = in_state(State::ReqSent);
+    let mut m = in_state(CmState::ReqSent);
     let (at, last) = outgoings(&mut m);
     assert_eq!(at[..6], [250, 750, 1750, 3750, 7750, 11_750]);
     assert_eq!((at.len(), at[18]), (19, 63_750));
-    assert_eq!(last, [Action::TimedOut(Kind::Req)]);
-    assert_eq!((m.state(), m.deadline()), (State::ReqSent, None));
+    assert_eq!(last, [CallerAction::TimedOut(CmMessageKind::Req)]);
+    assert_eq!((m.state(), m.deadline()), (CmState::ReqSent, None));
     // The peer gets a REJ, again for each repeated message.
     assert_eq!(
-        m.post(ms(64_000), Kind::Rej),
-        Ok(vec![Action::Send(Kind::Rej)])
+        m.post(ms(64_000), CmMessageKind::Rej),
+        Ok(vec![CallerAction::Send(CmMessageKind::Rej)])
     );
     assert_eq!(
-        m.receive(ms(65_000), Kind::Rep, ms(0)),
-        [Action::Send(Kind::Rej)]
+        m.receive(ms(65_000), CmMessageKind::Rep, ms(0)),
+        [CallerAction::Send(CmMessageKind::Rej)]
     );
-    assert_eq!(m.expire(ms(66_000)), [Action::Done]);
-    assert_eq!(m.state(), State::Done);
+    assert_eq!(m.expire(ms(66_000)), [CallerAction::Done]);
+    assert_eq!(m.state(), CmState::Done);
 }
 
 #[test]
 fn an_mra_slows_the_repetitions_and_adds_the_time_that_it_asks_for() {
     for (state, mra) in [
-        (State::ReqSent, Kind::MraOfReq),
-        (State::RepSent, Kind::MraOfRep),
+        (CmState::ReqSent, CmMessageKind::MraOfReq),
+        (CmState::RepSent, CmMessageKind::MraOfRep),
     ] {
         let mut m = in_state(state);
         assert_eq!(m.receive(ms(100), mra, ms(60_000)), []);
@@ -241,34 +253,40 @@ fn an_mra_slows_the_repetitions_and_adds_the_time_that_it_asks_for() {
 
 #[test]
 fn an_unanswered_farewell_ends_in_time_wait_and_is_told() {
-    let mut m = in_state(State::DreqSent);
-    assert_eq!(outgoings(&mut m).1, [Action::TimedOut(Kind::Dreq)]);
-    assert_eq!(m.state(), State::TimeWait);
-    assert_eq!(outgoings(&mut m).1, [Action::Done]);
-    let mut m = in_state(State::SidrReqSent);
-    assert_eq!(outgoings(&mut m).1, [Action::TimedOut(Kind::SidrReq)]);
-    assert_eq!(outgoings(&mut m).1, [Action::Done]);
+    let mut m = in_state(CmState::DreqSent);
+    assert_eq!(
+        outgoings(&mut m).1,
+        [CallerAction::TimedOut(CmMessageKind::Dreq)]
+    );
+    assert_eq!(m.state(), CmState::TimeWait);
+    assert_eq!(outgoings(&mut m).1, [CallerAction::Done]);
+    let mut m = in_state(CmState::SidrReqSent);
+    assert_eq!(
+        outgoings(&mut m).1,
+        [CallerAction::TimedOut(CmMessageKind::SidrReq)]
+    );
+    assert_eq!(outgoings(&mut m).1, [CallerAction::Done]);
 }
 
 #[test]
 fn what_was_abandoned_ends_by_itself() {
     for state in STATES {
         let mut m = in_state(state);
-        m.abandon(AT);
+        m.close(AT);
         let mut steps = 0;
         while let Some(at) = m.deadline() {
             m.expire(at);
             steps += 1;
             assert!(steps < 100);
         }
-        assert_eq!(m.state(), State::Done, "from {state:?}");
+        assert_eq!(m.state(), CmState::Done, "from {state:?}");
     }
 }
 
 /// A generator of pseudo-random numbers: SplitMix64.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -279,34 +297,34 @@ impl Dice {
 }
 
 /// Two ends of a connection, and a network that loses, duplicates and reorders messages.
-struct World {
-    dice: Dice,
+struct Simulation {
+    dice: Random,
     lost_percent: u64,
     now: Duration,
-    ends: [Machine; 2],
+    ends: [CmStateMachine; 2],
     /// Messages in flight: `(arrival, number, to, kind)`
-    network: Vec<(Duration, u64, usize, Kind)>,
+    network: Vec<(Duration, u64, usize, CmMessageKind)>,
     sent: u64,
     /// The actions that each program has got, in order.
-    told: [Vec<Action>; 2],
+    delivered: [Vec<CallerAction>; 2],
     /// Time that each program takes for its answer.
-    thinks: Duration,
-    todo: Vec<(Duration, usize, Kind)>,
+    answer_delay: Duration,
+    todo: Vec<(Duration, usize, CmMessageKind)>,
 }
 
-impl World {
+impl Simulation {
     fn new(seed: u64, lost_percent: u64) -> Self {
-        let mut dice = Dice(seed);
-        let thinks = ms([0, 1, 300, 9_000][usize::try_from(dice.below(4)).unwrap()]);
+        let mut dice = Random(seed);
+        let answer_delay = ms([0, 1, 300, 9_000][usize::try_from(dice.below(4)).unwrap()]);
         Self {
             dice,
             lost_percent,
             now: Duration::ZERO,
-            ends: [Machine::new(TIMES), Machine::new(TIMES)],
+            ends: [CmStateMachine::new(TIMES), CmStateMachine::new(TIMES)],
             network: Vec::new(),
             sent: 0,
-            told: [Vec::new(), Vec::new()],
-            thinks,
+            delivered: [Vec::new(), Vec::new()],
+            answer_delay,
             todo: Vec::new(),
         }
     }
@@ -314,17 +332,17 @@ impl World {
     fn do_all(&mut self, end: usize, actions: Actions) {
         for action in actions {
             match action {
-                Action::Send(kind) => self.send(1 - end, kind),
-                Action::Done => {}
+                CallerAction::Send(kind) => self.send(1 - end, kind),
+                CallerAction::Done => {}
                 told => {
-                    self.told[end].push(told);
+                    self.delivered[end].push(told);
                     self.program(end, told);
                 }
             }
         }
     }
 
-    fn send(&mut self, to: usize, kind: Kind) {
+    fn send(&mut self, to: usize, kind: CmMessageKind) {
         let copies = match self.dice.below(100) {
             n if n < self.lost_percent => 0,
             n if n < self.lost_percent + 10 => 2,
@@ -339,22 +357,28 @@ impl World {
     }
 
     /// Reacts like the two programs: the server accepts; the client sends an RTU, and a DREQ later.
-    fn program(&mut self, end: usize, told: Action) {
+    fn program(&mut self, end: usize, told: CallerAction) {
         let (after, kind) = match (end, told) {
-            (1, Action::Deliver(Kind::Req)) => (self.thinks, Kind::Rep),
-            (0, Action::Deliver(Kind::Rep)) => (self.thinks, Kind::Rtu),
-            (_, Action::TimedOut(Kind::Req | Kind::Rep)) => (ms(0), Kind::Rej),
+            (1, CallerAction::Deliver(CmMessageKind::Req)) => {
+                (self.answer_delay, CmMessageKind::Rep)
+            }
+            (0, CallerAction::Deliver(CmMessageKind::Rep)) => {
+                (self.answer_delay, CmMessageKind::Rtu)
+            }
+            (_, CallerAction::TimedOut(CmMessageKind::Req | CmMessageKind::Rep)) => {
+                (ms(0), CmMessageKind::Rej)
+            }
             _ => return,
         };
         self.todo.push((self.now + after, end, kind));
-        if kind == Kind::Rtu {
+        if kind == CmMessageKind::Rtu {
             self.todo
-                .push((self.now + after + ms(20_000), end, Kind::Dreq));
+                .push((self.now + after + ms(20_000), end, CmMessageKind::Dreq));
         }
     }
 
     fn run(&mut self) {
-        self.todo.push((ms(0), 0, Kind::Req));
+        self.todo.push((ms(0), 0, CmMessageKind::Req));
         for _ in 0..100_000 {
             let due = [
                 self.network.iter().map(|n| n.0).min(),
@@ -393,9 +417,9 @@ fn under_loss_each_end_is_told_everything_once_and_comes_to_its_end() {
     let mut connected = 0;
     for seed in 0..2_000 {
         let lost_percent = [0, 1, 10, 30, 60][usize::try_from(seed % 5).unwrap()];
-        let mut world = World::new(seed, lost_percent);
+        let mut world = Simulation::new(seed, lost_percent);
         world.run();
-        for (end, told) in world.told.iter().enumerate() {
+        for (end, told) in world.delivered.iter().enumerate() {
             for (i, what) in told.iter().enumerate() {
                 assert!(
                     !told[..i].contains(what),
@@ -404,29 +428,38 @@ fn under_loss_each_end_is_told_everything_once_and_comes_to_its_end() {
             }
             assert_eq!(
                 world.ends[end].state(),
-                State::Done,
+                CmState::Done,
                 "seed {seed}: {told:?}"
             );
         }
-        let was_told = |end: usize, kind| world.told[end].contains(&Action::Deliver(kind));
+        let was_told =
+            |end: usize, kind| world.delivered[end].contains(&CallerAction::Deliver(kind));
         // No message is delivered unless its cause was delivered before.
         assert!(
-            !was_told(0, Kind::Rep) || was_told(1, Kind::Req),
+            !was_told(0, CmMessageKind::Rep) || was_told(1, CmMessageKind::Req),
             "seed {seed}"
         );
         assert!(
-            !was_told(1, Kind::Rtu) || was_told(0, Kind::Rep),
+            !was_told(1, CmMessageKind::Rtu) || was_told(0, CmMessageKind::Rep),
             "seed {seed}"
         );
         assert!(
-            !was_told(0, Kind::Drep) || was_told(1, Kind::Dreq),
+            !was_told(0, CmMessageKind::Drep) || was_told(1, CmMessageKind::Dreq),
             "seed {seed}"
         );
         if lost_percent <= 30 {
-            assert!(was_told(0, Kind::Rep), "seed {seed}: {:?}", world.told);
-            assert!(was_told(1, Kind::Dreq), "seed {seed}: {:?}", world.told);
+            assert!(
+                was_told(0, CmMessageKind::Rep),
+                "seed {seed}: {:?}",
+                world.delivered
+            );
+            assert!(
+                was_told(1, CmMessageKind::Dreq),
+                "seed {seed}: {:?}",
+                world.delivered
+            );
         }
-        connected += usize::from(was_told(1, Kind::Rtu));
+        connected += usize::from(was_told(1, CmMessageKind::Rtu));
     }
     assert!(connected > 1_500, "{connected} of 2000");
 }

@@ -1,6 +1,6 @@
 //! Configuration of a requester, fixed when its queue pair enters RTS.
 
-use crate::dcqcn::Parameters;
+use crate::dcqcn::DcqcnParameters;
 use crate::psn::Psn;
 
 /// Default of [`RequesterConfig::window_packets`].
@@ -46,7 +46,7 @@ pub struct RequesterConfig {
     /// probes. Probes do not count as retries.
     pub probe_ns: Option<u64>,
     /// DCQCN parameters; `None` if congestion notifications are ignored.
-    pub congestion: Option<Parameters>,
+    pub congestion: Option<DcqcnParameters>,
 }
 
 impl Default for RequesterConfig {
@@ -63,7 +63,7 @@ impl Default for RequesterConfig {
             window_packets: WINDOW_PACKETS,
             window_bytes: WINDOW_BYTES,
             probe_ns: Some(PROBE_NS),
-            congestion: Some(Parameters::SIGCOMM_2015),
+            congestion: Some(DcqcnParameters::SIGCOMM_2015),
         }
     }
 }

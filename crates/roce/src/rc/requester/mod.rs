@@ -11,21 +11,21 @@ mod results;
 mod retry;
 mod window;
 
-pub use crate::request::{Failure, LocalFault, LocalMemory, Request, RequestOperation};
+pub use crate::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
 pub use config::{PACKET_OVERHEAD_BYTES, PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
 
-use crate::counts::Counts;
+use crate::counts::MachineCounters;
 use crate::dcqcn::ReactionPoint;
-use crate::opcode::{Operation, Transport};
+use crate::opcode::{PacketOperation, Transport};
 use crate::packet::{
     NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome, emit_with,
 };
 use crate::segment::{Connection, Segment, segment};
-use crate::sequence::Numbering;
-use queue::{Queue, Reach, Slot};
-use results::Outcome;
-use retry::{Expiry, Retry};
-use window::Window;
+use crate::sequence::PsnNumbering;
+use queue::{AckEffect, QueuedRequest, RequestQueue};
+use results::ResponseOutcome;
+use retry::{ExpiredTimer, RetryState};
+use window::PacketWindow;
 
 /// Largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
 const MAX_WINDOW_PACKETS: u32 = 1 << 22;
@@ -34,7 +34,7 @@ const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 ///
 /// The responses to one request arrive in one burst, which the window cannot limit, and the queue pairs of a process
 /// share a socket buffer. So requests are short if many of them may be outstanding.
-fn reads_a_window(max_rd_atomic: u8) -> u32 {
+fn max_reads_in_window(max_rd_atomic: u8) -> u32 {
     u32::from(max_rd_atomic).clamp(2, 8)
 }
 
@@ -42,26 +42,26 @@ fn reads_a_window(max_rd_atomic: u8) -> u32 {
 #[derive(Debug)]
 pub struct Requester {
     connection: Connection,
-    numbering: Numbering,
-    window: Window,
+    numbering: PsnNumbering,
+    window: PacketWindow,
     max_rd_atomic: u32,
-    queue: Queue,
-    retry: Retry,
+    queue: RequestQueue,
+    retry: RetryState,
     congestion: Option<ReactionPoint>,
-    failure: Option<Failure>,
+    failure: Option<RequestFailure>,
     /// Position of a request whose payload cannot be read. Nothing is sent from this position on.
-    unreadable: Option<u64>,
+    unreadable_request: Option<u64>,
     /// Number of packets since the last one with an acknowledgement request.
-    unasked: u32,
-    /// Counters since the last [`Counts::take`].
-    pub counts: Counts,
+    packets_since_ack_request: u32,
+    /// Counters since the last [`MachineCounters::take_nonzero`].
+    pub counts: MachineCounters,
 }
 
 impl Requester {
     /// Makes a requester that has sent nothing.
     #[must_use]
     pub fn new(config: RequesterConfig) -> Self {
-        let window = Window::new(
+        let window = PacketWindow::new(
             config.window_packets.min(MAX_WINDOW_PACKETS),
             config.window_bytes,
             config.mtu_bytes,
@@ -71,20 +71,21 @@ impl Requester {
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            read_packets: (window.full_packets() / reads_a_window(config.max_rd_atomic)).max(1),
+            read_packets: (window.full_packets() / max_reads_in_window(config.max_rd_atomic))
+                .max(1),
         };
         Self {
             connection,
-            numbering: Numbering::new(config.first_psn),
+            numbering: PsnNumbering::new(config.first_psn),
             window,
             max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
-            queue: Queue::new(connection),
-            retry: Retry::new(&config),
+            queue: RequestQueue::new(connection),
+            retry: RetryState::new(&config),
             congestion: config.congestion.map(ReactionPoint::new),
             failure: None,
-            unreadable: None,
-            unasked: 0,
-            counts: Counts::default(),
+            unreadable_request: None,
+            packets_since_ack_request: 0,
+            counts: MachineCounters::default(),
         }
     }
 
@@ -101,14 +102,14 @@ impl Requester {
             return;
         }
         match packet.bth.operation {
-            Operation::Acknowledge => self.take_acknowledge(now_ns, packet),
-            Operation::ReadResponse | Operation::AtomicAcknowledge => {
+            PacketOperation::Acknowledge => self.take_acknowledge(now_ns, packet),
+            PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge => {
                 self.take_result(now_ns, packet, memory);
             }
-            Operation::Cnp => {
+            PacketOperation::Cnp => {
                 if let Some(congestion) = &mut self.congestion {
                     self.counts.rp_cnp_handled += 1;
-                    congestion.notified(now_ns);
+                    congestion.on_cnp(now_ns);
                 }
             }
             _ => {}
@@ -123,7 +124,7 @@ impl Requester {
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent or received.
     #[must_use]
-    pub fn failure(&self) -> Option<Failure> {
+    pub fn failure(&self) -> Option<RequestFailure> {
         self.failure
     }
 
@@ -178,21 +179,25 @@ impl Requester {
         if !self.append(position, &segment, memory, out) {
             return false;
         }
-        self.unasked = if asks { 0 } else { self.unasked + 1 };
+        self.packets_since_ack_request = if asks {
+            0
+        } else {
+            self.packets_since_ack_request + 1
+        };
         let is_first_time = next >= self.queue.sent_end();
         let measurable = (asks && is_first_time).then_some(next);
         self.retry
-            .sent(now_ns, self.queue.is_outstanding(), measurable);
+            .on_sent(now_ns, self.queue.is_outstanding(), measurable);
         self.queue.advance(&slot);
         if let Some(congestion) = &mut self.congestion {
-            congestion.sent(out.len() - start, now_ns);
+            congestion.on_sent(out.len() - start, now_ns);
         }
         true
     }
 
     /// Returns the request whose next packet the window, fences and `max_rd_atomic` allow to send. The rate limit is
     /// not checked.
-    fn sendable(&self) -> Option<(u64, Slot)> {
+    fn sendable(&self) -> Option<(u64, QueuedRequest)> {
         let (position, slot) = self.queue.next_slot()?;
         let out = self.queue.next() - self.queue.acked();
         let is_in_window = out < self.window_of(&slot);
@@ -200,12 +205,12 @@ impl Requester {
         let awaited = self.queue.awaited();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
-        let is_held = waits_for_responses || self.unreadable == Some(position);
+        let is_held = waits_for_responses || self.unreadable_request == Some(position);
         (is_in_window && !is_held).then_some((position, slot))
     }
 
     /// Returns the number of packets that may be outstanding, if all are as long as those of `slot`.
-    fn window_of(&self, slot: &Slot) -> u64 {
+    fn window_of(&self, slot: &QueuedRequest) -> u64 {
         if self.retry.is_probing() {
             return 1;
         }
@@ -228,11 +233,11 @@ impl Requester {
     /// Returns true if the next packet must ask for an acknowledgement. These are the last packet of a message, some
     /// packets in each window, and the packet that fills the window. While the rate is limited, every packet asks for
     /// one.
-    fn asks_for_acknowledgement(&self, slot: &Slot) -> bool {
+    fn asks_for_acknowledgement(&self, slot: &QueuedRequest) -> bool {
         let next = self.queue.next();
         slot.has_response()
             || next + 1 == slot.end
-            || u64::from(self.unasked) + 1 >= self.window.ack_request_packets()
+            || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_packets()
             || next + 1 - self.queue.acked() >= self.window_of(slot)
             || self.congestion_until(0).is_some()
     }
@@ -251,7 +256,7 @@ impl Requester {
             memory.read(position, segment.offset, payload)
         });
         if emitted.is_err() {
-            self.unreadable = Some(position);
+            self.unreadable_request = Some(position);
             self.fail_unreadable();
         }
         emitted.is_ok()
@@ -266,18 +271,18 @@ impl Requester {
         let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
         let before = self.queue.acked();
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
-        self.note_progress(now_ns, before);
+        self.apply_acknowledgements(now_ns, before);
         match aeth.syndrome {
-            _ if reach == Reach::Blocked => self.recover_implied(now_ns),
+            _ if reach == AckEffect::Blocked => self.recover_implied(now_ns),
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
             Syndrome::Nak(NAK_PSN_SEQUENCE) => {
                 self.counts.rcvd_seq_err += 1;
                 self.recover(now_ns);
             }
-            Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(Failure::RemoteInvalidRequest),
-            Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(Failure::RemoteAccess),
-            Syndrome::Nak(_) => self.fail(Failure::RemoteOperational),
+            Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(RequestFailure::RemoteInvalidRequest),
+            Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(RequestFailure::RemoteAccess),
+            Syndrome::Nak(_) => self.fail(RequestFailure::RemoteOperational),
         }
     }
 
@@ -287,12 +292,13 @@ impl Requester {
             return;
         };
         let before = self.queue.acked();
-        let outcome = results::take(&mut self.queue, &self.connection, sequence, packet, memory);
-        self.note_progress(now_ns, before);
+        let outcome =
+            results::process_response(&mut self.queue, &self.connection, sequence, packet, memory);
+        self.apply_acknowledgements(now_ns, before);
         match outcome {
-            Outcome::Taken => {}
-            Outcome::Gap => self.recover_implied(now_ns),
-            Outcome::Failed(failure) => self.fail(failure),
+            ResponseOutcome::Accepted => {}
+            ResponseOutcome::MissingResponse => self.recover_implied(now_ns),
+            ResponseOutcome::Failed(failure) => self.fail(failure),
         }
     }
 
@@ -306,11 +312,11 @@ impl Requester {
             .then_some(sequence)
     }
 
-    fn note_progress(&mut self, now_ns: u64, before: u64) {
+    fn apply_acknowledgements(&mut self, now_ns: u64, before: u64) {
         let acked = self.queue.acked();
         if acked > before {
-            self.retry.progressed(now_ns, acked);
-            self.window.acknowledged(acked - before);
+            self.retry.on_progress(now_ns, acked);
+            self.window.on_acknowledged(acked - before);
             self.counts.rdma_sends += self.queue.take_sends();
             self.fail_unreadable();
         }
@@ -318,8 +324,8 @@ impl Requester {
 
     /// Fails the oldest request if its payload cannot be read.
     fn fail_unreadable(&mut self) {
-        if self.unreadable == Some(self.queue.done() + 1) {
-            self.fail(Failure::LocalProtection);
+        if self.unreadable_request == Some(self.queue.done() + 1) {
+            self.fail(RequestFailure::LocalProtection);
         }
     }
 
@@ -339,7 +345,7 @@ impl Requester {
             self.recover(now_ns);
         } else if !self.retry.is_probe_answered_soon(now_ns) {
             self.retry.begin_uncounted(now_ns);
-            self.send_again();
+            self.rewind_to_acked();
         }
     }
 
@@ -349,23 +355,23 @@ impl Requester {
     /// are then sent again.
     fn probe(&mut self, now_ns: u64) {
         self.retry.probe(now_ns);
-        self.send_again();
+        self.rewind_to_acked();
     }
 
     /// Sends everything again that is not acknowledged.
-    fn send_again(&mut self) {
+    fn rewind_to_acked(&mut self) {
         self.counts.completer_retry_err += 1;
-        self.window.lost();
+        self.window.on_loss();
         self.queue.rewind();
     }
 
     /// Begins a retry that counts, or fails if none is left.
     fn begin_retry(&mut self, now_ns: u64) {
-        if self.retry.begin(now_ns) {
-            self.send_again();
+        if self.retry.begin_counted_retry(now_ns) {
+            self.rewind_to_acked();
         } else {
             self.counts.retry_exceeded_err += 1;
-            self.fail(Failure::RetryExceeded);
+            self.fail(RequestFailure::RetryExceeded);
         }
     }
 
@@ -380,7 +386,7 @@ impl Requester {
             self.queue.rewind();
         } else {
             self.counts.retry_rnr_exceeded_err += 1;
-            self.fail(Failure::RnrRetryExceeded);
+            self.fail(RequestFailure::RnrRetryExceeded);
         }
     }
 
@@ -410,13 +416,13 @@ impl Requester {
         }
         match self.retry.timer() {
             Some((at, _)) if at > now_ns.min(heard_ns) => {}
-            Some((_, Expiry::Timeout)) => self.begin_retry(now_ns),
-            Some((_, Expiry::Probe)) => self.probe(now_ns),
+            Some((_, ExpiredTimer::Timeout)) => self.begin_retry(now_ns),
+            Some((_, ExpiredTimer::Probe)) => self.probe(now_ns),
             None => {}
         }
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: RequestFailure) {
         self.failure = self.failure.or(Some(failure));
     }
 }

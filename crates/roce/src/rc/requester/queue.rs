@@ -8,7 +8,7 @@ use crate::sequence::START;
 
 /// A request with its sequence numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct QueuedRequest {
     pub(super) request: Request,
     /// Sequence number of the first packet or, for a READ, of the first response.
     pub(super) first: u64,
@@ -16,7 +16,7 @@ pub(super) struct Slot {
     pub(super) end: u64,
 }
 
-impl Slot {
+impl QueuedRequest {
     /// Returns true if the request completes by a response of its own.
     pub(super) fn has_response(&self) -> bool {
         has_response(&self.request.operation)
@@ -38,18 +38,18 @@ impl Slot {
 
 /// The effect of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum AckEffect {
     /// Everything up to its PSN is acknowledged.
-    Whole,
+    Complete,
     /// An earlier request still waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
     Blocked,
 }
 
 /// The queue of requests, oldest first.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct RequestQueue {
     connection: Connection,
-    slots: VecDeque<Slot>,
+    slots: VecDeque<QueuedRequest>,
     done: u64,
     /// Sequence number of the first packet of the next posted request.
     end: u64,
@@ -67,7 +67,7 @@ pub(super) struct Queue {
     sends: u64,
 }
 
-impl Queue {
+impl RequestQueue {
     pub(super) fn new(connection: Connection) -> Self {
         Self {
             connection,
@@ -86,7 +86,7 @@ impl Queue {
     pub(super) fn push(&mut self, request: Request, psns: u32) -> u64 {
         let first = self.end;
         self.end += u64::from(psns);
-        self.slots.push_back(Slot {
+        self.slots.push_back(QueuedRequest {
             request,
             first,
             end: self.end,
@@ -129,7 +129,7 @@ impl Queue {
     }
 
     /// Returns the request that contains the next packet, with its position.
-    pub(super) fn next_slot(&self) -> Option<(u64, Slot)> {
+    pub(super) fn next_slot(&self) -> Option<(u64, QueuedRequest)> {
         #[allow(clippy::cast_possible_truncation)] // less than the queue's length
         let index = (self.next_position - self.done - 1) as usize;
         self.slots
@@ -138,13 +138,13 @@ impl Queue {
     }
 
     /// Returns the oldest request, with its position.
-    pub(super) fn front(&self) -> Option<(u64, Slot)> {
+    pub(super) fn front(&self) -> Option<(u64, QueuedRequest)> {
         self.slots.front().map(|slot| (self.done + 1, *slot))
     }
 
     /// Advances `next` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
-    pub(super) fn advance(&mut self, slot: &Slot) {
+    pub(super) fn advance(&mut self, slot: &QueuedRequest) {
         self.next = if slot.has_response() {
             self.awaited += 1;
             slot.read_end(&self.connection, self.next)
@@ -158,18 +158,18 @@ impl Queue {
     }
 
     /// Acknowledges everything in front of `limit`.
-    pub(super) fn acknowledge(&mut self, limit: u64) -> Reach {
+    pub(super) fn acknowledge(&mut self, limit: u64) -> AckEffect {
         while self.acked < limit {
             let Some(front) = self.slots.front() else {
-                return Reach::Whole;
+                return AckEffect::Complete;
             };
             if front.has_response() {
-                return Reach::Blocked;
+                return AckEffect::Blocked;
             }
             self.acked = limit.min(front.end);
-            self.settle_front();
+            self.retire_front();
         }
-        Reach::Whole
+        AckEffect::Complete
     }
 
     /// Records the response to packet `acked`.
@@ -183,11 +183,11 @@ impl Queue {
         {
             self.awaited -= 1;
         }
-        self.settle_front();
+        self.retire_front();
     }
 
     /// Removes the oldest request if it is done, and advances `next` to `acked` at least.
-    fn settle_front(&mut self) {
+    fn retire_front(&mut self) {
         if let Some(front) = self.slots.front()
             && front.end <= self.acked
         {

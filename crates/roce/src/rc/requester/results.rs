@@ -1,41 +1,41 @@
 //! Processing of responses with a result: to READs, atomics, ATOMIC WRITEs and FLUSHes.
 
-use super::queue::{Queue, Reach};
-use crate::opcode::Operation;
+use super::queue::{AckEffect, RequestQueue};
+use crate::opcode::PacketOperation;
 use crate::packet::Packet;
-use crate::request::{Failure, LocalMemory, RequestOperation};
+use crate::request::{LocalMemory, RequestFailure, RequestOperation};
 use crate::segment::Connection;
 
 /// The outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ResponseOutcome {
     /// The response was the expected one.
-    Taken,
+    Accepted,
     /// An earlier response is lost.
-    Gap,
+    MissingResponse,
     /// The request has failed.
-    Failed(Failure),
+    Failed(RequestFailure),
 }
 
 /// Processes the response with a sequence number from `acked` to `sent_end` (exclusive).
-pub(super) fn take(
-    queue: &mut Queue,
+pub(super) fn process_response(
+    queue: &mut RequestQueue,
     connection: &Connection,
     sequence: u64,
     packet: &Packet<'_>,
     memory: &mut impl LocalMemory,
-) -> Outcome {
+) -> ResponseOutcome {
     // A response acknowledges the requests in front of its own (IBTA vol. 1, 9.7.5.1.2).
-    if queue.acknowledge(sequence) == Reach::Blocked {
-        return Outcome::Gap;
+    if queue.acknowledge(sequence) == AckEffect::Blocked {
+        return ResponseOutcome::MissingResponse;
     }
     let Some((position, slot)) = queue.front() else {
-        return Outcome::Failed(Failure::BadResponse);
+        return ResponseOutcome::Failed(RequestFailure::BadResponse);
     };
     let index = slot.index_of(sequence);
     let is_last = sequence + 1 == slot.read_end(connection, sequence);
     let placed = match (slot.request.operation, packet.bth.operation) {
-        (RequestOperation::Read { len, .. }, Operation::ReadResponse) => {
+        (RequestOperation::Read { len, .. }, PacketOperation::ReadResponse) => {
             let (offset, bytes) = connection.part(len, index);
             // The first response to a retried READ is FIRST from hardware and MIDDLE from Soft-RoCE.
             let is_expected =
@@ -47,23 +47,23 @@ pub(super) fn take(
         }
         (
             RequestOperation::CompareSwap { .. } | RequestOperation::FetchAdd { .. },
-            Operation::AtomicAcknowledge,
+            PacketOperation::AtomicAcknowledge,
         ) => packet
             .extended
             .original
             .map(|original| memory.write(position, 0, &original.to_ne_bytes())),
         (
             RequestOperation::AtomicWrite { .. } | RequestOperation::Flush { .. },
-            Operation::ReadResponse,
+            PacketOperation::ReadResponse,
         ) => packet.payload.is_empty().then_some(Ok(())),
         _ => None,
     };
     match placed {
-        None => Outcome::Failed(Failure::BadResponse),
-        Some(Err(_)) => Outcome::Failed(Failure::LocalProtection),
+        None => ResponseOutcome::Failed(RequestFailure::BadResponse),
+        Some(Err(_)) => ResponseOutcome::Failed(RequestFailure::LocalProtection),
         Some(Ok(())) => {
             queue.take_response();
-            Outcome::Taken
+            ResponseOutcome::Accepted
         }
     }
 }

@@ -4,14 +4,14 @@ use super::config::RequesterConfig;
 use crate::rc::rnr::rnr_wait_ns;
 
 /// `rnr_retry` value for unlimited retries (IBTA vol. 1, 9.7.5.2.8).
-const RNR_FOR_EVER: u8 = 7;
+const RNR_RETRY_UNLIMITED: u8 = 7;
 
 /// A probe waits for the mean round trip plus this many mean deviations (RFC 6298).
-const DEVIATIONS: u64 = 4;
+const PROBE_DEVIATIONS: u64 = 4;
 
 /// The timer that has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expiry {
+pub(super) enum ExpiredTimer {
     /// The timeout, which causes a retry that counts.
     Timeout,
     /// The probe timer, which causes a retry that does not count.
@@ -20,7 +20,7 @@ pub(super) enum Expiry {
 
 /// Timers and counters of retries.
 #[derive(Debug)]
-pub(super) struct Retry {
+pub(super) struct RetryState {
     pub(super) timeout_ns: Option<u64>,
     retry_cnt: u8,
     retries_left: u8,
@@ -45,10 +45,10 @@ pub(super) struct Retry {
     round_trip_ns: u64,
     deviation_ns: u64,
     /// Sequence number and send time of the packet whose round trip is being measured.
-    measured: Option<(u64, u64)>,
+    rtt_sample: Option<(u64, u64)>,
 }
 
-impl Retry {
+impl RetryState {
     pub(super) fn new(config: &RequesterConfig) -> Self {
         Self {
             timeout_ns: config.timeout_ns,
@@ -66,7 +66,7 @@ impl Retry {
             probes: 0,
             round_trip_ns: 0,
             deviation_ns: 0,
-            measured: None,
+            rtt_sample: None,
         }
     }
 
@@ -82,20 +82,20 @@ impl Retry {
 
     /// Records a sent packet, and starts the timers if none was outstanding. `asks` is the packet if it asks for an
     /// acknowledgement for the first time.
-    pub(super) fn sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
+    pub(super) fn on_sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
             self.probe_timer_ns = now_ns;
             if !std::mem::take(&mut self.is_uncounted) {
                 self.timer_ns = now_ns;
             }
         }
-        if let (None, Some(sequence), None) = (self.measured, asks, self.recovering_ns) {
-            self.measured = Some((sequence, now_ns));
+        if let (None, Some(sequence), None) = (self.rtt_sample, asks, self.recovering_ns) {
+            self.rtt_sample = Some((sequence, now_ns));
         }
     }
 
     /// Records that everything up to `acked` is acknowledged: resets timers and counters.
-    pub(super) fn progressed(&mut self, now_ns: u64, acked: u64) {
+    pub(super) fn on_progress(&mut self, now_ns: u64, acked: u64) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
         self.recovering_ns = None;
@@ -104,11 +104,11 @@ impl Retry {
         self.is_uncounted = false;
         self.is_probing = false;
         self.rnr_until = None;
-        if let Some((sequence, sent_ns)) = self.measured
+        if let Some((sequence, sent_ns)) = self.rtt_sample
             && sequence < acked
         {
             self.measure(now_ns.saturating_sub(sent_ns));
-            self.measured = None;
+            self.rtt_sample = None;
             // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
             // (Karn).
             self.probes = 0;
@@ -127,15 +127,15 @@ impl Retry {
     }
 
     /// Returns the time in which an acknowledgement almost always arrives; 0 if not measured.
-    fn patience_ns(&self) -> u64 {
-        self.round_trip_ns + DEVIATIONS * self.deviation_ns
+    fn expected_ack_ns(&self) -> u64 {
+        self.round_trip_ns + PROBE_DEVIATIONS * self.deviation_ns
     }
 
     /// Returns true if a sign of loss may belong to the loss that the last retry repairs. The response to the
     /// retransmission cannot have arrived yet.
     pub(super) fn is_recovering(&self, now_ns: u64) -> bool {
         self.recovering_ns.is_some_and(|since| {
-            let patience_ns = self.patience_ns();
+            let patience_ns = self.expected_ack_ns();
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
     }
@@ -144,19 +144,19 @@ impl Retry {
     /// time.
     pub(super) fn is_probe_answered_soon(&self, now_ns: u64) -> bool {
         self.recovering_ns.is_some_and(|since| {
-            let patience_ns = self.patience_ns();
-            let patience_ns = patience_ns.saturating_mul(self.backoff());
+            let patience_ns = self.expected_ack_ns();
+            let patience_ns = patience_ns.saturating_mul(self.probe_backoff());
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
     }
 
     /// Returns the factor by which the wait for a probe has grown.
-    fn backoff(&self) -> u64 {
+    fn probe_backoff(&self) -> u64 {
         1_u64.checked_shl(self.probes).unwrap_or(u64::MAX)
     }
 
     /// Begins a retry that counts; returns false if none is left.
-    pub(super) fn begin(&mut self, now_ns: u64) -> bool {
+    pub(super) fn begin_counted_retry(&mut self, now_ns: u64) -> bool {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return false;
         };
@@ -188,12 +188,12 @@ impl Retry {
         self.recovering_ns = Some(now_ns);
         self.is_uncounted = false;
         self.is_probing = false;
-        self.measured = None;
+        self.rtt_sample = None;
     }
 
     /// Begins the wait after an RNR NAK; returns false if the RNR retries are used up.
     pub(super) fn receiver_not_ready(&mut self, now_ns: u64, code: u8) -> bool {
-        if self.rnr_retry != RNR_FOR_EVER {
+        if self.rnr_retry != RNR_RETRY_UNLIMITED {
             let Some(left) = self.rnr_retries_left.checked_sub(1) else {
                 return false;
             };
@@ -216,19 +216,19 @@ impl Retry {
     }
 
     /// Returns the timer that expires first while packets are outstanding, and its time.
-    pub(super) fn timer(&self) -> Option<(u64, Expiry)> {
+    pub(super) fn timer(&self) -> Option<(u64, ExpiredTimer)> {
         let timeout = self
             .timeout_ns
             .map(|timeout| self.timer_ns.saturating_add(timeout));
         let probe = self.probe_ns.map(|least| {
-            let wait = least.max(self.patience_ns());
+            let wait = least.max(self.expected_ack_ns());
             self.probe_timer_ns
-                .saturating_add(wait.saturating_mul(self.backoff()))
+                .saturating_add(wait.saturating_mul(self.probe_backoff()))
         });
         match (timeout, probe) {
-            (Some(timeout), Some(probe)) if probe < timeout => Some((probe, Expiry::Probe)),
-            (Some(timeout), _) => Some((timeout, Expiry::Timeout)),
-            (None, probe) => probe.map(|at| (at, Expiry::Probe)),
+            (Some(timeout), Some(probe)) if probe < timeout => Some((probe, ExpiredTimer::Probe)),
+            (Some(timeout), _) => Some((timeout, ExpiredTimer::Timeout)),
+            (None, probe) => probe.map(|at| (at, ExpiredTimer::Probe)),
         }
     }
 }

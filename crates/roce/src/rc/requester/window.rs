@@ -3,13 +3,13 @@
 use super::config::PACKET_OVERHEAD_BYTES;
 
 /// Minimum window after losses, in full packets.
-const LEAST_PACKETS: u64 = 32;
+const MIN_PACKETS: u64 = 32;
 
 /// Minimum number of full packets in a window that ask for an acknowledgement.
-const ACK_REQUESTS: u64 = 4;
+const MIN_ACK_REQUESTS: u64 = 4;
 
 /// Largest number of packets in a row that do not ask for an acknowledgement.
-const MOST_UNASKED: u64 = 32;
+const MAX_PACKETS_WITHOUT_ACK_REQUEST: u64 = 32;
 
 /// Growth of the window after each acknowledged window, in full packets.
 const GROWTH_PACKETS: u64 = 4;
@@ -20,7 +20,7 @@ const GROWTH_PACKETS: u64 = 4;
 /// The window counts bytes, because it protects the buffer of the receiver's socket, which holds more short packets
 /// than long ones.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct PacketWindow {
     max_packets: u64,
     /// Bytes of the window that a full packet uses.
     full_bytes: u64,
@@ -30,7 +30,7 @@ pub(super) struct Window {
     acked: u64,
 }
 
-impl Window {
+impl PacketWindow {
     pub(super) fn new(max_packets: u32, max_bytes: u32, mtu_bytes: u32) -> Self {
         let max_packets = u64::from(max_packets.max(1));
         let full_bytes = bytes_of(mtu_bytes);
@@ -59,11 +59,11 @@ impl Window {
 
     /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
     pub(super) fn ack_request_packets(&self) -> u64 {
-        (self.bytes / self.full_bytes / ACK_REQUESTS).clamp(1, MOST_UNASKED)
+        (self.bytes / self.full_bytes / MIN_ACK_REQUESTS).clamp(1, MAX_PACKETS_WITHOUT_ACK_REQUEST)
     }
 
     /// Records `packets` newly acknowledged packets.
-    pub(super) fn acknowledged(&mut self, packets: u64) {
+    pub(super) fn on_acknowledged(&mut self, packets: u64) {
         self.acked += packets;
         if self.acked * self.full_bytes >= self.bytes {
             self.acked = 0;
@@ -72,9 +72,9 @@ impl Window {
     }
 
     /// Halves the window after a loss.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn on_loss(&mut self) {
         self.acked = 0;
-        let least = LEAST_PACKETS * self.full_bytes;
+        let least = MIN_PACKETS * self.full_bytes;
         self.bytes = (self.bytes / 2).max(least).min(self.max_bytes);
     }
 }
@@ -86,27 +86,27 @@ fn bytes_of(payload_bytes: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::Window;
+    use super::PacketWindow;
 
     /// Makes a window of `packets` full packets of 1024 bytes.
-    fn of(packets: u32) -> Window {
-        Window::new(packets, u32::MAX, 1024)
+    fn of(packets: u32) -> PacketWindow {
+        PacketWindow::new(packets, u32::MAX, 1024)
     }
 
     #[test]
     fn a_loss_halves_the_window_and_acknowledgements_open_it() {
         let mut window = of(128);
         for packets in [64, 32, 32] {
-            window.lost();
+            window.on_loss();
             assert_eq!(window.packets(1024), packets);
         }
-        window.acknowledged(31);
+        window.on_acknowledged(31);
         assert_eq!(window.packets(1024), 32);
-        window.acknowledged(1);
+        window.on_acknowledged(1);
         assert_eq!(window.packets(1024), 36);
-        window.acknowledged(1000);
+        window.on_acknowledged(1000);
         for _ in 0..100 {
-            window.acknowledged(128);
+            window.on_acknowledged(128);
         }
         assert_eq!(window.packets(1024), 128);
     }
@@ -114,19 +114,19 @@ mod tests {
     #[test]
     fn a_small_window_stays_small() {
         let mut window = of(1);
-        window.lost();
-        window.acknowledged(100);
+        window.on_loss();
+        window.on_acknowledged(100);
         assert_eq!((window.packets(1024), window.packets(0)), (1, 1));
-        let narrow = Window::new(100, 1, 4096);
+        let narrow = PacketWindow::new(100, 1, 4096);
         assert_eq!((narrow.full_packets(), narrow.packets(4096)), (1, 1));
     }
 
     #[test]
     fn more_short_packets_fit_than_long_ones() {
-        let mut window = Window::new(256, 320 << 10, 4096);
+        let mut window = PacketWindow::new(256, 320 << 10, 4096);
         assert_eq!(window.full_packets(), 64);
         assert_eq!((window.packets(4096), window.packets(8)), (64, 256));
-        window.lost();
+        window.on_loss();
         assert_eq!((window.packets(4096), window.packets(8)), (32, 158));
     }
 }

@@ -1,12 +1,12 @@
 //! Configuration of a responder, fixed when its queue pair enters RTR.
 
-use crate::dcqcn::Parameters;
-use crate::opcode::Operation;
+use crate::dcqcn::DcqcnParameters;
+use crate::opcode::PacketOperation;
 use crate::psn::Psn;
 
 /// The remote operations that the queue pair allows (`qp_access_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct AllowedOperations {
     /// RDMA WRITE and ATOMIC WRITE (`IBV_ACCESS_REMOTE_WRITE`).
     pub write: bool,
     /// RDMA READ (`IBV_ACCESS_REMOTE_READ`).
@@ -17,7 +17,7 @@ pub struct Access {
     pub flush: bool,
 }
 
-impl Access {
+impl AllowedOperations {
     /// Allows every operation.
     pub const ALL: Self = Self {
         write: true,
@@ -27,12 +27,12 @@ impl Access {
     };
 
     /// Returns true if the operation is allowed.
-    pub(super) const fn allows(self, operation: Operation) -> bool {
+    pub(super) const fn allows(self, operation: PacketOperation) -> bool {
         match operation {
-            Operation::Write | Operation::AtomicWrite => self.write,
-            Operation::ReadRequest => self.read,
-            Operation::CompareSwap | Operation::FetchAdd => self.atomic,
-            Operation::Flush => self.flush,
+            PacketOperation::Write | PacketOperation::AtomicWrite => self.write,
+            PacketOperation::ReadRequest => self.read,
+            PacketOperation::CompareSwap | PacketOperation::FetchAdd => self.atomic,
+            PacketOperation::Flush => self.flush,
             _ => true,
         }
     }
@@ -52,11 +52,11 @@ pub struct ResponderConfig {
     /// RNR timer code: the time that a requester waits after an RNR NAK.
     pub min_rnr_timer: u8,
     /// Operations that the queue pair allows.
-    pub access: Access,
+    pub access: AllowedOperations,
     /// Partition key.
     pub pkey: u16,
     /// DCQCN parameters that limit the rate of READ responses; `None` if congestion notifications are ignored.
-    pub congestion: Option<Parameters>,
+    pub congestion: Option<DcqcnParameters>,
 }
 
 impl Default for ResponderConfig {
@@ -67,9 +67,9 @@ impl Default for ResponderConfig {
             first_psn: Psn::new(0),
             max_dest_rd_atomic: 16,
             min_rnr_timer: 12,
-            access: Access::ALL,
+            access: AllowedOperations::ALL,
             pkey: 0xffff,
-            congestion: Some(Parameters::SIGCOMM_2015),
+            congestion: Some(DcqcnParameters::SIGCOMM_2015),
         }
     }
 }

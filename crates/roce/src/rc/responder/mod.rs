@@ -5,27 +5,29 @@
 //! requests until [`Responder::transmit`] sends them. READ data is read from memory when the responses are sent.
 
 mod config;
+mod invalid;
 mod replies;
 
-pub use crate::target::{Atomic, Refusal, Target};
-pub use config::{Access, ResponderConfig};
+pub use crate::target::{AtomicOperation, Refusal, Target};
+pub use config::{AllowedOperations, ResponderConfig};
+pub use invalid::{Check, InvalidRequest};
 
-use crate::assembly::{self, Message};
-use crate::counts::Counts;
+use crate::assembly::{self, PartialMessage};
+use crate::counts::MachineCounters;
 use crate::dcqcn::{NotificationPoint, ReactionPoint};
-use crate::opcode::{Operation, Position, Transport};
+use crate::opcode::{MessagePosition, PacketOperation, Transport};
 use crate::packet::{
-    Aeth, Extended, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
+    Aeth, ExtendedHeaders, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
     NAK_REMOTE_OPERATIONAL, Packet, Syndrome, emit_with,
 };
 use crate::psn::Psn;
 use crate::segment::Connection;
-use crate::sequence::{Numbering, START};
-use replies::{Kind, Read, Replies, Reply, Resources};
+use crate::sequence::{PsnNumbering, START};
+use replies::{ReadRequest, Reply, ReplyKind, ReplyQueue, ResponderResources};
 
 /// Limit of queued replies, in addition to two for each READ. Beyond the limit, packets are dropped as if they were
 /// lost.
-const WAITING_REPLIES: usize = 64;
+const MAX_QUEUED_REPLIES: usize = 64;
 
 /// AETH credit count: end-to-end credits are not used (IBTA vol. 1, 9.7.7.2).
 const NO_CREDITS: u8 = 31;
@@ -38,7 +40,7 @@ enum Rejection {
     /// The request was already executed.
     Duplicate,
     /// An earlier request is missing.
-    Ahead,
+    PsnGap,
     /// No receive work request is available.
     NotReady,
     /// The request is refused, and the queue pair fails.
@@ -58,27 +60,29 @@ impl From<Refusal> for Rejection {
 #[derive(Debug)]
 pub struct Responder {
     connection: Connection,
-    numbering: Numbering,
-    access: Access,
+    numbering: PsnNumbering,
+    access: AllowedOperations,
     min_rnr_timer: u8,
     /// Sequence number of the next packet to execute.
     expected: u64,
     /// All packets in front of this sequence number have a reply.
-    replied: u64,
+    replied_up_to: u64,
     /// The latest packet that arrived ahead of `expected`, if a NAK was due for the gap.
     nak_sent: Option<u64>,
     /// Arrival time of a packet ahead of `expected` whose NAK is not yet sent.
     gap_ns: Option<u64>,
     failure: Option<Refusal>,
+    /// The request that was refused as invalid.
+    invalid: Option<InvalidRequest>,
     /// Message sequence number: executed messages, modulo 2^24.
     msn: u32,
-    message: Option<Message>,
-    replies: Replies,
-    resources: Resources,
+    message: Option<PartialMessage>,
+    replies: ReplyQueue,
+    resources: ResponderResources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
-    /// Counters since the last [`Counts::take`].
-    pub counts: Counts,
+    /// Counters since the last [`MachineCounters::take_nonzero`].
+    pub counts: MachineCounters,
 }
 
 impl Responder {
@@ -93,26 +97,27 @@ impl Responder {
                 mtu_bytes: config.mtu_bytes,
                 read_packets: 1,
             },
-            numbering: Numbering::new(config.first_psn),
+            numbering: PsnNumbering::new(config.first_psn),
             access: config.access,
             min_rnr_timer: config.min_rnr_timer,
             expected: START,
-            replied: START,
+            replied_up_to: START,
             nak_sent: None,
             gap_ns: None,
             failure: None,
+            invalid: None,
             msn: 0,
             message: None,
-            replies: Replies::default(),
-            resources: Resources::new(config.max_dest_rd_atomic),
+            replies: ReplyQueue::default(),
+            resources: ResponderResources::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
-            counts: Counts::default(),
+            counts: MachineCounters::default(),
         }
     }
 
     /// Changes the operations that the queue pair allows.
-    pub fn set_access(&mut self, access: Access) {
+    pub fn set_access(&mut self, access: AllowedOperations) {
         self.access = access;
     }
 
@@ -133,10 +138,16 @@ impl Responder {
         self.failure
     }
 
+    /// Returns the request that was refused as invalid, if that is why the queue pair has failed.
+    #[must_use]
+    pub fn invalid_request(&self) -> Option<InvalidRequest> {
+        self.invalid
+    }
+
     /// Records an ECN mark on a packet for the requester of this queue pair, e.g. a READ response. Marked CNPs are not
     /// recorded.
-    pub fn response_marked(&mut self, now_ns: u64) {
-        self.marked(now_ns);
+    pub fn on_response_ecn(&mut self, now_ns: u64) {
+        self.on_ecn(now_ns);
     }
 
     /// Processes a received request or congestion notification. Other packets are ignored.
@@ -150,18 +161,18 @@ impl Responder {
         target: &mut impl Target,
     ) {
         // A congestion notification never causes another one.
-        if packet.bth.operation == Operation::Cnp {
+        if packet.bth.operation == PacketOperation::Cnp {
             if let Some(congestion) = &mut self.congestion {
-                congestion.notified(now_ns);
+                congestion.on_cnp(now_ns);
             }
             return;
         }
         if is_ecn_marked {
-            self.marked(now_ns);
+            self.on_ecn(now_ns);
         }
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
-        let is_full = self.replies.len() >= WAITING_REPLIES + 2 * self.resources.size();
+        let is_full = self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.size();
         if self.failure.is_some() || is_full || !is_request {
             return;
         }
@@ -176,9 +187,9 @@ impl Responder {
     /// A NAK is not sent earlier, for three reasons. If the host's buffer has overflowed, it is still full, and the
     /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
     /// packet that was only overtaken needs no NAK.
-    pub fn heard(&mut self, heard_ns: u64) {
+    pub fn on_heard(&mut self, heard_ns: u64) {
         if self.failure.is_none() && self.gap_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
-            self.ask_for_expected();
+            self.queue_sequence_nak();
         }
     }
 
@@ -188,14 +199,14 @@ impl Responder {
     /// has not sent.
     pub fn packets_dropped(&mut self) {
         if self.failure.is_none() {
-            self.ask_for_expected();
+            self.queue_sequence_nak();
         }
     }
 
     /// Records a received packet that a switch marked with ECN.
-    fn marked(&mut self, now_ns: u64) {
+    fn on_ecn(&mut self, now_ns: u64) {
         self.counts.np_ecn_marked_roce_packets += 1;
-        self.notification.marked(now_ns);
+        self.notification.on_ecn(now_ns);
     }
 
     /// Checks and executes a request, and queues its reply.
@@ -205,12 +216,12 @@ impl Responder {
         self.check_access(packet)?;
         self.check_resources(packet, target)?;
         assembly::length(message, packet, self.connection.mtu_bytes)?;
-        assembly::rights(packet, target)?;
+        assembly::check_rights(packet, target)?;
         let kind = match message {
             Some(message) => {
-                let message = message.place(packet, target)?;
+                let message = message.write_payload(packet, target)?;
                 self.complete(message, packet, target)?;
-                Kind::Ack
+                ReplyKind::Ack
             }
             None => self.execute(packet, target)?,
         };
@@ -222,7 +233,7 @@ impl Responder {
     fn check_psn(&mut self, packet: &Packet<'_>) -> Result<(), Rejection> {
         let sequence = self.sequence_of(packet);
         if sequence > self.expected {
-            return Err(Rejection::Ahead);
+            return Err(Rejection::PsnGap);
         }
         if sequence < START {
             return Err(Rejection::Dropped);
@@ -251,8 +262,7 @@ impl Responder {
         packet: &Packet<'_>,
         target: &mut impl Target,
     ) -> Result<(), Rejection> {
-        let is_message = matches!(packet.bth.operation, Operation::Send | Operation::Write);
-        if !is_message && self.resources.size() == 0 {
+        if self.lacks_resources(packet) {
             return Err(Rejection::Refused(Refusal::InvalidRequest));
         }
         if assembly::needs_receive(packet) && !target.begin_receive() {
@@ -261,43 +271,56 @@ impl Responder {
         Ok(())
     }
 
+    /// Returns true if a request needs a responder resource, and the queue pair has none.
+    fn lacks_resources(&self, packet: &Packet<'_>) -> bool {
+        let is_message = matches!(
+            packet.bth.operation,
+            PacketOperation::Send | PacketOperation::Write
+        );
+        !is_message && self.resources.size() == 0
+    }
+
     /// Executes a request of a single packet.
-    fn execute(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<Kind, Refusal> {
-        let Extended {
+    fn execute(
+        &mut self,
+        packet: &Packet<'_>,
+        target: &mut impl Target,
+    ) -> Result<ReplyKind, Refusal> {
+        let ExtendedHeaders {
             reth, atomic, feth, ..
         } = packet.extended;
         match (packet.bth.operation, reth, atomic) {
-            (Operation::ReadRequest, Some(reth), _) => Ok(Kind::Read(Read {
+            (PacketOperation::ReadRequest, Some(reth), _) => Ok(ReplyKind::Read(ReadRequest {
                 addr: reth.addr,
                 rkey: reth.rkey,
                 len: reth.len,
                 first: self.expected,
                 end: self.expected + u64::from(self.connection.packets_of(reth.len)),
             })),
-            (Operation::CompareSwap, _, Some(eth)) => {
-                let atomic = Atomic::CompareSwap {
+            (PacketOperation::CompareSwap, _, Some(eth)) => {
+                let atomic = AtomicOperation::CompareSwap {
                     compare: eth.compare,
                     swap: eth.swap_or_add,
                 };
                 target
                     .atomic(eth.addr, eth.rkey, atomic)
-                    .map(Kind::Original)
+                    .map(ReplyKind::AtomicResponse)
             }
-            (Operation::FetchAdd, _, Some(eth)) => {
-                let atomic = Atomic::FetchAdd {
+            (PacketOperation::FetchAdd, _, Some(eth)) => {
+                let atomic = AtomicOperation::FetchAdd {
                     add: eth.swap_or_add,
                 };
                 target
                     .atomic(eth.addr, eth.rkey, atomic)
-                    .map(Kind::Original)
+                    .map(ReplyKind::AtomicResponse)
             }
-            (Operation::AtomicWrite, Some(reth), _) => {
+            (PacketOperation::AtomicWrite, Some(reth), _) => {
                 let bytes = packet.payload.try_into();
                 let bytes = bytes.map_err(|_| Refusal::InvalidRequest)?;
-                target.atomic(reth.addr, reth.rkey, Atomic::Write(bytes))?;
-                Ok(Kind::Done)
+                target.atomic(reth.addr, reth.rkey, AtomicOperation::Write(bytes))?;
+                Ok(ReplyKind::EmptyResponse)
             }
-            (Operation::Flush, Some(reth), _) => {
+            (PacketOperation::Flush, Some(reth), _) => {
                 let feth = feth.ok_or(Refusal::InvalidRequest)?;
                 target.flush(
                     reth.addr,
@@ -306,7 +329,7 @@ impl Responder {
                     feth.placement,
                     feth.selectivity,
                 )?;
-                Ok(Kind::Done)
+                Ok(ReplyKind::EmptyResponse)
             }
             _ => Err(Refusal::InvalidRequest),
         }
@@ -315,7 +338,7 @@ impl Responder {
     /// Completes the message if this packet is its last.
     fn complete(
         &mut self,
-        message: Message,
+        message: PartialMessage,
         packet: &Packet<'_>,
         target: &mut impl Target,
     ) -> Result<(), Refusal> {
@@ -329,27 +352,56 @@ impl Responder {
         Ok(())
     }
 
+    /// Describes a request that is refused as invalid: which check refuses it.
+    #[cold]
+    fn describe(&self, packet: &Packet<'_>) -> InvalidRequest {
+        let check = match assembly::opcode_sequence(self.message, packet) {
+            Err(_) => Check::Order {
+                received: self.message.map(|message| message.received()),
+            },
+            Ok(_) if self.check_access(packet).is_err() => Check::Access,
+            Ok(_) if self.lacks_resources(packet) => Check::NoResources,
+            Ok(message)
+                if assembly::length(message, packet, self.connection.mtu_bytes).is_err() =>
+            {
+                Check::Length {
+                    received: message.map_or(0, |message| message.received()),
+                    announced: message.and_then(|message| message.announced()),
+                    mtu: self.connection.mtu_bytes,
+                }
+            }
+            Ok(_) => Check::Target,
+        };
+        InvalidRequest {
+            psn: packet.bth.psn,
+            operation: packet.bth.operation,
+            position: packet.bth.position,
+            payload_bytes: packet.payload.len(),
+            check,
+        }
+    }
+
     /// Advances to the next expected packet and queues a reply. SENDs and WRITEs get a reply only if an acknowledgement
     /// is requested.
-    fn acknowledge(&mut self, packet: &Packet<'_>, kind: Kind) {
-        if kind != Kind::Ack {
+    fn acknowledge(&mut self, packet: &Packet<'_>, kind: ReplyKind) {
+        if kind != ReplyKind::Ack {
             self.msn = self.msn.wrapping_add(1);
         }
         let reply = self.reply(self.expected, kind);
         self.expected = match kind {
-            Kind::Read(read) => read.end,
+            ReplyKind::Read(read) => read.end,
             _ => self.expected + 1,
         };
-        if kind != Kind::Ack {
-            self.resources.keep(reply);
+        if kind != ReplyKind::Ack {
+            self.resources.add(reply);
         } else if !packet.bth.ack_request {
             return;
         }
         self.replies.push(reply);
-        self.replied = self.expected;
+        self.replied_up_to = self.expected;
     }
 
-    fn reply(&self, sequence: u64, kind: Kind) -> Reply {
+    fn reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
         Reply {
             sequence,
             msn: self.msn,
@@ -369,9 +421,9 @@ impl Responder {
             Rejection::Dropped => self.counts.duplicate_request += 1,
             Rejection::Duplicate => {
                 self.counts.duplicate_request += 1;
-                self.repeat(packet, target);
+                self.repeat_reply(packet, target);
             }
-            Rejection::Ahead => {
+            Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
                 if self.is_new_gap(packet) {
                     self.gap_ns.get_or_insert(now_ns);
@@ -380,11 +432,16 @@ impl Responder {
             Rejection::NotReady => {
                 if self.is_new_gap(packet) {
                     self.counts.send_rnr_err += 1;
-                    let nak = Kind::RnrNak(self.min_rnr_timer);
+                    let nak = ReplyKind::RnrNak(self.min_rnr_timer);
                     self.replies.push(self.reply(self.expected, nak));
                 }
             }
-            Rejection::Refused(refusal) => self.refuse(self.expected, refusal),
+            Rejection::Refused(refusal) => {
+                if refusal == Refusal::InvalidRequest {
+                    self.invalid = Some(self.describe(packet));
+                }
+                self.refuse(self.expected, refusal);
+            }
         }
     }
 
@@ -403,12 +460,13 @@ impl Responder {
     ///
     /// A separate ACK acknowledges the packets that arrived since the last reply. Without an ACK between two NAKs,
     /// Soft-RoCE ignores the second one and waits for its timeout.
-    fn ask_for_expected(&mut self) {
-        if self.replied < self.expected {
-            self.replies.push(self.reply(self.expected - 1, Kind::Ack));
-            self.replied = self.expected;
+    fn queue_sequence_nak(&mut self) {
+        if self.replied_up_to < self.expected {
+            self.replies
+                .push(self.reply(self.expected - 1, ReplyKind::Ack));
+            self.replied_up_to = self.expected;
         }
-        let nak = self.reply(self.expected, Kind::Nak(NAK_PSN_SEQUENCE));
+        let nak = self.reply(self.expected, ReplyKind::Nak(NAK_PSN_SEQUENCE));
         self.replies.push(nak);
         self.gap_ns = None;
     }
@@ -424,28 +482,34 @@ impl Responder {
             Refusal::RemoteOperational | Refusal::NotReady => NAK_REMOTE_OPERATIONAL,
         };
         self.failure = Some(refusal);
-        self.replies.push(self.reply(sequence, Kind::Nak(code)));
+        self.replies
+            .push(self.reply(sequence, ReplyKind::Nak(code)));
     }
 
     /// Replies to a request that was already executed (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
-    fn repeat(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+    fn repeat_reply(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
         let sequence = self.sequence_of(packet);
-        if matches!(packet.bth.operation, Operation::Send | Operation::Write) {
+        if matches!(
+            packet.bth.operation,
+            PacketOperation::Send | PacketOperation::Write
+        ) {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
-            let limit = self.resources.first_behind(sequence);
+            let limit = self.resources.first_after(sequence);
             let last = limit.unwrap_or(self.expected) - 1;
-            self.replies.push(self.reply(last, Kind::Ack));
-            self.replied = self.replied.max(last + 1);
+            self.replies.push(self.reply(last, ReplyKind::Ack));
+            self.replied_up_to = self.replied_up_to.max(last + 1);
             return;
         }
         let Some(mut reply) = self.resources.find(sequence) else {
             return;
         };
-        if let (Kind::Read(read), Operation::ReadRequest) = (reply.kind, packet.bth.operation) {
-            if !self.continues(&read, sequence, packet) {
+        if let (ReplyKind::Read(read), PacketOperation::ReadRequest) =
+            (reply.kind, packet.bth.operation)
+        {
+            if !self.is_continuation(&read, sequence, packet) {
                 return;
             }
-            if let Err(refusal) = assembly::rights(packet, target) {
+            if let Err(refusal) = assembly::check_rights(packet, target) {
                 self.refuse(sequence, refusal);
                 return;
             }
@@ -453,11 +517,11 @@ impl Responder {
         } else if !answers(reply.kind, packet.bth.operation) {
             return;
         }
-        self.replies.push_again(reply);
+        self.replies.push_duplicate(reply);
     }
 
     /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
-    fn continues(&self, read: &Read, sequence: u64, packet: &Packet<'_>) -> bool {
+    fn is_continuation(&self, read: &ReadRequest, sequence: u64, packet: &Packet<'_>) -> bool {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (sequence - read.first) as u32;
         let (offset, _) = self.connection.part(read.len, index);
@@ -476,14 +540,14 @@ impl Responder {
     /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        let is_held = matches!(self.replies.front()?.kind, Kind::Read(_));
+        let is_held = matches!(self.replies.front()?.kind, ReplyKind::Read(_));
         let congestion = self.congestion.as_ref().filter(|_| is_held)?;
         congestion.blocked_until(0)
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
     pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
-        if self.notification.take() {
+        if self.notification.take_pending_cnp() {
             self.counts.np_cnp_sent += 1;
             self.append_notification(out);
             return true;
@@ -491,7 +555,7 @@ impl Responder {
         let Some(reply) = self.replies.front() else {
             return false;
         };
-        let Kind::Read(read) = reply.kind else {
+        let ReplyKind::Read(read) = reply.kind else {
             self.append_reply(&reply, out);
             self.replies.advance();
             return true;
@@ -508,18 +572,18 @@ impl Responder {
         }
         self.replies.advance();
         if let Some(congestion) = &mut self.congestion {
-            congestion.sent(out.len() - start, now_ns);
+            congestion.on_sent(out.len() - start, now_ns);
         }
         true
     }
 
-    /// Returns true if a NAK waits for [`heard`](Self::heard).
+    /// Returns true if a NAK waits for [`on_heard`](Self::on_heard).
     #[must_use]
     pub fn has_gap(&self) -> bool {
         self.gap_ns.is_some()
     }
 
-    /// Returns true if replies or notifications are queued, or if a NAK waits for [`heard`](Self::heard).
+    /// Returns true if replies or notifications are queued, or if a NAK waits for [`on_heard`](Self::on_heard).
     #[must_use]
     pub fn has_replies(&self) -> bool {
         self.notification.is_due() || self.replies.len() > 0 || self.has_gap()
@@ -529,7 +593,7 @@ impl Responder {
     /// the target and cannot fail.
     pub fn transmit_acknowledgement(&mut self, out: &mut Vec<u8>) -> bool {
         let front = self.replies.front();
-        let Some(reply) = front.filter(|reply| reply.kind == Kind::Ack) else {
+        let Some(reply) = front.filter(|reply| reply.kind == ReplyKind::Ack) else {
             return false;
         };
         self.append_reply(&reply, out);
@@ -540,12 +604,12 @@ impl Responder {
     fn append_notification(&self, out: &mut Vec<u8>) {
         let mut bth = self
             .connection
-            .bth(Operation::Cnp, Position::Only, Psn::new(0));
+            .bth(PacketOperation::Cnp, MessagePosition::Only, Psn::new(0));
         bth.transport = Transport::Cnp;
         bth.becn = true;
         let packet = Packet {
             bth,
-            extended: Extended::default(),
+            extended: ExtendedHeaders::default(),
             payload: &[],
         };
         packet.emit(out);
@@ -553,21 +617,26 @@ impl Responder {
 
     /// Appends a reply of a single packet.
     fn append_reply(&self, reply: &Reply, out: &mut Vec<u8>) {
-        let mut extended = Extended::default();
+        let mut extended = ExtendedHeaders::default();
         let (operation, syndrome) = match reply.kind {
-            Kind::Ack => (Operation::Acknowledge, Syndrome::Ack(NO_CREDITS)),
-            Kind::RnrNak(code) => (Operation::Acknowledge, Syndrome::RnrNak(code)),
-            Kind::Nak(code) => (Operation::Acknowledge, Syndrome::Nak(code)),
-            Kind::Done | Kind::Read(_) => (Operation::ReadResponse, Syndrome::Ack(NO_CREDITS)),
-            Kind::Original(original) => {
+            ReplyKind::Ack => (PacketOperation::Acknowledge, Syndrome::Ack(NO_CREDITS)),
+            ReplyKind::RnrNak(code) => (PacketOperation::Acknowledge, Syndrome::RnrNak(code)),
+            ReplyKind::Nak(code) => (PacketOperation::Acknowledge, Syndrome::Nak(code)),
+            ReplyKind::EmptyResponse | ReplyKind::Read(_) => {
+                (PacketOperation::ReadResponse, Syndrome::Ack(NO_CREDITS))
+            }
+            ReplyKind::AtomicResponse(original) => {
                 extended.original = Some(original);
-                (Operation::AtomicAcknowledge, Syndrome::Ack(NO_CREDITS))
+                (
+                    PacketOperation::AtomicAcknowledge,
+                    Syndrome::Ack(NO_CREDITS),
+                )
             }
         };
         extended.aeth = Some(aeth(reply, syndrome));
         let psn = self.numbering.psn(reply.sequence);
         let packet = Packet {
-            bth: self.connection.bth(operation, Position::Only, psn),
+            bth: self.connection.bth(operation, MessagePosition::Only, psn),
             extended,
             payload: &[],
         };
@@ -579,20 +648,22 @@ impl Responder {
     fn append_read_response(
         &self,
         reply: &Reply,
-        read: &Read,
+        read: &ReadRequest,
         target: &mut impl Target,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (reply.sequence - read.first) as u32;
         let (offset, len) = self.connection.part(read.len, index);
-        let position = Position::of(index == 0, reply.sequence + 1 == read.end);
-        let acknowledges = position != Position::Middle;
+        let position = MessagePosition::of(index == 0, reply.sequence + 1 == read.end);
+        let acknowledges = position != MessagePosition::Middle;
         let psn = self.numbering.psn(reply.sequence);
-        let bth = self.connection.bth(Operation::ReadResponse, position, psn);
-        let extended = Extended {
+        let bth = self
+            .connection
+            .bth(PacketOperation::ReadResponse, position, psn);
+        let extended = ExtendedHeaders {
             aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(NO_CREDITS))),
-            ..Extended::default()
+            ..ExtendedHeaders::default()
         };
         let addr = read.addr.wrapping_add(u64::from(offset));
         emit_with(&bth, &extended, len as usize, out, |payload| {
@@ -602,10 +673,18 @@ impl Responder {
 }
 
 /// Returns true if the kept reply is of the type that the operation requires.
-fn answers(kind: Kind, operation: Operation) -> bool {
+fn answers(kind: ReplyKind, operation: PacketOperation) -> bool {
     match kind {
-        Kind::Done => matches!(operation, Operation::AtomicWrite | Operation::Flush),
-        Kind::Original(_) => matches!(operation, Operation::CompareSwap | Operation::FetchAdd),
+        ReplyKind::EmptyResponse => matches!(
+            operation,
+            PacketOperation::AtomicWrite | PacketOperation::Flush
+        ),
+        ReplyKind::AtomicResponse(_) => {
+            matches!(
+                operation,
+                PacketOperation::CompareSwap | PacketOperation::FetchAdd
+            )
+        }
         _ => false,
     }
 }

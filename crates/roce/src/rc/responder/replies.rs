@@ -9,26 +9,26 @@ pub(super) struct Reply {
     pub(super) sequence: u64,
     /// Message sequence number.
     pub(super) msn: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: ReplyKind,
 }
 
 /// The type of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ReplyKind {
     Ack,
     RnrNak(u8),
     Nak(u8),
     /// The responses of a READ that are not yet sent.
-    Read(Read),
+    Read(ReadRequest),
     /// The empty response to a FLUSH or ATOMIC WRITE.
-    Done,
+    EmptyResponse,
     /// The response to an atomic, with the original value.
-    Original(u64),
+    AtomicResponse(u64),
 }
 
 /// A READ as it was first requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Read {
+pub(super) struct ReadRequest {
     pub(super) addr: u64,
     pub(super) rkey: u32,
     pub(super) len: u32,
@@ -40,11 +40,11 @@ pub(super) struct Read {
 
 /// The queue of replies to send.
 #[derive(Debug, Default)]
-pub(super) struct Replies {
+pub(super) struct ReplyQueue {
     queue: VecDeque<Reply>,
 }
 
-impl Replies {
+impl ReplyQueue {
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
@@ -56,7 +56,7 @@ impl Replies {
     /// Removes the front reply after it was sent; for a READ, advances by one response.
     pub(super) fn advance(&mut self) {
         if let Some(reply) = self.queue.front_mut() {
-            if let Kind::Read(read) = reply.kind
+            if let ReplyKind::Read(read) = reply.kind
                 && reply.sequence + 1 < read.end
             {
                 reply.sequence += 1;
@@ -74,9 +74,9 @@ impl Replies {
     /// Adds a reply. An ACK at the back of the queue is dropped if the new reply acknowledges the same packets. In
     /// front of a NAK the ACK stays, since Soft-RoCE does not count a NAK as progress.
     pub(super) fn push(&mut self, reply: Reply) {
-        if !matches!(reply.kind, Kind::Nak(_)) {
+        if !matches!(reply.kind, ReplyKind::Nak(_)) {
             self.queue
-                .pop_back_if(|back| back.kind == Kind::Ack && back.sequence <= reply.sequence);
+                .pop_back_if(|back| back.kind == ReplyKind::Ack && back.sequence <= reply.sequence);
         }
         self.queue.push_back(reply);
     }
@@ -84,13 +84,14 @@ impl Replies {
     /// Adds a reply to a duplicate request, in front of the replies to later requests. Behind them the requester would
     /// consider the reply lost and repeat all its requests again and again. If a reply to the same request is still
     /// queued, that reply moves back to the response that is asked for.
-    pub(super) fn push_again(&mut self, reply: Reply) {
+    pub(super) fn push_duplicate(&mut self, reply: Reply) {
         let waiting = self
             .queue
             .iter_mut()
             .find(|waiting| match (waiting.kind, reply.kind) {
-                (Kind::Read(waiting), Kind::Read(again)) => waiting.first == again.first,
-                (Kind::Done, Kind::Done) | (Kind::Original(_), Kind::Original(_)) => {
+                (ReplyKind::Read(waiting), ReplyKind::Read(again)) => waiting.first == again.first,
+                (ReplyKind::EmptyResponse, ReplyKind::EmptyResponse)
+                | (ReplyKind::AtomicResponse(_), ReplyKind::AtomicResponse(_)) => {
                     waiting.sequence == reply.sequence
                 }
                 _ => false,
@@ -108,12 +109,12 @@ impl Replies {
 
 /// The replies kept for duplicate requests: those to the newest READs, atomics, ATOMIC WRITEs and FLUSHes.
 #[derive(Debug)]
-pub(super) struct Resources {
+pub(super) struct ResponderResources {
     ring: VecDeque<Reply>,
     size: usize,
 }
 
-impl Resources {
+impl ResponderResources {
     pub(super) fn new(size: u8) -> Self {
         Self {
             ring: VecDeque::new(),
@@ -127,7 +128,7 @@ impl Resources {
     }
 
     /// Keeps a reply, and removes the oldest one if the limit is reached.
-    pub(super) fn keep(&mut self, reply: Reply) {
+    pub(super) fn add(&mut self, reply: Reply) {
         if self.ring.len() >= self.size {
             self.ring.pop_front();
         }
@@ -135,9 +136,9 @@ impl Resources {
     }
 
     /// Returns the number of the oldest request after `sequence` that has a reply of its own.
-    pub(super) fn first_behind(&self, sequence: u64) -> Option<u64> {
+    pub(super) fn first_after(&self, sequence: u64) -> Option<u64> {
         let firsts = self.ring.iter().map(|reply| match reply.kind {
-            Kind::Read(read) => read.first,
+            ReplyKind::Read(read) => read.first,
             _ => reply.sequence,
         });
         firsts.filter(|first| *first > sequence).min()
@@ -146,7 +147,7 @@ impl Resources {
     /// Returns the reply to the request that contains packet `sequence`.
     pub(super) fn find(&self, sequence: u64) -> Option<Reply> {
         self.ring.iter().copied().find(|reply| match reply.kind {
-            Kind::Read(read) => (read.first..read.end).contains(&sequence),
+            ReplyKind::Read(read) => (read.first..read.end).contains(&sequence),
             _ => reply.sequence == sequence,
         })
     }

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use roce::opcode::Tail;
+use roce::opcode::LastPacketField;
 use roce::rc::requester::{LocalFault, LocalMemory, RequestOperation};
-use roce::rc::responder::{Atomic, Refusal, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Target};
 
 use super::rng::Rng;
 use super::work::{Expected, Generator, MEMORY_BYTES, Mix, RKEY, Work, address, word};
@@ -108,7 +108,7 @@ impl Flow {
             Some(Sabotage::Unreadable) => {
                 work.request.operation = RequestOperation::Send {
                     len: 3000,
-                    tail: Tail::None,
+                    tail: LastPacketField::None,
                 };
                 work.is_unreadable = true;
                 work.expected = Expected::Nothing;
@@ -237,8 +237,8 @@ impl Flow {
     }
 
     /// Checks a message of an unreliable connection, identified by its immediate data.
-    fn complete_unreliable(&mut self, by_write: Option<u32>, tail: Tail) {
-        let Tail::Imm(name) = tail else {
+    fn complete_unreliable(&mut self, by_write: Option<u32>, tail: LastPacketField) {
+        let LastPacketField::Imm(name) = tail else {
             self.blame("a message without its name".into());
             return;
         };
@@ -327,7 +327,7 @@ impl Target for Flow {
     fn finish_receive(
         &mut self,
         by_write: Option<u32>,
-        tail: Tail,
+        tail: LastPacketField,
         solicited: bool,
     ) -> Result<(), Refusal> {
         self.steal_receive();
@@ -349,7 +349,7 @@ impl Target for Flow {
             && match (by_write, work.request.operation) {
                 (None, RequestOperation::Send { len, tail: due }) => len == offset && tail == due,
                 (Some(written), RequestOperation::Write { len, imm, .. }) => {
-                    written == len && len == offset && imm.map(Tail::Imm) == Some(tail)
+                    written == len && len == offset && imm.map(LastPacketField::Imm) == Some(tail)
                 }
                 _ => false,
             };
@@ -399,13 +399,13 @@ impl Target for Flow {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
         let original = word(&self.memory, addr);
         let stored = match atomic {
-            Atomic::CompareSwap { compare, swap } if compare == original => swap,
-            Atomic::CompareSwap { .. } => original,
-            Atomic::FetchAdd { add } => original.wrapping_add(add),
-            Atomic::Write(bytes) => u64::from_ne_bytes(bytes),
+            AtomicOperation::CompareSwap { compare, swap } if compare == original => swap,
+            AtomicOperation::CompareSwap { .. } => original,
+            AtomicOperation::FetchAdd { add } => original.wrapping_add(add),
+            AtomicOperation::Write(bytes) => u64::from_ne_bytes(bytes),
         };
         self.memory[address(addr, 8)].copy_from_slice(&stored.to_ne_bytes());
         let Some(work) = self.current() else {
@@ -417,12 +417,12 @@ impl Target for Flow {
                 swap,
                 addr: due,
                 ..
-            } => due == addr && atomic == Atomic::CompareSwap { compare, swap },
+            } => due == addr && atomic == AtomicOperation::CompareSwap { compare, swap },
             RequestOperation::FetchAdd { add, addr: due, .. } => {
-                due == addr && atomic == Atomic::FetchAdd { add }
+                due == addr && atomic == AtomicOperation::FetchAdd { add }
             }
             RequestOperation::AtomicWrite { addr: due, .. } => {
-                due == addr && matches!(atomic, Atomic::Write(_))
+                due == addr && matches!(atomic, AtomicOperation::Write(_))
             }
             _ => false,
         };

@@ -10,11 +10,11 @@ mod work;
 use std::fmt;
 use std::rc::Rc;
 
-use roce::dcqcn::Parameters;
+use roce::dcqcn::DcqcnParameters;
 use roce::opcode::Transport;
 use roce::packet::Packet;
 use roce::psn::Psn;
-use roce::rc::requester::{Failure, Requester, RequesterConfig};
+use roce::rc::requester::{RequestFailure, Requester, RequesterConfig};
 use roce::rc::responder::{Responder, ResponderConfig};
 use roce::uc;
 
@@ -289,12 +289,12 @@ impl World {
                 if packet.bth.operation.is_response() {
                     requester.receive(now_ns, packet, own);
                     if arrival.is_ecn_marked && packet.bth.transport != Transport::Cnp {
-                        responder.response_marked(now_ns);
+                        responder.on_response_ecn(now_ns);
                     }
                 }
                 if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
                     responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
-                    responder.heard(now_ns);
+                    responder.on_heard(now_ns);
                 }
             }
             Machine::Uc(machines) => machines.1.receive(packet, peer),
@@ -414,7 +414,7 @@ fn reliable(
     timeout_ns: u64,
 ) -> Machine {
     let has_congestion = rng.below(2) == 0;
-    let congestion = has_congestion.then_some(Parameters::SIGCOMM_2015);
+    let congestion = has_congestion.then_some(DcqcnParameters::SIGCOMM_2015);
     let requester = Requester::new(RequesterConfig {
         dest_qpn,
         mtu_bytes,
@@ -443,20 +443,20 @@ fn check_failure(
     number: usize,
     queue_pair: &QueuePair,
     now_ns: u64,
-    failure: Failure,
+    failure: RequestFailure,
     position: u64,
 ) -> Result<(), String> {
     let is_right = match (queue_pair.sabotage, failure) {
         // After a cut, the failure comes after the timeouts of all retries, and not later.
-        (_, Failure::RetryExceeded) if queue_pair.cut_ns.is_some() => {
+        (_, RequestFailure::RetryExceeded) if queue_pair.cut_ns.is_some() => {
             let retries_ns = (u64::from(RETRY_CNT) + 1) * queue_pair.timeout_ns;
             let since_ns = now_ns - queue_pair.cut_ns.unwrap_or(now_ns);
             since_ns <= retries_ns + SLACK_NS
         }
-        (Some((at, Sabotage::BadRkey)), Failure::RemoteAccess)
-        | (Some((at, Sabotage::Unreadable)), Failure::LocalProtection) => at == position,
+        (Some((at, Sabotage::BadRkey)), RequestFailure::RemoteAccess)
+        | (Some((at, Sabotage::Unreadable)), RequestFailure::LocalProtection) => at == position,
         // A failed responder is silent: if its NAK or an earlier response is lost, all retries remain unanswered.
-        (Some((at, Sabotage::BadRkey)), Failure::RetryExceeded) => position <= at,
+        (Some((at, Sabotage::BadRkey)), RequestFailure::RetryExceeded) => position <= at,
         _ => false,
     };
     let sabotage = queue_pair.sabotage;

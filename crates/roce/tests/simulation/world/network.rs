@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::Ipv4Addr;
 
-use roce::icrc::{Addresses, Frame, icrc, split};
+use roce::icrc::{FrameAddresses, IcrcFields, icrc, split};
 
 use super::rng::Rng;
 
@@ -190,11 +190,11 @@ impl Network {
 }
 
 /// Returns the headers in front of the BTH for packets between two NICs.
-fn frame(from: usize, to: usize) -> Frame {
+fn frame(from: usize, to: usize) -> IcrcFields {
     #[allow(clippy::cast_possible_truncation)] // at most 8 NICs
     let address = |nic: usize| Ipv4Addr::new(10, 0, 0, nic as u8 + 1);
-    Frame {
-        addresses: Addresses::V4 {
+    IcrcFields {
+        addresses: FrameAddresses::V4 {
             src: address(from),
             dst: address(to),
         },

@@ -1,6 +1,6 @@
 //! Random work requests for one direction of a connection, and their expected results.
 
-use roce::opcode::Tail;
+use roce::opcode::LastPacketField;
 use roce::rc::requester::{Request, RequestOperation};
 
 use super::rng::Rng;
@@ -167,9 +167,9 @@ impl Generator {
         let len = self.len();
         let kinds = if self.mix.is_unreliable { 1 } else { 3 };
         let tail = match self.rng.below(kinds) {
-            0 => Tail::Imm(name),
-            1 => Tail::Invalidate(u32::from_be_bytes(name)),
-            _ => Tail::None,
+            0 => LastPacketField::Imm(name),
+            1 => LastPacketField::Invalidate(u32::from_be_bytes(name)),
+            _ => LastPacketField::None,
         };
         RequestOperation::Send { len, tail }
     }

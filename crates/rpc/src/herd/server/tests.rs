@@ -4,33 +4,33 @@ use super::*;
 use crate::herd::{Client, PreparedClient};
 
 /// Handler that answers with the request's index in its batch.
-struct Places;
+struct BatchIndexHandler;
 
-impl Handler for Places {
+impl RpcHandler for BatchIndexHandler {
     type Batch = ();
 
     fn begin(&mut self, _requests: usize) {}
 
-    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: Reply<'_>) {
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReply<'_>) {
         reply.bytes(&(request.index as u64).to_le_bytes());
     }
 }
 
-const LAYOUT: Layout = Layout {
+const LAYOUT: RequestRegionLayout = RequestRegionLayout {
     window: 4,
     payload: 0,
 };
 
-struct Bed {
+struct TestBed {
     pd: ProtectionDomain,
     port: PortGid,
     cq: CompletionQueue,
 }
 
-impl Bed {
+impl TestBed {
     fn new() -> Self {
         let device = verbs::Provider::softnic().device(None);
-        let context = device.and_then(|d| d.open()).expect("opens");
+        let context = device.expect("a device").open().expect("opens");
         let port = PortGid {
             port_num: 1,
             gid_index: context.default_gid_index(1).expect("one"),
@@ -42,7 +42,7 @@ impl Bed {
         }
     }
 
-    fn server(&self, doorbells: Doorbells) -> Result<Server, RpcError> {
+    fn server(&self, doorbells: DoorbellPolicy) -> Result<Server, RpcError> {
         Server::new(&self.pd, LAYOUT, 4, doorbells, &UdPortConfig::default())
     }
 
@@ -74,7 +74,8 @@ fn answers(client: &mut Client, count: usize) -> Vec<(u32, u64)> {
     let mut came = Vec::new();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while came.len() < count {
-        let each = |r: crate::Received<'_>| came.push((r.imm, r.u64_le().expect("eight bytes")));
+        let each =
+            |r: crate::ReceivedDatagram<'_>| came.push((r.imm, r.u64_le().expect("eight bytes")));
         client.poll(each).expect("polled");
         assert!(std::time::Instant::now() < end, "{came:?}");
     }
@@ -86,7 +87,7 @@ fn passes(server: &mut Server, count: usize) -> Vec<usize> {
     let mut passes = Vec::new();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while passes.iter().sum::<usize>() < count {
-        let came = server.poll(&mut Places).expect("polled");
+        let came = server.poll(&mut BatchIndexHandler).expect("polled");
         passes.extend((came > 0).then_some(came));
         assert!(std::time::Instant::now() < end, "{passes:?}");
     }
@@ -97,12 +98,15 @@ fn passes(server: &mut Server, count: usize) -> Vec<usize> {
 /// returns.
 #[test]
 fn a_pass_drains_clients_or_takes_one_request_of_each() {
-    let bed = Bed::new();
-    for (scan, expected) in [(Scan::Drain, vec![4, 4, 1]), (Scan::OneEach, vec![3, 3, 3])] {
-        let doorbells = Doorbells {
+    let bed = TestBed::new();
+    for (scan, expected) in [
+        (RegionScan::Drain, vec![4, 4, 1]),
+        (RegionScan::OneEach, vec![3, 3, 3]),
+    ] {
+        let doorbells = DoorbellPolicy {
             batch: 4,
             scan,
-            ..Doorbells::default()
+            ..DoorbellPolicy::default()
         };
         let mut servers = [bed.server(doorbells).expect("made")];
         let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
@@ -120,12 +124,12 @@ fn a_pass_drains_clients_or_takes_one_request_of_each() {
 
 #[test]
 fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
-    let bed = Bed::new();
-    let doorbells = Doorbells {
+    let bed = TestBed::new();
+    let doorbells = DoorbellPolicy {
         queues: 4,
         split: 2,
-        scan: Scan::OneEach,
-        ..Doorbells::default()
+        scan: RegionScan::OneEach,
+        ..DoorbellPolicy::default()
     };
     let mut servers = [bed.server(doorbells).expect("made")];
     let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
@@ -142,10 +146,10 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
         answers(client, 2);
     }
     for (queues, split) in [(3, 2), (3, 3), (4, 0)] {
-        let doorbells = Doorbells {
+        let doorbells = DoorbellPolicy {
             queues,
             split,
-            ..Doorbells::default()
+            ..DoorbellPolicy::default()
         };
         let refused = bed.server(doorbells).expect_err("no such division");
         assert!(refused.to_string().contains("power of two"), "{refused}");
@@ -154,8 +158,8 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
 
 #[test]
 fn a_client_of_several_workers_tells_their_answers_apart() {
-    let bed = Bed::new();
-    let mut servers = [(); 3].map(|()| bed.server(Doorbells::default()).expect("made"));
+    let bed = TestBed::new();
+    let mut servers = [(); 3].map(|()| bed.server(DoorbellPolicy::default()).expect("made"));
     let mut client = bed.client(&mut servers, 1);
     assert_eq!(client.workers(), 3);
     // Send to worker 0 twice and to the others once, with one doorbell.

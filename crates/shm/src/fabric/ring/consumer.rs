@@ -34,9 +34,9 @@ impl Consumer {
     /// Returns the next record, or `None` if the ring has no record.
     ///
     /// # Errors
-    /// Returns [`Garbage`] if the record would pass the ring's end.
+    /// Returns [`InvalidRingValue`] if the record would pass the ring's end.
     #[inline(always)]
-    pub fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
+    pub fn peek(&mut self) -> Result<Option<RingRecord<'_>>, InvalidRingValue> {
         loop {
             // SYNC POINT P
             let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
@@ -44,22 +44,22 @@ impl Consumer {
                 return Ok(None);
             };
             let w1 = self.ring.word(self.pos, 1).load(Ordering::Relaxed);
-            let (header, slots) = Header::from_words(w0, w1);
+            let (header, slots) = RecordHeader::from_words(w0, w1);
             let slots = u64::from(slots);
             let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
             if slots == 0 || slots > to_end {
-                return Err(Garbage);
+                return Err(InvalidRingValue);
             }
             if header.kind == KIND_WRAP {
                 // A wrap record at slot 0 would skip the whole ring, so it is invalid.
                 if slots != to_end || slots == self.ring.slots {
-                    return Err(Garbage);
+                    return Err(InvalidRingValue);
                 }
                 self.pos += slots;
                 continue;
             }
             let room = (slots as usize - 1) * SLOT_BYTES;
-            return Ok(Some(Record {
+            return Ok(Some(RingRecord {
                 header,
                 payload: Payload::of_ring(&self.ring, self.pos + 1, room),
                 slots,
@@ -71,7 +71,7 @@ impl Consumer {
     #[inline(always)]
     pub fn run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
-            at: Lap::of(&self.ring, self.pos),
+            at: RingLap::of(&self.ring, self.pos),
             pos: self.pos,
             end: (self.pos | (self.ring.slots - 1)) + 1,
             ring: PhantomData,
@@ -120,19 +120,19 @@ impl Consumer {
     }
 }
 
-/// A run of records of a [`Consumer`], whose state stays in registers.
+/// A run of records of a [`Consumer`]; its position stays in registers instead of memory.
 pub struct ConsumerRun<'c> {
-    at: Lap,
+    at: RingLap,
     pos: u64,
-    /// End of the lap.
+    /// Position at which the lap ends.
     end: u64,
     ring: PhantomData<&'c Consumer>,
 }
 
 impl ConsumerRun<'_> {
-    /// Returns the next record if its slot count matches a payload of [`Header::len`] bytes.
+    /// Returns the next record if its slot count matches a payload of [`RecordHeader::len`] bytes.
     #[inline(always)]
-    pub fn peek(&self) -> Option<Record<'_>> {
+    pub fn peek(&self) -> Option<RingRecord<'_>> {
         if self.pos >= self.end {
             return None;
         }
@@ -142,13 +142,13 @@ impl ConsumerRun<'_> {
             let w0 = self.at.word(self.pos, 0).load(Ordering::Acquire);
             (w0, self.at.word(self.pos, 1).load(Ordering::Relaxed))
         };
-        let (header, slots) = Header::from_words(w0 ^ self.at.bit, w1);
+        let (header, slots) = RecordHeader::from_words(w0 ^ self.at.bit, w1);
         let (slots, payload) = (u64::from(slots), header.len as usize);
-        // A slot without a record yields a `kind` that the caller does not know.
+        // The first word of a slot without a record yields a `kind` that the caller does not know.
         if slots != record_slots(payload) || slots > self.end - self.pos {
             return None;
         }
-        Some(Record {
+        Some(RingRecord {
             header,
             payload: Payload {
                 first: self.at.payload(self.pos + 1),

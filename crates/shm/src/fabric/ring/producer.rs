@@ -6,27 +6,28 @@ use super::*;
 
 /// The sending side of a ring.
 pub struct Producer {
-    cursor: Cursor,
+    cursor: ProducerCursor,
     /// Position up to which the producer has touched cache lines ahead of use.
     claimed: u64,
 }
 
 /// The state of a producer that changes with each record; a run of records keeps it in registers.
 #[derive(Clone, Copy)]
-struct Cursor {
+struct ProducerCursor {
     ring: RingMemory,
     /// Position of the next record.
     pos: u64,
     /// Position and first word of the open postlist's first header, which is not yet visible.
     first: Option<(u64, u64)>,
-    /// The consumer's position when the producer last read it.
+    /// Position of the consumer when the producer last read `head`.
     head_seen: u64,
     equal_size: EqualSizeRecords,
-    /// End of the place that was returned last. An abandoned record may have left payload up to there.
+    /// End position of the place that [`Producer::place`] returned last. An abandoned record may
+    /// have left payload up to this position.
     placed: u64,
 }
 
-/// The latest records before the producer's position, which all have `slots` slots.
+/// The run of latest committed records that all have `slots` slots.
 #[derive(Clone, Copy)]
 struct EqualSizeRecords {
     slots: u64,
@@ -34,7 +35,7 @@ struct EqualSizeRecords {
 }
 
 impl EqualSizeRecords {
-    /// Adds the record of `slots` slots at `pos`.
+    /// Records that the producer has committed a record of `slots` slots at `pos`.
     #[inline(always)]
     fn add(&mut self, pos: u64, slots: u64) {
         if slots != self.slots {
@@ -42,11 +43,11 @@ impl EqualSizeRecords {
         }
     }
 
-    /// Returns true if a consumer finds no record at `pos`, the end of the equal_size, in a ring of `ring_slots`
-    /// slots.
+    /// Returns true if a consumer finds no record at `pos`, the end of these records, in a ring of
+    /// `ring_slots` slots.
     ///
-    /// In the first lap all slots are zero. In later laps `pos` holds a header of the previous lap if that
-    /// lap had records of the same size there.
+    /// In the first lap all slots are zero. In later laps slot `pos` holds a header of the previous
+    /// lap if all records of a whole lap had the same size.
     #[inline(always)]
     fn ends_without_record(&self, pos: u64, ring_slots: u64) -> bool {
         pos < ring_slots || (self.begin + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
@@ -57,8 +58,8 @@ impl EqualSizeRecords {
 // protocol assigns to this side alone. No state is tied to a thread.
 unsafe impl Send for Producer {}
 
-impl Cursor {
-    /// Returns the number of slots that can still be written, without reading the consumer's position.
+impl ProducerCursor {
+    /// Returns the number of free slots, computed from the last `head` that the producer has read.
     #[inline(always)]
     fn free(&self) -> u64 {
         // One slot stays free for the terminator.
@@ -67,14 +68,14 @@ impl Cursor {
 
     /// Implements [`Producer::consumed`].
     #[inline(always)]
-    fn consumed(&mut self) -> Result<u64, Garbage> {
+    fn consumed(&mut self) -> Result<u64, InvalidRingValue> {
         // SYNC POINT C
         let head = self.ring.head().load(Ordering::Acquire);
         if head == self.head_seen {
             return Ok(head);
         }
         if head < self.head_seen || head > self.pos {
-            return Err(Garbage);
+            return Err(InvalidRingValue);
         }
         self.head_seen = head;
         Ok(head)
@@ -82,7 +83,7 @@ impl Cursor {
 
     /// Implements [`Producer::has_room`].
     #[inline(always)]
-    fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+    fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
         let need = self.with_wrap(record_slots(payload));
         if need <= self.free() {
             return Ok(true);
@@ -91,7 +92,7 @@ impl Cursor {
         Ok(need <= self.free())
     }
 
-    /// Returns the number of slots from the position to the end of the ring.
+    /// Returns the number of slots from the producer's position to the end of the ring.
     #[inline(always)]
     fn slots_to_end(&self) -> u64 {
         self.ring.slots - self.place_of(self.pos)
@@ -128,28 +129,28 @@ impl Cursor {
     #[inline(never)]
     fn wrap(&mut self) {
         let kind = KIND_WRAP;
-        let header = Header {
+        let header = RecordHeader {
             kind,
-            ..Header::default()
+            ..RecordHeader::default()
         };
         self.stage(header, self.slots_to_end());
     }
 
     /// Implements [`Producer::commit`].
     #[inline(always)]
-    fn commit(&mut self, header: Header, payload: usize) {
+    fn commit(&mut self, header: RecordHeader, payload: usize) {
         self.stage(header, record_slots(payload));
     }
 
     #[inline(always)]
-    fn stage(&mut self, header: Header, slots: u64) {
+    fn stage(&mut self, header: RecordHeader, slots: u64) {
         #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
         let (w0, w1) = header.words(slots as u16);
         let w0 = w0 | self.ring.lap(self.pos);
         self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
         match self.first {
             None => self.first = Some((self.pos, w0)),
-            // Relaxed: ordered by SYNC POINT P of the first header.
+            // Relaxed: the first header's store at SYNC POINT P orders this store.
             Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
         }
         self.equal_size.add(self.pos, slots);
@@ -161,7 +162,7 @@ impl Producer {
     /// Returns a producer at the start of a fresh (zeroed) ring.
     pub fn new(ring: RingMemory) -> Self {
         Self {
-            cursor: Cursor {
+            cursor: ProducerCursor {
                 ring,
                 pos: 0,
                 first: None,
@@ -174,9 +175,8 @@ impl Producer {
     }
 
     /// Returns the position behind the last committed record.
-    ///
-    /// A record is consumed once the consumer's position reaches the value of `pos` right after the record's
-    /// commit.
+    /// A record is consumed once the consumer's position reaches the value that `pos` returned
+    /// right after the record's commit.
     #[inline]
     pub fn pos(&self) -> u64 {
         self.cursor.pos
@@ -201,9 +201,9 @@ impl Producer {
     /// Returns the consumer's position: all records before it have been consumed.
     ///
     /// # Errors
-    /// Returns [`Garbage`] if the consumer claims a position that it cannot have.
+    /// Returns [`InvalidRingValue`] if the value of `head` is not a position that the consumer can have.
     #[inline]
-    pub fn consumed(&mut self) -> Result<u64, Garbage> {
+    pub fn consumed(&mut self) -> Result<u64, InvalidRingValue> {
         self.cursor.consumed()
     }
 
@@ -212,7 +212,7 @@ impl Producer {
     /// # Errors
     /// Returns the errors of [`consumed`](Self::consumed).
     #[inline(always)]
-    pub fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+    pub fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
         self.cursor.has_room(payload)
     }
 
@@ -228,7 +228,7 @@ impl Producer {
     /// Adds the record whose payload was [placed](Self::place) to the open postlist. The consumer sees
     /// nothing before [`Self::publish`].
     #[inline(always)]
-    pub fn commit(&mut self, header: Header, payload: usize) {
+    pub fn commit(&mut self, header: RecordHeader, payload: usize) {
         self.cursor.commit(header, payload);
     }
 
@@ -236,7 +236,7 @@ impl Producer {
     #[inline(always)]
     pub fn run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
-            at: Lap::of(&self.cursor.ring, self.cursor.pos),
+            at: RingLap::of(&self.cursor.ring, self.cursor.pos),
             bound: self.cursor.run_bound(),
             pos: self.cursor.pos,
             first: self.cursor.first_of_run(),
@@ -264,14 +264,14 @@ impl Producer {
 
     /// [Commits](Self::commit) the record whose payload was [placed](Self::place), and [publishes](Self::publish).
     #[inline(always)]
-    pub fn publish_one(&mut self, header: Header, payload: usize) {
+    pub fn publish_one(&mut self, header: RecordHeader, payload: usize) {
         if self.cursor.first.is_some() {
-            // The postlist is open, or the lap ended and a wrap record is staged.
+            // The postlist is open, or the lap has ended and a wrap record must be published first.
             self.commit(header, payload);
             self.publish();
             return;
         }
-        let Cursor { ring, pos, .. } = self.cursor;
+        let ProducerCursor { ring, pos, .. } = self.cursor;
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
@@ -288,7 +288,7 @@ impl Producer {
     /// Ensures that the slot behind the last record holds no record.
     #[inline(always)]
     fn terminate(&self) {
-        let Cursor {
+        let ProducerCursor {
             ring,
             pos,
             equal_size,
@@ -302,8 +302,9 @@ impl Producer {
 
     /// Moves the next lines of the ring into this core's cache ahead of use.
     ///
-    /// Otherwise a producer that publishes one record at a time waits for the ownership of each line in turn.
-    /// The stores below overlap those transfers. They stay inside the free space, where a slot may hold zero.
+    /// Without this, a producer that publishes one record at a time waits for the ownership of each
+    /// line in turn. The stores to the claimed lines overlap these transfers. They write zero, and
+    /// only to free slots.
     #[inline(always)]
     fn claim_ahead(&mut self) {
         if self.cursor.pos >= self.claimed {
@@ -313,14 +314,14 @@ impl Producer {
 
     #[inline(never)]
     fn claim_lines(&mut self) {
-        let Cursor {
+        let ProducerCursor {
             ring,
             pos,
             head_seen,
             ..
         } = self.cursor;
         let line = (pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
-        // Position `head_seen + slots` is the first that is not free.
+        // Position `head_seen + slots` is the first position that is not free.
         let limit = head_seen + ring.slots;
         for i in 0..CLAIM_LINES {
             let pos = line + i * SLOTS_PER_LINE;
@@ -333,21 +334,22 @@ impl Producer {
     }
 }
 
-/// A run of records of a [`Producer`] for its open postlist, whose state stays in registers until [`ProducerRun::end`].
+/// A run of records that a [`Producer`] adds to its open postlist; its state stays in registers
+/// until [`ProducerRun::store_back`].
 pub struct ProducerRun<'p> {
     producer: &'p mut Producer,
-    at: Lap,
+    at: RingLap,
     pos: u64,
     /// Position of the postlist's first record and the first word of its header, which is not yet visible.
     first: u64,
     first_word: u64,
-    /// Records that end at or before this position have room and need no wrap.
+    /// Position up to which a record has room and needs no wrap record.
     bound: u64,
     equal_size: EqualSizeRecords,
     placed: u64,
 }
 
-impl Cursor {
+impl ProducerCursor {
     /// Returns the last position at which a record may end within this lap and the free space.
     #[inline(always)]
     fn run_bound(&self) -> u64 {
@@ -356,8 +358,8 @@ impl Cursor {
         end_of_lap.min(self.head_seen + self.ring.slots - 1)
     }
 
-    /// Returns the position of the open postlist's first record if that record is yet to come, else
-    /// `u64::MAX`.
+    /// Returns the position of the open postlist's first record if the postlist is still empty,
+    /// else `u64::MAX`.
     #[inline(always)]
     fn first_of_run(&self) -> u64 {
         if self.first.is_none() {
@@ -377,7 +379,8 @@ impl ProducerRun<'_> {
 
     /// Returns the place for the payload of the next record, to be [committed](Self::commit) next.
     ///
-    /// Returns `None` if the ring is full, or if its consumer claims a position that it cannot have.
+    /// Returns `None` if the ring is full, or if `head` is not a position that the consumer can
+    /// have.
     #[inline(always)]
     pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
         if self.pos + record_slots(payload) > self.bound && !self.make_room(payload) {
@@ -401,7 +404,7 @@ impl ProducerRun<'_> {
             return false;
         }
         cursor.place(payload);
-        self.at = Lap::of(&cursor.ring, cursor.pos);
+        self.at = RingLap::of(&cursor.ring, cursor.pos);
         self.pos = cursor.pos;
         self.first = cursor.first_of_run();
         self.bound = cursor.run_bound();
@@ -412,7 +415,7 @@ impl ProducerRun<'_> {
 
     /// Adds the record whose payload was [placed](Self::place).
     #[inline(always)]
-    pub fn commit(&mut self, header: Header, payload: usize) {
+    pub fn commit(&mut self, header: RecordHeader, payload: usize) {
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
@@ -424,7 +427,7 @@ impl ProducerRun<'_> {
             if self.pos == self.first {
                 self.first_word = w0;
             } else {
-                // Relaxed: ordered by SYNC POINT P of the first header.
+                // Relaxed: the first header's store at SYNC POINT P orders this store.
                 self.at.word(self.pos, 0).store(w0, Ordering::Relaxed);
             }
         }
@@ -434,7 +437,7 @@ impl ProducerRun<'_> {
 
     /// Stores the run's state back into the producer.
     #[inline(always)]
-    pub fn end(mut self) {
+    pub fn store_back(mut self) {
         self.store();
     }
 

@@ -28,7 +28,7 @@ impl Owned {
 }
 
 impl Producer {
-    fn push(&mut self, header: Header, payload: usize, fill: impl FnOnce(Payload<'_>)) {
+    fn push(&mut self, header: RecordHeader, payload: usize, fill: impl FnOnce(Payload<'_>)) {
         let place = self.place(payload);
         if payload != 0 {
             fill(place);
@@ -37,12 +37,12 @@ impl Producer {
     }
 }
 
-fn header(len: u32) -> Header {
-    Header {
+fn header(len: u32) -> RecordHeader {
+    RecordHeader {
         kind: 1,
         imm: 7,
         len,
-        ..Header::default()
+        ..RecordHeader::default()
     }
 }
 
@@ -144,7 +144,7 @@ mod model_tests {
         PushRun(usize, usize),
         /// Pushes a record that is published at once.
         PushOne(usize),
-        /// Writes payload for a record that is then abandoned, through a run or not.
+        /// Writes payload for a record that is then abandoned; the flag chooses a [`ProducerRun`].
         GiveUp(usize, bool),
         Publish,
         Pop,
@@ -197,7 +197,7 @@ mod model_tests {
                 match op {
                     Op::Push(len) => {
                         if p.has_room(len).unwrap() {
-                            p.push(Header { extra: next, ..header(len as u32) }, len, |d| fill(&d, next));
+                            p.push(RecordHeader { extra: next, ..header(len as u32) }, len, |d| fill(&d, next));
                             staged.push_back((next, len));
                             next += 1;
                         }
@@ -207,16 +207,16 @@ mod model_tests {
                         for _ in 0..n {
                             let Some(place) = run.place(len) else { break };
                             fill(&place, next);
-                            run.commit(Header { extra: next, ..header(len as u32) }, len);
+                            run.commit(RecordHeader { extra: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             next += 1;
                         }
-                        run.end();
+                        run.store_back();
                     }
                     Op::PushOne(len) => {
                         if p.has_room(len).unwrap() {
                             fill(&p.place(len), next);
-                            p.publish_one(Header { extra: next, ..header(len as u32) }, len);
+                            p.publish_one(RecordHeader { extra: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             visible.append(&mut staged);
                             next += 1;
@@ -227,7 +227,7 @@ mod model_tests {
                         if let Some(place) = run.place(len) {
                             fill(&place, next);
                         }
-                        run.end();
+                        run.store_back();
                     }
                     Op::GiveUp(len, false) => {
                         if p.has_room(len).unwrap() {
@@ -279,7 +279,7 @@ mod model_tests {
             fuzz(&bytes);
         }
 
-        /// A producer refuses a head that the consumer of this ring cannot have reached.
+        /// A producer refuses a value of `head` that the consumer of this ring cannot have reached.
         #[test]
         fn a_wild_head_is_refused(head in 2u64..) {
             let owned = Owned::new(64);
@@ -287,22 +287,22 @@ mod model_tests {
             p.push(header(0), 0, |_| ());
             p.publish();
             owned.head.store(head, Ordering::Relaxed);
-            prop_assert_eq!(p.consumed(), Err(Garbage));
+            prop_assert_eq!(p.consumed(), Err(InvalidRingValue));
         }
     }
 
-    /// A wrap record over the whole ring is refused: no correct producer writes one, and a consumer that
-    /// accepted it would loop forever.
+    /// A wrap record that fills the whole ring is refused. No correct producer writes such a
+    /// record, and a consumer that accepted it would loop forever.
     #[test]
     fn a_wrap_round_the_whole_ring_is_refused() {
         let owned = Owned::new(16);
-        let wrap = Header {
+        let wrap = RecordHeader {
             kind: KIND_WRAP,
-            ..Header::default()
+            ..RecordHeader::default()
         };
         owned.words[0].store(wrap.words(16).0, Ordering::Relaxed);
         let refused = Consumer::new(owned.memory()).peek().map(|_| ());
-        assert_eq!(refused, Err(Garbage));
+        assert_eq!(refused, Err(InvalidRingValue));
     }
 
     #[test]

@@ -83,7 +83,7 @@ fn no_grh_without_a_route_or_a_source() {
 #[test]
 fn mixed_gids_travel_in_an_ipv6_header() {
     let grh = roce().grh(&ah_global(0, gid("10.0.0.2"))).unwrap();
-    assert_eq!(header_version(&grh), Some(Version::V6));
+    assert_eq!(header_version(&grh), Some(GrhKind::V6));
     let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
         .ok()
         .unwrap();
@@ -113,7 +113,7 @@ fn lengths_of_ud_packets() {
 fn ipv4_header_behind_bytes_that_look_like_version_6() {
     let mut grh = roce().grh(&ah_global(1, gid("10.0.0.2"))).unwrap();
     grh[..20].fill(0x66);
-    assert_eq!(header_version(&grh), Some(Version::V4));
+    assert_eq!(header_version(&grh), Some(GrhKind::V4));
     let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
         .ok()
         .unwrap();
@@ -122,7 +122,7 @@ fn ipv4_header_behind_bytes_that_look_like_version_6() {
         (gid("10.0.0.1"), 1)
     );
     grh[30] ^= 1;
-    assert_eq!(header_version(&grh), Some(Version::V6), "wrong checksum");
+    assert_eq!(header_version(&grh), Some(GrhKind::V6), "wrong checksum");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn an_answer_reaches_the_sender() {
             };
             Port::new(
                 link_layer,
-                Place::FIRST,
+                PortPlace::FIRST,
                 guid_from(&guid.to_string()),
                 addresses,
             )
@@ -233,7 +233,7 @@ fn an_answer_reaches_the_sender() {
         assert!(sender.reaches(&answer) && !receiver.reaches(&answer));
         assert_eq!(answer.grh.sgid_index, index);
         assert_eq!(answer.grh.traffic_class, ah.grh.traffic_class);
-        if header_version(&grh) == Some(Version::V6) {
+        if header_version(&grh) == Some(GrhKind::V6) {
             assert_eq!(answer.grh.flow_label, ah.grh.flow_label & 0xf_ffff);
         }
         // The answer to the first receiver's answer takes the first route again.

@@ -1,0 +1,306 @@
+//! Charges simulated cores ([`verbs::time`]) for the cache lines that walks touch. On real cores this module does
+//! nothing.
+//!
+//! A walk visits one node per level. In each it touches the header, then keys by binary search, then one value: a
+//! child's number or the answer. Step j of the search touches one of 2^j lines of the node, so the lines of the first
+//! steps are hot. A line competes for the caches with all lines that are touched as often or more often: its *working
+//! set*.
+//!
+//! A single walk touches its lines one after the other. Walks of a batch are interleaved: one walk's step prefetches
+//! all keys of its next node, and the values of a leaf. So these cache misses overlap with those of the other walks.
+//! The values of inner nodes are not prefetched. Levels beyond the steps that a batch takes together are walked one
+//! request at a time.
+//!
+//! The modelled tree can be larger than the real tree ([`TreeSize`]): a simulation of 256 million keys needs no memory for
+//! them.
+
+use std::time::Duration;
+
+use verbs::time;
+
+use crate::node::capacity;
+
+/// Bytes of a cache line.
+const LINE: u64 = 64;
+
+/// Entries of 8 bytes in a cache line.
+const WORDS: u64 = LINE / 8;
+
+/// Time in ns that a host's core needs for a step of a binary search, without waiting for memory. The value was fitted,
+/// together with the memory latency of `bf2`'s DPU, to a study's local look-ups among 1 M and 256 M keys.
+const STEP_NS: u64 = 7;
+
+/// The size of a tree, as far as it determines the cost of walks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TreeSize {
+    /// Number of keys.
+    pub keys: u64,
+    /// Bytes of a node.
+    pub node_bytes: usize,
+    /// The fill factor of nodes, up to 1.
+    pub fill: f64,
+}
+
+impl TreeSize {
+    /// Returns the number of entries of a node, at least 2.
+    pub fn entries(&self) -> u64 {
+        let room = capacity(self.node_bytes / 8);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a share of a small number"
+        )]
+        let entries = (room as f64 * self.fill.clamp(0.0, 1.0)) as u64;
+        entries.max(2)
+    }
+
+    /// Returns the number of nodes of each level, from the leaves up to the root.
+    pub fn levels(&self) -> Vec<u64> {
+        let entries = self.entries();
+        let mut levels = vec![self.keys.div_ceil(entries).max(1)];
+        while let Some(&below) = levels.last()
+            && below > 1
+        {
+            levels.push(below.div_ceil(entries));
+        }
+        levels
+    }
+
+    /// Returns a tree with only `keys` keys for a small memory. Its nodes are emptier, so that its number of levels is
+    /// the same or as close as possible.
+    #[must_use]
+    pub fn with_fewer_keys(&self, keys: u64) -> Self {
+        let (room, levels) = (capacity(self.node_bytes / 8), self.levels().len());
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let filled = |entries: usize| Self {
+            keys: keys.min(self.keys),
+            // The extra half entry keeps rounding from removing an entry.
+            fill: (entries as f64 + 0.5) / room as f64,
+            ..*self
+        };
+        let fills = (2..=room).rev().map(filled);
+        let nearest = fills.min_by_key(|small| small.levels().len().abs_diff(levels));
+        nearest.unwrap_or(*self)
+    }
+}
+
+/// A group of cache lines that every walk touches equally often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LineGroup {
+    /// A walk touches a given line of the group once in so many walks.
+    walks_per_touch: u64,
+    /// Number of lines in this group; no other group has them.
+    lines: u64,
+    /// Number of lines of the group that one walk touches.
+    touched: u64,
+    /// True if the lines are prefetched.
+    is_prefetched: bool,
+    /// Bytes of all lines that are touched as often or more often than these.
+    working_set: u64,
+}
+
+/// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WalkCost {
+    sequential: Vec<LineGroup>,
+    interleaved: Vec<LineGroup>,
+    /// Bytes of all lines of the tree.
+    bytes: u64,
+    /// Time of a walk's comparisons on the core.
+    comparison_time: Duration,
+    /// Lines of the keys of a node; its values have as many.
+    node_lines: u64,
+}
+
+impl WalkCost {
+    /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
+    pub fn of(shape: &TreeSize, interleaved_levels: usize) -> Self {
+        let entries = shape.entries();
+        let node_lines = entries.div_ceil(WORDS);
+        let levels = shape.levels();
+        let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
+        for (depth, &nodes) in levels.iter().rev().enumerate() {
+            let single = node_on_demand(nodes, node_lines);
+            if depth < interleaved_levels {
+                let is_leaf = depth + 1 == levels.len();
+                interleaved.extend(node_prefetched(nodes, node_lines, is_leaf));
+            } else {
+                interleaved.extend_from_slice(&single);
+            }
+            sequential.extend(single);
+        }
+        let steps = u64::from(entries.ilog2() + 1) * levels.len() as u64;
+        let comparison_time = Duration::from_nanos(STEP_NS * steps);
+        let bytes = set_working_sets(&mut sequential);
+        set_working_sets(&mut interleaved);
+        Self {
+            sequential,
+            interleaved,
+            bytes,
+            comparison_time,
+            node_lines,
+        }
+    }
+
+    /// Charges the calling core for the walks from the root to a leaf of a batch of `requests` requests.
+    pub fn charge_walks(&self, requests: usize) {
+        let requests = requests as u64;
+        let groups = match requests {
+            0 => return,
+            1 => &self.sequential,
+            _ => &self.interleaved,
+        };
+        for group in groups {
+            let lines = group.touched * requests;
+            match group.is_prefetched {
+                true => time::charge_cache_lines(group.working_set, 1, lines),
+                false => time::charge_cache_lines(group.working_set, lines, 1),
+            }
+        }
+        let times = u32::try_from(requests).unwrap_or(u32::MAX);
+        time::charge_time(self.comparison_time.saturating_mul(times));
+    }
+
+    /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
+    pub(crate) fn charge_scan(&self, entries: usize) {
+        let lines = 2 * (entries as u64).div_ceil(WORDS);
+        time::charge_cache_lines(self.bytes, 1, lines);
+    }
+
+    /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
+    /// recomputes the checksum.
+    pub(crate) fn charge_change(&self) {
+        time::charge_cache_lines(self.bytes, 1, 2 * self.node_lines);
+    }
+}
+
+/// Returns the lines of one visit to a level of `nodes` nodes, of which nothing was prefetched.
+fn node_on_demand(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
+    let group = |choices: u64, lines: u64| LineGroup {
+        walks_per_touch: nodes * choices,
+        lines: nodes * lines,
+        touched: 1,
+        is_prefetched: false,
+        working_set: 0,
+    };
+    let mut groups = vec![group(1, 1)];
+    // When half of the keys are left, consecutive search steps are within a line or two of each other.
+    let (mut choices, mut counted) = (1, 0);
+    while choices < node_lines {
+        groups.push(group(choices, choices.min(node_lines - counted)));
+        counted = (counted + choices).min(node_lines);
+        choices *= 2;
+    }
+    groups.push(group(node_lines, node_lines - counted));
+    // The value.
+    groups.push(group(node_lines, node_lines));
+    groups
+}
+
+/// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
+fn node_prefetched(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2] {
+    let fetched = 1 + node_lines;
+    [
+        LineGroup {
+            walks_per_touch: nodes,
+            lines: nodes * fetched,
+            touched: fetched,
+            is_prefetched: true,
+            working_set: 0,
+        },
+        LineGroup {
+            walks_per_touch: nodes * node_lines,
+            lines: nodes * node_lines,
+            touched: 1,
+            is_prefetched: is_leaf,
+            working_set: 0,
+        },
+    ]
+}
+
+/// Sets the working sets and returns the bytes of all lines.
+fn set_working_sets(groups: &mut [LineGroup]) -> u64 {
+    groups.sort_by_key(|group| group.walks_per_touch);
+    groups.iter_mut().fold(0, |sum, group| {
+        group.working_set = sum + group.lines * LINE;
+        group.working_set
+    })
+}
+
+/// Time in ns that a client's core needs for a line of a node that it READ: it copies the node and sums all its words.
+/// Measured on a Xeon: 380 ns for 2 KiB that come from the last-level cache.
+const READ_LINE_NS: u64 = 12;
+
+/// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
+#[inline]
+pub(crate) fn charge_read_node(node_bytes: usize) {
+    let lines = (node_bytes as u64).div_ceil(LINE);
+    let steps = u64::from(node_bytes.ilog2()).saturating_sub(4);
+    time::charge_time(Duration::from_nanos(lines * READ_LINE_NS + steps * STEP_NS));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(keys: u64, node_bytes: usize) -> TreeSize {
+        TreeSize {
+            keys,
+            node_bytes,
+            fill: 1.0,
+        }
+    }
+
+    #[test]
+    fn levels_are_those_of_a_loaded_tree() {
+        assert_eq!(shape(1, 2048).levels(), [1]);
+        assert_eq!(shape(1_000_000, 2048).levels(), [8065, 66, 1]);
+        // The same number of READs as in a study of both node sizes.
+        assert_eq!(shape(256_000_000, 2048).levels().len(), 5);
+        assert_eq!(shape(256_000_000, 512).levels().len(), 6);
+    }
+
+    #[test]
+    fn a_smaller_tree_has_as_many_levels() {
+        for node_bytes in [512, 1024, 2048, 4096] {
+            for keys in [1 << 14, 1_000_000, 256_000_000] {
+                let (large, keys) = (shape(keys, node_bytes), 1 << 14);
+                let small = large.with_fewer_keys(keys);
+                assert_eq!(small.levels().len(), large.levels().len(), "{large:?}");
+                assert_eq!(small.keys, keys);
+            }
+        }
+        // 8 levels; 16 K keys would have them only with between 3 and 4 entries per node.
+        let large = shape(256_000_000, 256);
+        assert_eq!(large.levels().len(), 8);
+        assert!((7..=9).contains(&large.with_fewer_keys(1 << 14).levels().len()));
+    }
+
+    /// The lines of a node are its header, keys and values, however they are touched.
+    #[test]
+    fn every_line_is_of_one_kind() {
+        for (keys, node_bytes) in [(100, 512), (1_000_000, 2048), (256_000_000, 4096)] {
+            let shape = shape(keys, node_bytes);
+            let node = 1 + 2 * shape.entries().div_ceil(WORDS);
+            let all = shape.levels().iter().sum::<u64>() * node * LINE;
+            for together in [0, 2, 5] {
+                let cost = WalkCost::of(&shape, together);
+                let last = |groups: &[LineGroup]| groups.last().expect("some").working_set;
+                assert_eq!(last(&cost.sequential), all);
+                assert_eq!(last(&cost.interleaved), all);
+                assert_eq!(cost.bytes, all);
+            }
+        }
+    }
+
+    #[test]
+    fn hot_lines_have_small_working_sets() {
+        let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
+        assert_eq!(cost.sequential[0].working_set, LINE);
+        let ordered = |groups: &[LineGroup]| groups.is_sorted_by_key(|group| group.working_set);
+        assert!(ordered(&cost.sequential) && ordered(&cost.interleaved));
+        // Each of three levels has the header, five steps among 16 lines of keys, and the value.
+        assert_eq!(cost.sequential.len(), 3 * 7);
+    }
+}

@@ -1,0 +1,90 @@
+//! The fuzz target of this crate, and the replay of its corpus.
+
+use crate::ListenHandle;
+use crate::end::Hello;
+use crate::memory_layout::{ClearToSend, ENTRY_BYTES, MAX_PARTS, stripe_range};
+use crate::sending::{SendMatch, SendQueue};
+
+/// Reads bytes as each kind of data that a peer gives: a handle, a hello, or the entries of a group of receives. The
+/// first byte selects the kind.
+///
+/// # Panics
+/// Panics if a value is encoded to other bytes than it was decoded from, or a send gets more bytes than its receive has.
+pub fn messages(bytes: &[u8]) {
+    let Some((&kind, bytes)) = bytes.split_first() else {
+        return;
+    };
+    match kind % 3 {
+        0 => handle(bytes),
+        1 => hello(bytes),
+        _ => entries(bytes),
+    }
+}
+
+fn handle(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<{ ListenHandle::BYTES }>() else {
+        return;
+    };
+    if let Some(handle) = ListenHandle::from_bytes(bytes) {
+        assert_eq!(ListenHandle::from_bytes(&handle.to_bytes()), Some(handle));
+    }
+}
+
+fn hello(bytes: &[u8]) {
+    let Ok(hello) = serde_json::from_slice::<Hello>(bytes) else {
+        return;
+    };
+    let json = serde_json::to_vec(&hello).expect("it was JSON");
+    let again: Hello = serde_json::from_slice(&json).expect("its own JSON");
+    assert_eq!(again.lanes(), hello.lanes());
+    assert!(hello.first_lanes(2).lanes() <= 2);
+}
+
+/// Sends as much as the entries permit, to each of the receives.
+fn entries(bytes: &[u8]) {
+    let chunks = bytes.chunks_exact(ENTRY_BYTES).take(MAX_PARTS + 1);
+    let entries: Vec<ClearToSend> = chunks
+        .filter_map(|chunk| chunk.try_into().ok())
+        .map(ClearToSend::decode)
+        .collect();
+    for (entry, chunk) in entries.iter().zip(bytes.chunks_exact(ENTRY_BYTES)) {
+        assert_eq!(entry.encode(0)[..24], chunk[..24]);
+    }
+    let mut sending = SendQueue::new(2);
+    if sending.add_entries(&entries).is_err() {
+        return;
+    }
+    for entry in &entries {
+        // One byte too many is refused.
+        if let Some(longer) = entry.len.checked_add(1) {
+            let refused = sending.match_send(entry.tag, longer, ());
+            if refused.is_ok() {
+                // Another receive with this tag is longer.
+                return;
+            }
+        }
+        if let Ok(SendMatch::Ready(_, group)) = sending.match_send(entry.tag, entry.len, ()) {
+            for part in group.parts {
+                assert!(part.len <= part.to.len);
+                assert_eq!(stripe_range(part.len, 2, 1).end, part.len);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_of_messages_is_replayed() {
+        corpus::replay("collective_messages", super::messages);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_anybody_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::messages(&bytes);
+        }
+    }
+}

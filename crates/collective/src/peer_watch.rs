@@ -1,0 +1,70 @@
+//! Notices that a peer is gone, which one-sided verbs do not tell.
+
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+
+/// Something that tells whether the peer is still there.
+pub trait PeerWatch: Send {
+    /// Whether the peer has closed its end, or its process has ended. Returns at once.
+    fn is_gone(&mut self) -> bool;
+}
+
+/// The rendezvous' connection, kept open: the kernel closes it when the process ends.
+impl PeerWatch for TcpStream {
+    fn is_gone(&mut self) -> bool {
+        match self.read(&mut [0; 16]) {
+            Ok(0) => true,
+            Ok(_) => false,
+            Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+}
+
+/// Calls in vain between two looks at the clock.
+const CALLS_BETWEEN_CHECKS: u32 = 64;
+/// Time between two looks at the peer.
+const CHECK_INTERVAL_NS: u64 = 1_000_000;
+
+/// A watch that is asked now and then.
+pub(crate) struct PeerMonitor {
+    watch: Option<Box<dyn PeerWatch>>,
+    empty_calls: u32,
+    next_ns: u64,
+    is_gone: bool,
+}
+
+impl PeerMonitor {
+    pub(crate) fn new(watch: Option<Box<dyn PeerWatch>>) -> Self {
+        Self {
+            watch,
+            empty_calls: 0,
+            next_ns: 0,
+            is_gone: false,
+        }
+    }
+
+    /// A call found nothing: whether that is because the peer is gone.
+    pub(crate) fn check_after_empty_call(&mut self) -> bool {
+        let Some(watch) = &mut self.watch else {
+            return false;
+        };
+        self.empty_calls += 1;
+        if !self.is_gone && self.empty_calls >= CALLS_BETWEEN_CHECKS {
+            self.empty_calls = 0;
+            let now = verbs::time::now_ns();
+            if now >= self.next_ns {
+                self.next_ns = now + CHECK_INTERVAL_NS;
+                self.is_gone = watch.is_gone();
+            }
+        }
+        self.is_gone
+    }
+}
+
+impl std::fmt::Debug for PeerMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched")
+            .field("gone", &self.is_gone)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! A fixed number of requests.
+
+use crate::error::Error;
+use crate::memory_layout::MAX_REQUESTS;
+
+/// A send, receive or flush that was started. It is good until its test has said that it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Request {
+    index: u16,
+    /// Which use of that place: a request that was tested to its end names nothing any more.
+    generation: u32,
+}
+
+/// Places for [`MAX_REQUESTS`] requests.
+#[derive(Debug)]
+pub(crate) struct RequestPool<T> {
+    slots: Vec<(u32, Option<T>)>,
+    free: Vec<u16>,
+}
+
+impl<T> RequestPool<T> {
+    pub(crate) fn new() -> Self {
+        let count = u16::try_from(MAX_REQUESTS).unwrap_or(u16::MAX);
+        Self {
+            slots: (0..count).map(|_| (0, None)).collect(),
+            free: (0..count).rev().collect(),
+        }
+    }
+
+    /// How many are there for the taking.
+    pub(crate) fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Takes a place; nothing when all are taken.
+    pub(crate) fn allocate(&mut self, value: T) -> Option<Request> {
+        let index = self.free.pop()?;
+        let place = &mut self.slots[usize::from(index)];
+        place.0 = place.0.wrapping_add(1);
+        place.1 = Some(value);
+        Some(Request {
+            index,
+            generation: place.0,
+        })
+    }
+
+    /// The request.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`] for one that was done with.
+    pub(crate) fn get(&mut self, request: Request) -> Result<&mut T, Error> {
+        match self.slots.get_mut(usize::from(request.index)) {
+            Some((generation, Some(value))) if *generation == request.generation => Ok(value),
+            _ => Err(Error::UnknownRequest),
+        }
+    }
+
+    /// Gives the place of a request back.
+    pub(crate) fn free(&mut self, request: Request) {
+        let place = &mut self.slots[usize::from(request.index)];
+        if place.0 == request.generation && place.1.take().is_some() {
+            self.free.push(request.index);
+        }
+    }
+}

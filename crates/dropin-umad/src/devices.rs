@@ -1,0 +1,93 @@
+//! The devices of `/sys/class/infiniband`, and the subnet of their ports.
+
+use std::path::{Path, PathBuf};
+
+use rdma_netlink::{Device, sysfs};
+use subnet::{ChannelAdapter, Port, PortTraffic, Subnet};
+
+/// The folder of the devices.
+const CLASS: &str = "/sys/class/infiniband";
+
+/// Returns the devices, in the order of their names.
+pub(crate) fn all() -> Vec<Device> {
+    sysfs::devices(Path::new(CLASS))
+}
+
+/// Returns the device of this name.
+pub(crate) fn named(name: &str) -> Option<Device> {
+    all().into_iter().find(|device| device.name == name)
+}
+
+/// Returns the folder of a device.
+pub(crate) fn folder(device: &Device) -> PathBuf {
+    Path::new(CLASS).join(&device.name)
+}
+
+/// Returns the folder of a port.
+pub(crate) fn port_folder(device: &Device, number: u8) -> PathBuf {
+    folder(device).join("ports").join(number.to_string())
+}
+
+/// Returns the subnet of all InfiniBand ports.
+pub(crate) fn subnet() -> Subnet {
+    let adapters = all().into_iter().map(|device| adapter(&device));
+    Subnet {
+        adapters: adapters
+            .filter(|adapter| !adapter.ports.is_empty())
+            .collect(),
+    }
+}
+
+fn adapter(device: &Device) -> ChannelAdapter {
+    let folder = folder(device);
+    let guid = device.node_guid.unwrap_or(0);
+    let pci = |file| sysfs::hexadecimal(&folder.join("device").join(file)).unwrap_or(0);
+    let ports = (1..=u8::MAX).zip(&device.ports);
+    ChannelAdapter {
+        guid,
+        system_guid: device.sys_image_guid.unwrap_or(guid),
+        description: sysfs::read_trimmed(&folder.join("node_desc")).unwrap_or_default(),
+        // The first 24 bits of a GUID are its vendor's.
+        vendor_id: u32::try_from(guid >> 40).unwrap_or(0),
+        device_id: u16::try_from(pci("device")).unwrap_or(0),
+        ports: ports
+            .filter(|(_, port)| port.subnet.is_some())
+            .map(|(number, port)| subnet_port(device, number, port))
+            .collect(),
+    }
+}
+
+fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
+    let folder = port_folder(device, number);
+    let subnet = port.subnet.as_ref();
+    let counter = |name| sysfs::decimal(&folder.join("counters").join(name)).unwrap_or(0);
+    Port {
+        number,
+        lid: subnet.and_then(|subnet| subnet.lid).unwrap_or(0),
+        prefix: subnet.and_then(|subnet| subnet.prefix).unwrap_or(0),
+        guid: port_guid(device, number),
+        capabilities: subnet.and_then(|subnet| subnet.capabilities).unwrap_or(0),
+        pkeys: pkeys(device, number),
+        traffic: PortTraffic {
+            xmit_data: counter("port_xmit_data"),
+            rcv_data: counter("port_rcv_data"),
+            xmit_packets: counter("port_xmit_packets"),
+            rcv_packets: counter("port_rcv_packets"),
+        },
+    }
+}
+
+/// Returns the GUID of a port: the lower half of its first GID.
+pub(crate) fn port_guid(device: &Device, number: u8) -> u64 {
+    let gid = sysfs::read_trimmed(&port_folder(device, number).join("gids/0")).unwrap_or_default();
+    gid.get(20..).and_then(sysfs::parse_guid).unwrap_or(0)
+}
+
+/// Returns the table of partition keys of a port.
+pub(crate) fn pkeys(device: &Device, number: u8) -> Vec<u16> {
+    let folder = port_folder(device, number).join("pkeys");
+    (0..)
+        .map_while(|index: u32| sysfs::hexadecimal(&folder.join(index.to_string())))
+        .filter_map(|pkey| u16::try_from(pkey).ok())
+        .collect()
+}

@@ -1,0 +1,20 @@
+//! The management datagrams of the software NIC's subnet as `libibumad.so.3`, which unmodified programs load instead of
+//! the system's.
+//!
+//! - `symbols.txt` lists the exported symbols with their versions; `build.rs` makes labels from it that jump to the
+//!   functions in `abi`.
+//! - `devices` reads the devices that `/sys/class/infiniband` shows.
+//! - `port` is an open port with its agents.
+//!
+//! The numbers that libibumad calls port identifiers are descriptors here, as in rdma-core. So programs can wait for
+//! them.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod abi;
+mod devices;
+#[allow(unsafe_code)]
+mod entry;
+#[allow(unsafe_code)]
+mod port;
+mod text;

@@ -1,0 +1,148 @@
+//! The kinds of objects that `rdma resource show` lists (`fill_res_qp_entry` and its like of
+//! `linux:drivers/infiniband/core/nldev.c`).
+
+use crate::message::MessageBuilder;
+use crate::numbers::{attribute as attr, command};
+use crate::{CompletionQueue, Domain, ProcessObjects, QueuePair, Region};
+
+/// Bytes of an attribute with a number of at most 32 bits, and with one of 64 bits.
+const SHORT: usize = 8;
+const LONG: usize = 12;
+/// Bytes of the header of an entry.
+const HEADER: usize = 4;
+/// `IBV_QPT_RC` and `IBV_QPT_UC`: queue pairs of other types have no peer in the kernel's answer.
+const CONNECTED: [u8; 2] = [2, 3];
+
+/// A kind of object.
+pub(crate) trait ResourceKind: Sized {
+    /// The command that asks for objects of this kind.
+    const COMMAND: u16;
+    /// The attribute with all objects of a message.
+    const TABLE: u16;
+    /// The attribute with one object.
+    const ENTRY: u16;
+    /// The attribute by which a request names one object. `None`: requests cannot name one.
+    const NUMBER: Option<u16>;
+    /// Bytes of an entry at most.
+    const BYTES: usize;
+
+    /// The objects of a process.
+    fn of(process: &ProcessObjects) -> &[Self];
+    /// The number by which a request names the object.
+    fn number(&self) -> u32;
+    /// Whether the object is on a port; objects that belong to no port are on all of them.
+    fn is_at(&self, _port: Option<u32>) -> bool {
+        true
+    }
+    /// Adds the attributes of the object and of its process.
+    fn put(&self, message: &mut MessageBuilder, pid: u32);
+}
+
+impl ResourceKind for QueuePair {
+    const COMMAND: u16 = command::RES_QP_GET;
+    const TABLE: u16 = attr::RES_QP;
+    const ENTRY: u16 = attr::RES_QP_ENTRY;
+    const NUMBER: Option<u16> = Some(attr::RES_LQPN);
+    const BYTES: usize = HEADER + 9 * SHORT;
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.queue_pairs
+    }
+
+    fn number(&self) -> u32 {
+        self.qpn
+    }
+
+    fn is_at(&self, port: Option<u32>) -> bool {
+        port.is_none() || self.port_num == port
+    }
+
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        if let Some(port) = self.port_num {
+            message.put_u32(attr::PORT_INDEX, port);
+        }
+        message.put_u32(attr::RES_LQPN, self.qpn);
+        if CONNECTED.contains(&self.qp_type) {
+            message.put_u32(attr::RES_RQPN, self.dest_qpn);
+            message.put_u32(attr::RES_RQ_PSN, self.rq_psn);
+        }
+        message.put_u32(attr::RES_SQ_PSN, self.sq_psn);
+        message.put_u8(attr::RES_TYPE, self.qp_type);
+        message.put_u8(attr::RES_STATE, self.state);
+        message.put_u32(attr::RES_PDN, self.domain);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}
+
+impl ResourceKind for CompletionQueue {
+    const COMMAND: u16 = command::RES_CQ_GET;
+    const TABLE: u16 = attr::RES_CQ;
+    const ENTRY: u16 = attr::RES_CQ_ENTRY;
+    const NUMBER: Option<u16> = Some(attr::RES_CQN);
+    const BYTES: usize = HEADER + 3 * SHORT + LONG;
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.completion_queues
+    }
+
+    fn number(&self) -> u32 {
+        self.cqn
+    }
+
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        message.put_u32(attr::RES_CQE, self.cqe);
+        message.put_u64(attr::RES_USECNT, self.users.into());
+        message.put_u32(attr::RES_CQN, self.cqn);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}
+
+impl ResourceKind for Domain {
+    const COMMAND: u16 = command::RES_PD_GET;
+    const TABLE: u16 = attr::RES_PD;
+    const ENTRY: u16 = attr::RES_PD_ENTRY;
+    /// Two processes may use the same number.
+    const NUMBER: Option<u16> = None;
+    const BYTES: usize = HEADER + 2 * SHORT + LONG;
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.domains
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        message.put_u64(attr::RES_USECNT, self.users.into());
+        message.put_u32(attr::RES_PDN, self.number);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}
+
+impl ResourceKind for Region {
+    const COMMAND: u16 = command::RES_MR_GET;
+    const TABLE: u16 = attr::RES_MR;
+    const ENTRY: u16 = attr::RES_MR_ENTRY;
+    /// Clients name a region by its restrack number, which regions here do not have.
+    const NUMBER: Option<u16> = None;
+    const BYTES: usize = HEADER + 4 * SHORT + 2 * LONG;
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.regions
+    }
+
+    fn number(&self) -> u32 {
+        self.key
+    }
+
+    /// One number serves as both keys.
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        message.put_u32(attr::RES_RKEY, self.key);
+        message.put_u32(attr::RES_LKEY, self.key);
+        message.put_u64(attr::RES_IOVA, self.iova);
+        message.put_u64(attr::RES_MRLEN, self.len_bytes);
+        message.put_u32(attr::RES_PDN, self.domain);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}

@@ -1,0 +1,44 @@
+//! Resources that serve requests one after the other.
+
+use crate::queue::Ps;
+
+/// A resource that serves requests one after the other.
+///
+/// A request may come with an earlier time than its predecessor, since threads and events are slightly ahead of each
+/// other. Such a request waits for the requests in front of it, but not for the difference of the times.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SerialResource {
+    free_at: Ps,
+    last_request_at: Ps,
+}
+
+impl SerialResource {
+    /// Returns the waiting time of a request at `at`.
+    fn wait(&mut self, at: Ps) -> Ps {
+        self.last_request_at = self.last_request_at.max(at);
+        self.free_at.saturating_sub(self.last_request_at)
+    }
+
+    /// Uses the resource for `time` as soon as it is free; returns the end of the use.
+    pub(crate) fn reserve_time(&mut self, at: Ps, time: Ps) -> Ps {
+        let wait = self.wait(at);
+        self.free_at = self.last_request_at + wait + time;
+        at + wait + time
+    }
+
+    /// Uses the resource for `time` without waiting for the end: for short packets between long ones.
+    pub(crate) fn use_between(&mut self, at: Ps, time: Ps) {
+        self.reserve_time(at, time);
+    }
+}
+
+/// A cache line to which several cores add atomically.
+#[derive(Debug)]
+pub(crate) struct SharedLine {
+    /// Number of the line: its address divided by the line size.
+    pub(crate) number: u64,
+    /// Time at which the line is free.
+    pub(crate) free: SerialResource,
+    /// Thread whose core has the line.
+    pub(crate) owner: u32,
+}

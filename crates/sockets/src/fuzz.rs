@@ -1,0 +1,100 @@
+//! The fuzz target of this crate, and the replay of its corpus.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use verbs::{QpEndpoint, RemoteMemory};
+
+use crate::conn::Link;
+use crate::cursors::{readable, room, unread, wakes_left};
+use crate::page::Page;
+use crate::ring::RING;
+use crate::{stale, stat, totals};
+
+/// Name of a page's file, with the addresses of both sides.
+const NAME: &str = "c-1_127.0.0.1:1_127.0.0.1:2";
+
+/// A file of the fuzzer, which is removed on drop.
+struct File(PathBuf);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Reads a page with these bytes, and zeroes behind them, in each way in which a peer and `verbatim sockets --stat`
+/// read it. A file that is too long is no page.
+///
+/// # Panics
+/// Panics if a reader takes a cursor for more bytes than a ring holds, or the file cannot be written.
+pub fn page(bytes: &[u8]) {
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let own = format!(
+        "verbatim-page-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Relaxed)
+    );
+    let folder = File(std::env::temp_dir().join(own));
+    std::fs::create_dir(&folder.0).expect("a new folder");
+    let file = folder.0.join(NAME);
+    let mut content = bytes.to_vec();
+    content.resize(content.len().max(4096), 0);
+    std::fs::write(&file, &content).expect("a new file");
+    match Page::open(&file, false) {
+        Ok(page) => read(page, &folder.0),
+        Err(e) => assert!(content.len() > 4096, "a page is refused: {e}"),
+    }
+}
+
+fn read(page: Page, folder: &Path) {
+    let _ = stale::has_ended(&page);
+    let shown = stat::connection(NAME, &page).expect("a name with two addresses");
+    assert!(["rdma", "tcp", "back"].contains(&shown.ways[0].path));
+    let page = Arc::new(page);
+    for side in [0, 1] {
+        let text = page.side(side).text();
+        let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
+        let dir = page.dir(side);
+        let sent = dir.sent.load(Relaxed);
+        let full = RING as u64;
+        assert!(room(sent, dir.head.load(Relaxed)) <= full);
+        // The tail is a word of the peer, too.
+        for tail in [sent, page.dir(1 - side).sent.load(Relaxed)] {
+            assert!(readable(tail, &dir) <= RING);
+            let _ = unread(tail, &dir);
+        }
+        let _ = wakes_left(&dir);
+        let link = Link {
+            page: Arc::clone(&page),
+            side,
+        };
+        let _ = link.peer_is_gone();
+    }
+    totals::remove_page(&page);
+    let ended = totals::read(folder).expect("totals of one connection");
+    let on_tcp: u64 = ended.on_tcp.iter().map(|(_, count)| count).sum();
+    assert_eq!(ended.carried + on_tcp, 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_of_pages_is_replayed() {
+        corpus::replay("sockets_page", super::page);
+    }
+
+    proptest! {
+        #[test]
+        fn words_of_anybody_are_read(words in prop::collection::vec((0usize..512, prop_oneof![0..10u64, any::<u64>()]), 0..40)) {
+            let mut bytes = vec![0; 4096];
+            for (at, word) in words {
+                bytes[at * 8..][..8].copy_from_slice(&word.to_ne_bytes());
+            }
+            super::page(&bytes);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The time for which a stream polls before it sleeps.
+
+use std::time::{Duration, Instant};
+
+/// Longest poll, in multiples of the configured time. Polling each of 100 streams of a runtime once takes longer than
+/// the default time of 50 µs.
+const LONGEST: u32 = 16;
+
+/// Number of sleeps for which the poll does not grow after a poll of the longest time has found no completion. Each
+/// further such poll doubles the number.
+const FIRST_PAUSE: u32 = 16;
+const LONGEST_PAUSE: u32 = 4096;
+
+/// Decides how long a stream polls before it sleeps.
+///
+/// A sleep costs both sides a system call, and the sleeping side some 10 µs to 30 µs. If a sleep was shorter than the
+/// longest poll, a longer poll would have been cheaper. The next poll is then twice as long. After a long sleep the
+/// next poll has the configured length. The same holds after a poll of the longest time that found no completion: the
+/// peer may need this core to answer.
+pub(crate) struct Spin {
+    configured: Duration,
+    current: Duration,
+    /// Start of the current period without progress.
+    idle_since: Option<Instant>,
+    /// Time at which the stream began to sleep in this period.
+    slept_since: Option<Instant>,
+    /// Number of further sleeps for which `current` must not grow.
+    pause: u32,
+    next_pause: u32,
+}
+
+impl Spin {
+    pub(crate) fn new(configured: Duration) -> Self {
+        Self {
+            configured,
+            current: configured,
+            idle_since: None,
+            slept_since: None,
+            pause: 0,
+            next_pause: FIRST_PAUSE,
+        }
+    }
+
+    /// Returns true if the stream, which has found no completion at `now`, polls again. Otherwise the stream sleeps.
+    pub(crate) fn polls_again(&mut self, now: Instant) -> bool {
+        let since = *self.idle_since.get_or_insert(now);
+        if now.saturating_duration_since(since) < self.current {
+            return true;
+        }
+        if self.slept_since.is_none() {
+            self.slept_since = Some(now);
+            if self.current > self.configured && self.current == LONGEST * self.configured {
+                self.current = self.configured;
+                self.pause = self.next_pause;
+                self.next_pause = LONGEST_PAUSE.min(2 * self.next_pause);
+            }
+        }
+        false
+    }
+
+    /// Records that the stream has made progress. `now` is called only if the stream has slept.
+    pub(crate) fn progressed(&mut self, now: impl FnOnce() -> Instant) {
+        self.idle_since = None;
+        let longest = LONGEST * self.configured;
+        match self.slept_since.take() {
+            None if self.current > self.configured => self.next_pause = FIRST_PAUSE,
+            None => {}
+            Some(_) if self.pause > 0 => self.pause -= 1,
+            Some(since) if now().saturating_duration_since(since) < longest => {
+                self.current = longest.min(2 * self.current);
+            }
+            Some(_) => self.current = self.configured,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIGURED: Duration = Duration::from_micros(50);
+
+    /// A stream whose clock the test sets.
+    struct Stream {
+        spin: Spin,
+        now: Instant,
+    }
+
+    impl Stream {
+        fn new(configured: Duration) -> Self {
+            Self {
+                spin: Spin::new(configured),
+                now: Instant::now(),
+            }
+        }
+
+        /// Waits for a message that comes after `wait`. Returns the time for which the stream polled.
+        fn wait(&mut self, wait: Duration) -> Duration {
+            let start = self.now;
+            let mut polled = None;
+            while self.now < start + wait {
+                if !self.spin.polls_again(self.now) {
+                    polled.get_or_insert(self.now - start);
+                }
+                self.now += Duration::from_micros(5);
+            }
+            let now = self.now;
+            self.spin.progressed(|| now);
+            polled.unwrap_or(wait)
+        }
+    }
+
+    #[test]
+    fn short_sleeps_make_polls_longer_and_a_long_one_shorter() {
+        let mut stream = Stream::new(CONFIGURED);
+        let wait = Duration::from_micros(250);
+        let polled: Vec<_> = (0..5).map(|_| stream.wait(wait)).collect();
+        assert_eq!(polled, [50, 100, 200, 250, 250].map(Duration::from_micros));
+
+        stream.wait(Duration::from_millis(50));
+        assert_eq!(stream.wait(wait), CONFIGURED);
+    }
+
+    #[test]
+    fn polls_that_are_in_vain_do_not_grow() {
+        let mut stream = Stream::new(CONFIGURED);
+        // The peer answers 10 µs after this stream has begun to sleep.
+        let mut total = Duration::ZERO;
+        let waits = 10_000;
+        for _ in 0..waits {
+            let current = stream.spin.current;
+            total += stream.wait(current + Duration::from_micros(10));
+        }
+        assert!(total < waits * CONFIGURED * 6 / 5, "{total:?}");
+    }
+
+    #[test]
+    fn a_stream_configured_not_to_poll_never_does() {
+        let mut stream = Stream::new(Duration::ZERO);
+        for _ in 0..100 {
+            assert_eq!(stream.wait(Duration::from_micros(10)), Duration::ZERO);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Performance management: the counters of a port (IBTA 16.1.3).
+
+use crate::mad::{DATA, MadFields, method, put, response, status};
+use crate::topology::Port;
+
+const CLASS_PORT_INFO: u16 = 0x01;
+const PORT_COUNTERS: u16 = 0x12;
+const PORT_COUNTERS_EXTENDED: u16 = 0x1d;
+
+/// Bits of `CapabilityMask` in `ClassPortInfo`: extended counters, also those of unicast and multicast packets.
+const EXTENDED_WIDTH: u64 = 1 << 9;
+
+/// Answers a request for the counters of `port`.
+pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
+    let mad = MadFields(request);
+    if mad.method() != method::GET {
+        return response(request, status::UNSUPPORTED_METHOD);
+    }
+    let mut answer = response(request, 0);
+    let data = answer.get_mut(DATA..).unwrap_or_default();
+    data.fill(0);
+    let asked = request.get(DATA + 1).copied().unwrap_or(0);
+    let traffic = &port.traffic;
+    match mad.attribute() {
+        CLASS_PORT_INFO => {
+            data[0] = 1;
+            data[1] = 1;
+            put(data, 2, 2, EXTENDED_WIDTH);
+        }
+        // The port in the request is this one, or 255 for all.
+        _ if asked != port.number && asked != u8::MAX => {
+            return response(request, status::INVALID_FIELD);
+        }
+        PORT_COUNTERS => {
+            data[1] = asked;
+            for (at, value) in [
+                (24, traffic.xmit_data),
+                (28, traffic.rcv_data),
+                (32, traffic.xmit_packets),
+                (36, traffic.rcv_packets),
+            ] {
+                // These counters stop at their largest value.
+                put(data, at, 4, value.min(u32::MAX.into()));
+            }
+        }
+        PORT_COUNTERS_EXTENDED => {
+            data[1] = asked;
+            for (at, value) in [
+                (8, traffic.xmit_data),
+                (16, traffic.rcv_data),
+                (24, traffic.xmit_packets),
+                (32, traffic.rcv_packets),
+                // Unicast packets; multicast packets are not counted apart.
+                (40, traffic.xmit_packets),
+                (48, traffic.rcv_packets),
+            ] {
+                put(data, at, 8, value);
+            }
+        }
+        _ => return response(request, status::UNSUPPORTED_ATTRIBUTE),
+    }
+    answer
+}

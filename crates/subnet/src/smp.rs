@@ -1,0 +1,229 @@
+//! Subnet management: the attributes of nodes and ports (IBTA 14.2.5).
+
+use crate::mad::{
+    DATA, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes, response, status,
+};
+use crate::topology::{CHANNEL_ADAPTER, MadArrivalNode, Port, SWITCH, Subnet};
+
+pub(crate) mod attribute {
+    pub(crate) const NODE_DESCRIPTION: u16 = 0x10;
+    pub(crate) const NODE_INFO: u16 = 0x11;
+    pub(crate) const SWITCH_INFO: u16 = 0x12;
+    pub(crate) const GUID_INFO: u16 = 0x14;
+    pub(crate) const PORT_INFO: u16 = 0x15;
+    pub(crate) const PKEY_TABLE: u16 = 0x16;
+    pub(crate) const LINEAR_FORWARDING_TABLE: u16 = 0x19;
+    pub(crate) const SM_INFO: u16 = 0x20;
+}
+
+/// The description of the switch.
+pub(crate) const SWITCH_DESCRIPTION: &str = "Verbatim switch";
+
+type Data = [u8; SMP_DATA_BYTES];
+
+/// Answers an SMP that has arrived at `node`.
+pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) -> Vec<u8> {
+    let mad = MadFields(request);
+    let directed = if mad.class() == class::SMP_DIRECTED {
+        status::RETURNS
+    } else {
+        0
+    };
+    let data = match mad.method() {
+        method::GET => attribute_data(subnet, mad.attribute(), mad.modifier(), node),
+        // The subnet has one manager, which is not a program.
+        _ => Err(status::UNSUPPORTED_METHOD),
+    };
+    match data {
+        Ok(data) => {
+            let mut answer = response(request, directed);
+            put_bytes(&mut answer, DATA, &data);
+            answer
+        }
+        Err(status) => response(request, directed | status),
+    }
+}
+
+fn attribute_data(
+    subnet: &Subnet,
+    attribute: u16,
+    modifier: u32,
+    node: MadArrivalNode<'_>,
+) -> Result<Data, u16> {
+    match (attribute, node) {
+        (attribute::NODE_DESCRIPTION, _) => Ok(node_description(node)),
+        (attribute::NODE_INFO, _) => Ok(node_info(subnet, node)),
+        (attribute::SWITCH_INFO, MadArrivalNode::Switch(_)) => Ok(switch_info(subnet)),
+        (attribute::PORT_INFO, MadArrivalNode::Adapter(adapter, own)) => {
+            // Port 0 means the port at which the request arrives.
+            let port = match modifier {
+                0 => Some(own),
+                n => adapter.ports.iter().find(|p| u32::from(p.number) == n),
+            };
+            port.map(|port| port_info(subnet, port, own.number))
+                .ok_or(status::INVALID_FIELD)
+        }
+        (attribute::PORT_INFO, MadArrivalNode::Switch(arrived)) => {
+            let port = u8::try_from(modifier).map_err(|_| status::INVALID_FIELD)?;
+            if usize::from(port) > subnet.ports().count() {
+                return Err(status::INVALID_FIELD);
+            }
+            Ok(switch_port_info(subnet, port, arrived))
+        }
+        (attribute::GUID_INFO, MadArrivalNode::Adapter(_, port)) if modifier == 0 => {
+            let mut data = [0; SMP_DATA_BYTES];
+            put(&mut data, 0, 8, port.guid);
+            Ok(data)
+        }
+        (attribute::PKEY_TABLE, MadArrivalNode::Adapter(_, port)) => Ok(pkey_table(port, modifier)),
+        (attribute::LINEAR_FORWARDING_TABLE, MadArrivalNode::Switch(_)) => {
+            let mut data = [0xff; SMP_DATA_BYTES];
+            let first = u64::from(modifier) * SMP_DATA_BYTES as u64;
+            for (lid, out) in (first..).zip(&mut data) {
+                if let Some(port) = u16::try_from(lid)
+                    .ok()
+                    .and_then(|l| subnet.switch_port_of(l))
+                {
+                    *out = port;
+                }
+            }
+            Ok(data)
+        }
+        (attribute::SM_INFO, MadArrivalNode::Adapter(_, port))
+            if port.lid == subnet.manager_lid() =>
+        {
+            Ok(sm_info(port))
+        }
+        _ => Err(status::UNSUPPORTED_ATTRIBUTE),
+    }
+}
+
+pub(crate) fn node_description(node: MadArrivalNode<'_>) -> Data {
+    let text = match node {
+        MadArrivalNode::Adapter(adapter, _) => &adapter.description,
+        MadArrivalNode::Switch(_) => SWITCH_DESCRIPTION,
+    };
+    let mut data = [0; SMP_DATA_BYTES];
+    put_bytes(&mut data, 0, text.as_bytes());
+    data
+}
+
+pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    data[0] = 1;
+    data[1] = 1;
+    match node {
+        MadArrivalNode::Adapter(adapter, port) => {
+            data[2] = CHANNEL_ADAPTER;
+            data[3] = count(adapter.ports.len());
+            put(&mut data, 4, 8, adapter.system_guid);
+            put(&mut data, 12, 8, adapter.guid);
+            put(&mut data, 20, 8, port.guid);
+            put(&mut data, 28, 2, count(port.pkeys.len()).into());
+            put(&mut data, 30, 2, adapter.device_id.into());
+            data[36] = port.number;
+            put(&mut data, 37, 3, adapter.vendor_id.into());
+        }
+        MadArrivalNode::Switch(arrived) => {
+            let guid = subnet.switch_guid();
+            data[2] = SWITCH;
+            data[3] = count(subnet.ports().count());
+            for at in [4, 12, 20] {
+                put(&mut data, at, 8, guid);
+            }
+            put(&mut data, 28, 2, 1);
+            data[36] = arrived;
+        }
+    }
+    data
+}
+
+fn count(n: usize) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
+/// The fields that all ports have in common. The link is that of the software NIC: 4X EDR, active.
+fn link_info(lid: u16, manager: u16, own_number: u8) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    put(&mut data, 16, 2, lid.into());
+    put(&mut data, 18, 2, manager.into());
+    data[28] = own_number;
+    // Width: 4X enabled, 1X and 4X supported, 4X active.
+    data[29] = 3;
+    data[30] = 3;
+    data[31] = 2;
+    // Speeds of 2.5, 5 and 10 Gbit/s a lane; state Active.
+    data[32] = 7 << 4 | 4;
+    // Physical state LinkUp; polling is the state after a failure of the link.
+    data[33] = 5 << 4 | 2;
+    data[35] = 4 << 4 | 7;
+    // Neighbour MTU 4096, and 4096 as the capability.
+    data[36] = 5 << 4;
+    data[37] = 1 << 4;
+    data[41] = 5;
+    // One operational virtual lane.
+    data[43] = 1 << 4;
+    // EDR is active; FDR and EDR are supported and enabled.
+    data[62] = 2 << 4 | 3;
+    data[63] = 3;
+    data
+}
+
+pub(crate) fn port_info(subnet: &Subnet, port: &Port, own_number: u8) -> Data {
+    let mut data = link_info(port.lid, subnet.manager_lid(), own_number);
+    put(&mut data, 8, 8, port.prefix);
+    put(&mut data, 20, 4, capabilities(subnet, port).into());
+    data[50] = 1;
+    data
+}
+
+/// Returns the port's capability mask with the bits of the subnet manager (bit 1) and of extended speeds (bit 14).
+fn capabilities(subnet: &Subnet, port: &Port) -> u32 {
+    let manager = if port.lid == subnet.manager_lid() {
+        1 << 1
+    } else {
+        0
+    };
+    port.capabilities | manager | 1 << 14
+}
+
+pub(crate) fn switch_port_info(subnet: &Subnet, port: u8, arrived: u8) -> Data {
+    let mut data = link_info(0, 0, arrived);
+    if port == 0 {
+        put(&mut data, 16, 2, subnet.switch_lid().into());
+        put(&mut data, 18, 2, subnet.manager_lid().into());
+    }
+    put(&mut data, 20, 4, 1 << 14);
+    data
+}
+
+fn switch_info(subnet: &Subnet) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    // Capacity of the linear forwarding table, and the largest LID in it.
+    put(&mut data, 0, 2, 0xbfff);
+    put(&mut data, 6, 2, subnet.switch_lid().into());
+    // One partition.
+    put(&mut data, 14, 2, 1);
+    data
+}
+
+/// Returns 32 entries of the table of partition keys: block `modifier`.
+fn pkey_table(port: &Port, modifier: u32) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    let first = (modifier & 0xffff) as usize * 32;
+    let entries = port.pkeys.iter().skip(first).take(32);
+    for (at, pkey) in entries.enumerate() {
+        put(&mut data, at * 2, 2, (*pkey).into());
+    }
+    data
+}
+
+pub(crate) fn sm_info(port: &Port) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    put(&mut data, 0, 8, port.guid);
+    // Only standby managers check that the activity count grows, and this subnet has none.
+    put(&mut data, 16, 4, 1);
+    // Priority 0, state Master.
+    data[20] = 3;
+    data
+}

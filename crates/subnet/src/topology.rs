@@ -1,0 +1,143 @@
+//! The adapters, the ports and the switch of a subnet, and the way of a MAD between them.
+
+use crate::mad;
+
+/// LID of every multicast group, as in crate `rdmacm`: the software NIC distinguishes groups by their GIDs.
+pub const MULTICAST_LID: u16 = 0xc000;
+
+/// Value of `NodeType` in `NodeInfo` for a channel adapter.
+pub(crate) const CHANNEL_ADAPTER: u8 = 1;
+/// Value of `NodeType` in `NodeInfo` for a switch.
+pub(crate) const SWITCH: u8 = 2;
+
+/// A port of a channel adapter.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Port {
+    /// Number of the port, from 1.
+    pub number: u8,
+    /// Local identifier.
+    pub lid: u16,
+    /// Subnet prefix, the upper half of the GID.
+    pub prefix: u64,
+    /// GUID of the port, the lower half of the GID.
+    pub guid: u64,
+    /// `CapabilityMask` of `PortInfo`.
+    pub capabilities: u32,
+    /// Partition keys.
+    pub pkeys: Vec<u16>,
+    /// Traffic since the start.
+    pub traffic: PortTraffic,
+}
+
+/// The traffic of a port, as the files in `counters` of sysfs count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortTraffic {
+    /// Sent data in units of 4 octets.
+    pub xmit_data: u64,
+    /// Received data in units of 4 octets.
+    pub rcv_data: u64,
+    /// Sent packets.
+    pub xmit_packets: u64,
+    /// Received packets.
+    pub rcv_packets: u64,
+}
+
+/// A channel adapter.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChannelAdapter {
+    /// GUID of the node.
+    pub guid: u64,
+    /// GUID of the system.
+    pub system_guid: u64,
+    /// Content of `NodeDescription`.
+    pub description: String,
+    /// IEEE identifier of the vendor, 24 bits.
+    pub vendor_id: u32,
+    /// Identifier of the device, by its vendor.
+    pub device_id: u16,
+    /// Ports, in the order of their numbers.
+    pub ports: Vec<Port>,
+}
+
+/// A subnet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Subnet {
+    /// The channel adapters.
+    pub adapters: Vec<ChannelAdapter>,
+}
+
+/// A place in the subnet at which a MAD arrives.
+#[derive(Clone, Copy)]
+pub(crate) enum MadArrivalNode<'s> {
+    /// A port of an adapter.
+    Adapter(&'s ChannelAdapter, &'s Port),
+    /// The switch, by its port of this number; 0 is its management port.
+    Switch(u8),
+}
+
+impl Subnet {
+    /// Returns the ports with their adapters. The switch connects the first of them to its port 1, and so on.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (&ChannelAdapter, &Port)> {
+        self.adapters
+            .iter()
+            .flat_map(|adapter| adapter.ports.iter().map(move |port| (adapter, port)))
+    }
+
+    /// Returns the LID of the port with the subnet manager.
+    pub fn manager_lid(&self) -> u16 {
+        self.ports().map(|(_, port)| port.lid).min().unwrap_or(0)
+    }
+
+    /// Returns the LID of the switch: the next behind the ports' LIDs.
+    pub(crate) fn switch_lid(&self) -> u16 {
+        let last = self.ports().map(|(_, port)| port.lid).max().unwrap_or(0);
+        last.saturating_add(1)
+    }
+
+    /// Returns the GUID of the switch.
+    pub(crate) fn switch_guid(&self) -> u64 {
+        // Bit 55 of the first adapter's GUID is flipped, so that both differ and the switch keeps its GUID.
+        self.adapters.first().map_or(0, |first| first.guid) ^ 1 << 55
+    }
+
+    /// Returns the number of the switch's port for a LID. Its own LID has port 0.
+    pub(crate) fn switch_port_of(&self, lid: u16) -> Option<u8> {
+        if lid == self.switch_lid() {
+            return Some(0);
+        }
+        let at = self.ports().position(|(_, port)| port.lid == lid)?;
+        u8::try_from(at + 1).ok()
+    }
+
+    pub(crate) fn node_of(&self, lid: u16) -> Option<MadArrivalNode<'_>> {
+        match self.switch_port_of(lid)? {
+            0 => Some(MadArrivalNode::Switch(0)),
+            port => self.behind(port),
+        }
+    }
+
+    /// Returns the port that the switch connects to its port of this number.
+    fn behind(&self, switch_port: u8) -> Option<MadArrivalNode<'_>> {
+        let at = usize::from(switch_port).checked_sub(1)?;
+        let (adapter, port) = self.ports().nth(at)?;
+        Some(MadArrivalNode::Adapter(adapter, port))
+    }
+
+    /// Follows the initial path of a directed route from the port with `own_lid`.
+    pub(crate) fn follow(&self, request: &[u8], own_lid: u16) -> Option<MadArrivalNode<'_>> {
+        let hops = usize::from(mad::byte(request, 7));
+        let mut node = self.node_of(own_lid)?;
+        // Entry 0 of the path is reserved.
+        for hop in 1..=hops.min(63) {
+            let out = mad::byte(request, 128 + hop);
+            node = match node {
+                MadArrivalNode::Adapter(_, port) if port.number == out => {
+                    MadArrivalNode::Switch(self.switch_port_of(port.lid)?)
+                }
+                MadArrivalNode::Adapter(..) => return None,
+                MadArrivalNode::Switch(_) => self.behind(out)?,
+            };
+        }
+        Some(node)
+    }
+}

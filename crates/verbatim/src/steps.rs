@@ -1,0 +1,124 @@
+//! Commands of several steps, which SIGINT ends early with the results so far.
+//!
+//! A command makes [`CommandSteps`] with the number of its steps and runs each step through
+//! [`CommandSteps::run`], which returns no result once SIGINT was received. The command then shows the
+//! results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED`].
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use crate::progress::{Progress, progress};
+
+/// The exit status that shells report for a process that SIGINT ended.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The steps of a command, with their display.
+pub(crate) struct CommandSteps {
+    display: Progress,
+    count: &'static StepCount,
+}
+
+/// The steps of the process, of which a command may have several series.
+#[derive(Default)]
+struct StepCount {
+    is_registered: AtomicBool,
+    is_interrupted: Arc<AtomicBool>,
+    done: AtomicU64,
+    of: AtomicU64,
+}
+
+static COUNT: OnceLock<StepCount> = OnceLock::new();
+
+impl CommandSteps {
+    /// Starts the display of `steps` steps. From now on the first SIGINT ends the command after
+    /// the current step, and a second one ends the process.
+    ///
+    /// # Errors
+    /// The system refuses a signal handler.
+    pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
+        let count = COUNT.get_or_init(StepCount::default);
+        count.of.fetch_add(steps, Ordering::Relaxed);
+        if !count.is_registered.swap(true, Ordering::Relaxed) {
+            // In this order, so that the first signal finds the flag false.
+            let status = i32::from(INTERRUPTED);
+            flag::register_conditional_shutdown(SIGINT, status, count.is_interrupted.clone())
+                .and_then(|_| flag::register(SIGINT, count.is_interrupted.clone()))
+                .context("cannot catch SIGINT")?;
+        }
+        Ok(CommandSteps {
+            display: progress(steps),
+            count,
+        })
+    }
+
+    /// Runs a step and returns its result. Returns `None` without running it after SIGINT. A step
+    /// that fails after SIGINT returns `None`, too: the terminal sends the signal to all processes
+    /// of the measurement.
+    ///
+    /// # Errors
+    /// The error of the step.
+    pub(crate) fn run<T>(
+        &self,
+        name: impl Into<String>,
+        step: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        if is_interrupted() {
+            return Ok(None);
+        }
+        self.show_step(name);
+        match step() {
+            Ok(result) => {
+                self.complete_step();
+                Ok(Some(result))
+            }
+            Err(error) if is_interrupted() => {
+                tracing::info!("the interrupted step failed: {error:#}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Shows a step that a library runs and reports.
+    pub(crate) fn show_step(&self, name: impl Into<String>) {
+        let name = name.into();
+        let [done, of] = self.count.both();
+        tracing::info!("step {} of {of}: {name}", done + 1);
+        self.display.set_message(name);
+    }
+
+    /// Counts a completed step.
+    pub(crate) fn complete_step(&self) {
+        self.count.done.fetch_add(1, Ordering::Relaxed);
+        self.display.inc(1);
+    }
+}
+
+impl Drop for CommandSteps {
+    fn drop(&mut self) {
+        self.display.finish_and_clear();
+    }
+}
+
+impl StepCount {
+    /// Returns the completed steps and all steps.
+    fn both(&self) -> [u64; 2] {
+        [&self.done, &self.of].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Returns true if SIGINT was received since the first [`CommandSteps::new`].
+pub(crate) fn is_interrupted() -> bool {
+    let count = COUNT.get();
+    count.is_some_and(|count| count.is_interrupted.load(Ordering::Relaxed))
+}
+
+/// Returns the completed steps and all steps, if SIGINT was received and not all are complete.
+pub(crate) fn interrupted_at() -> Option<(u64, u64)> {
+    let [done, of] = COUNT.get().filter(|_| is_interrupted())?.both();
+    (done < of).then_some((done, of))
+}

@@ -1,0 +1,58 @@
+//! The entry points of each enabled provider. The tap's functions are over them if the verbs of this process are counted
+//! or traced.
+
+#[cfg(any(feature = "tap", feature = "simnic"))]
+use std::sync::OnceLock;
+
+use verbs_abi::Symbols;
+
+/// Returns the entry points of the software NIC.
+#[cfg(feature = "softnic")]
+pub(super) fn softnic() -> &'static Symbols {
+    #[cfg(feature = "tap")]
+    if tap::is_on() {
+        static TAPPED: OnceLock<Symbols> = OnceLock::new();
+        return TAPPED.get_or_init(|| {
+            softnic::observe_faults(tap::trace::append_event_line);
+            tap::symbols::<SoftNic>()
+        });
+    }
+    softnic::symbols()
+}
+
+/// Returns the entry points of the machine's libibverbs.
+#[cfg(feature = "system")]
+pub(super) fn system() -> Result<&'static Symbols, libibverbs::LoadError> {
+    let own = libibverbs::symbols()?;
+    #[cfg(feature = "tap")]
+    if tap::is_on() {
+        static TAPPED: OnceLock<Symbols> = OnceLock::new();
+        return Ok(TAPPED.get_or_init(tap::symbols::<libibverbs::System>));
+    }
+    Ok(own)
+}
+
+/// Returns the entry points of the simulated NICs. The tap does not count them: `simnic::Cluster` has their counters.
+#[cfg(feature = "simnic")]
+pub(super) fn simnic() -> &'static Symbols {
+    static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+    SYMBOLS.get_or_init(simnic::symbols)
+}
+
+/// The software NIC as a provider of the tap.
+#[cfg(all(feature = "softnic", feature = "tap"))]
+struct SoftNic;
+
+#[cfg(all(feature = "softnic", feature = "tap"))]
+impl tap::Provider for SoftNic {
+    const NAME: &'static str = "softnic";
+    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
+
+    fn symbols() -> &'static Symbols {
+        softnic::symbols()
+    }
+
+    fn later_symbols() -> Option<&'static verbs_abi::LaterSymbols> {
+        Some(softnic::later_symbols())
+    }
+}

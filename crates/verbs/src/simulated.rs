@@ -1,0 +1,59 @@
+//! The simulation of the calling thread; without the feature `simnic`, no thread is simulated.
+
+#[cfg(feature = "simnic")]
+pub(crate) use simnic::{
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
+    spend_requests, spend_shared_add, spend_touches,
+};
+
+#[cfg(not(feature = "simnic"))]
+pub(crate) use never::{
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
+    spend_requests, spend_shared_add, spend_touches,
+};
+
+/// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
+#[cfg(not(feature = "simnic"))]
+mod never {
+    use std::time::Duration;
+
+    #[inline(always)]
+    pub(crate) fn is_simulated() -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) fn now() -> Option<Duration> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn now_ns() -> Option<u64> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn idle_polling(misses: u32, _until_ns: u64) -> u32 {
+        misses
+    }
+
+    #[inline(always)]
+    pub(crate) fn idle_polling_memory(misses: u32, _rkey: Option<u32>) -> u32 {
+        misses
+    }
+
+    #[inline(always)]
+    pub(crate) fn spend(_work: Duration) {}
+
+    #[inline(always)]
+    pub(crate) fn spend_requests(_count: u64) {}
+
+    #[inline(always)]
+    pub(crate) fn spend_empty_polls(_count: u64) {}
+
+    #[inline(always)]
+    pub(crate) fn spend_shared_add(_addr: u64) {}
+
+    #[inline(always)]
+    pub(crate) fn spend_touches(_working_set_bytes: u64, _lines: u64, _overlapped: u64) {}
+}
