@@ -45,7 +45,11 @@ impl Counts {
     #[track_caller]
     fn read(fabric: &str, options: &[&str], device: &str, port: u8) -> Self {
         let folder = format!("/sys/class/infiniband/{device}/ports/{port}/counters");
-        let script = format!("cd {folder} && cat {}", NAMES.join(" "));
+        // One read(2) a file: its text grows beside a reader, and a second call would add digits of a longer number.
+        let script = format!(
+            "cd {folder} && for name in {}; do dd if=$name bs=64 count=1 status=none; done",
+            NAMES.join(" ")
+        );
         let text = stdout(
             &command(fabric, options, &["sh", "-c", &script])
                 .output()
