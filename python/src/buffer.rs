@@ -19,7 +19,15 @@ pub(crate) type PyDType = (u8, u8, u16);
 /// What a tensor is.
 pub(crate) fn meta(dtype: PyDType, shape: Vec<u64>) -> PyResult<TensorMeta> {
     let (code, bits, lanes) = dtype;
-    TensorMeta::new(DType { code, bits, lanes }, shape).map_err(of_argument)
+    TensorMeta::new(
+        DType {
+            dlpack_type_code: code,
+            bits_per_lane: bits,
+            lanes,
+        },
+        shape,
+    )
+    .map_err(of_argument)
 }
 
 /// A tensor's bytes, by the buffer protocol.
@@ -41,7 +49,11 @@ impl Buffer {
     /// DLPack's code, bits and lanes of the element type.
     #[getter]
     fn dtype(&self) -> PyDType {
-        let DType { code, bits, lanes } = self.tensor.meta().dtype();
+        let DType {
+            dlpack_type_code: code,
+            bits_per_lane: bits,
+            lanes,
+        } = self.tensor.meta().dtype();
         (code, bits, lanes)
     }
 
@@ -52,7 +64,7 @@ impl Buffer {
     }
 
     fn __len__(&self) -> usize {
-        usize::try_from(self.tensor.meta().bytes()).unwrap_or(0)
+        usize::try_from(self.tensor.meta().total_bytes()).unwrap_or(0)
     }
 
     unsafe fn __getbuffer__(
@@ -158,7 +170,7 @@ impl Registration {
 
     /// A tensor in this memory, which keeps `array` while it is used.
     pub(crate) fn tensor(&self, meta: TensorMeta, array: Py<PyAny>) -> PyResult<Tensor> {
-        let bytes = meta.bytes();
+        let bytes = meta.total_bytes();
         let region = lock(&self.region).clone();
         if region.is_none() && !self.is_empty {
             return Err(of_argument("the registered array is gone"));

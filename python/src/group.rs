@@ -205,7 +205,7 @@ impl GroupListener {
         };
         py.detach(|| {
             let context = nic.open().map_err(of_system)?;
-            let port = nic.port(&context).map_err(of_system)?;
+            let port = nic.port_and_gid(&context).map_err(of_system)?;
             let config = Config {
                 port_num: port.port_num,
                 gid_index: Some(port.gid_index),

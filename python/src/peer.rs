@@ -125,7 +125,7 @@ impl Peer {
     fn holdings(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let peer = self.0.get()?;
         let h = py.detach(|| peer.holdings());
-        Ok((h.tensors, h.stored_bytes, h.evicted))
+        Ok((h.tensors, h.stored_bytes, h.evicted_tensors))
     }
 
     /// Connects to a peer, which may begin to listen within `timeout` seconds.
@@ -138,7 +138,7 @@ impl Peer {
                 Ok(remote) => return Ok(Remote(Closable::new(remote))),
                 Err(error) => error,
             };
-            if error.is_hopeless() || begun.elapsed() >= timeout {
+            if error.is_permanent() || begun.elapsed() >= timeout {
                 return Err(PyConnectionError::new_err(error.to_string()));
             }
             py.check_signals()?;

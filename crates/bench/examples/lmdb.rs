@@ -15,7 +15,7 @@ const ENTRIES: u32 = 100;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "worker") {
-        return bench::worker::serve(&mut WorkerLink::stdio(), None);
+        return bench::worker::run_jobs(&mut WorkerLink::stdio(), None);
     }
     let number = |at: usize, default: u64| match arguments.get(at) {
         Some(text) => text
@@ -40,14 +40,14 @@ fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
     let say = |what: &str, rate: &LmdbRate| {
         println!(
             "{what:<10} {:>9.3} M/s  ({} operations, all checked, {:.2} s)",
-            rate.per_s() / 1e6,
+            rate.requests_per_s() / 1e6,
             rate.operations,
-            rate.seconds
+            rate.elapsed_seconds
         );
     };
     let setup = LmdbParameters {
         keys,
-        value: service::random::mix,
+        value_of_key: service::random::mix_bits,
         window: 64,
         seed: 1,
     };
@@ -59,7 +59,7 @@ fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
     println!(
         "{:<10} {:>9.3} M/s",
         "entries",
-        scans.per_s() * f64::from(ENTRIES) / 1e6
+        scans.requests_per_s() * f64::from(ENTRIES) / 1e6
     );
     say("inserts", &lmdb.inserts(duration)?);
     lmdb.stop()

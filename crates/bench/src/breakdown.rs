@@ -32,7 +32,7 @@ const LINE_BYTES: f64 = 64.0;
 /// Implementation that sends the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum MeasuredImplementation {
     /// This project's verbs.
     Ours,
     /// The bare ring, which is the limit.
@@ -58,7 +58,7 @@ pub struct Breakdown {
     /// Row that was measured.
     pub row: Row,
     /// Implementation that sent the messages.
-    pub side: Side,
+    pub side: MeasuredImplementation,
     /// Phases measured on one core.
     pub one_core: PhaseMeasurement,
     /// Cache lines that a message moves, by the model.
@@ -71,9 +71,9 @@ pub struct Breakdown {
 
 /// One round of one side of a row.
 struct RowSideRound {
-    one_core: PhaseMeasurement,
+    one_core_phases: PhaseMeasurement,
     two_cores_ns: f64,
-    bounce_ns: [f64; 2],
+    bounce_before_after_ns: [f64; 2],
 }
 
 /// Measures the rows of the settings, which must SEND as fast as possible. Calls `on_row` before
@@ -88,7 +88,7 @@ pub fn run(
     should_end: impl Fn() -> bool,
 ) -> Result<Vec<Breakdown>> {
     let rows = &bench.settings.rows;
-    if let Some(row) = rows.iter().find(|row| row.sends().is_none()) {
+    if let Some(row) = rows.iter().find(|row| row.send_stream().is_none()) {
         bail!(
             "{} has no phases to break down; name rows of SENDs, such as rc-send",
             row.name()
@@ -101,7 +101,8 @@ pub fn run(
                 break 'rounds;
             }
             on_row(*row);
-            let both = [Side::Ours, Side::Limit].map(|side| round(bench, *row, side));
+            let both = [MeasuredImplementation::Ours, MeasuredImplementation::Limit]
+                .map(|side| measure_round(bench, *row, side));
             let [ours, limit] = match both {
                 [Ok(ours), Ok(limit)] => [ours, limit],
                 _ if should_end() => break 'rounds,
@@ -114,18 +115,24 @@ pub fn run(
     let measured = rows.iter().zip(&taken);
     let measured = measured.filter(|(_, [ours, _])| !ours.is_empty() || !should_end());
     let results = measured.flat_map(|(row, taken)| {
-        let sides = [Side::Ours, Side::Limit].into_iter().zip(taken);
+        let sides = [MeasuredImplementation::Ours, MeasuredImplementation::Limit]
+            .into_iter()
+            .zip(taken);
         sides.map(|(side, rounds)| summary(*row, side, rounds))
     });
     results.collect()
 }
 
-fn round(bench: &BenchSetup, row: Row, side: Side) -> Result<RowSideRound> {
+fn measure_round(
+    bench: &BenchSetup,
+    row: Row,
+    side: MeasuredImplementation,
+) -> Result<RowSideRound> {
     let limit = row.limit().context("a row of SENDs has a limit")?;
     let duration_ms = (ONE_CORE_MS / bench.settings.shrink.max(1)).max(1);
     let one_core = pinned(bench.cores.requester, || {
         match (side, verbs::task(bench, row)?) {
-            (Side::Ours, MeasurementTask::Stream(mut stream)) => {
+            (MeasuredImplementation::Ours, MeasurementTask::Stream(mut stream)) => {
                 stream.duration_ms = duration_ms;
                 one_core::measure(&bench.nic, &stream)
             }
@@ -134,23 +141,23 @@ fn round(bench: &BenchSetup, row: Row, side: Side) -> Result<RowSideRound> {
     })?;
     let before = quick_bounce_ns(bench.cores)?;
     let rate = match side {
-        Side::Ours => rows::measure(bench, row)?,
-        Side::Limit => limit::measure(bench, limit)?,
+        MeasuredImplementation::Ours => rows::measure(bench, row)?,
+        MeasuredImplementation::Limit => limit::measure(bench, limit)?,
     };
     Ok(RowSideRound {
-        one_core,
+        one_core_phases: one_core,
         two_cores_ns: 1e3 / rate.value,
-        bounce_ns: [before, quick_bounce_ns(bench.cores)?],
+        bounce_before_after_ns: [before, quick_bounce_ns(bench.cores)?],
     })
 }
 
 /// Cache lines that a message moves, by the model.
-fn cache_lines(limit: BareRingLimit) -> f64 {
+fn cache_lines_per_message(limit: BareRingLimit) -> f64 {
     let record_bytes = if limit.has_payload { 32.0 } else { 16.0 };
     record_bytes / LINE_BYTES + 1.0 / 16.0
 }
 
-fn summary(row: Row, side: Side, rounds: &[RowSideRound]) -> Result<Breakdown> {
+fn summary(row: Row, side: MeasuredImplementation, rounds: &[RowSideRound]) -> Result<Breakdown> {
     let of = |figure: &dyn Fn(&RowSideRound) -> f64| {
         median(&rounds.iter().map(figure).collect::<Vec<_>>()).context("there was no round")
     };
@@ -158,12 +165,12 @@ fn summary(row: Row, side: Side, rounds: &[RowSideRound]) -> Result<Breakdown> {
         |of_round: fn(&PhaseMeasurement) -> Option<PhaseCosts>| -> Result<Option<PhaseCosts>> {
             if rounds
                 .iter()
-                .any(|round| of_round(&round.one_core).is_none())
+                .any(|round| of_round(&round.one_core_phases).is_none())
             {
                 return Ok(None);
             }
             let phase = |phase: fn(PhaseCosts) -> f64| {
-                of(&|round| of_round(&round.one_core).map_or(f64::NAN, phase))
+                of(&|round| of_round(&round.one_core_phases).map_or(f64::NAN, phase))
             };
             Ok(Some(PhaseCosts {
                 post: phase(|p| p.post)?,
@@ -176,17 +183,23 @@ fn summary(row: Row, side: Side, rounds: &[RowSideRound]) -> Result<Breakdown> {
         ns: phases(|m| Some(m.ns))?.context("times are always there")?,
         instructions: phases(|m| m.instructions)?,
         cycles: phases(|m| m.cycles)?,
-        verified_ops: rounds.iter().map(|round| round.one_core.verified_ops).sum(),
+        verified_ops: rounds
+            .iter()
+            .map(|round| round.one_core_phases.verified_ops)
+            .sum(),
     };
-    let lines = cache_lines(row.limit().context("a row of SENDs has a limit")?);
-    let busier = one_core.ns.sender().max(one_core.ns.receiver());
+    let lines = cache_lines_per_message(row.limit().context("a row of SENDs has a limit")?);
+    let busier = one_core.ns.sender_sum().max(one_core.ns.receiver_sum());
     let at = |distance: CoreDistance| {
         let is_there = |round: &&RowSideRound| {
-            round.bounce_ns.map(CoreDistance::of_bounce_ns) == [distance; 2]
+            round.bounce_before_after_ns.map(CoreDistance::of_bounce_ns) == [distance; 2]
         };
         let there: Vec<_> = rounds.iter().filter(is_there).collect();
         let ns = median(&there.iter().map(|r| r.two_cores_ns).collect::<Vec<_>>())?;
-        let bounces: Vec<_> = there.iter().flat_map(|r| r.bounce_ns).collect();
+        let bounces: Vec<_> = there
+            .iter()
+            .flat_map(|r| r.bounce_before_after_ns)
+            .collect();
         Some(TwoCores {
             ns,
             waiting_ns: (ns - busier).max(0.0),
@@ -216,14 +229,14 @@ mod tests {
             post_recv: 2.0,
         };
         RowSideRound {
-            one_core: PhaseMeasurement {
+            one_core_phases: PhaseMeasurement {
                 ns,
                 instructions: None,
                 cycles: Some(ns),
                 verified_ops: 10,
             },
             two_cores_ns,
-            bounce_ns,
+            bounce_before_after_ns: bounce_ns,
         }
     }
 
@@ -234,7 +247,7 @@ mod tests {
             round(9.0, 14.0, 100.0, [200.0, 200.0]),
             round(9.0, 14.0, 1.0, [30.0, 200.0]),
         ];
-        let result = summary(Row::RcSend, Side::Ours, &rounds).unwrap();
+        let result = summary(Row::RcSend, MeasuredImplementation::Ours, &rounds).unwrap();
         let (near, far) = (result.near.unwrap(), result.far.unwrap());
         assert_eq!((near.ns, near.waiting_ns, near.rounds), (20.0, 4.0, 1));
         assert_eq!((far.ns, far.waiting_ns), (100.0, 84.0));
@@ -242,6 +255,6 @@ mod tests {
         assert_eq!(far.lines_ns, 200.0 * 0.5625);
         assert_eq!(result.one_core.verified_ops, 30);
         assert!(result.one_core.instructions.is_none() && result.one_core.cycles.is_some());
-        assert!(summary(Row::RcSend, Side::Ours, &[]).is_err());
+        assert!(summary(Row::RcSend, MeasuredImplementation::Ours, &[]).is_err());
     }
 }

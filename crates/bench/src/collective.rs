@@ -105,7 +105,7 @@ pub(crate) fn outcome(
 }
 
 /// Runs one rank: a checked run, the measured runs, and another checked run.
-pub(crate) fn rank(
+pub(crate) fn run_rank(
     ring: &mut Ring,
     pd: &ProtectionDomain,
     setup: &CollectiveParameters,
@@ -143,7 +143,7 @@ fn run_once(
 }
 
 /// Returns an element of a rank's buffer. Values are small, so that sums of `f32` are exact.
-fn element(rank: usize, at: usize) -> f32 {
+fn initial_element(rank: usize, at: usize) -> f32 {
     #[allow(clippy::cast_precision_loss)] // below 64
     let value = ((at * 7 + rank * 5) % 61) as f32;
     value
@@ -159,7 +159,7 @@ fn run_checked(
     let (rank, ranks) = (ring.rank(), ring.ranks());
     let count = setup.bytes / 4;
     let own: Vec<u8> = (0..count)
-        .flat_map(|at| element(rank, at).to_ne_bytes())
+        .flat_map(|at| initial_element(rank, at).to_ne_bytes())
         .collect();
     buffer.write_at(0, &own)?;
     run_once(ring, buffer, other, setup)?;
@@ -171,9 +171,13 @@ fn run_checked(
     let mut bytes = own;
     result.read_at(0, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
-    let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum::<f32>();
-    let block = ring.block(count, rank);
-    let owners = (0..ranks).flat_map(|rank| ring.block(count, rank).map(move |_| rank));
+    let sum = |at| {
+        (0..ranks)
+            .map(|rank| initial_element(rank, at))
+            .sum::<f32>()
+    };
+    let block = ring.element_range(count, rank);
+    let owners = (0..ranks).flat_map(|rank| ring.element_range(count, rank).map(move |_| rank));
     Ok(words
         .iter()
         .zip(owners)
@@ -183,9 +187,9 @@ fn run_checked(
                 Collective::AllReduce => sum(at),
                 Collective::ReduceScatter if block.contains(&at) => sum(at),
                 Collective::ReduceScatter => return true,
-                Collective::AllGather => element(owner, at),
-                Collective::Broadcast => element(0, at),
-                Collective::SendRecv => element((rank + ranks - 1) % ranks, at),
+                Collective::AllGather => initial_element(owner, at),
+                Collective::Broadcast => initial_element(0, at),
+                Collective::SendRecv => initial_element((rank + ranks - 1) % ranks, at),
             };
             f32::from_ne_bytes(*word) == expected
         }))
@@ -212,7 +216,8 @@ pub fn run(
     let rings = ring_of(&domains, &config, setup.slice_bytes)?;
     let measured = std::thread::scope(|scope| {
         let ranks = rings.into_iter().zip(&domains);
-        let threads = ranks.map(|(mut ring, pd)| scope.spawn(move || rank(&mut ring, pd, setup)));
+        let threads =
+            ranks.map(|(mut ring, pd)| scope.spawn(move || run_rank(&mut ring, pd, setup)));
         let threads: Vec<_> = threads.collect();
         let joined = threads.into_iter().map(|thread| {
             let ended = thread.join();

@@ -20,7 +20,7 @@ pub(crate) fn connect_all<T: Connected>(
     qps: Vec<PreparedQp<T>>,
 ) -> Result<Vec<QueuePair<T>>> {
     let own: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
-    let peers = exchange(link, &own)?;
+    let peers = exchange_endpoints(link, &own)?;
     let connected = qps
         .into_iter()
         .zip(&peers)
@@ -30,7 +30,10 @@ pub(crate) fn connect_all<T: Connected>(
 
 /// Sends the endpoints of this side's queue pairs and returns those of the other side, which has
 /// equally many.
-pub(crate) fn exchange(link: &mut WorkerLink, own: &[QpEndpoint]) -> Result<Vec<QpEndpoint>> {
+pub(crate) fn exchange_endpoints(
+    link: &mut WorkerLink,
+    own: &[QpEndpoint],
+) -> Result<Vec<QpEndpoint>> {
     link.send(&own)?;
     let peers: Vec<QpEndpoint> = link.recv()?;
     if peers.len() != own.len() {

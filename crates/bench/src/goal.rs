@@ -294,7 +294,7 @@ impl Row {
 
     /// Returns the row's SENDs, if the row SENDs as fast as possible.
     #[must_use]
-    pub fn sends(self) -> Option<SendStream> {
+    pub fn send_stream(self) -> Option<SendStream> {
         let (verb, payload_bytes, list) = match self {
             Row::UdSend => (Verb::UdSend, 0, 16),
             Row::RcSend0 => (Verb::RcSend, 0, 16),
@@ -313,7 +313,7 @@ impl Row {
         Some(SendStream {
             verb,
             payload_bytes,
-            list,
+            wrs_per_postlist: list,
         })
     }
 
@@ -328,7 +328,7 @@ impl Row {
         match self {
             Row::RcLatency => Some(bare(BareMessageExchange::PingPong, 1)),
             Row::Rpc => Some(bare(BareMessageExchange::Rpc, 16)),
-            row => row.sends().map(SendStream::limit),
+            row => row.send_stream().map(SendStream::limit),
         }
     }
 
@@ -348,7 +348,7 @@ impl Row {
     /// Returns the unit of the row's figures.
     #[must_use]
     pub fn unit(self) -> Unit {
-        if self.sends().is_some() {
+        if self.send_stream().is_some() {
             return Unit::Mops;
         }
         match self {
@@ -385,7 +385,7 @@ impl Row {
     /// instead.
     #[must_use]
     pub fn peer(self) -> Option<PeerSystem> {
-        if self.sends().is_some() {
+        if self.send_stream().is_some() {
             return Some(PeerSystem::UcxAmBw);
         }
         match self {
@@ -413,7 +413,7 @@ impl Row {
     /// if only the share of the limit counts.
     #[must_use]
     pub fn goal(self, distance: CoreDistance) -> Option<RowGoal> {
-        if let Some(sends) = self.sends() {
+        if let Some(sends) = self.send_stream() {
             return Some(sends_goal(sends, distance));
         }
         let (at_least, aim_for) = match (self, distance) {
@@ -443,7 +443,7 @@ impl Row {
 
     /// Returns true if `figure` (a ratio, or a value if the row has no peer) reaches `wanted`.
     #[must_use]
-    pub fn reaches(self, figure: f64, wanted: f64) -> bool {
+    pub fn reaches_goal(self, figure: f64, wanted: f64) -> bool {
         if self.unit().more_is_better() {
             figure >= wanted
         } else {
@@ -455,7 +455,7 @@ impl Row {
 /// Returns the goal of a row of SENDs compared with UCX's active messages, which are posted one by
 /// one.
 fn sends_goal(sends: SendStream, distance: CoreDistance) -> RowGoal {
-    let (at_least, aim_for) = match (sends.list, sends.verb, distance) {
+    let (at_least, aim_for) = match (sends.wrs_per_postlist, sends.verb, distance) {
         (1, _, _) => (1.0, 2.0),
         (_, Verb::UdSend, CoreDistance::Near) => (3.0, 6.0),
         (_, Verb::UdSend, CoreDistance::Far) => (3.0, 12.0),
@@ -498,7 +498,11 @@ mod tests {
             for distance in [CoreDistance::Near, CoreDistance::Far] {
                 let goals = [row.goal(distance), row.limit_goal()];
                 for goal in goals.into_iter().flatten() {
-                    assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());
+                    assert!(
+                        row.reaches_goal(goal.aim_for, goal.at_least),
+                        "{}",
+                        row.name()
+                    );
                 }
             }
         }
@@ -506,9 +510,13 @@ mod tests {
 
     #[test]
     fn rows_with_messages_alone_have_a_limit() {
-        assert_eq!(Row::all().filter(|row| row.sends().is_some()).count(), 12);
+        assert_eq!(
+            Row::all().filter(|row| row.send_stream().is_some()).count(),
+            12
+        );
         for row in Row::all() {
-            let moves_messages = row.sends().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
+            let moves_messages =
+                row.send_stream().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
             assert_eq!(row.limit().is_some(), moves_messages, "{}", row.name());
         }
         let limit = Row::UdSend8Single.limit().unwrap();
@@ -518,10 +526,10 @@ mod tests {
 
     #[test]
     fn less_latency_is_better_and_less_rate_is_worse() {
-        assert!(Row::RcLatency.reaches(0.5, 0.6));
-        assert!(!Row::RcLatency.reaches(1.1, 1.0));
-        assert!(!Row::UdSend.reaches(2.9, 3.0));
-        assert!(Row::WireLatency.reaches(1.4, 1.5));
+        assert!(Row::RcLatency.reaches_goal(0.5, 0.6));
+        assert!(!Row::RcLatency.reaches_goal(1.1, 1.0));
+        assert!(!Row::UdSend.reaches_goal(2.9, 3.0));
+        assert!(Row::WireLatency.reaches_goal(1.4, 1.5));
         assert_eq!(CoreDistance::of_bounce_ns(30.0), CoreDistance::Near);
         assert_eq!(CoreDistance::of_bounce_ns(170.0), CoreDistance::Far);
     }

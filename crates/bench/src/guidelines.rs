@@ -28,16 +28,16 @@ pub struct GuidelinePrograms {
     /// Name of the guideline in `nicmodel::guidelines`.
     pub guideline: &'static str,
     /// Profile of the NIC to which the guideline applies.
-    pub nic: &'static str,
+    pub nic_profile_name: &'static str,
     /// Description of the program that breaks the guideline.
-    pub breaks: &'static str,
+    pub breaking_description: &'static str,
     /// Description of the program that keeps the guideline.
-    pub keeps: &'static str,
+    pub keeping_description: &'static str,
     /// Number of threads of the program on that NIC. Each does what the single thread on the
     /// software NIC does.
     threads: u32,
     /// Machines that these threads send to or READ from.
-    peers: u32,
+    peer_machines: u32,
     program: ProgramKind,
 }
 
@@ -68,7 +68,7 @@ enum SimulatedRounds {
 /// Virtual duration of a stream, in ms.
 const VIRTUAL_MS: u64 = 3;
 
-const fn stream(of: fn(bool) -> (Verb, MicroParameters)) -> ProgramKind {
+const fn stream_program(of: fn(bool) -> (Verb, MicroParameters)) -> ProgramKind {
     ProgramKind::Stream {
         parameters: of,
         in_bytes: false,
@@ -85,12 +85,12 @@ fn choose<T>(keeps: bool, kept: T, broken: T) -> T {
 pub const ALL: [GuidelinePrograms; 13] = [
     GuidelinePrograms {
         guideline: "doorbell-batching",
-        nic: "cib",
-        breaks: "SENDs of 60 bytes one by one",
-        keeps: "the same in lists of 16",
+        nic_profile_name: "cib",
+        breaking_description: "SENDs of 60 bytes one by one",
+        keeping_description: "the same in lists of 16",
         threads: 14,
-        peers: 14,
-        program: stream(|keeps| {
+        peer_machines: 14,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(60),
                 batch: Some(choose(keeps, 16, 1)),
@@ -102,12 +102,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "wqe-shrinking",
-        nic: "cib",
-        breaks: "SENDs of 61 bytes, whose WQE is a byte over two cache lines",
-        keeps: "SENDs of 60 bytes, whose WQE fills them",
+        nic_profile_name: "cib",
+        breaking_description: "SENDs of 61 bytes, whose WQE is a byte over two cache lines",
+        keeping_description: "SENDs of 60 bytes, whose WQE fills them",
         threads: 14,
-        peers: 14,
-        program: stream(|keeps| {
+        peer_machines: 14,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 60, 61)),
                 batch: Some(1),
@@ -119,12 +119,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "inlining",
-        nic: "cib",
-        breaks: "SENDs of 16 bytes from registered memory, in lists",
-        keeps: "the same, inlined",
+        nic_profile_name: "cib",
+        breaking_description: "SENDs of 16 bytes from registered memory, in lists",
+        keeping_description: "the same, inlined",
         threads: 14,
-        peers: 14,
-        program: stream(|keeps| {
+        peer_machines: 14,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(16),
                 inline: Some(keeps),
@@ -136,12 +136,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "unsignaled",
-        nic: "cib",
-        breaks: "a core that signals every WRITE",
-        keeps: "one that signals one WRITE in 64",
+        nic_profile_name: "cib",
+        breaking_description: "a core that signals every WRITE",
+        keeping_description: "one that signals one WRITE in 64",
         threads: 1,
-        peers: 1,
-        program: stream(|keeps| {
+        peer_machines: 1,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 signal_every: Some(choose(keeps, 64, 1)),
                 queue_pairs: Some(10),
@@ -152,12 +152,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "header-only",
-        nic: "cib",
-        breaks: "SENDs of 4 bytes, all to one machine",
-        keeps: "SENDs without payload, the 4 bytes in the immediate",
+        nic_profile_name: "cib",
+        breaking_description: "SENDs of 4 bytes, all to one machine",
+        keeping_description: "SENDs without payload, the 4 bytes in the immediate",
         threads: 14,
-        peers: 1,
-        program: stream(|keeps| {
+        peer_machines: 1,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 0, 4)),
                 queue_pairs: Some(6),
@@ -169,11 +169,11 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "inline-recv",
-        nic: "cx3",
-        breaks: "RECVs take 32 bytes into a buffer",
-        keeps: "RECVs take them in the completion (the NIC's doing: the same program on the software NIC)",
+        nic_profile_name: "cx3",
+        breaking_description: "RECVs take 32 bytes into a buffer",
+        keeping_description: "RECVs take them in the completion (the NIC's doing: the same program on the software NIC)",
         threads: 8,
-        peers: 8,
+        peer_machines: 8,
         program: ProgramKind::Stream {
             parameters: |_| {
                 let parameters = MicroParameters {
@@ -195,12 +195,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "multi-queue",
-        nic: "cib",
-        breaks: "a core's lists of 16 WRITEs on one queue pair",
-        keeps: "the same on 10 in turn",
+        nic_profile_name: "cib",
+        breaking_description: "a core's lists of 16 WRITEs on one queue pair",
+        keeping_description: "the same on 10 in turn",
         threads: 1,
-        peers: 1,
-        program: stream(|keeps| {
+        peer_machines: 1,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 queue_pairs: Some(choose(keeps, 10, 1)),
                 ..MicroParameters::default()
@@ -210,12 +210,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "atomic-locks",
-        nic: "cib",
-        breaks: "fetch-and-adds on one word of each of 8 pages",
-        keeps: "fetch-and-adds on all words of a page",
+        nic_profile_name: "cib",
+        breaking_description: "fetch-and-adds on one word of each of 8 pages",
+        keeping_description: "fetch-and-adds on all words of a page",
         threads: 14,
-        peers: 1,
-        program: stream(|keeps| {
+        peer_machines: 1,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 addresses: Some(choose(keeps, 512, 8)),
                 spacing_bytes: Some(choose(keeps, 8, 4096)),
@@ -229,18 +229,18 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "cpu-bypass",
-        nic: "cib",
-        breaks: "numbers by fetch-and-add",
-        keeps: "numbers by a request (UC WRITE) and a response (UD SEND)",
+        nic_profile_name: "cib",
+        breaking_description: "numbers by fetch-and-add",
+        keeping_description: "numbers by a request (UC WRITE) and a response (UD SEND)",
         threads: 14,
-        peers: 1,
+        peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
-                    return testbed.requests(16, rounds);
+                    return testbed.run_request_rounds(16, rounds);
                 }
                 let into = testbed.region.slice(0..8)?;
-                testbed.one_sided(16, 16, 1, rounds, |list, to, _| {
+                testbed.run_one_sided_rounds(16, 16, 1, rounds, |list, to, _| {
                     list.atomic_fetch_and_add(into, to, 1)
                 })
             },
@@ -248,17 +248,17 @@ pub const ALL: [GuidelinePrograms; 13] = [
                 use simulated::sequencer::{SequencerParameters, run};
                 let design = choose(keeps, sequencer::Design::Rpc, sequencer::Design::Atomics);
                 let cores = usize::try_from(profile.host.cores.value)?;
-                Ok(run(profile, &SequencerParameters::paper(design, cores))?.rate_mops)
+                Ok(run(profile, &SequencerParameters::paper_setup(design, cores))?.rate_mops)
             }),
         },
     },
     GuidelinePrograms {
         guideline: "read-size",
-        nic: "cib",
-        breaks: "memory by READs of 24 bytes, in lists",
-        keeps: "the same by half as many READs of 48 bytes a list",
+        nic_profile_name: "cib",
+        breaking_description: "memory by READs of 24 bytes, in lists",
+        keeping_description: "the same by half as many READs of 48 bytes a list",
         threads: 14,
-        peers: 1,
+        peer_machines: 1,
         program: ProgramKind::Stream {
             parameters: |keeps| {
                 let parameters = MicroParameters {
@@ -276,12 +276,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "read-window",
-        nic: "cib",
-        breaks: "1024 READs outstanding on each core",
-        keeps: "256 READs outstanding on each core",
+        nic_profile_name: "cib",
+        breaking_description: "1024 READs outstanding on each core",
+        keeping_description: "256 READs outstanding on each core",
         threads: 14,
-        peers: 14,
-        program: stream(|keeps| {
+        peer_machines: 14,
+        program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 window: Some(choose(keeps, 256, 1024)),
                 ..MicroParameters::default()
@@ -291,15 +291,15 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "connected-qps",
-        nic: "cib",
-        breaks: "450 connected queue pairs, a SEND on each",
-        keeps: "450 SENDs on one UD queue pair",
+        nic_profile_name: "cib",
+        breaking_description: "450 connected queue pairs, a SEND on each",
+        keeping_description: "450 SENDs on one UD queue pair",
         threads: 1,
-        peers: 1,
+        peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
-                    testbed.datagrams(15, 30 * rounds, |list, to| {
+                    testbed.run_datagram_rounds(15, 30 * rounds, |list, to| {
                         list.send(Inline(&[7; 16]), to);
                     })
                 } else {
@@ -313,16 +313,16 @@ pub const ALL: [GuidelinePrograms; 13] = [
     },
     GuidelinePrograms {
         guideline: "huge-pages",
-        nic: "cib",
-        breaks: "128 MiB registered in pages of 4 KiB",
-        keeps: "8 MiB registered: no more than it uses",
+        nic_profile_name: "cib",
+        breaking_description: "128 MiB registered in pages of 4 KiB",
+        keeping_description: "8 MiB registered: no more than it uses",
         threads: 1,
-        peers: 1,
+        peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 let bytes = choose(keeps, 8 << 20, 128 << 20);
                 let _pool = testbed.pd.alloc(bytes, Access::LOCAL_WRITE)?;
-                testbed.one_sided(16, 16, 16, rounds, |list, to, _| {
+                testbed.run_one_sided_rounds(16, 16, 16, rounds, |list, to, _| {
                     list.rdma_write(Inline(&[7; 16]), to)
                 })
             },
@@ -379,7 +379,7 @@ impl GuidelinePrograms {
                 SimulatedRounds::Unavailable(why) => Ok(Err(why)),
             },
             ProgramKind::Stream { receive, .. } => {
-                let (threads, peers) = (self.threads as usize, self.peers as usize);
+                let (threads, peers) = (self.threads as usize, self.peer_machines as usize);
                 let task = self.task(keeps, VIRTUAL_MS, threads, peers)?;
                 let outcome = simulated::micro::run_receiving(profile, &task, receive(keeps))?.0;
                 self.work_per_second(&task, &outcome).map(Ok)
@@ -390,7 +390,11 @@ impl GuidelinePrograms {
     /// Selects the relevant process among those counted on the software NIC and scales its profile
     /// up. The result has all threads of the program on the guideline's NIC.
     #[must_use]
-    pub fn on_nic(&self, keeps: bool, counted: &[OperationProfile]) -> Option<OperationProfile> {
+    pub fn scaled_to_nic(
+        &self,
+        keeps: bool,
+        counted: &[OperationProfile],
+    ) -> Option<OperationProfile> {
         let (inbound, receive) = match &self.program {
             ProgramKind::Stream {
                 parameters: of,
@@ -426,7 +430,7 @@ impl GuidelinePrograms {
             all.threads.extend(posting.iter().cloned());
             all.queue_pairs.extend(queue_pairs.iter().cloned());
         }
-        all.peers = self.peers;
+        all.peers = self.peer_machines;
         Some(all)
     }
 
@@ -490,7 +494,7 @@ impl ProgramResources {
         Ok(Self { pd, cq, region })
     }
 
-    fn connected<T: Connected>(&self) -> Result<(QueuePair<T>, QueuePair<T>)> {
+    fn connected_qp_pair<T: Connected>(&self) -> Result<(QueuePair<T>, QueuePair<T>)> {
         let make = || {
             let qp = self.pd.qp::<T>(&self.cq, &self.cq);
             qp.max_send_wr(128)
@@ -504,7 +508,7 @@ impl ProgramResources {
     }
 
     /// Creates a UD queue pair and its destination.
-    fn datagram(&self) -> Result<(QueuePair<Ud>, UdDestination)> {
+    fn ud_qp_and_destination(&self) -> Result<(QueuePair<Ud>, UdDestination)> {
         let qp = self.pd.qp::<Ud>(&self.cq, &self.cq);
         let qp = qp
             .max_send_wr(128)
@@ -515,7 +519,7 @@ impl ProgramResources {
         Ok((qp, to))
     }
 
-    fn recvs<T: Service>(&self, qp: &QueuePair<T>, count: usize) -> Result<RecvList> {
+    fn build_recv_list<T: Service>(&self, qp: &QueuePair<T>, count: usize) -> Result<RecvList> {
         let mut recvs = qp.recv_list(count);
         for wr_id in 0..count {
             recvs.recv(
@@ -527,7 +531,7 @@ impl ProgramResources {
     }
 
     /// Waits for `count` successful completions.
-    fn wait(&self, mut count: usize) -> Result<()> {
+    fn wait_for_completions(&self, mut count: usize) -> Result<()> {
         let mut buffer = WcBuffer::<32>::new();
         while count > 0 {
             let found = verbs::poll_until(TIMEOUT, || match self.cq.poll(&mut buffer) {
@@ -549,7 +553,7 @@ impl ProgramResources {
 
     /// Runs rounds of one-sided operations. Each round posts `window` operations in postlists,
     /// signals some of them, and waits for all completions.
-    fn one_sided(
+    fn run_one_sided_rounds(
         &self,
         window: usize,
         list_len: usize,
@@ -557,7 +561,7 @@ impl ProgramResources {
         rounds: u64,
         add: impl for<'l> Fn(&'l mut Postlist<Rc>, RemoteMemory, u64) -> verbs::Wr<'l>,
     ) -> Result<()> {
-        let (qp, _peer) = self.connected::<Rc>()?;
+        let (qp, _peer) = self.connected_qp_pair::<Rc>()?;
         let to = self.region.remote();
         let mut list = qp.postlist(list_len);
         let mut index = 0;
@@ -575,21 +579,21 @@ impl ProgramResources {
                     list.clear();
                 }
             }
-            self.wait(signaled)?;
+            self.wait_for_completions(signaled)?;
         }
         Ok(())
     }
 
     /// Runs rounds that send a postlist of datagrams and receive all of them.
-    fn datagrams(
+    fn run_datagram_rounds(
         &self,
         window: usize,
         rounds: u64,
         add: impl Fn(&mut Postlist<Ud>, &UdDestination),
     ) -> Result<()> {
-        let (receiver, to) = self.datagram()?;
-        let mut recvs = self.recvs(&receiver, window)?;
-        let (sender, _) = self.datagram()?;
+        let (receiver, to) = self.ud_qp_and_destination()?;
+        let mut recvs = self.build_recv_list(&receiver, window)?;
+        let (sender, _) = self.ud_qp_and_destination()?;
         let mut list = sender.postlist(window);
         for _ in 0..rounds {
             receiver.post_recv(&mut recvs)?;
@@ -599,17 +603,17 @@ impl ProgramResources {
             list.set_signaled(list.len() - 1, true);
             sender.post_send(&mut list)?;
             list.clear();
-            self.wait(window + 1)?;
+            self.wait_for_completions(window + 1)?;
         }
         Ok(())
     }
 
     /// Runs rounds of requests by UC WRITEs and responses by UD SENDs, both in postlists.
-    fn requests(&self, window: usize, rounds: u64) -> Result<()> {
-        let (client, _server) = self.connected::<Uc>()?;
-        let (receiver, to) = self.datagram()?;
-        let (server, _) = self.datagram()?;
-        let mut recvs = self.recvs(&receiver, window)?;
+    fn run_request_rounds(&self, window: usize, rounds: u64) -> Result<()> {
+        let (client, _server) = self.connected_qp_pair::<Uc>()?;
+        let (receiver, to) = self.ud_qp_and_destination()?;
+        let (server, _) = self.ud_qp_and_destination()?;
+        let mut recvs = self.build_recv_list(&receiver, window)?;
         let mut requests = client.postlist(window);
         let mut responses = server.postlist(window);
         let mut next = 0u64;
@@ -634,7 +638,7 @@ impl ProgramResources {
                 }
             }
             server.post_send(&mut responses)?;
-            self.wait(window + 2)?;
+            self.wait_for_completions(window + 2)?;
         }
         Ok(())
     }
@@ -643,8 +647,8 @@ impl ProgramResources {
     fn run_rounds(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
         let mut pairs = Vec::new();
         for _ in 0..queue_pairs {
-            let (a, b) = self.connected::<Rc>()?;
-            let recvs = self.recvs(&b, 1)?;
+            let (a, b) = self.connected_qp_pair::<Rc>()?;
+            let recvs = self.build_recv_list(&b, 1)?;
             pairs.push((a, b, recvs));
         }
         for _ in 0..rounds {
@@ -654,7 +658,7 @@ impl ProgramResources {
                     list.send(Inline(&[7; 16])).signaled();
                 })?;
             }
-            self.wait(2 * queue_pairs)?;
+            self.wait_for_completions(2 * queue_pairs)?;
         }
         Ok(())
     }
@@ -669,7 +673,7 @@ mod tests {
     fn every_guideline_has_programs_that_run_and_are_simulated() {
         for guideline in nicmodel::guidelines::ALL {
             let programs = by_name(guideline.name).expect("each guideline has programs");
-            let profile = builtin(programs.nic).expect("built in");
+            let profile = builtin(programs.nic_profile_name).expect("built in");
             let work = |keeps| {
                 let simulated = programs.simulate(keeps, profile);
                 simulated.unwrap_or_else(|error| panic!("{}: {error:#}", guideline.name))

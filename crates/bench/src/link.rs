@@ -34,7 +34,7 @@ const FAILURE_MARK: char = '!';
 pub struct WorkerCommand {
     /// Path of the program.
     pub path: PathBuf,
-    /// Arguments that make the program call [`crate::worker::serve`].
+    /// Arguments that make the program call [`crate::worker::run_jobs`].
     pub args: Vec<String>,
     /// Environment variables that are added to those of this process.
     pub envs: Vec<(String, String)>,
@@ -64,7 +64,7 @@ pub struct WorkerLink {
     child: Option<KillOnDrop>,
     /// Gate at which the threads of this side wait for each other whenever this end meets the other
     /// end.
-    gate: Option<Arc<CancellableBarrier>>,
+    thread_barrier: Option<Arc<CancellableBarrier>>,
 }
 
 impl std::fmt::Debug for WorkerLink {
@@ -86,7 +86,7 @@ impl WorkerLink {
             reader: Box::new(BufReader::new(std::io::stdin())),
             writer: Box::new(std::io::stdout()),
             child: None,
-            gate: None,
+            thread_barrier: None,
         }
     }
 
@@ -101,7 +101,7 @@ impl WorkerLink {
             reader: Box::new(BufReader::new(stream.try_clone()?)),
             writer: Box::new(stream),
             child: None,
-            gate: None,
+            thread_barrier: None,
         })
     }
 
@@ -127,7 +127,7 @@ impl WorkerLink {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: Some(child),
-            gate: None,
+            thread_barrier: None,
         })
     }
 
@@ -142,7 +142,7 @@ impl WorkerLink {
             reader: Box::new(BufReader::new(reader)),
             writer: Box::new(writer),
             child: None,
-            gate: None,
+            thread_barrier: None,
         };
         Ok((
             end(left_reader, left_writer),
@@ -159,7 +159,7 @@ impl WorkerLink {
             reader: Box::new(BufReader::new(reader.clone())),
             writer: Box::new(PipeWriter(writer.clone())),
             child: None,
-            gate: None,
+            thread_barrier: None,
         };
         (end(&back, &there), end(&there, &back))
     }
@@ -187,7 +187,7 @@ impl WorkerLink {
 
     /// Sends the reason why this end has failed. Errors are ignored, because the other end may be
     /// gone.
-    pub fn fail(&mut self, error: &anyhow::Error) {
+    pub fn send_failure(&mut self, error: &anyhow::Error) {
         if let Ok(reason) = serde_json::to_string(&format!("{error:#}")) {
             // One write, because a lane takes each write for a line.
             let line = format!("{FAILURE_MARK}{reason}\n");
@@ -202,7 +202,7 @@ impl WorkerLink {
     /// # Errors
     /// When the other end is gone, or another thread of this side has given up.
     pub(crate) fn barrier(&mut self) -> Result<()> {
-        let Some(gate) = self.gate.clone() else {
+        let Some(gate) = self.thread_barrier.clone() else {
             self.send(&"ready")?;
             let _: String = self.recv()?;
             return Ok(());
@@ -213,8 +213,8 @@ impl WorkerLink {
     }
 
     /// Sets the gate at which this end waits in [`barrier`](Self::barrier).
-    pub(crate) fn set_gate(&mut self, gate: &Arc<CancellableBarrier>) {
-        self.gate = Some(Arc::clone(gate));
+    pub(crate) fn set_thread_barrier(&mut self, gate: &Arc<CancellableBarrier>) {
+        self.thread_barrier = Some(Arc::clone(gate));
     }
 
     /// Receives one value.

@@ -141,7 +141,7 @@ fn no_huge_pages(bytes: usize) -> String {
 }
 
 /// Converts a small number of bytes or WRs; larger numbers saturate.
-pub(crate) fn small(count: usize) -> u32 {
+pub(crate) fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

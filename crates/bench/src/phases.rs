@@ -11,19 +11,19 @@ use crate::clock::now_ns;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Two ends of a connection on one core. `post` and `post_recv` handle a whole window per call.
-pub(crate) trait OneCore {
+pub(crate) trait OneCoreConnection {
     /// Returns the number of messages in a window.
-    fn window(&self) -> u64;
+    fn window_messages(&self) -> u64;
     /// Fills and posts the WRs of a window.
-    fn post(&mut self) -> Result<()>;
+    fn post_window(&mut self) -> Result<()>;
     /// Polls for messages and checks them. Returns the number of messages.
-    fn receive(&mut self) -> Result<u64>;
+    fn poll_messages(&mut self) -> Result<u64>;
     /// Posts the RECVs of a window again.
-    fn post_recv(&mut self) -> Result<()>;
+    fn repost_window_recvs(&mut self) -> Result<()>;
     /// Polls for completions of SENDs. Returns the number of messages that they cover.
-    fn poll(&mut self) -> Result<u64>;
+    fn poll_send_completions(&mut self) -> Result<u64>;
     /// Returns the number of correct messages so far.
-    fn verified(&self) -> Result<u64>;
+    fn verified_messages(&self) -> Result<u64>;
 }
 
 /// A figure per message for each phase.
@@ -40,7 +40,7 @@ pub struct PhaseCosts {
 }
 
 impl PhaseCosts {
-    fn of(sums: [u64; 4], messages: u64) -> PhaseCosts {
+    fn per_message(sums: [u64; 4], messages: u64) -> PhaseCosts {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let [post, receive, post_recv, poll] = sums.map(|sum| sum as f64 / messages.max(1) as f64);
         PhaseCosts {
@@ -53,13 +53,13 @@ impl PhaseCosts {
 
     /// Returns the sum of the sender's phases.
     #[must_use]
-    pub fn sender(self) -> f64 {
+    pub fn sender_sum(self) -> f64 {
         self.post + self.poll
     }
 
     /// Returns the sum of the receiver's phases.
     #[must_use]
-    pub fn receiver(self) -> f64 {
+    pub fn receiver_sum(self) -> f64 {
         self.receive + self.post_recv
     }
 }
@@ -81,22 +81,25 @@ pub struct PhaseMeasurement {
 ///
 /// # Errors
 /// When a verb fails, no message arrives, or a message is wrong.
-pub(crate) fn measure(ends: &mut dyn OneCore, duration_ms: u64) -> Result<PhaseMeasurement> {
+pub(crate) fn measure(
+    ends: &mut dyn OneCoreConnection,
+    duration_ms: u64,
+) -> Result<PhaseMeasurement> {
     // Warm up the caches.
-    phases(ends, duration_ms / 10, now_ns)?;
-    let ns = phases(ends, duration_ms, now_ns)?;
+    measure_with_reader(ends, duration_ms / 10, now_ns)?;
+    let ns = measure_with_reader(ends, duration_ms, now_ns)?;
     let mut count = |event| -> Result<Option<PhaseCosts>> {
         let Some(mut counter) = counter(event) else {
             return Ok(None);
         };
         // If reading an open counter fails, its phases are 0.
-        phases(ends, duration_ms / 2, || counter.read().unwrap_or(0)).map(Some)
+        measure_with_reader(ends, duration_ms / 2, || counter.read().unwrap_or(0)).map(Some)
     };
     Ok(PhaseMeasurement {
         ns,
         instructions: count(Hardware::INSTRUCTIONS)?,
         cycles: count(Hardware::CPU_CYCLES)?,
-        verified_ops: ends.verified()?,
+        verified_ops: ends.verified_messages()?,
     })
 }
 
@@ -109,12 +112,12 @@ fn counter(event: Hardware) -> Option<Counter> {
 }
 
 /// Measures the phases as differences of `read` at their ends.
-fn phases(
-    ends: &mut dyn OneCore,
+fn measure_with_reader(
+    ends: &mut dyn OneCoreConnection,
     duration_ms: u64,
     mut read: impl FnMut() -> u64,
 ) -> Result<PhaseCosts> {
-    let window = ends.window();
+    let window = ends.window_messages();
     let until_ns = now_ns() + duration_ms * 1_000_000;
     let mut sums = [0; 4];
     let mut messages = 0;
@@ -125,13 +128,17 @@ fn phases(
             sums[phase] += now.saturating_sub(last);
             last = now;
         };
-        ends.post()?;
+        ends.post_window()?;
         lap(0);
-        repeat_until(window, || ends.receive(), "messages on one core")?;
+        repeat_until(window, || ends.poll_messages(), "messages on one core")?;
         lap(1);
-        ends.post_recv()?;
+        ends.repost_window_recvs()?;
         lap(2);
-        repeat_until(window, || ends.poll(), "completions on one core")?;
+        repeat_until(
+            window,
+            || ends.poll_send_completions(),
+            "completions on one core",
+        )?;
         lap(3);
         messages += window;
         if now_ns() >= until_ns {
@@ -139,10 +146,10 @@ fn phases(
         }
     }
     ensure!(
-        ends.verified()? >= messages,
+        ends.verified_messages()? >= messages,
         "messages were lost on one core"
     );
-    Ok(PhaseCosts::of(sums, messages))
+    Ok(PhaseCosts::per_message(sums, messages))
 }
 
 fn repeat_until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Result<()> {
@@ -151,7 +158,7 @@ fn repeat_until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -
     while done < count {
         let more = step()?;
         if more == 0 {
-            timeout.check(what)?;
+            timeout.fail_if_over(what)?;
         }
         done += more;
     }
@@ -178,24 +185,24 @@ mod tests {
         loses: bool,
     }
 
-    impl OneCore for CountingEnds {
-        fn window(&self) -> u64 {
+    impl OneCoreConnection for CountingEnds {
+        fn window_messages(&self) -> u64 {
             4
         }
-        fn post(&mut self) -> Result<()> {
+        fn post_window(&mut self) -> Result<()> {
             self.calls += 1;
             Ok(())
         }
-        fn receive(&mut self) -> Result<u64> {
+        fn poll_messages(&mut self) -> Result<u64> {
             Ok(2)
         }
-        fn post_recv(&mut self) -> Result<()> {
+        fn repost_window_recvs(&mut self) -> Result<()> {
             Ok(())
         }
-        fn poll(&mut self) -> Result<u64> {
+        fn poll_send_completions(&mut self) -> Result<u64> {
             Ok(4)
         }
-        fn verified(&self) -> Result<u64> {
+        fn verified_messages(&self) -> Result<u64> {
             Ok(if self.loses { 0 } else { 4 * self.calls })
         }
     }
@@ -203,7 +210,8 @@ mod tests {
     #[test]
     fn phases_are_kept_apart_per_message() {
         let mut times = [0u64, 4, 12, 16, 32].into_iter();
-        let measured = phases(&mut CountingEnds::default(), 0, || times.next().unwrap()).unwrap();
+        let measured =
+            measure_with_reader(&mut CountingEnds::default(), 0, || times.next().unwrap()).unwrap();
         let want = PhaseCosts {
             post: 1.0,
             receive: 2.0,
@@ -211,7 +219,7 @@ mod tests {
             poll: 4.0,
         };
         assert_eq!(measured, want);
-        assert_eq!((want.sender(), want.receiver()), (5.0, 3.0));
+        assert_eq!((want.sender_sum(), want.receiver_sum()), (5.0, 3.0));
         let mut loses = CountingEnds {
             loses: true,
             ..CountingEnds::default()

@@ -63,7 +63,7 @@ impl CorePair {
     ///
     /// # Errors
     /// When the system does not report the usable cores.
-    pub fn all(&self, threads: usize) -> Result<Vec<usize>> {
+    pub fn one_side_cores(&self, threads: usize) -> Result<Vec<usize>> {
         let (mut one, other) = self.thread_cores(threads)?;
         if threads > 1 {
             one.extend(other);

@@ -14,18 +14,18 @@ const SIMULATED_POLL_NS: u64 = 20;
 /// A timeout that does not read the clock at each poll.
 pub(crate) struct PollTimeout {
     empty_polls: u32,
-    since_ns: Option<u64>,
+    first_empty_poll_ns: Option<u64>,
     limit_ns: u64,
-    pauses: bool,
+    pauses_between_polls: bool,
 }
 
 impl PollTimeout {
     pub(crate) fn new(limit_ns: u64) -> PollTimeout {
         PollTimeout {
             empty_polls: 0,
-            since_ns: None,
+            first_empty_poll_ns: None,
             limit_ns,
-            pauses: true,
+            pauses_between_polls: true,
         }
     }
 
@@ -34,7 +34,7 @@ impl PollTimeout {
     /// translated code.
     pub(crate) fn without_pause(limit_ns: u64) -> PollTimeout {
         PollTimeout {
-            pauses: false,
+            pauses_between_polls: false,
             ..PollTimeout::new(limit_ns)
         }
     }
@@ -43,7 +43,7 @@ impl PollTimeout {
     #[inline]
     pub(crate) fn reset(&mut self) {
         self.empty_polls = 0;
-        self.since_ns = None;
+        self.first_empty_poll_ns = None;
     }
 
     /// Notes a poll without an event. Returns true once no event has happened for the whole time.
@@ -51,7 +51,7 @@ impl PollTimeout {
     pub(crate) fn is_over(&mut self) -> bool {
         if simnic::is_simulated() {
             simnic::idle(SIMULATED_POLL_NS, None);
-        } else if self.pauses {
+        } else if self.pauses_between_polls {
             std::hint::spin_loop();
         }
         self.empty_polls = self.empty_polls.wrapping_add(1);
@@ -59,18 +59,18 @@ impl PollTimeout {
             return false;
         }
         let now = now_ns();
-        now - *self.since_ns.get_or_insert(now) > self.limit_ns
+        now - *self.first_empty_poll_ns.get_or_insert(now) > self.limit_ns
     }
 
     /// Returns the approximate time of the last event in ns, or the current time if an event
     /// happened lately.
     pub(crate) fn quiet_since_ns(&self) -> u64 {
-        self.since_ns.unwrap_or_else(now_ns)
+        self.first_empty_poll_ns.unwrap_or_else(now_ns)
     }
 
     /// Notes a poll without an event. Fails once no event has happened for the whole time.
     #[inline]
-    pub(crate) fn check(&mut self, what: &str) -> Result<()> {
+    pub(crate) fn fail_if_over(&mut self, what: &str) -> Result<()> {
         if self.is_over() {
             bail!(
                 "nothing came for {} s: {what}",
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_timeout_ends() {
         let mut timeout = PollTimeout::new(1_000_000);
-        while timeout.check("the test").is_ok() {}
+        while timeout.fail_if_over("the test").is_ok() {}
         timeout.reset();
         assert!(!timeout.is_over());
     }

@@ -115,7 +115,7 @@ impl ListeningPeer {
     pub fn connect(&self) -> Result<Vec<WorkerLink>> {
         let own = Hello::new(self.processes, &self.task_description);
         let link = |_| -> Result<WorkerLink> {
-            let mut link = WorkerLink::tcp(reach(&self.address)?)?;
+            let mut link = WorkerLink::tcp(connect_with_retries(&self.address)?)?;
             link.send(&own)?;
             let peer: Hello = link
                 .recv()
@@ -128,7 +128,7 @@ impl ListeningPeer {
 }
 
 /// Connects, and retries while the other side does not listen yet.
-fn reach(address: &str) -> Result<TcpStream> {
+fn connect_with_retries(address: &str) -> Result<TcpStream> {
     let begin = Instant::now();
     let hint = || {
         format!(

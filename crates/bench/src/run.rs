@@ -22,7 +22,7 @@ pub use crate::summary::{
 
 /// Returns the number of measurements in a round of `rows`.
 #[must_use]
-pub fn steps(rows: &[Row]) -> usize {
+pub fn measurements_per_round(rows: &[Row]) -> usize {
     let peers: HashSet<PeerSystem> = rows.iter().filter_map(|row| row.peer()).collect();
     let limits: HashSet<BareRingLimit> = rows.iter().filter_map(|row| row.limit()).collect();
     rows.len() + peers.len() + limits.len()
@@ -54,7 +54,7 @@ pub fn run(
             bounce_ns: ns,
         });
         let mut before = quick_bounce_ns(bench.cores)?;
-        for (row, side) in order(rows, round) {
+        for (row, side) in measurement_order(rows, round) {
             if should_end() {
                 break 'rounds;
             }
@@ -86,7 +86,7 @@ pub fn run(
 }
 
 /// Returns the measurements of a round, in order.
-fn order(rows: &[Row], round: u32) -> Vec<(Row, RowSide)> {
+fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, RowSide)> {
     let (mut peers, mut limits) = (HashSet::new(), HashSet::new());
     let mut order = Vec::new();
     for &row in rows {
@@ -126,13 +126,13 @@ mod tests {
     #[test]
     fn what_rows_share_is_measured_once_a_round() {
         let rows = [Row::UdSend, Row::RcSend, Row::UcSend, Row::Connect];
-        let order_of = |round| order(&rows, round);
+        let order_of = |round| measurement_order(&rows, round);
         let of = |side| order_of(0).iter().filter(|(_, s)| *s == side).count();
         assert_eq!(
             (of(RowSide::Ours), of(RowSide::Peer), of(RowSide::Limit)),
             (4, 1, 2)
         );
-        assert_eq!(order_of(0).len(), steps(&rows));
+        assert_eq!(order_of(0).len(), measurements_per_round(&rows));
         assert_eq!(order_of(0)[0], (Row::UdSend, RowSide::Ours));
         assert_eq!(order_of(1)[0], (Row::UdSend, RowSide::Limit));
     }

@@ -34,7 +34,7 @@ pub struct BenchSetup {
 impl BenchSetup {
     /// Returns `count` divided by the `shrink` setting, at least 64.
     #[must_use]
-    pub fn scaled(&self, count: u64) -> u64 {
+    pub fn shrink_count(&self, count: u64) -> u64 {
         (count / self.settings.shrink.max(1)).max(64)
     }
 }

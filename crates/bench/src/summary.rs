@@ -96,9 +96,13 @@ pub struct GoalVerdict {
 }
 
 impl GoalVerdict {
-    fn of(row: Row, goal: Option<RowGoal>, judged: Option<MedianAndSpread>) -> Option<GoalVerdict> {
+    fn judge(
+        row: Row,
+        goal: Option<RowGoal>,
+        judged: Option<MedianAndSpread>,
+    ) -> Option<GoalVerdict> {
         let (goal, judged) = (goal?, judged?);
-        let reached = |wanted| row.reaches(judged.median, wanted);
+        let reached = |wanted| row.reaches_goal(judged.median, wanted);
         Some(GoalVerdict {
             goal,
             at_least_reached: reached(goal.at_least),
@@ -211,7 +215,7 @@ pub(crate) struct RunSamples {
 }
 
 /// Returns true if a measurement of `side` for row `of` also counts for `row`.
-fn is_of(of: Row, side: RowSide, row: Row) -> bool {
+fn counts_for_row(of: Row, side: RowSide, row: Row) -> bool {
     match side {
         RowSide::Ours => of == row,
         RowSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
@@ -239,7 +243,7 @@ impl RunSamples {
     }
 
     fn samples_of(&self, row: Row, side: RowSide) -> impl Iterator<Item = &RowSample> {
-        let is_of = move |s: &&RowSample| s.side == side && is_of(s.row, side, row);
+        let is_of = move |s: &&RowSample| s.side == side && counts_for_row(s.row, side, row);
         self.samples.iter().filter(is_of)
     }
 
@@ -271,10 +275,10 @@ impl RunSamples {
             ours: ours_spread,
             peer: values(&peers),
             ratio,
-            verdict: GoalVerdict::of(row, row.goal(distance), judged),
+            verdict: GoalVerdict::judge(row, row.goal(distance), judged),
             limit: values(&limits),
             share,
-            limit_verdict: GoalVerdict::of(row, row.limit_goal(), share),
+            limit_verdict: GoalVerdict::judge(row, row.limit_goal(), share),
         })
     }
 
@@ -284,7 +288,7 @@ impl RunSamples {
         let mut both = near.iter().chain(&far).peekable();
         let errors = self.errors.iter();
         let errors: Vec<_> = errors
-            .filter(|(of, side, _)| is_of(*of, *side, row))
+            .filter(|(of, side, _)| counts_for_row(*of, *side, row))
             .map(|(.., text)| text.clone())
             .collect();
         let ours = || self.samples_of(row, RowSide::Ours);

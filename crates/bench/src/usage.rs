@@ -10,7 +10,7 @@ pub struct ResourceUsage {
     /// Memory in RAM, shared or not.
     pub resident_bytes: u64,
     /// Voluntary context switches of all its threads: the number of times that they went to sleep.
-    pub sleeps: u64,
+    pub voluntary_switches: u64,
 }
 
 impl ResourceUsage {
@@ -38,7 +38,7 @@ impl ResourceUsage {
         Ok(ResourceUsage {
             cpu_ns,
             resident_bytes: resident_of(&text).with_context(|| format!("{status}: no VmRSS"))?,
-            sleeps,
+            voluntary_switches: sleeps,
         })
     }
 }

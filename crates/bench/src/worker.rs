@@ -19,35 +19,35 @@ use crate::rows::{connections, wire};
 ///
 /// # Errors
 /// When a job fails; the driver is told why.
-pub fn serve(link: &mut WorkerLink, nic: Option<&NicChoice>) -> Result<()> {
+pub fn run_jobs(link: &mut WorkerLink, nic: Option<&NicChoice>) -> Result<()> {
     while let Some(job) = link.recv_or_end()? {
         let done = match job {
-            Job::Connections(order) => connections::work(link, &order),
+            Job::Connections(order) => connections::run_worker_side(link, &order),
             Job::Micro(mut order) => {
                 if let Some(nic) = nic {
                     order.nic = nic.clone();
                     order.cores = allowed()?;
                 }
-                lanes::work(link, &order)
+                lanes::run_worker_side(link, &order)
             }
             Job::Probe(mut order) => {
                 if let Some(nic) = nic {
                     order.nic = nic.clone();
                 }
-                probe::work(link, &order)
+                probe::run_worker_side(link, &order)
             }
-            Job::Events(order) => events::work(link, &order),
-            Job::Crowd(order) => crowd::work(link, &order),
-            Job::Depth(order) => depth::work(link, &order),
-            Job::HostCopy(request) => hostcopy::work(link, request),
-            Job::Bare(bare) => bare_pair::work(link, bare),
-            Job::Datagrams(request) => udp::work(link, request),
-            Job::Lmdb(order) => lmdb::work(link, order),
-            Job::Drive(order) => wire::drive(link, &order),
+            Job::Events(order) => events::run_worker_side(link, &order),
+            Job::Crowd(order) => crowd::run_worker_side(link, &order),
+            Job::Depth(order) => depth::run_worker_side(link, &order),
+            Job::HostCopy(request) => hostcopy::run_worker_side(link, request),
+            Job::Bare(bare) => bare_pair::run_worker_side(link, bare),
+            Job::Datagrams(request) => udp::run_worker_side(link, request),
+            Job::Lmdb(order) => lmdb::run_worker_side(link, order),
+            Job::Drive(order) => wire::run_driver_side(link, &order),
             Job::Stop => break,
         };
         if let Err(error) = done {
-            link.fail(&error);
+            link.send_failure(&error);
             return Err(error);
         }
     }

@@ -93,7 +93,10 @@ fn connect_ib_is_found_again_from_its_rates() {
             .contains("as in the profile cx3")
     );
     // The text parses to the same profile.
-    assert_eq!(&Profile::parse(&calibration.text).expect("it parses"), got);
+    assert_eq!(
+        &Profile::parse(&calibration.profile_toml).expect("it parses"),
+        got
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bench::micro::{MeasurementTask, MicroParameters, PingPong, TaskResult, Verb};
-use bench::simulated::micro::run_towards;
+use bench::simulated::micro::run_toward_place;
 use bench::simulated::sequencer::{self as simulated, SequencerParameters};
 use nicmodel::profile::{CorePlace, Profile, builtin};
 use sequencer::Design;
@@ -17,7 +17,7 @@ fn sequence(design: Design, place: CorePlace) -> simulated::SequencerResult {
         place: Some(place),
         clients: 24,
         time: Duration::from_micros(200),
-        ..SequencerParameters::paper(design, 8)
+        ..SequencerParameters::paper_setup(design, 8)
     };
     let outcome = simulated::run(bf2(), &setup).expect("it runs");
     assert!(
@@ -64,7 +64,7 @@ fn the_same_seed_gives_the_same_output_on_a_dpu() {
 fn a_place_that_is_not_there_is_refused() {
     let setup = |cores| SequencerParameters {
         place: Some(CorePlace::Dpu),
-        ..SequencerParameters::paper(Design::Rpc, cores)
+        ..SequencerParameters::paper_setup(Design::Rpc, cores)
     };
     let cib = builtin("cib").expect("built in");
     let error = simulated::run(cib, &setup(1))
@@ -92,7 +92,7 @@ fn latency_ns(verb: Verb, payload: usize, inline: bool, place: CorePlace) -> f64
         ..MicroParameters::default()
     };
     let ping = PingPong::new(verb, &parameters, 1).expect("parameters that fit");
-    match run_towards(bf2(), &MeasurementTask::PingPong(ping), place).expect("it runs") {
+    match run_toward_place(bf2(), &MeasurementTask::PingPong(ping), place).expect("it runs") {
         TaskResult::Latency(latency) => latency.latency_ns_p50,
         TaskResult::Rate(_) => panic!("a ping-pong has a latency"),
     }

@@ -201,7 +201,7 @@ fn counted_reads_are_those_expected_and_the_misses() {
             panic!("a stream has a rate");
         };
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let counted = counters.read_bytes as f64 / 64.0 / rate.verified_ops as f64;
+        let counted = counters.dma_read_bytes as f64 / 64.0 / rate.verified_ops as f64;
         assert_eq!(counters.wqe_cache_misses, 0, "{stream:?}");
         assert!(
             (counted - expected).abs() < 1e-9,

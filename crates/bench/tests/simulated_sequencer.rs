@@ -18,7 +18,7 @@ fn short(design: Design, cores: usize) -> SequencerParameters {
     SequencerParameters {
         clients: 12,
         time: Duration::from_micros(50),
-        ..SequencerParameters::paper(design, cores)
+        ..SequencerParameters::paper_setup(design, cores)
     }
 }
 
@@ -61,7 +61,7 @@ fn the_ladder_of_the_paper() {
     for (design, cores, id, limit) in cases {
         let setup = SequencerParameters {
             time: Duration::from_micros(500),
-            ..SequencerParameters::paper(design, cores)
+            ..SequencerParameters::paper_setup(design, cores)
         };
         let ours = simulate(&setup).rate_mops;
         let printed = published::get(id).expect("published").value;
@@ -93,7 +93,7 @@ fn many_machines(machines: usize) -> SequencerResult {
         window: 1,
         postlist: 1,
         time: Duration::from_micros(200),
-        ..SequencerParameters::paper(Design::SpecS0, 10)
+        ..SequencerParameters::paper_setup(Design::SpecS0, 10)
     })
 }
 

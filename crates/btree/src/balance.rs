@@ -24,22 +24,22 @@ pub struct ServerLoad {
     /// The time by the server's clock, in nanoseconds.
     pub now_ns: u64,
     /// Number of ranges that the server is taking from others.
-    pub taking: u64,
+    pub unfinished_takes: u64,
     /// A sample of the keys that clients requested.
-    pub sample: Vec<u64>,
+    pub sampled_keys: Vec<u64>,
 }
 
 impl ServerLoad {
     /// Decodes the entries of the answer to [`Op::Load`](crate::Op::Load); returns `None` if there are fewer than two.
-    pub fn of(entries: &[(u64, u64)]) -> Option<Self> {
+    pub fn decode(entries: &[(u64, u64)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;
         Some(Self {
             requests,
             busy_ns,
             now_ns,
-            taking,
-            sample: sample.iter().flat_map(|(a, b)| [*a, *b]).collect(),
+            unfinished_takes: taking,
+            sampled_keys: sample.iter().flat_map(|(a, b)| [*a, *b]).collect(),
         })
     }
 }
@@ -98,13 +98,13 @@ pub struct ObservedLoad {
 pub struct Balancer {
     law: ControlLaw,
     /// First keys of all ranges except the first.
-    splits: Vec<u64>,
-    last: Vec<Option<ServerLoad>>,
-    observed: Vec<ObservedLoad>,
+    split_keys: Vec<u64>,
+    previous_loads: Vec<Option<ServerLoad>>,
+    observed_loads: Vec<ObservedLoad>,
     /// The capacities assumed before anything was observed.
     assumed_capacities: Vec<f64>,
     /// True for a server whose capacity was observed.
-    is_observed: Vec<bool>,
+    capacity_observed: Vec<bool>,
 }
 
 /// Below this utilisation a server's capacity cannot be estimated from its load.
@@ -118,45 +118,46 @@ impl Balancer {
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
         Self {
             law,
-            splits,
-            last: vec![None; servers],
-            observed: vec![ObservedLoad::default(); servers],
+            split_keys: splits,
+            previous_loads: vec![None; servers],
+            observed_loads: vec![ObservedLoad::default(); servers],
             assumed_capacities: (0..servers).map(capacity).collect(),
-            is_observed: vec![false; servers],
+            capacity_observed: vec![false; servers],
         }
     }
 
     /// Returns the first keys of all ranges except the first.
-    pub fn splits(&self) -> &[u64] {
-        &self.splits
+    pub fn split_keys(&self) -> &[u64] {
+        &self.split_keys
     }
 
     /// Returns the servers' loads between the last two observations.
-    pub fn observed(&self) -> &[ObservedLoad] {
-        &self.observed
+    pub fn observed_loads(&self) -> &[ObservedLoad] {
+        &self.observed_loads
     }
 
     /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
-    /// [`splits`](Self::splits) then returns the splits after the move.
-    pub fn observe(&mut self, loads: &[ServerLoad]) -> Option<RangeMove> {
-        if loads.len() != self.last.len() {
+    /// [`split_keys`](Self::split_keys) then returns the splits after the move.
+    pub fn observe_and_plan_move(&mut self, loads: &[ServerLoad]) -> Option<RangeMove> {
+        if loads.len() != self.previous_loads.len() {
             return None;
         }
         let mut is_first = false;
         for (i, load) in loads.iter().enumerate() {
-            match self.last[i].replace(load.clone()) {
+            match self.previous_loads[i].replace(load.clone()) {
                 Some(before) if load.now_ns > before.now_ns => {
-                    self.is_observed[i] |= update_observed(&mut self.observed[i], &before, load);
+                    self.capacity_observed[i] |=
+                        update_observed(&mut self.observed_loads[i], &before, load);
                 }
                 _ => is_first = true,
             }
         }
         self.estimate_unobserved();
         // Rates mean little while a range is being handed over.
-        if is_first || loads.iter().any(|load| load.taking > 0) {
+        if is_first || loads.iter().any(|load| load.unfinished_takes > 0) {
             return None;
         }
-        let pairs = (0..self.splits.len()).map(|left| (left, self.share_to_move(left)));
+        let pairs = (0..self.split_keys.len()).map(|left| (left, self.share_to_move(left)));
         let relative = |(_, (shift, least)): &(usize, (f64, f64))| shift.abs() / least;
         let worst = pairs.max_by(|a, b| relative(a).total_cmp(&relative(b)))?;
         if relative(&worst).is_nan() || relative(&worst) < self.law.hysteresis {
@@ -168,12 +169,12 @@ impl Balancer {
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
     fn estimate_unobserved(&mut self) {
-        let known = (0..self.observed.len()).filter(|i| self.is_observed[*i]);
-        let scales = known.map(|i| self.observed[i].capacity / self.assumed_capacities[i]);
+        let known = (0..self.observed_loads.len()).filter(|i| self.capacity_observed[*i]);
+        let scales = known.map(|i| self.observed_loads[i].capacity / self.assumed_capacities[i]);
         let scale = scales.fold(0.0, f64::max);
-        for i in 0..self.observed.len() {
-            if !self.is_observed[i] && scale > 0.0 {
-                self.observed[i].capacity = self.assumed_capacities[i] * scale;
+        for i in 0..self.observed_loads.len() {
+            if !self.capacity_observed[i] && scale > 0.0 {
+                self.observed_loads[i].capacity = self.assumed_capacities[i] * scale;
             }
         }
     }
@@ -181,7 +182,7 @@ impl Balancer {
     /// Returns the share of two neighbours' requests that should move from the left to the right one (negative: from
     /// right to left), and the target share of the smaller neighbour.
     fn share_to_move(&self, left: usize) -> (f64, f64) {
-        let (a, b) = (self.observed[left], self.observed[left + 1]);
+        let (a, b) = (self.observed_loads[left], self.observed_loads[left + 1]);
         let (rate, capacity) = (a.rate + b.rate, a.capacity + b.capacity);
         if rate <= 0.0 || capacity <= 0.0 {
             return (0.0, 1.0);
@@ -191,19 +192,19 @@ impl Balancer {
     }
 
     fn plan_move(&mut self, left: usize, shift: f64, loads: &[ServerLoad]) -> Option<RangeMove> {
-        let (a, b) = (self.observed[left], self.observed[left + 1]);
+        let (a, b) = (self.observed_loads[left], self.observed_loads[left + 1]);
         let rate = a.rate + b.rate;
         let (giver, taker) = if shift > 0.0 {
             (left, left + 1)
         } else {
             (left + 1, left)
         };
-        let share = self.law.gain * shift.abs() * rate / self.observed[giver].rate.max(1e-9);
+        let share = self.law.gain * shift.abs() * rate / self.observed_loads[giver].rate.max(1e-9);
         let share = share.min(self.law.max_share);
-        let low = giver.checked_sub(1).map_or(0, |i| self.splits[i]);
-        let high = self.splits.get(giver).copied();
+        let low = giver.checked_sub(1).map_or(0, |i| self.split_keys[i]);
+        let high = self.split_keys.get(giver).copied();
         // Discards sampled keys outside the giver's present range.
-        let mut sample = loads[giver].sample.clone();
+        let mut sample = loads[giver].sampled_keys.clone();
         sample.retain(|key| *key >= low && high.is_none_or(|high| *key < high));
         if sample.len() < self.law.min_sample {
             return None;
@@ -216,7 +217,7 @@ impl Balancer {
             reason = "a share of a small number"
         )]
         let count = (share * sample.len() as f64).round() as usize;
-        let split = self.splits[left];
+        let split = self.split_keys[left];
         let (from, end) = if taker > giver {
             let at = *sample.get(sample.len().checked_sub(count)?)?;
             (at, Some(split))
@@ -226,7 +227,7 @@ impl Balancer {
         if end.is_some_and(|end| end <= from) {
             return None;
         }
-        self.splits[left] = if taker > giver { from } else { end? };
+        self.split_keys[left] = if taker > giver { from } else { end? };
         Some(RangeMove {
             giver: u16::try_from(giver).ok()?,
             taker: u16::try_from(taker).ok()?,
@@ -306,12 +307,12 @@ mod tests {
                 load.now_ns += 100_000_000;
                 load.requests += whole(rates[i] * 0.1);
                 load.busy_ns += whole(1e8 * rates[i] / self.capacities[i]);
-                load.sample.clear();
+                load.sampled_keys.clear();
             }
             for _ in 0..320 {
                 let key = self.chooser.next(0);
                 let side = usize::from(key >= self.split);
-                self.loads[side].sample.push(key);
+                self.loads[side].sampled_keys.push(key);
             }
             rate
         }
@@ -326,10 +327,10 @@ mod tests {
             if rate > 0.95 * best {
                 return step;
             }
-            if let Some(plan) = balancer.observe(&world.loads.clone()) {
+            if let Some(plan) = balancer.observe_and_plan_move(&world.loads.clone()) {
                 assert_eq!(plan.giver.abs_diff(plan.taker), 1);
                 assert!(plan.end.is_some_and(|end| end > plan.from));
-                world.split = balancer.splits()[0];
+                world.split = balancer.split_keys()[0];
             }
         }
         panic!("no balance: split {} of {KEYS}", world.split);
@@ -363,23 +364,28 @@ mod tests {
         let mut balancer = Balancer::new(ControlLaw::default(), vec![world.split], &[1.0, 1.0]);
         for _ in 0..20 {
             world.pass();
-            assert_eq!(balancer.observe(&world.loads.clone()), None);
+            assert_eq!(balancer.observe_and_plan_move(&world.loads.clone()), None);
         }
         // No move while a range is being handed over.
-        world.loads[1].taking = 1;
+        world.loads[1].unfinished_takes = 1;
         world.capacities = [5e6, 1e6];
         world.pass();
-        assert_eq!(balancer.observe(&world.loads.clone()), None);
+        assert_eq!(balancer.observe_and_plan_move(&world.loads.clone()), None);
     }
 
     #[test]
     fn a_report_is_read_or_refused() {
-        let load = ServerLoad::of(&[(1, 2), (3, 4), (5, 6)]).expect("whole");
+        let load = ServerLoad::decode(&[(1, 2), (3, 4), (5, 6)]).expect("whole");
         assert_eq!(
-            (load.requests, load.busy_ns, load.now_ns, load.taking),
+            (
+                load.requests,
+                load.busy_ns,
+                load.now_ns,
+                load.unfinished_takes
+            ),
             (1, 2, 3, 4)
         );
-        assert_eq!(load.sample, [5, 6]);
-        assert_eq!(ServerLoad::of(&[(1, 2)]), None);
+        assert_eq!(load.sampled_keys, [5, 6]);
+        assert_eq!(ServerLoad::decode(&[(1, 2)]), None);
     }
 }

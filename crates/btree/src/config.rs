@@ -112,7 +112,7 @@ impl ServerConfig {
     }
 
     /// Returns the number of nodes that the memory has room for.
-    pub(crate) fn nodes(&self) -> u64 {
+    pub(crate) fn node_capacity(&self) -> u64 {
         Store::nodes_for(self.node_bytes, self.keys)
     }
 }
@@ -215,7 +215,7 @@ impl ClientConfig {
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)
     }
 
-    pub(crate) fn answer(&self) -> Duration {
+    pub(crate) fn answer_timeout(&self) -> Duration {
         Duration::from_millis(self.answer_ms.max(1))
     }
 

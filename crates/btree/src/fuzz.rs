@@ -1,7 +1,7 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
-use crate::node::{META, MIN_NODE_BYTES, NextStep, Node, NodeWords, capacity};
-use crate::wire::{Answer, ENTRY, Op, routing_key};
+use crate::node::{META_WORD, MIN_NODE_BYTES, NextStep, Node, NodeWords, entries_per_node};
+use crate::wire::{Answer, ENTRY_BYTES, Op, routing_key};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
@@ -35,8 +35,8 @@ fn request(bytes: &[u8]) {
 /// Decodes the bytes as a client does.
 fn answer(bytes: &[u8]) {
     if let Some(answer) = Answer::decode(bytes) {
-        assert!(answer.entries().count() <= bytes.len() / ENTRY);
-        assert!(answer.first.max(answer.count) < 1 << 16);
+        assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
+        assert!(answer.first_entry_number.max(answer.total_entries) < 1 << 16);
     }
 }
 
@@ -54,7 +54,7 @@ fn walk(key: u64, bytes: &[u8]) {
     let Some(root) = nodes.first().map(|words| Node(*words)) else {
         return;
     };
-    let (tree, mut level) = (root.0.word(crate::node::TREE), root.level());
+    let (tree, mut level) = (root.0.word(crate::node::TREE_WORD), root.level());
     let mut number = 1;
     for _ in 0..MAX_NODES {
         let place = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
@@ -82,8 +82,8 @@ fn walk(key: u64, bytes: &[u8]) {
 /// Checks that searches stay within their node.
 fn check_searches(node: Node<'_, [u64]>, key: u64) {
     let count = node.entry_count();
-    assert!(count <= capacity(NODE_WORDS));
-    assert!(node.rank(key) <= count);
+    assert!(count <= entries_per_node(NODE_WORDS));
+    assert!(node.keys_up_to(key) <= count);
     match node.find(key) {
         Ok(place) => {
             assert!(place < count && node.key(place) == key);
@@ -94,7 +94,7 @@ fn check_searches(node: Node<'_, [u64]>, key: u64) {
     // A change of a word that describes the node must invalidate the checksum.
     if node.has_valid_checksum() {
         let mut other = node.0.to_vec();
-        other[META] ^= 1 << 40;
+        other[META_WORD] ^= 1 << 40;
         assert!(!Node(&other[..]).has_valid_checksum());
     }
 }
@@ -117,8 +117,8 @@ mod tests {
             let mut bytes = u64::to_le_bytes(key).to_vec();
             for (i, word) in words.into_iter().enumerate() {
                 let word = match i % super::NODE_WORDS {
-                    crate::node::META => word & 15 | (word & 16) << 28 | (flags >> (i / super::NODE_WORDS) & 1) << 17,
-                    crate::node::TREE => word & 1,
+                    crate::node::META_WORD => word & 15 | (word & 16) << 28 | (flags >> (i / super::NODE_WORDS) & 1) << 17,
+                    crate::node::TREE_WORD => word & 1,
                     _ => word,
                 };
                 bytes.extend(word.to_le_bytes());

@@ -1,6 +1,6 @@
 //! A client whose history is checked for linearizability: all operations on few keys, with a full window, and SCANs.
 //!
-//! The tree of a check has *stable* keys ([`stable_keys`] of them, numbered as by [`load::key_of`]), which a server
+//! The tree of a check has *stable* keys ([`stable_key_count`] of them, numbered as by `load::key_of`), which a server
 //! loads and no client changes. Between them are *judged* keys in groups. Each group has a hot key, on which clients
 //! always compete, and [`FILLER_COUNT`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
 //! leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is recorded as one
@@ -18,7 +18,7 @@ use service::random::Random;
 
 use crate::ExecuteRequests;
 use crate::client::{Answer, ClientError, Completion};
-use crate::load::{self, STRIDE};
+use crate::load::{self, STABLE_KEY_DISTANCE};
 use crate::tree::PutCondition;
 use crate::wire::Op;
 
@@ -29,13 +29,13 @@ const GROUP_KEYS: u64 = 1 + FILLER_COUNT;
 /// Stable keys per group; the judged keys lie between two of them.
 const STABLE_PER_GROUP: u64 = 8;
 /// Distance between the first keys of two groups.
-const GROUP_DISTANCE: u64 = STABLE_PER_GROUP * STRIDE;
+const GROUP_DISTANCE: u64 = STABLE_PER_GROUP * STABLE_KEY_DISTANCE;
 /// Index of the group's stable key that precedes its judged keys.
-const KEY_BEFORE_GROUP: u64 = 3;
+const STABLE_INDEX_BEFORE_JUDGED: u64 = 3;
 /// Duration of each phase of inserting fillers, and of deleting them.
 const FILLER_PHASE: Duration = Duration::from_millis(40);
 /// The limit of a SCAN that only its end limits.
-const NO_LIMIT: u32 = u16::MAX as u32;
+const UNLIMITED_SCAN: u32 = u16::MAX as u32;
 
 /// The parameters of a recording client.
 #[derive(Debug, Clone, Copy)]
@@ -43,30 +43,30 @@ pub struct RecordingParameters {
     /// The number of the tree.
     pub tree: u8,
     /// Number of hot keys: few, so that clients compete.
-    pub keys: u64,
+    pub hot_keys: u64,
     /// The seed of the random choices.
     pub seed: u64,
 }
 
 /// Returns the number of stable keys of a tree with `keys` hot keys. Key number `i` has the value [`load::value_of`]
 /// with stamp 0.
-pub fn stable_keys(keys: u64) -> u64 {
+pub fn stable_key_count(keys: u64) -> u64 {
     keys * STABLE_PER_GROUP
 }
 
 /// Returns the judged key with this number.
-fn key_of(number: u64) -> u64 {
+fn judged_key(number: u64) -> u64 {
     let place = match number % GROUP_KEYS {
-        0 => STRIDE / 2 - 1,
+        0 => STABLE_KEY_DISTANCE / 2 - 1,
         filler => 8 * filler,
     };
-    number / GROUP_KEYS * GROUP_DISTANCE + KEY_BEFORE_GROUP * STRIDE + place
+    number / GROUP_KEYS * GROUP_DISTANCE + STABLE_INDEX_BEFORE_JUDGED * STABLE_KEY_DISTANCE + place
 }
 
 /// Returns the number of a judged key, or `None` for other keys.
 fn number_of(key: u64) -> Option<u64> {
     let first = key / GROUP_DISTANCE * GROUP_KEYS;
-    (first..first + GROUP_KEYS).find(|&number| key_of(number) == key)
+    (first..first + GROUP_KEYS).find(|&number| judged_key(number) == key)
 }
 
 /// Sends requests until `stop` returns true and everything is answered, and records requests and answers.
@@ -84,7 +84,7 @@ pub fn run_client(
         recorder,
         random: Random::new(plan.seed),
         writes: 0,
-        token: 0,
+        last_token: 0,
         outstanding_requests: HashMap::new(),
     };
     let (mut chosen, mut stopping) = (None, false);
@@ -93,7 +93,7 @@ pub fn run_client(
         while requests.outstanding() < requests.window() && (chosen.is_some() || !stopping) {
             let (op, token) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => requester.choose().map_err(|e| write_error(&e))?,
+                None => requester.choose_request().map_err(|e| write_error(&e))?,
             };
             if !requests.submit(plan.tree, &op, token)? {
                 chosen = Some((op, token));
@@ -101,7 +101,7 @@ pub fn run_client(
             }
         }
         let mut written = Ok(());
-        requests.refresh();
+        requests.refresh_clock();
         requests.poll(|done| {
             let taken = requester.record_answer(&done);
             if written.is_ok() {
@@ -124,7 +124,7 @@ struct OutstandingScan {
     end: Option<u64>,
     limit: u32,
     /// The history number of the SCAN itself, for faults of the answer as a whole.
-    number: u64,
+    history_number: u64,
     /// Judged keys of the range, with the history numbers of their reads.
     point_reads: Vec<(u64, u64)>,
 }
@@ -142,22 +142,22 @@ struct Requester<'p> {
     recorder: &'p mut HistoryRecorder,
     random: Random,
     writes: u64,
-    token: u64,
+    last_token: u64,
     outstanding_requests: HashMap<u64, OutstandingRequest>,
 }
 
 impl Requester<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
-    fn choose(&mut self) -> io::Result<(Op, u64)> {
+    fn choose_request(&mut self) -> io::Result<(Op, u64)> {
         let dice = self.random.below(32);
         let (op, asked) = match dice {
-            0 => self.scan()?,
+            0 => self.choose_scan()?,
             1..22 => {
-                let number = self.random.below(self.plan.keys.max(1)) * GROUP_KEYS;
-                self.point(number, dice)?
+                let number = self.random.below(self.plan.hot_keys.max(1)) * GROUP_KEYS;
+                self.choose_point_request(number, dice)?
             }
             _ => {
-                let group = self.random.below(self.plan.keys.max(1));
+                let group = self.random.below(self.plan.hot_keys.max(1));
                 let filler = 1 + self.random.below(FILLER_COUNT);
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wave = since.unwrap_or_default().as_millis() / FILLER_PHASE.as_millis();
@@ -168,17 +168,21 @@ impl Requester<'_> {
                     (_, 0) => 17,
                     _ => 21,
                 };
-                self.point(group * GROUP_KEYS + filler, what)?
+                self.choose_point_request(group * GROUP_KEYS + filler, what)?
             }
         };
-        self.token += 1;
-        self.outstanding_requests.insert(self.token, asked);
-        Ok((op, self.token))
+        self.last_token += 1;
+        self.outstanding_requests.insert(self.last_token, asked);
+        Ok((op, self.last_token))
     }
 
     /// Chooses a request for one judged key: `what` is 1 to 21, and half of the values are lookups.
-    fn point(&mut self, number: u64, what: u64) -> io::Result<(Op, OutstandingRequest)> {
-        let key = key_of(number);
+    fn choose_point_request(
+        &mut self,
+        number: u64,
+        what: u64,
+    ) -> io::Result<(Op, OutstandingRequest)> {
+        let key = judged_key(number);
         self.writes += 1;
         // No two values of a history are equal, so each identifies its write.
         let value = (self.recorder.client() + 1) << 32 | self.writes & 0xffff_ffff;
@@ -198,15 +202,15 @@ impl Requester<'_> {
     }
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
-    fn scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
-        let all = self.plan.keys.max(1) * GROUP_DISTANCE;
+    fn choose_scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
+        let all = self.plan.hot_keys.max(1) * GROUP_DISTANCE;
         let from = self.random.below(all);
         let width = 1 + self.random.below(3 * GROUP_DISTANCE);
         let few = 1 + u32::try_from(self.random.below(40)).unwrap_or(0);
         let (end, limit) = match self.random.below(4) {
             0 => (None, few),
             1 => (Some(from + width), few),
-            _ => (Some(from + width), NO_LIMIT),
+            _ => (Some(from + width), UNLIMITED_SCAN),
         };
         // Forty entries span at most six groups, because each group has its stable keys.
         let until = end.unwrap_or(from + 6 * GROUP_DISTANCE).min(all);
@@ -214,9 +218,9 @@ impl Requester<'_> {
         let mut reads = Vec::new();
         let numbers =
             from / GROUP_DISTANCE * GROUP_KEYS..until.div_ceil(GROUP_DISTANCE) * GROUP_KEYS;
-        for judged in numbers.filter(|&judged| (from..until).contains(&key_of(judged))) {
+        for judged in numbers.filter(|&judged| (from..until).contains(&judged_key(judged))) {
             reads.push((
-                key_of(judged),
+                judged_key(judged),
                 self.recorder.record_call(judged, RegisterAction::Scan)?,
             ));
         }
@@ -224,7 +228,7 @@ impl Requester<'_> {
             from,
             end,
             limit,
-            number,
+            history_number: number,
             point_reads: reads,
         };
         Ok((
@@ -252,8 +256,12 @@ impl Requester<'_> {
                 self.recorder.record_answer(number, outcome)
             }
             (OutstandingRequest::Scan(scan), Answer::Entries { entries, next }) => {
-                if let Err((fault, key)) = scan.check(entries, next, stable_keys(self.plan.keys)) {
-                    return self.recorder.record_wrong_scan(scan.number, fault, key);
+                if let Err((fault, key)) =
+                    scan.check_answer(entries, next, stable_key_count(self.plan.hot_keys))
+                {
+                    return self
+                        .recorder
+                        .record_wrong_scan(scan.history_number, fault, key);
                 }
                 let reads = &scan.point_reads;
                 let covered = reads
@@ -279,20 +287,20 @@ impl Requester<'_> {
 
 impl OutstandingScan {
     /// Checks the order, the range and the stable keys of an answer. The recorded history covers the judged keys.
-    fn check(
+    fn check_answer(
         &self,
         entries: &[(u64, u64)],
         next: Option<u64>,
         stable: u64,
     ) -> Result<(), (ScanFault, u64)> {
         let end = self.end.unwrap_or(u64::MAX);
-        let mut stable_key = self.from.next_multiple_of(STRIDE);
+        let mut stable_key = self.from.next_multiple_of(STABLE_KEY_DISTANCE);
         let mut least = self.from;
         for &(key, value) in entries {
             if key < least {
                 return Err((ScanFault::Order, key));
             }
-            let is_stable = key % STRIDE == 0 && key / STRIDE < stable;
+            let is_stable = key % STABLE_KEY_DISTANCE == 0 && key / STABLE_KEY_DISTANCE < stable;
             if key >= end || !is_stable && number_of(key).is_none() {
                 return Err((ScanFault::Foreign, key));
             }
@@ -303,7 +311,7 @@ impl OutstandingScan {
                 if value != load::value_of(key, 0) {
                     return Err((ScanFault::Value, key));
                 }
-                stable_key += STRIDE;
+                stable_key += STABLE_KEY_DISTANCE;
             }
             least = key + 1;
         }
@@ -313,7 +321,7 @@ impl OutstandingScan {
             Some(next) if entries.len() < self.limit as usize => {
                 return Err((ScanFault::Missing, next));
             }
-            next => next.unwrap_or(end).min(stable * STRIDE),
+            next => next.unwrap_or(end).min(stable * STABLE_KEY_DISTANCE),
         };
         if entries.len() > self.limit as usize {
             return Err((ScanFault::Foreign, least - 1));
@@ -336,68 +344,71 @@ mod tests {
 
     #[test]
     fn judged_keys_have_numbers_and_are_no_stable_ones() {
-        let keys: BTreeSet<u64> = (0..10 * GROUP_KEYS).map(key_of).collect();
+        let keys: BTreeSet<u64> = (0..10 * GROUP_KEYS).map(judged_key).collect();
         assert_eq!(keys.len() as u64, 10 * GROUP_KEYS);
         for number in 0..10 * GROUP_KEYS {
-            let key = key_of(number);
+            let key = judged_key(number);
             assert_eq!(number_of(key), Some(number));
-            assert!(!key.is_multiple_of(STRIDE) && key < stable_keys(10) * STRIDE);
+            assert!(
+                !key.is_multiple_of(STABLE_KEY_DISTANCE)
+                    && key < stable_key_count(10) * STABLE_KEY_DISTANCE
+            );
         }
-        assert_eq!(number_of(key_of(0) + 2), None);
+        assert_eq!(number_of(judged_key(0) + 2), None);
     }
 
     #[test]
     fn what_is_wrong_with_a_scan_is_found() {
         let scan = |end, limit| OutstandingScan {
-            from: load::key_of(2) + 1,
+            from: load::stable_key(2) + 1,
             end,
             limit,
-            number: 0,
+            history_number: 0,
             point_reads: Vec::new(),
         };
-        let stable = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
-        let hot = (key_of(0), 77);
+        let stable = |i| (load::stable_key(i), load::value_of(load::stable_key(i), 0));
+        let hot = (judged_key(0), 77);
         let all = [stable(3), hot, stable(4), stable(5)];
-        let end = Some(load::key_of(6));
-        assert_eq!(scan(end, 100).check(&all, None, 8), Ok(()));
+        let end = Some(load::stable_key(6));
+        assert_eq!(scan(end, 100).check_answer(&all, None, 8), Ok(()));
         assert_eq!(
-            scan(None, 4).check(&all, Some(load::key_of(6)), 8),
+            scan(None, 4).check_answer(&all, Some(load::stable_key(6)), 8),
             Ok(()),
             "it may go on"
         );
         assert_eq!(
-            scan(None, 100).check(&all, None, 6),
+            scan(None, 100).check_answer(&all, None, 6),
             Ok(()),
             "there are no more"
         );
         let fault = |end, limit, entries: &[(u64, u64)], next| {
-            let fault = scan(end, limit).check(entries, next, 8);
+            let fault = scan(end, limit).check_answer(entries, next, 8);
             fault.expect_err("it is wrong")
         };
         let without_4 = [stable(3), hot, stable(5)];
-        let missing = |i| (ScanFault::Missing, load::key_of(i));
+        let missing = |i| (ScanFault::Missing, load::stable_key(i));
         assert_eq!(fault(end, 100, &without_4, None), missing(4));
         assert_eq!(fault(end, 100, &all[1..], None), missing(3));
         assert_eq!(fault(end, 100, &all[..3], None), missing(5));
         assert_eq!(fault(None, 100, &all, None), missing(6));
-        let early = Some(load::key_of(6));
+        let early = Some(load::stable_key(6));
         assert_eq!(fault(None, 100, &all, early), missing(6), "it had room");
         let twice = [stable(3), hot, hot];
         assert_eq!(fault(end, 100, &twice, None), (ScanFault::Order, hot.0));
         let back = [stable(3), stable(4), hot];
         assert_eq!(fault(end, 100, &back, None), (ScanFault::Order, hot.0));
-        let out = (ScanFault::Foreign, load::key_of(5));
-        assert_eq!(fault(Some(load::key_of(5)), 100, &all, None), out);
+        let out = (ScanFault::Foreign, load::stable_key(5));
+        assert_eq!(fault(Some(load::stable_key(5)), 100, &all, None), out);
         let nobody = [stable(3), (hot.0 + 2, 1)];
         let out = (ScanFault::Foreign, hot.0 + 2);
         assert_eq!(fault(end, 100, &nobody, None), out);
-        let wrong = [stable(3), (load::key_of(4), 0)];
-        let value = (ScanFault::Value, load::key_of(4));
+        let wrong = [stable(3), (load::stable_key(4), 0)];
+        let value = (ScanFault::Value, load::stable_key(4));
         assert_eq!(fault(end, 100, &wrong, None), value);
-        let next = Some(load::key_of(5));
-        let value = (ScanFault::Order, load::key_of(5));
+        let next = Some(load::stable_key(5));
+        let value = (ScanFault::Order, load::stable_key(5));
         assert_eq!(fault(None, 4, &all, next), value, "it goes back");
-        let value = (ScanFault::Foreign, load::key_of(5));
+        let value = (ScanFault::Foreign, load::stable_key(5));
         assert_eq!(fault(end, 3, &all, None), value, "more than asked for");
     }
 
@@ -410,9 +421,11 @@ mod tests {
             ..ServerConfig::default()
         };
         let server = Server::start(config).expect("starts");
-        let entry = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
+        let entry = |i| (load::stable_key(i), load::value_of(load::stable_key(i), 0));
         let store = server.service().store();
-        store.load(0, stable_keys(2), 0.9, 1, entry).expect("loads");
+        store
+            .bulk_load(0, stable_key_count(2), 0.9, 1, entry)
+            .expect("loads");
         let config = ClientConfig {
             server: server.address().to_string(),
             window: 8,
@@ -423,7 +436,7 @@ mod tests {
         let mut recorder = HistoryRecorder::create(folder.path(), 1).expect("a file");
         let plan = RecordingParameters {
             tree: 0,
-            keys: 2,
+            hot_keys: 2,
             seed: 1,
         };
         let mut polls = 0u32;
@@ -439,7 +452,9 @@ mod tests {
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
         assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP_KEYS, 0));
         // A stable key is removed behind the client's back.
-        store.remove(0, load::key_of(1)).expect("it is not locked");
+        store
+            .remove(0, load::stable_key(1))
+            .expect("it is not locked");
         let before = server.stats().scans;
         until(&|stats| stats.scans > before + 500);
         let verdict = KeyHistories::read(folder.path()).expect("read").check();

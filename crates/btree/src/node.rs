@@ -7,12 +7,12 @@
 //! | 0 | lock: 0, or the holder's lock word |
 //! | 1 | version: grows with every change of the node |
 //! | 2 | checksum of words 1 and 3 to the last that is in use |
-//! | 3 | level in bits 47..32 (0 is a leaf), flags [`DEAD`], [`LAST`], [`FROZEN`] and [`MOVED`], count of entries in bits 15..0 |
+//! | 3 | level in bits 47..32 (0 is a leaf), flags [`FLAG_DEAD`], [`FLAG_LAST_OF_LEVEL`], [`FLAG_FROZEN`] and [`FLAG_MOVED`], count of entries in bits 15..0 |
 //! | 4 | low fence: no key of the node is below it |
-//! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`LAST`] is above all keys |
+//! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`FLAG_LAST_OF_LEVEL`] is above all keys |
 //! | 6 | the right sibling's number, 0 for none |
 //! | 7 | the number of the node's tree |
-//! | from 8 | keys in ascending order, room for [`capacity`] of them |
+//! | from 8 | keys in ascending order, room for [`entries_per_node`] of them |
 //! | after the keys | values of a leaf; in an inner node the numbers of the children |
 //!
 //! In an inner node key `i` is the low fence of child `i`, so the first key equals the node's low fence.
@@ -24,34 +24,34 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words in front of the keys: one cache line.
-pub(crate) const HEADER: usize = 8;
+pub(crate) const HEADER_WORDS: usize = 8;
 /// Index of the lock word.
-pub(crate) const LOCK: usize = 0;
+pub(crate) const LOCK_WORD: usize = 0;
 /// Index of the version word.
-pub(crate) const VERSION: usize = 1;
+pub(crate) const VERSION_WORD: usize = 1;
 /// Index of the checksum word.
-pub(crate) const CHECKSUM: usize = 2;
+pub(crate) const CHECKSUM_WORD: usize = 2;
 /// Index of the word with level, flags and count.
-pub(crate) const META: usize = 3;
+pub(crate) const META_WORD: usize = 3;
 /// Index of the low fence.
-pub(crate) const LOW: usize = 4;
+pub(crate) const LOW_FENCE_WORD: usize = 4;
 /// Index of the high fence.
-pub(crate) const HIGH: usize = 5;
+pub(crate) const HIGH_FENCE_WORD: usize = 5;
 /// Index of the right sibling's number.
-pub(crate) const SIBLING: usize = 6;
+pub(crate) const SIBLING_WORD: usize = 6;
 /// Index of the tree's number.
-pub(crate) const TREE: usize = 7;
+pub(crate) const TREE_WORD: usize = 7;
 
 /// Flag: the node was merged into its left sibling and has no entries.
-pub(crate) const DEAD: u64 = 1 << 16;
+pub(crate) const FLAG_DEAD: u64 = 1 << 16;
 /// Flag: the node is the last of its level; its high fence is above all keys.
-pub(crate) const LAST: u64 = 1 << 17;
+pub(crate) const FLAG_LAST_OF_LEVEL: u64 = 1 << 17;
 
 /// Flag: the keys of this leaf are being handed over to another server. They can be read but not changed.
-pub(crate) const FROZEN: u64 = 1 << 18;
+pub(crate) const FLAG_FROZEN: u64 = 1 << 18;
 /// Flag: the keys of this leaf belong to another server. The leaf has one entry: its low fence and the
 /// [`RangeOwner`](crate::RangeOwner) of the keys.
-pub(crate) const MOVED: u64 = 1 << 19;
+pub(crate) const FLAG_MOVED: u64 = 1 << 19;
 
 /// The smallest node in bytes.
 pub const MIN_NODE_BYTES: usize = 256;
@@ -60,12 +60,12 @@ pub const MAX_NODE_BYTES: usize = 4096;
 
 /// Returns the number of entries that fit into a node of `words` words.
 #[inline]
-pub(crate) const fn capacity(words: usize) -> usize {
-    (words - HEADER) / 2
+pub(crate) const fn entries_per_node(words: usize) -> usize {
+    (words - HEADER_WORDS) / 2
 }
 
-/// Returns the word at [`META`] of a node.
-pub(crate) fn meta(level: u16, flags: u64, count: usize) -> u64 {
+/// Returns the word at [`META_WORD`] of a node.
+pub(crate) fn encode_meta(level: u16, flags: u64, count: usize) -> u64 {
     u64::from(level) << 32 | flags | (count as u64 & 0xffff)
 }
 
@@ -128,66 +128,66 @@ impl<W: ?Sized> Copy for Node<'_, W> {}
 impl<W: NodeWords + ?Sized> Node<'_, W> {
     #[inline]
     pub(crate) fn capacity(self) -> usize {
-        capacity(self.0.len())
+        entries_per_node(self.0.len())
     }
 
     /// Returns the number of entries, at most the capacity.
     #[inline]
     pub(crate) fn entry_count(self) -> usize {
-        ((self.0.word(META) & 0xffff) as usize).min(self.capacity())
+        ((self.0.word(META_WORD) & 0xffff) as usize).min(self.capacity())
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
     pub(crate) fn level(self) -> u16 {
-        (self.0.word(META) >> 32) as u16
+        (self.0.word(META_WORD) >> 32) as u16
     }
 
     pub(crate) fn flags(self) -> u64 {
-        self.0.word(META) & (DEAD | LAST | FROZEN | MOVED)
+        self.0.word(META_WORD) & (FLAG_DEAD | FLAG_LAST_OF_LEVEL | FLAG_FROZEN | FLAG_MOVED)
     }
 
     /// Returns true if the keys of this leaf belong to another server.
     #[inline]
     pub(crate) fn is_moved(self) -> bool {
-        self.0.word(META) & MOVED != 0
+        self.0.word(META_WORD) & FLAG_MOVED != 0
     }
 
     /// Returns true if the keys of this leaf may be changed.
     #[inline]
     pub(crate) fn may_change(self) -> bool {
-        self.0.word(META) & (FROZEN | MOVED) == 0
+        self.0.word(META_WORD) & (FLAG_FROZEN | FLAG_MOVED) == 0
     }
 
     #[inline]
     pub(crate) fn is_dead(self) -> bool {
-        self.0.word(META) & DEAD != 0
+        self.0.word(META_WORD) & FLAG_DEAD != 0
     }
 
     #[inline]
     pub(crate) fn is_last(self) -> bool {
-        self.0.word(META) & LAST != 0
+        self.0.word(META_WORD) & FLAG_LAST_OF_LEVEL != 0
     }
 
     #[inline]
     pub(crate) fn key(self, i: usize) -> u64 {
-        self.0.word(HEADER + i)
+        self.0.word(HEADER_WORDS + i)
     }
 
     #[inline]
     pub(crate) fn value(self, i: usize) -> u64 {
-        self.0.word(HEADER + self.capacity() + i)
+        self.0.word(HEADER_WORDS + self.capacity() + i)
     }
 
     /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
     pub(crate) fn key_upper_bound(self) -> Option<u64> {
-        (!self.is_last()).then(|| self.0.word(HIGH))
+        (!self.is_last()).then(|| self.0.word(HIGH_FENCE_WORD))
     }
 
     /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
-    pub(crate) fn rank(self, key: u64) -> usize {
+    pub(crate) fn keys_up_to(self, key: u64) -> usize {
         let (mut from, mut left) = (0, self.entry_count());
         // The search has no branches on keys: a mispredicted branch costs more than the load.
         while left > 0 {
@@ -202,7 +202,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     /// Returns the index of the key in a leaf, or as an error the index at which the key would be inserted.
     #[inline]
     pub(crate) fn find(self, key: u64) -> Result<usize, usize> {
-        let rank = self.rank(key);
+        let rank = self.keys_up_to(key);
         match rank.checked_sub(1) {
             Some(place) if self.key(place) == key => Ok(place),
             _ => Err(rank),
@@ -215,13 +215,13 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         let header = self.0;
         if self.is_dead()
             || self.level() != level
-            || header.word(TREE) != tree
-            || key < header.word(LOW)
+            || header.word(TREE_WORD) != tree
+            || key < header.word(LOW_FENCE_WORD)
         {
             return NextStep::Restart;
         }
-        if !self.is_last() && key >= header.word(HIGH) {
-            return match header.word(SIBLING) {
+        if !self.is_last() && key >= header.word(HIGH_FENCE_WORD) {
+            return match header.word(SIBLING_WORD) {
                 0 => NextStep::Restart,
                 sibling => NextStep::Sibling(sibling),
             };
@@ -229,7 +229,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         if level == 0 {
             return NextStep::Leaf;
         }
-        match self.rank(key) {
+        match self.keys_up_to(key) {
             0 => NextStep::Restart,
             rank => NextStep::Child(self.value(rank - 1)),
         }
@@ -238,9 +238,16 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     /// Returns the checksum of the words in use.
     pub(crate) fn checksum_of_words(self) -> u64 {
         let (count, capacity) = (self.entry_count(), self.capacity());
-        let header = [VERSION, META, LOW, HIGH, SIBLING, TREE];
-        let keys = HEADER..HEADER + count;
-        let values = HEADER + capacity..HEADER + capacity + count;
+        let header = [
+            VERSION_WORD,
+            META_WORD,
+            LOW_FENCE_WORD,
+            HIGH_FENCE_WORD,
+            SIBLING_WORD,
+            TREE_WORD,
+        ];
+        let keys = HEADER_WORDS..HEADER_WORDS + count;
+        let values = HEADER_WORDS + capacity..HEADER_WORDS + capacity + count;
         let all = header.into_iter().chain(keys).chain(values);
         all.fold(0, |sum: u64, i| {
             sum.wrapping_add(checksum_term(i, self.0.word(i)))
@@ -249,7 +256,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
 
     /// Returns true if all words in use are of one version.
     pub(crate) fn has_valid_checksum(self) -> bool {
-        self.checksum_of_words() == self.0.word(CHECKSUM)
+        self.checksum_of_words() == self.0.word(CHECKSUM_WORD)
     }
 }
 
@@ -273,15 +280,15 @@ mod tests {
 
     fn leaf(entries: &[(u64, u64)], words: usize) -> Vec<u64> {
         let mut node = vec![0; words];
-        let room = capacity(words);
+        let room = entries_per_node(words);
         for (i, (key, value)) in entries.iter().enumerate() {
-            node[HEADER + i] = *key;
-            node[HEADER + room + i] = *value;
+            node[HEADER_WORDS + i] = *key;
+            node[HEADER_WORDS + room + i] = *value;
         }
-        node[META] = meta(0, 0, entries.len());
-        node[HIGH] = 1000;
-        node[SIBLING] = 9;
-        node[CHECKSUM] = Node(&node[..]).checksum_of_words();
+        node[META_WORD] = encode_meta(0, 0, entries.len());
+        node[HIGH_FENCE_WORD] = 1000;
+        node[SIBLING_WORD] = 9;
+        node[CHECKSUM_WORD] = Node(&node[..]).checksum_of_words();
         node
     }
 
@@ -298,7 +305,7 @@ mod tests {
             (Ok(0), Err(1), Err(0))
         );
         let mut inner = leaf(&[(0, 7), (50, 8)], 32);
-        inner[META] = meta(1, LAST, 2);
+        inner[META_WORD] = encode_meta(1, FLAG_LAST_OF_LEVEL, 2);
         let node = Node(&inner[..]);
         assert_eq!(node.next(49, 0, 1), NextStep::Child(7));
         assert_eq!(node.next(u64::MAX, 0, 1), NextStep::Child(8));
@@ -313,7 +320,7 @@ mod tests {
             let entries: Vec<_> = keys.iter().map(|k| (*k, 0)).collect();
             let words = leaf(&entries, 64);
             let expected = keys.iter().filter(|k| **k <= key).count();
-            prop_assert_eq!(Node(&words[..]).rank(key), expected);
+            prop_assert_eq!(Node(&words[..]).keys_up_to(key), expected);
         }
 
         /// Two versions differ by an insertion, a deletion or an update: no mixture of their words is whole.
@@ -328,28 +335,28 @@ mod tests {
                 keys.insert(other);
             }
             let mut new = leaf(&entries(&keys), 64);
-            new[VERSION] = 1;
-            new[CHECKSUM] = Node(&new[..]).checksum_of_words();
+            new[VERSION_WORD] = 1;
+            new[CHECKSUM_WORD] = Node(&new[..]).checksum_of_words();
             prop_assert!(Node(&old[..]).has_valid_checksum() && Node(&new[..]).has_valid_checksum());
             let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
             // Words that are not in use do not count.
             let used = |words: &[u64]| {
                 let node = Node(words);
-                let mut used: Vec<u64> = (1..HEADER).map(|i| words[i]).collect();
+                let mut used: Vec<u64> = (1..HEADER_WORDS).map(|i| words[i]).collect();
                 used.extend((0..node.entry_count()).flat_map(|i| [node.key(i), node.value(i)]));
                 used
             };
             let is_one = used(&mixed) == used(&old) || used(&mixed) == used(&new);
             prop_assert_eq!(Node(&mixed[..]).has_valid_checksum(), is_one);
             old.fill(u64::MAX);
-            prop_assert!(Node(&old[..]).entry_count() <= capacity(64), "garbage is bounded");
+            prop_assert!(Node(&old[..]).entry_count() <= entries_per_node(64), "garbage is bounded");
         }
 
         #[test]
         fn an_update_changes_the_sum_by_the_difference_of_terms(value in any::<u64>(), at in 0usize..3) {
             let mut words = leaf(&[(1, 10), (2, 20), (3, 30)], 32);
-            let place = HEADER + capacity(32) + at;
-            let sum = words[CHECKSUM].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
+            let place = HEADER_WORDS + entries_per_node(32) + at;
+            let sum = words[CHECKSUM_WORD].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
             words[place] = value;
             prop_assert_eq!(Node(&words[..]).checksum_of_words(), sum);
         }

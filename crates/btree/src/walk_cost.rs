@@ -18,17 +18,17 @@ use std::time::Duration;
 
 use verbs::time;
 
-use crate::node::capacity;
+use crate::node::entries_per_node;
 
 /// Bytes of a cache line.
-const LINE: u64 = 64;
+const CACHE_LINE_BYTES: u64 = 64;
 
 /// Entries of 8 bytes in a cache line.
-const WORDS: u64 = LINE / 8;
+const ENTRIES_PER_LINE: u64 = CACHE_LINE_BYTES / 8;
 
 /// Time in ns that a host's core needs for a step of a binary search, without waiting for memory. The value was fitted,
 /// together with the memory latency of `bf2`'s DPU, to a study's local look-ups among 1 M and 256 M keys.
-const STEP_NS: u64 = 7;
+const SEARCH_STEP_NS: u64 = 7;
 
 /// The size of a tree, as far as it determines the cost of walks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,8 +43,8 @@ pub struct TreeSize {
 
 impl TreeSize {
     /// Returns the number of entries of a node, at least 2.
-    pub fn entries(&self) -> u64 {
-        let room = capacity(self.node_bytes / 8);
+    pub fn entries_per_node(&self) -> u64 {
+        let room = entries_per_node(self.node_bytes / 8);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -56,8 +56,8 @@ impl TreeSize {
     }
 
     /// Returns the number of nodes of each level, from the leaves up to the root.
-    pub fn levels(&self) -> Vec<u64> {
-        let entries = self.entries();
+    pub fn nodes_per_level(&self) -> Vec<u64> {
+        let entries = self.entries_per_node();
         let mut levels = vec![self.keys.div_ceil(entries).max(1)];
         while let Some(&below) = levels.last()
             && below > 1
@@ -70,8 +70,11 @@ impl TreeSize {
     /// Returns a tree with only `keys` keys for a small memory. Its nodes are emptier, so that its number of levels is
     /// the same or as close as possible.
     #[must_use]
-    pub fn with_fewer_keys(&self, keys: u64) -> Self {
-        let (room, levels) = (capacity(self.node_bytes / 8), self.levels().len());
+    pub fn with_keys_same_levels(&self, keys: u64) -> Self {
+        let (room, levels) = (
+            entries_per_node(self.node_bytes / 8),
+            self.nodes_per_level().len(),
+        );
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let filled = |entries: usize| Self {
             keys: keys.min(self.keys),
@@ -80,7 +83,7 @@ impl TreeSize {
             ..*self
         };
         let fills = (2..=room).rev().map(filled);
-        let nearest = fills.min_by_key(|small| small.levels().len().abs_diff(levels));
+        let nearest = fills.min_by_key(|small| small.nodes_per_level().len().abs_diff(levels));
         nearest.unwrap_or(*self)
     }
 }
@@ -93,53 +96,53 @@ struct LineGroup {
     /// Number of lines in this group; no other group has them.
     lines: u64,
     /// Number of lines of the group that one walk touches.
-    touched: u64,
+    lines_per_walk: u64,
     /// True if the lines are prefetched.
     is_prefetched: bool,
     /// Bytes of all lines that are touched as often or more often than these.
-    working_set: u64,
+    working_set_bytes: u64,
 }
 
 /// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalkCost {
-    sequential: Vec<LineGroup>,
-    interleaved: Vec<LineGroup>,
+    sequential_lines: Vec<LineGroup>,
+    interleaved_lines: Vec<LineGroup>,
     /// Bytes of all lines of the tree.
-    bytes: u64,
+    tree_bytes: u64,
     /// Time of a walk's comparisons on the core.
     comparison_time: Duration,
     /// Lines of the keys of a node; its values have as many.
-    node_lines: u64,
+    key_lines_per_node: u64,
 }
 
 impl WalkCost {
     /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
     pub fn of(shape: &TreeSize, interleaved_levels: usize) -> Self {
-        let entries = shape.entries();
-        let node_lines = entries.div_ceil(WORDS);
-        let levels = shape.levels();
+        let entries = shape.entries_per_node();
+        let node_lines = entries.div_ceil(ENTRIES_PER_LINE);
+        let levels = shape.nodes_per_level();
         let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
         for (depth, &nodes) in levels.iter().rev().enumerate() {
-            let single = node_on_demand(nodes, node_lines);
+            let single = lines_without_prefetch(nodes, node_lines);
             if depth < interleaved_levels {
                 let is_leaf = depth + 1 == levels.len();
-                interleaved.extend(node_prefetched(nodes, node_lines, is_leaf));
+                interleaved.extend(lines_with_prefetch(nodes, node_lines, is_leaf));
             } else {
                 interleaved.extend_from_slice(&single);
             }
             sequential.extend(single);
         }
         let steps = u64::from(entries.ilog2() + 1) * levels.len() as u64;
-        let comparison_time = Duration::from_nanos(STEP_NS * steps);
+        let comparison_time = Duration::from_nanos(SEARCH_STEP_NS * steps);
         let bytes = set_working_sets(&mut sequential);
         set_working_sets(&mut interleaved);
         Self {
-            sequential,
-            interleaved,
-            bytes,
+            sequential_lines: sequential,
+            interleaved_lines: interleaved,
+            tree_bytes: bytes,
             comparison_time,
-            node_lines,
+            key_lines_per_node: node_lines,
         }
     }
 
@@ -148,14 +151,14 @@ impl WalkCost {
         let requests = requests as u64;
         let groups = match requests {
             0 => return,
-            1 => &self.sequential,
-            _ => &self.interleaved,
+            1 => &self.sequential_lines,
+            _ => &self.interleaved_lines,
         };
         for group in groups {
-            let lines = group.touched * requests;
+            let lines = group.lines_per_walk * requests;
             match group.is_prefetched {
-                true => time::charge_cache_lines(group.working_set, 1, lines),
-                false => time::charge_cache_lines(group.working_set, lines, 1),
+                true => time::charge_cache_lines(group.working_set_bytes, 1, lines),
+                false => time::charge_cache_lines(group.working_set_bytes, lines, 1),
             }
         }
         let times = u32::try_from(requests).unwrap_or(u32::MAX);
@@ -164,25 +167,25 @@ impl WalkCost {
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
     pub(crate) fn charge_scan(&self, entries: usize) {
-        let lines = 2 * (entries as u64).div_ceil(WORDS);
-        time::charge_cache_lines(self.bytes, 1, lines);
+        let lines = 2 * (entries as u64).div_ceil(ENTRIES_PER_LINE);
+        time::charge_cache_lines(self.tree_bytes, 1, lines);
     }
 
     /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
     /// recomputes the checksum.
     pub(crate) fn charge_change(&self) {
-        time::charge_cache_lines(self.bytes, 1, 2 * self.node_lines);
+        time::charge_cache_lines(self.tree_bytes, 1, 2 * self.key_lines_per_node);
     }
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes, of which nothing was prefetched.
-fn node_on_demand(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
+fn lines_without_prefetch(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
     let group = |choices: u64, lines: u64| LineGroup {
         walks_per_touch: nodes * choices,
         lines: nodes * lines,
-        touched: 1,
+        lines_per_walk: 1,
         is_prefetched: false,
-        working_set: 0,
+        working_set_bytes: 0,
     };
     let mut groups = vec![group(1, 1)];
     // When half of the keys are left, consecutive search steps are within a line or two of each other.
@@ -199,22 +202,22 @@ fn node_on_demand(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
-fn node_prefetched(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2] {
+fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2] {
     let fetched = 1 + node_lines;
     [
         LineGroup {
             walks_per_touch: nodes,
             lines: nodes * fetched,
-            touched: fetched,
+            lines_per_walk: fetched,
             is_prefetched: true,
-            working_set: 0,
+            working_set_bytes: 0,
         },
         LineGroup {
             walks_per_touch: nodes * node_lines,
             lines: nodes * node_lines,
-            touched: 1,
+            lines_per_walk: 1,
             is_prefetched: is_leaf,
-            working_set: 0,
+            working_set_bytes: 0,
         },
     ]
 }
@@ -223,8 +226,8 @@ fn node_prefetched(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2]
 fn set_working_sets(groups: &mut [LineGroup]) -> u64 {
     groups.sort_by_key(|group| group.walks_per_touch);
     groups.iter_mut().fold(0, |sum, group| {
-        group.working_set = sum + group.lines * LINE;
-        group.working_set
+        group.working_set_bytes = sum + group.lines * CACHE_LINE_BYTES;
+        group.working_set_bytes
     })
 }
 
@@ -235,9 +238,11 @@ const READ_LINE_NS: u64 = 12;
 /// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
 #[inline]
 pub(crate) fn charge_read_node(node_bytes: usize) {
-    let lines = (node_bytes as u64).div_ceil(LINE);
+    let lines = (node_bytes as u64).div_ceil(CACHE_LINE_BYTES);
     let steps = u64::from(node_bytes.ilog2()).saturating_sub(4);
-    time::charge_time(Duration::from_nanos(lines * READ_LINE_NS + steps * STEP_NS));
+    time::charge_time(Duration::from_nanos(
+        lines * READ_LINE_NS + steps * SEARCH_STEP_NS,
+    ));
 }
 
 #[cfg(test)]
@@ -254,11 +259,11 @@ mod tests {
 
     #[test]
     fn levels_are_those_of_a_loaded_tree() {
-        assert_eq!(shape(1, 2048).levels(), [1]);
-        assert_eq!(shape(1_000_000, 2048).levels(), [8065, 66, 1]);
+        assert_eq!(shape(1, 2048).nodes_per_level(), [1]);
+        assert_eq!(shape(1_000_000, 2048).nodes_per_level(), [8065, 66, 1]);
         // The same number of READs as in a study of both node sizes.
-        assert_eq!(shape(256_000_000, 2048).levels().len(), 5);
-        assert_eq!(shape(256_000_000, 512).levels().len(), 6);
+        assert_eq!(shape(256_000_000, 2048).nodes_per_level().len(), 5);
+        assert_eq!(shape(256_000_000, 512).nodes_per_level().len(), 6);
     }
 
     #[test]
@@ -266,15 +271,19 @@ mod tests {
         for node_bytes in [512, 1024, 2048, 4096] {
             for keys in [1 << 14, 1_000_000, 256_000_000] {
                 let (large, keys) = (shape(keys, node_bytes), 1 << 14);
-                let small = large.with_fewer_keys(keys);
-                assert_eq!(small.levels().len(), large.levels().len(), "{large:?}");
+                let small = large.with_keys_same_levels(keys);
+                assert_eq!(
+                    small.nodes_per_level().len(),
+                    large.nodes_per_level().len(),
+                    "{large:?}"
+                );
                 assert_eq!(small.keys, keys);
             }
         }
         // 8 levels; 16 K keys would have them only with between 3 and 4 entries per node.
         let large = shape(256_000_000, 256);
-        assert_eq!(large.levels().len(), 8);
-        assert!((7..=9).contains(&large.with_fewer_keys(1 << 14).levels().len()));
+        assert_eq!(large.nodes_per_level().len(), 8);
+        assert!((7..=9).contains(&large.with_keys_same_levels(1 << 14).nodes_per_level().len()));
     }
 
     /// The lines of a node are its header, keys and values, however they are touched.
@@ -282,14 +291,14 @@ mod tests {
     fn every_line_is_of_one_kind() {
         for (keys, node_bytes) in [(100, 512), (1_000_000, 2048), (256_000_000, 4096)] {
             let shape = shape(keys, node_bytes);
-            let node = 1 + 2 * shape.entries().div_ceil(WORDS);
-            let all = shape.levels().iter().sum::<u64>() * node * LINE;
+            let node = 1 + 2 * shape.entries_per_node().div_ceil(ENTRIES_PER_LINE);
+            let all = shape.nodes_per_level().iter().sum::<u64>() * node * CACHE_LINE_BYTES;
             for together in [0, 2, 5] {
                 let cost = WalkCost::of(&shape, together);
-                let last = |groups: &[LineGroup]| groups.last().expect("some").working_set;
-                assert_eq!(last(&cost.sequential), all);
-                assert_eq!(last(&cost.interleaved), all);
-                assert_eq!(cost.bytes, all);
+                let last = |groups: &[LineGroup]| groups.last().expect("some").working_set_bytes;
+                assert_eq!(last(&cost.sequential_lines), all);
+                assert_eq!(last(&cost.interleaved_lines), all);
+                assert_eq!(cost.tree_bytes, all);
             }
         }
     }
@@ -297,10 +306,11 @@ mod tests {
     #[test]
     fn hot_lines_have_small_working_sets() {
         let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
-        assert_eq!(cost.sequential[0].working_set, LINE);
-        let ordered = |groups: &[LineGroup]| groups.is_sorted_by_key(|group| group.working_set);
-        assert!(ordered(&cost.sequential) && ordered(&cost.interleaved));
+        assert_eq!(cost.sequential_lines[0].working_set_bytes, CACHE_LINE_BYTES);
+        let ordered =
+            |groups: &[LineGroup]| groups.is_sorted_by_key(|group| group.working_set_bytes);
+        assert!(ordered(&cost.sequential_lines) && ordered(&cost.interleaved_lines));
         // Each of three levels has the header, five steps among 16 lines of keys, and the value.
-        assert_eq!(cost.sequential.len(), 3 * 7);
+        assert_eq!(cost.sequential_lines.len(), 3 * 7);
     }
 }

@@ -11,46 +11,46 @@
 //! | 8..16 | key |
 //! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
-//! An answer begins with a word: status in bits 7..0, flag [`FOUND`] in bit 8, flag [`MORE`] in bit 9. If a GET found
+//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE`] in bit 9. If a GET found
 //! its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first entry, and bits
 //! 47..32 the number of all entries of the answer. The key at which to continue follows, then the entries, 16 bytes
-//! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `MORE`)
+//! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `FLAG_MORE`)
 //! and the owner of the range. The answer to CEDE has the version of the handover in bits 63..16.
 
 use crate::tree::{MovedRange, PutCondition, RangeOwner};
 
 /// Bytes of the longest request.
-pub(crate) const REQUEST: usize = 24;
+pub(crate) const MAX_REQUEST_BYTES: usize = 24;
 /// Bytes of a SCAN message's header, before its entries.
-pub(crate) const SCAN_HEADER: usize = 16;
+pub(crate) const SCAN_HEADER_BYTES: usize = 16;
 /// Bytes of an entry.
-pub(crate) const ENTRY: usize = 16;
+pub(crate) const ENTRY_BYTES: usize = 16;
 /// Largest number of messages in the answer to one SCAN.
-pub(crate) const MAX_MESSAGES: u32 = 16;
+pub(crate) const MAX_SCAN_MESSAGES: u32 = 16;
 
 /// Flag: the key was present.
-pub(crate) const FOUND: u64 = 1 << 8;
+pub(crate) const FLAG_FOUND: u64 = 1 << 8;
 /// Flag: more entries may follow.
-pub(crate) const MORE: u64 = 1 << 9;
+pub(crate) const FLAG_MORE: u64 = 1 << 9;
 
-const GET: u8 = 1;
-const PUT: u8 = 2;
-const INSERT: u8 = 3;
-const UPDATE: u8 = 4;
-const DELETE: u8 = 5;
-const SCAN: u8 = 6;
-const SCAN_TO: u8 = 7;
-const FREEZE: u8 = 8;
-const THAW: u8 = 9;
-const CEDE: u8 = 10;
-const TAKE: u8 = 11;
-const LOAD: u8 = 12;
+const OPCODE_GET: u8 = 1;
+const OPCODE_PUT: u8 = 2;
+const OPCODE_INSERT: u8 = 3;
+const OPCODE_UPDATE: u8 = 4;
+const OPCODE_DELETE: u8 = 5;
+const OPCODE_SCAN: u8 = 6;
+const OPCODE_SCAN_TO: u8 = 7;
+const OPCODE_FREEZE: u8 = 8;
+const OPCODE_THAW: u8 = 9;
+const OPCODE_CEDE: u8 = 10;
+const OPCODE_TAKE: u8 = 11;
+const OPCODE_LOAD: u8 = 12;
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// Success, or a change whose condition did not hold: [`FOUND`] tells whether the key was present.
+    /// Success, or a change whose condition did not hold: [`FLAG_FOUND`] tells whether the key was present.
     Ok = 0,
     /// The server has no memory for the request.
     Full = 1,
@@ -156,30 +156,37 @@ impl Op {
     /// Encodes the request and returns its length. `number` is the number of the change, or for a SCAN the number of
     /// messages.
     #[inline]
-    pub(crate) fn encode(&self, tree: u8, number: u32) -> ([u8; REQUEST], usize) {
-        let mut bytes = [0; REQUEST];
+    pub(crate) fn encode(&self, tree: u8, number: u32) -> ([u8; MAX_REQUEST_BYTES], usize) {
+        let mut bytes = [0; MAX_REQUEST_BYTES];
         let (op, last) = match *self {
-            Self::Get { .. } => (GET, None),
+            Self::Get { .. } => (OPCODE_GET, None),
             Self::Put { value, when, .. } => {
                 let op = match when {
-                    PutCondition::Always => PUT,
-                    PutCondition::Absent => INSERT,
-                    PutCondition::Present => UPDATE,
+                    PutCondition::Always => OPCODE_PUT,
+                    PutCondition::Absent => OPCODE_INSERT,
+                    PutCondition::Present => OPCODE_UPDATE,
                 };
                 (op, Some(value))
             }
-            Self::Delete { .. } => (DELETE, None),
-            Self::Scan { end, .. } => (if end.is_some() { SCAN_TO } else { SCAN }, end),
+            Self::Delete { .. } => (OPCODE_DELETE, None),
+            Self::Scan { end, .. } => (
+                if end.is_some() {
+                    OPCODE_SCAN_TO
+                } else {
+                    OPCODE_SCAN
+                },
+                end,
+            ),
             Self::Handover { step, end, .. } => {
                 let op = match step {
-                    HandoverStep::Freeze => FREEZE,
-                    HandoverStep::Thaw => THAW,
-                    HandoverStep::Cede { .. } => CEDE,
-                    HandoverStep::Take { .. } => TAKE,
+                    HandoverStep::Freeze => OPCODE_FREEZE,
+                    HandoverStep::Thaw => OPCODE_THAW,
+                    HandoverStep::Cede { .. } => OPCODE_CEDE,
+                    HandoverStep::Take { .. } => OPCODE_TAKE,
                 };
                 (op, end)
             }
-            Self::Load => (LOAD, None),
+            Self::Load => (OPCODE_LOAD, None),
         };
         bytes[0] = op;
         bytes[1] = tree;
@@ -216,26 +223,26 @@ impl Op {
         };
         let put = |when| last.map(|value| Self::Put { key, value, when });
         let op = match op {
-            GET => Self::Get { key },
-            PUT => put(PutCondition::Always)?,
-            INSERT => put(PutCondition::Absent)?,
-            UPDATE => put(PutCondition::Present)?,
-            DELETE => Self::Delete { key },
-            SCAN => Self::Scan {
+            OPCODE_GET => Self::Get { key },
+            OPCODE_PUT => put(PutCondition::Always)?,
+            OPCODE_INSERT => put(PutCondition::Absent)?,
+            OPCODE_UPDATE => put(PutCondition::Present)?,
+            OPCODE_DELETE => Self::Delete { key },
+            OPCODE_SCAN => Self::Scan {
                 from: key,
                 end: None,
                 limit,
             },
-            SCAN_TO => Self::Scan {
+            OPCODE_SCAN_TO => Self::Scan {
                 from: key,
                 end: Some(last?),
                 limit,
             },
-            FREEZE => handover(HandoverStep::Freeze),
-            THAW => handover(HandoverStep::Thaw),
-            CEDE => handover(HandoverStep::Cede { to: small }),
-            TAKE => handover(HandoverStep::Take { giver: small }),
-            LOAD => Self::Load,
+            OPCODE_FREEZE => handover(HandoverStep::Freeze),
+            OPCODE_THAW => handover(HandoverStep::Thaw),
+            OPCODE_CEDE => handover(HandoverStep::Cede { to: small }),
+            OPCODE_TAKE => handover(HandoverStep::Take { giver: small }),
+            OPCODE_LOAD => Self::Load,
             _ => return None,
         };
         Some((op, tree, u32::from_le_bytes([n0, n1, n2, n3])))
@@ -251,8 +258,8 @@ pub(crate) fn routing_key(bytes: &[u8]) -> Option<(u64, u8)> {
 
 /// Returns the first word of an answer.
 #[inline]
-pub(crate) fn word(status: Status, found: bool) -> u64 {
-    status as u64 | if found { FOUND } else { 0 }
+pub(crate) fn answer_word(status: Status, found: bool) -> u64 {
+    status as u64 | if found { FLAG_FOUND } else { 0 }
 }
 
 /// Returns the first word of an answer that carries a version, below 2^48.
@@ -267,12 +274,12 @@ pub(crate) fn version_of(word: u64) -> u64 {
 
 /// Encodes an answer with status `Moved`.
 pub(crate) fn encode_moved(moved: &MovedRange) -> [u8; 32] {
-    let more = if moved.end.is_some() { MORE } else { 0 };
+    let more = if moved.end.is_some() { FLAG_MORE } else { 0 };
     let words = [
         Status::Moved as u64 | more,
         moved.from,
         moved.end.unwrap_or(0),
-        moved.owner.word(),
+        moved.owner.encode_word(),
     ];
     let mut bytes = [0; 32];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -281,26 +288,26 @@ pub(crate) fn encode_moved(moved: &MovedRange) -> [u8; 32] {
     bytes
 }
 
-/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`MORE`].
+/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`FLAG_MORE`].
 pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
-    let flag = if more { MORE } else { 0 };
+    let flag = if more { FLAG_MORE } else { 0 };
     flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32
 }
 
 /// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer<'a> {
-    pub(crate) word: u64,
+    pub(crate) first_word: u64,
     pub(crate) status: Status,
     pub(crate) found: bool,
-    pub(crate) more: bool,
+    pub(crate) has_more_entries: bool,
     /// The number of the first entry in this message.
-    pub(crate) first: usize,
-    pub(crate) count: usize,
+    pub(crate) first_entry_number: usize,
+    pub(crate) total_entries: usize,
     /// The value, or the key at which to continue.
-    pub(crate) number: u64,
+    pub(crate) value_or_next_key: u64,
     /// The bytes after `number`: the entries of a SCAN.
-    pub(crate) rest: &'a [u8],
+    pub(crate) entry_bytes: &'a [u8],
 }
 
 impl<'a> Answer<'a> {
@@ -314,33 +321,36 @@ impl<'a> Answer<'a> {
             None => (0, rest),
         };
         Some(Self {
-            word,
+            first_word: word,
             status: Status::of(word)?,
-            found: word & FOUND != 0,
-            more: word & MORE != 0,
-            first: (word >> 16 & 0xffff) as usize,
-            count: (word >> 32 & 0xffff) as usize,
-            number,
-            rest,
+            found: word & FLAG_FOUND != 0,
+            has_more_entries: word & FLAG_MORE != 0,
+            first_entry_number: (word >> 16 & 0xffff) as usize,
+            total_entries: (word >> 32 & 0xffff) as usize,
+            value_or_next_key: number,
+            entry_bytes: rest,
         })
     }
 
     /// Returns the range of keys that moved and its owner, from an answer with [`Status::Moved`].
     pub(crate) fn moved_range(&self) -> MovedRange {
         let number = |at: usize| {
-            let bytes = self.rest.get(at..).and_then(|b| b.first_chunk::<8>());
+            let bytes = self
+                .entry_bytes
+                .get(at..)
+                .and_then(|b| b.first_chunk::<8>());
             bytes.map_or(0, |b| u64::from_le_bytes(*b))
         };
         MovedRange {
-            from: self.number,
-            end: self.more.then(|| number(0)),
-            owner: RangeOwner::of(number(8)),
+            from: self.value_or_next_key,
+            end: self.has_more_entries.then(|| number(0)),
+            owner: RangeOwner::decode_word(number(8)),
         }
     }
 
     /// Returns the entries of a SCAN message.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
-        let (entries, _) = self.rest.as_chunks::<ENTRY>();
+        let (entries, _) = self.entry_bytes.as_chunks::<ENTRY_BYTES>();
         entries.iter().map(|entry| {
             let (key, value) = entry.split_at(8);
             let number = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
@@ -408,7 +418,7 @@ mod tests {
             let _ = Op::decode(&bytes);
             let _ = routing_key(&bytes);
             if let Some(answer) = Answer::decode(&bytes) {
-                prop_assert!(answer.entries().count() <= bytes.len() / ENTRY);
+                prop_assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
                 let _ = answer.moved_range();
             }
         }
@@ -417,9 +427,9 @@ mod tests {
         fn the_word_of_a_scan_says_where_its_entries_belong(first in 0usize..65536, count in 0usize..65536, more: bool) {
             let mut bytes = scan_word(first, count, more).to_le_bytes().to_vec();
             bytes.extend(7u64.to_le_bytes());
-            bytes.extend([1; ENTRY]);
+            bytes.extend([1; ENTRY_BYTES]);
             let answer = Answer::decode(&bytes).expect("an answer");
-            prop_assert_eq!((answer.first, answer.count, answer.more, answer.number), (first, count, more, 7));
+            prop_assert_eq!((answer.first_entry_number, answer.total_entries, answer.has_more_entries, answer.value_or_next_key), (first, count, more, 7));
             prop_assert_eq!(answer.entries().count(), 1);
         }
     }

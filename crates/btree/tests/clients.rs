@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use btree::load::{self, LoadEnd, Popularity, Workload, key_of, value_of};
+use btree::load::{self, LoadEnd, Popularity, Workload, stable_key, value_of};
 use btree::{
     AccessDesign, Client, ClientConfig, ClientError, PipelinedClient, PutCondition, Server,
     ServerConfig,
@@ -24,9 +24,9 @@ fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool
         ..ServerConfig::default()
     };
     let server = Server::start(config).expect("starts");
-    let entry = |i| (key_of(i), value_of(key_of(i), 0));
+    let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
     let store = server.service().store();
-    store.load(0, keys, 0.9, 2, entry).expect("loads");
+    store.bulk_load(0, keys, 0.9, 2, entry).expect("loads");
     server
 }
 
@@ -48,8 +48,8 @@ fn all_say_what_is_there(server: &Server) {
     for access in AccessDesign::ALL {
         let mut client = Client::connect(config(server, access)).expect("connects");
         for i in [0, 1, 777, 4999] {
-            let value = client.get(0, key_of(i)).expect("answered");
-            assert_eq!(value, Some(value_of(key_of(i), 0)), "{access}");
+            let value = client.get(0, stable_key(i)).expect("answered");
+            assert_eq!(value, Some(value_of(stable_key(i), 0)), "{access}");
         }
         assert_eq!(client.get(0, 1).expect("answered"), None);
         assert_eq!(client.get(1, 0).expect("answered"), None, "the other tree");
@@ -64,15 +64,21 @@ fn all_say_what_is_there(server: &Server) {
         assert!(client.delete(1, u64::MAX).expect("answered"));
         assert!(!client.update(1, u64::MAX, 8).expect("answered"));
         // A SCAN that is longer than one answer, up to the end of the tree.
-        let all = client.scan(0, key_of(100), None, 60_000).expect("answered");
+        let all = client
+            .scan(0, stable_key(100), None, 60_000)
+            .expect("answered");
         assert_eq!(all.len(), 4900);
-        assert!(all.iter().zip(100..).all(|((key, _), i)| *key == key_of(i)));
+        assert!(
+            all.iter()
+                .zip(100..)
+                .all(|((key, _), i)| *key == stable_key(i))
+        );
         let some = client
-            .scan(0, key_of(7) + 1, Some(key_of(10)), 60_000)
+            .scan(0, stable_key(7) + 1, Some(stable_key(10)), 60_000)
             .expect("answered");
         assert_eq!(
             some.iter().map(|e| e.0).collect::<Vec<_>>(),
-            [8, 9].map(key_of)
+            [8, 9].map(stable_key)
         );
         let error = client.get(9, 0).expect_err("no such tree");
         assert!(
@@ -155,8 +161,8 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
     let mut reader = Client::connect(config(&server, AccessDesign::Read)).expect("connects");
     let check = |reader: &mut Client, n: u64| {
         for i in (0..2000).step_by(17) {
-            let key = key_of(i) + n;
-            let expected = (n > 0).then_some(n).or(Some(value_of(key_of(i), 0)));
+            let key = stable_key(i) + n;
+            let expected = (n > 0).then_some(n).or(Some(value_of(stable_key(i), 0)));
             assert_eq!(reader.get(0, key).expect("answered"), expected);
         }
     };
@@ -165,25 +171,25 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
     for n in 1..7 {
         for i in 0..2000 {
             store
-                .put(0, key_of(i) + n, n, PutCondition::Absent)
+                .put(0, stable_key(i) + n, n, PutCondition::Absent)
                 .expect("room");
         }
         check(&mut reader, n);
     }
     for n in 1..7 {
         for i in 0..2000 {
-            assert_eq!(store.remove(0, key_of(i) + n), Ok(Some(n)));
+            assert_eq!(store.remove(0, stable_key(i) + n), Ok(Some(n)));
         }
     }
     check(&mut reader, 0);
-    assert_eq!(reader.get(0, key_of(5) + 3).expect("answered"), None);
+    assert_eq!(reader.get(0, stable_key(5) + 3).expect("answered"), None);
     // All other keys are removed as well: nodes that the reader has cached are reused for another tree.
     for i in 0..2000 {
-        store.remove(0, key_of(i)).expect("not locked");
+        store.remove(0, stable_key(i)).expect("not locked");
         store.put(1, i, i, PutCondition::Absent).expect("room");
     }
     for i in (0..2000).step_by(17) {
-        assert_eq!(reader.get(0, key_of(i)).expect("answered"), None);
+        assert_eq!(reader.get(0, stable_key(i)).expect("answered"), None);
         assert_eq!(reader.get(1, i).expect("answered"), Some(i));
     }
     let stats = reader.stats();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use btree::load::{self, LoadEnd, Popularity, Workload, key_of, value_of};
+use btree::load::{self, LoadEnd, Popularity, Workload, stable_key, value_of};
 use btree::{
     AccessDesign, Answer, ClientConfig, HandoverStep, Op, PipelinedClient, PutCondition, Router,
     Server, ServerConfig,
@@ -22,14 +22,17 @@ fn server(addresses: &[String; 2], server_number: u16, keys: u64, split: u64) ->
         listen: addresses[usize::from(server_number)].clone(),
         keys: 6 * keys + 10_000,
         node_bytes: 256,
-        splits: vec![key_of(split)],
+        splits: vec![stable_key(split)],
         server_number,
         servers: addresses.to_vec(),
         ..ServerConfig::default()
     };
     let server = Server::start(config).expect("starts");
-    let entry = |i| (key_of(i), value_of(key_of(i), 0));
-    server.service().load(0, keys, 0.9, entry).expect("loads");
+    let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
+    server
+        .service()
+        .bulk_load(0, keys, 0.9, entry)
+        .expect("loads");
     server
 }
 
@@ -48,7 +51,7 @@ fn router(addresses: &[String; 2], access: AccessDesign) -> Router {
 
 /// Sends a request and waits for the answer.
 fn ask(pipeline: &mut PipelinedClient, op: Op) -> String {
-    pipeline.refresh();
+    pipeline.refresh_clock();
     assert!(pipeline.submit(0, &op, 0).expect("connected"));
     let mut said = String::new();
     while said.is_empty() {
@@ -67,7 +70,7 @@ fn take(pipeline: &mut PipelinedClient, giver: u16, from: u64, end: Option<u64>)
 
 /// Returns the number of ranges that a server is taking.
 fn taking(pipeline: &mut PipelinedClient) -> u64 {
-    pipeline.refresh();
+    pipeline.refresh_clock();
     assert!(pipeline.submit(0, &Op::Load, 0).expect("connected"));
     let mut taking = None;
     while taking.is_none() {
@@ -117,15 +120,15 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
                         assert_eq!(report.lost + report.full, 0, "{report:?}");
                         rounds += 1;
                     }
-                    router.redirected()
+                    router.redirected_requests()
                 })
             })
             .collect();
         let mut control = router(addresses, AccessDesign::Rpc);
         for round in 0..12u64 {
             // The boundary moves from the middle to a quarter of the keys, and back.
-            let from = key_of(KEYS / 4 + (round - round % 2) * 7);
-            let to = key_of(KEYS / 2);
+            let from = stable_key(KEYS / 4 + (round - round % 2) * 7);
+            let to = stable_key(KEYS / 2);
             let (taker, giver) = if round % 2 == 0 { (1, 0) } else { (0, 1) };
             take(&mut control.servers()[taker], giver, from, Some(to));
             while taking(&mut control.servers()[taker]) > 0 {
@@ -145,7 +148,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
     for i in 0..KEYS {
         let owners = servers
             .iter()
-            .filter(|s| s.service().store().get(0, key_of(i)).is_ok());
+            .filter(|s| s.service().store().get(0, stable_key(i)).is_ok());
         assert_eq!(owners.count(), 1, "{i}");
     }
 }
@@ -161,7 +164,7 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         };
         PipelinedClient::connect(config).expect("connects")
     };
-    let (from, end) = (key_of(100), Some(key_of(200)));
+    let (from, end) = (stable_key(100), Some(stable_key(200)));
     let handover = |step| Op::Handover { step, from, end };
     let mut taker = connect();
     assert_eq!(
@@ -175,12 +178,14 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
         "Refused"
     );
-    let get = Op::Get { key: key_of(150) };
-    let value = format!("Value(Some({}))", value_of(key_of(150), 0));
+    let get = Op::Get {
+        key: stable_key(150),
+    };
+    let value = format!("Value(Some({}))", value_of(stable_key(150), 0));
     assert_eq!(ask(&mut other, get), value, "it is read all the time");
     drop(taker);
     let put = Op::Put {
-        key: key_of(150),
+        key: stable_key(150),
         value: 1,
         when: PutCondition::Always,
     };
@@ -204,7 +209,12 @@ fn a_giver_that_goes_away_leaves_what_was_copied() {
         ..ClientConfig::default()
     };
     let mut control = PipelinedClient::connect(config).expect("connects");
-    take(&mut control, 0, key_of(KEYS / 2), Some(key_of(KEYS)));
+    take(
+        &mut control,
+        0,
+        stable_key(KEYS / 2),
+        Some(stable_key(KEYS)),
+    );
     while taker.stats().taken_entries == 0 {
         thread::sleep(Duration::from_micros(50));
     }
@@ -213,9 +223,9 @@ fn a_giver_that_goes_away_leaves_what_was_copied() {
     let taken = taker.stats().taken_entries;
     let store = taker.service().store();
     let there = (0..KEYS)
-        .filter(|i| store.get(0, key_of(*i)).is_ok())
+        .filter(|i| store.get(0, stable_key(*i)).is_ok())
         .count() as u64;
     assert!(there >= taken.min(2000), "{there}");
-    let first = key_of(KEYS / 2);
+    let first = stable_key(KEYS / 2);
     assert_eq!(store.get(0, first), Ok(Some(value_of(first, 0))));
 }

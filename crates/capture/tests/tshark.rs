@@ -96,8 +96,8 @@ const COMPLAINTS: [&str; 2] = ["_ws.malformed", "_ws.expert.message"];
 /// Returns a packet with all extended headers; `emit` writes only those of its opcode.
 fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
     use roce::opcode::{LastPacketFieldKind, PacketOperation as O};
-    let imm = (opcode.tail == LastPacketFieldKind::Imm).then_some([1, 2, 3, 4]);
-    let ieth = (opcode.tail == LastPacketFieldKind::Invalidate).then_some(0x5566_7788);
+    let imm = (opcode.last_packet_field == LastPacketFieldKind::Imm).then_some([1, 2, 3, 4]);
+    let ieth = (opcode.last_packet_field == LastPacketFieldKind::Invalidate).then_some(0x5566_7788);
     let has_payload = matches!(opcode.operation, O::Send | O::Write | O::ReadResponse);
     Packet {
         bth: Bth {
@@ -137,7 +137,7 @@ fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
                 syndrome: Syndrome::Ack(31),
                 msn: number,
             }),
-            original: Some(5),
+            original_value: Some(5),
             imm,
             ieth,
         },
@@ -222,7 +222,7 @@ fn req(addresses: FrameAddresses) -> Req {
         path_mtu: 3,
         rnr_retry_count: 6,
         max_cm_retries: 15,
-        srq: true,
+        has_srq: true,
         primary: CmPath {
             flow_label: 0x000a_bcde,
             packet_rate: 2,
@@ -250,7 +250,7 @@ fn rep() -> Rep {
         failover_accepted: 1,
         flow_control: true,
         rnr_retry_count: 7,
-        srq: true,
+        has_srq: true,
         local_ca_guid: 0x0807_0605_0403_0201,
         private_data: BoundedData::default(),
     }
@@ -268,7 +268,7 @@ fn short_messages() -> [CmMessage; 7] {
         CmMessage::Mra(Mra {
             local_comm_id,
             remote_comm_id,
-            received: ReferredMessage::Req,
+            acknowledged_message: ReferredMessage::Req,
             service_timeout: 24,
             private_data: BoundedData::default(),
         }),

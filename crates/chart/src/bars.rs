@@ -14,18 +14,18 @@ pub struct Bar {
     pub value: String,
 }
 
-/// Width of the picture and of its columns, in its own units; a letter of its font is at most `LETTER` wide.
+/// Width of the picture and of its columns, in its own units; a letter of its font is at most `MAX_LETTER_WIDTH` wide.
 const WIDTH: f64 = 760.0;
-const LABELS: f64 = 250.0;
-const VALUES: f64 = 170.0;
+const LABEL_COLUMN_WIDTH: f64 = 250.0;
+const VALUE_COLUMN_WIDTH: f64 = 170.0;
 const GAP: f64 = 8.0;
-const ROW: f64 = 24.0;
-const LETTER: f64 = 8.0;
+const ROW_HEIGHT: f64 = 24.0;
+const MAX_LETTER_WIDTH: f64 = 8.0;
 
 /// Draws a bar chart; the longest bar takes the full width. The SVG is in an element of class `scroll`, so
 /// that a page can scroll it on a narrow screen.
 pub fn bars(title: &str, bars: &[Bar]) -> String {
-    let room = WIDTH - LABELS - VALUES;
+    let room = WIDTH - LABEL_COLUMN_WIDTH - VALUE_COLUMN_WIDTH;
     let length = |bar: &Bar| {
         bar.pieces
             .iter()
@@ -34,46 +34,46 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
     };
     let longest = bars.iter().map(length).fold(0.0, f64::max);
     let scale = if longest > 0.0 { room / longest } else { 0.0 };
-    let height = ROW * real(bars.len()) + GAP;
+    let height = ROW_HEIGHT * row_count_to_f64(bars.len()) + GAP;
     let mut svg = format!(
         r#"<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{}">"#,
         escape(title)
     );
     for (row, bar) in bars.iter().enumerate() {
-        let top = GAP / 2.0 + ROW * real(row);
-        let base = top + ROW * 0.68;
-        piece(
+        let top = GAP / 2.0 + ROW_HEIGHT * row_count_to_f64(row);
+        let base = top + ROW_HEIGHT * 0.68;
+        append_text(
             &mut svg,
             "end",
-            LABELS - GAP,
+            LABEL_COLUMN_WIDTH - GAP,
             base,
-            &truncate(&bar.label, LABELS - GAP),
+            &truncate(&bar.label, LABEL_COLUMN_WIDTH - GAP),
         );
-        let mut left = LABELS;
+        let mut left = LABEL_COLUMN_WIDTH;
         for (length, class) in &bar.pieces {
             let width = length.max(0.0) * scale;
             write!(
                 svg,
                 r#"<rect class="{class}" x="{left:.1}" y="{:.1}" width="{width:.1}" height="{:.1}"/>"#,
                 top + 3.0,
-                ROW - 6.0
+                ROW_HEIGHT - 6.0
             )
             .expect("a String takes all");
             left += width;
         }
-        piece(
+        append_text(
             &mut svg,
             "start",
             left + GAP,
             base,
-            &truncate(&bar.value, VALUES - GAP),
+            &truncate(&bar.value, VALUE_COLUMN_WIDTH - GAP),
         );
     }
     svg.push_str("</svg></div>");
     svg
 }
 
-fn piece(svg: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
+fn append_text(svg: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
     write!(
         svg,
         r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#,
@@ -89,7 +89,7 @@ fn truncate(text: &str, room: f64) -> String {
         clippy::cast_sign_loss,
         reason = "a few dozen"
     )]
-    let letters = (room / LETTER) as usize;
+    let letters = (room / MAX_LETTER_WIDTH) as usize;
     if text.chars().count() <= letters {
         return text.to_owned();
     }
@@ -99,7 +99,7 @@ fn truncate(text: &str, room: f64) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rows of a picture")]
-fn real(rows: usize) -> f64 {
+fn row_count_to_f64(rows: usize) -> f64 {
     rows as f64
 }
 

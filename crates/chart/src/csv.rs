@@ -11,7 +11,7 @@ pub(crate) fn csv(chart: &Chart) -> String {
         let name = escape_field(&series.name);
         for point in &series.points {
             let range = point
-                .range
+                .min_and_max
                 .map_or_else(|| ",".to_owned(), |(min, max)| format!("{min},{max}"));
             line(
                 &mut text,
@@ -53,7 +53,7 @@ mod tests {
         let point = Point {
             x: 1.0,
             y: 2.5,
-            range: Some((2.0, 3.0)),
+            min_and_max: Some((2.0, 3.0)),
         };
         let chart = Chart {
             series: vec![Series::new("a, \"b\"", [point]).published([(1.0, 2.0)])],

@@ -8,12 +8,16 @@ pub struct Point {
     /// Position on the y axis: the median if there were several rounds.
     pub y: f64,
     /// Minimum and maximum of the rounds.
-    pub range: Option<(f64, f64)>,
+    pub min_and_max: Option<(f64, f64)>,
 }
 
 impl From<(f64, f64)> for Point {
     fn from((x, y): (f64, f64)) -> Self {
-        Point { x, y, range: None }
+        Point {
+            x,
+            y,
+            min_and_max: None,
+        }
     }
 }
 

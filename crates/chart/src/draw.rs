@@ -5,14 +5,17 @@ use std::fmt::{Arguments, Write};
 use crate::data::{Chart, Series};
 use crate::legend::{self, level_dash, whisker};
 use crate::scale::AxisMapping;
-use crate::style::{self, DIM, GRID, INK, PAGE, area_attributes, dash, marker, stroke};
+use crate::style::{
+    self, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR, area_attributes, dash,
+    line_attributes, marker,
+};
 use crate::{note, text};
 
 /// Width of the picture, edges of the plot, and height of the plot, in units of the picture.
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 72.0;
 const RIGHT: f64 = 736.0;
-const PLOT: f64 = 330.0;
+const PLOT_HEIGHT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
 /// Height of a line of text, and maximum number of its letters.
 const TITLE_LINE: (f64, usize) = (21.0, 82);
@@ -21,7 +24,7 @@ const SMALL_LINE: (f64, usize) = (16.0, 116);
 /// A picture under construction, which grows downwards.
 struct SvgPicture {
     body: String,
-    y: f64,
+    next_y: f64,
 }
 
 impl SvgPicture {
@@ -32,15 +35,15 @@ impl SvgPicture {
     /// Adds a left-aligned paragraph.
     fn paragraph(&mut self, words: &str, (height, letters): (f64, usize), is_title: bool) {
         let (class, color, style) = if is_title {
-            ("ink", INK, r#" font-size="15" font-weight="600""#)
+            ("ink", TEXT_COLOR, r#" font-size="15" font-weight="600""#)
         } else {
-            ("dim", DIM, "")
+            ("dim", FAINT_TEXT_COLOR, "")
         };
         for line in text::wrap(words, letters) {
-            self.y += height;
+            self.next_y += height;
             self.add(format_args!(
                 r#"<text class="{class}" fill="{color}"{style} x="{MARGIN}" y="{:.1}">{}</text>"#,
-                self.y - 4.0,
+                self.next_y - 4.0,
                 text::escape(&line)
             ));
         }
@@ -49,14 +52,14 @@ impl SvgPicture {
 
 /// Draws a chart.
 pub(crate) fn svg(chart: &Chart) -> String {
-    let chart = &finite(chart);
+    let chart = &without_infinite_values(chart);
     let mut picture = SvgPicture {
         body: String::new(),
-        y: 10.0,
+        next_y: 10.0,
     };
     picture.paragraph(&chart.title, TITLE_LINE, true);
     picture.paragraph(&chart.caption, SMALL_LINE, false);
-    let (top, bottom) = (picture.y + 14.0, picture.y + 14.0 + PLOT);
+    let (top, bottom) = (picture.next_y + 14.0, picture.next_y + 14.0 + PLOT_HEIGHT);
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let published = || chart.series.iter().flat_map(|series| &series.published);
     let sampled: Vec<f64> = points().map(|p| p.x).collect();
@@ -66,7 +69,7 @@ pub(crate) fn svg(chart: &Chart) -> String {
         .chain(published().map(|p| p.0))
         .collect();
     let ranges = points()
-        .filter_map(|p| p.range)
+        .filter_map(|p| p.min_and_max)
         .flat_map(|(min, max)| [min, max]);
     let ys = points()
         .map(|p| p.y)
@@ -78,9 +81,9 @@ pub(crate) fn svg(chart: &Chart) -> String {
     axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
     for (at, (_, level)) in chart.levels.iter().enumerate() {
         picture.add(format_args!(
-            r#"<path class="axis" stroke="{DIM}" stroke-width="1.5"{} fill="none" d="M{LEFT} {:.1}H{RIGHT}"/>"#,
+            r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" stroke-width="1.5"{} fill="none" d="M{LEFT} {:.1}H{RIGHT}"/>"#,
             level_dash(at),
-            y.at(*level)
+            y.position_of(*level)
         ));
     }
     for (at, series) in chart.series.iter().enumerate() {
@@ -94,7 +97,7 @@ pub(crate) fn svg(chart: &Chart) -> String {
         legend_top,
         WIDTH - 2.0 * MARGIN,
     );
-    picture.y = legend_top + height + 4.0;
+    picture.next_y = legend_top + height + 4.0;
     for words in note::coincidences(&chart.series, &chart.x, &y) {
         picture.paragraph(&words, SMALL_LINE, false);
     }
@@ -106,12 +109,12 @@ pub(crate) fn svg(chart: &Chart) -> String {
 
 /// Wraps the picture into its SVG element, with title and description.
 fn to_svg(chart: &Chart, picture: &SvgPicture) -> String {
-    let height = picture.y + 10.0;
+    let height = picture.next_y + 10.0;
     format!(
         "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" font-family=\"system-ui, sans-serif\" font-size=\"12\">\n\
          <title>{}</title>\n<desc>{}</desc>\n<style>{}</style>\n\
-         <rect class=\"page\" fill=\"{PAGE}\" width=\"100%\" height=\"100%\"/>\n{}</svg>\n",
+         <rect class=\"page\" fill=\"{PAGE_COLOR}\" width=\"100%\" height=\"100%\"/>\n{}</svg>\n",
         text::escape(&chart.title),
         text::escape(&description(chart)),
         style::sheet(),
@@ -155,12 +158,14 @@ fn description(chart: &Chart) -> String {
 }
 
 /// Returns the chart without values that are not finite.
-fn finite(chart: &Chart) -> Chart {
+fn without_infinite_values(chart: &Chart) -> Chart {
     let mut chart = chart.clone();
     for series in &mut chart.series {
         series.points.retain(|p| p.x.is_finite() && p.y.is_finite());
         for point in &mut series.points {
-            point.range = point.range.filter(|(a, b)| a.is_finite() && b.is_finite());
+            point.min_and_max = point
+                .min_and_max
+                .filter(|(a, b)| a.is_finite() && b.is_finite());
         }
         series
             .published
@@ -181,39 +186,39 @@ fn axes(
     for tick in y.ticks_at_round_numbers() {
         let at = tick.position;
         picture.add(format_args!(
-            r#"<path class="grid" stroke="{GRID}" d="M{LEFT} {at:.1}H{RIGHT}"/>"#
+            r#"<path class="grid" stroke="{GRID_COLOR}" d="M{LEFT} {at:.1}H{RIGHT}"/>"#
         ));
         picture.add(format_args!(
-            r#"<text class="dim" fill="{DIM}" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            r#"<text class="dim" fill="{FAINT_TEXT_COLOR}" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
             LEFT - 8.0,
             at + 4.0,
             tick.label.unwrap_or_default()
         ));
     }
     picture.add(format_args!(
-        r#"<path class="axis" stroke="{DIM}" fill="none" d="M{LEFT} {bottom:.1}H{RIGHT}"/>"#
+        r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" fill="none" d="M{LEFT} {bottom:.1}H{RIGHT}"/>"#
     ));
     for tick in x.ticks_at_values(sampled) {
         let at = tick.position;
         picture.add(format_args!(
-            r#"<path class="axis" stroke="{DIM}" d="M{at:.1} {bottom:.1}v5"/>"#
+            r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" d="M{at:.1} {bottom:.1}v5"/>"#
         ));
         if let Some(label) = tick.label {
             picture.add(format_args!(
-                r#"<text class="dim" fill="{DIM}" x="{at:.1}" y="{:.1}" text-anchor="middle">{label}</text>"#,
+                r#"<text class="dim" fill="{FAINT_TEXT_COLOR}" x="{at:.1}" y="{:.1}" text-anchor="middle">{label}</text>"#,
                 bottom + 19.0
             ));
         }
     }
     picture.add(format_args!(
-        r#"<text class="ink" fill="{INK}" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+        r#"<text class="ink" fill="{TEXT_COLOR}" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
         f64::midpoint(LEFT, RIGHT),
         bottom + 39.0,
         text::escape(&chart.x.label)
     ));
     let (middle, side) = (f64::midpoint(top, bottom), MARGIN + 4.0);
     picture.add(format_args!(
-        r#"<text class="ink" fill="{INK}" x="{side}" y="{middle:.1}" text-anchor="middle" transform="rotate(-90 {side} {middle:.1})">{}</text>"#,
+        r#"<text class="ink" fill="{TEXT_COLOR}" x="{side}" y="{middle:.1}" text-anchor="middle" transform="rotate(-90 {side} {middle:.1})">{}</text>"#,
         text::escape(&chart.y.label)
     ));
 }
@@ -231,23 +236,27 @@ fn curve(
         let _ = write!(
             line,
             "{move_or_line}{:.1} {:.1}",
-            x.at(point.x),
-            y.at(point.y)
+            x.position_of(point.x),
+            y.position_of(point.y)
         );
     }
     if series.points.len() > 1 {
         picture.add(format_args!(
             r#"<path {}{} fill="none" stroke-width="2" stroke-linejoin="round" d="{line}"/>"#,
-            stroke(at),
+            line_attributes(at),
             dash(at)
         ));
     }
     for point in &series.points {
-        if let Some((min, max)) = point.range {
+        if let Some((min, max)) = point.min_and_max {
             picture.add(format_args!(
                 r#"<path {} fill="none" d="{}"/>"#,
-                stroke(at),
-                whisker(x.at(point.x), y.at(max), y.at(min))
+                line_attributes(at),
+                whisker(
+                    x.position_of(point.x),
+                    y.position_of(max),
+                    y.position_of(min)
+                )
             ));
         }
     }
@@ -255,7 +264,7 @@ fn curve(
         let marks = series
             .points
             .iter()
-            .map(|p| marker(at, x.at(p.x), y.at(p.y)));
+            .map(|p| marker(at, x.position_of(p.x), y.position_of(p.y)));
         let marks: String = marks.collect();
         if !marks.is_empty() {
             picture.add(format_args!(
@@ -265,26 +274,26 @@ fn curve(
         }
     }
     for &(px, py) in &series.published {
-        let (cx, cy) = (x.at(px), y.at(py));
+        let (cx, cy) = (x.position_of(px), y.position_of(py));
         if let Some(ours) = value_at(series, px, x) {
             picture.add(format_args!(
                 r#"<path {} fill="none" stroke-dasharray="1 2" d="M{cx:.1} {cy:.1}V{:.1}"/>"#,
-                stroke(at),
-                y.at(ours)
+                line_attributes(at),
+                y.position_of(ours)
             ));
         }
         picture.add(format_args!(
             r#"<circle {} fill="none" stroke-width="2" cx="{cx:.1}" cy="{cy:.1}" r="6.5"/>"#,
-            stroke(at)
+            line_attributes(at)
         ));
     }
 }
 
 /// Returns the y value of a series' line at the x value `at`, interpolated between points.
 fn value_at(series: &Series, at: f64, x: &AxisMapping) -> Option<f64> {
-    let place = x.at(at);
+    let place = x.position_of(at);
     series.points.windows(2).find_map(|pair| {
-        let (left, right) = (x.at(pair[0].x), x.at(pair[1].x));
+        let (left, right) = (x.position_of(pair[0].x), x.position_of(pair[1].x));
         let inside = (left.min(right)..=left.max(right)).contains(&place);
         let share = if left == right {
             0.0

@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 use crate::data::Chart;
-use crate::style::{self, area_attributes, dash, marker, stroke};
+use crate::style::{self, area_attributes, dash, line_attributes, marker};
 use crate::text;
 
 /// Height of a row of the legend, and width of a sample with its gap.
-const ROW: f64 = 19.0;
-const SAMPLE: f64 = 44.0;
+const ROW_HEIGHT: f64 = 19.0;
+const SAMPLE_WIDTH: f64 = 44.0;
 /// Maximum number of letters of a name that shares its row with another.
-const SHORT: usize = 44;
+const MAX_SHORT_NAME_LETTERS: usize = 44;
 
 /// An entry of the legend: its text, and the kind of its sample.
 struct LegendEntry {
@@ -44,7 +44,8 @@ fn entries(chart: &Chart) -> Vec<LegendEntry> {
         let sample = LegendSample::Published;
         all.push(LegendEntry { name, sample });
     }
-    let ranged = |of: &crate::data::Series| of.points.iter().any(|point| point.range.is_some());
+    let ranged =
+        |of: &crate::data::Series| of.points.iter().any(|point| point.min_and_max.is_some());
     if chart.series.iter().any(ranged) {
         let name = "least to most of the rounds; the marker is the median".to_owned();
         let sample = LegendSample::Whisker;
@@ -58,38 +59,38 @@ pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: 
     let (mut column, mut y) = (0, top);
     let mut bottom = top;
     for entry in entries(chart) {
-        let is_long = entry.name.chars().count() > SHORT;
+        let is_long = entry.name.chars().count() > MAX_SHORT_NAME_LETTERS;
         if is_long && column == 1 {
-            (column, y) = (0, y + ROW);
+            (column, y) = (0, y + ROW_HEIGHT);
         }
         let x = left + if column == 1 { width / 2.0 } else { 0.0 };
-        sample(svg, &entry.sample, x, y + ROW / 2.0);
+        sample(svg, &entry.sample, x, y + ROW_HEIGHT / 2.0);
         write!(
             svg,
             r#"<text class="ink" fill="{}" x="{:.1}" y="{:.1}">{}</text>"#,
-            style::INK,
-            x + SAMPLE,
-            y + ROW / 2.0 + 4.0,
+            style::TEXT_COLOR,
+            x + SAMPLE_WIDTH,
+            y + ROW_HEIGHT / 2.0 + 4.0,
             text::escape(&entry.name)
         )
         .expect("a String takes all");
-        bottom = y + ROW;
+        bottom = y + ROW_HEIGHT;
         (column, y) = match (is_long, column) {
             (false, 0) => (1, y),
-            _ => (0, y + ROW),
+            _ => (0, y + ROW_HEIGHT),
         };
     }
     bottom - top
 }
 
 fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
-    let right = x + SAMPLE - 8.0;
+    let right = x + SAMPLE_WIDTH - 8.0;
     let middle = (x + right) / 2.0;
     let drawn = match sample {
         LegendSample::Line { series, markers } => {
             let line = format!(
                 r#"<path {}{} fill="none" stroke-width="2" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
-                stroke(*series),
+                line_attributes(*series),
                 dash(*series)
             );
             let mark = format!(
@@ -101,16 +102,16 @@ fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
         }
         LegendSample::Level(at) => format!(
             r#"<path class="axis" stroke="{}" stroke-width="1.5"{} fill="none" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
-            style::DIM,
+            style::FAINT_TEXT_COLOR,
             level_dash(*at)
         ),
         LegendSample::Published => format!(
             r#"<circle class="axis" stroke="{}" stroke-width="2" fill="none" cx="{middle:.1}" cy="{y:.1}" r="6"/>"#,
-            style::DIM
+            style::FAINT_TEXT_COLOR
         ),
         LegendSample::Whisker => format!(
             r#"<path class="axis" stroke="{}" fill="none" d="{}"/>"#,
-            style::DIM,
+            style::FAINT_TEXT_COLOR,
             whisker(middle, y - 7.0, y + 7.0)
         ),
     };

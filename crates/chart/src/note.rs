@@ -12,10 +12,12 @@ pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<
     let mut notes = Vec::new();
     for (at, upper) in series.iter().enumerate() {
         for lower in &series[..at] {
-            let stretches = runs(lower, upper, y).into_iter().map(|(from, to)| {
-                let [from, to] = [from, to].map(|value| text::number(value, x.number_format));
-                format!("from {from} to {to}")
-            });
+            let stretches = equal_value_ranges(lower, upper, y)
+                .into_iter()
+                .map(|(from, to)| {
+                    let [from, to] = [from, to].map(|value| text::number(value, x.number_format));
+                    format!("from {from} to {to}")
+                });
             let stretches: Vec<_> = stretches.collect();
             if !stretches.is_empty() {
                 notes.push(format!(
@@ -31,7 +33,7 @@ pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<
 }
 
 /// Returns the ranges of x over which both series have the same values.
-fn runs(lower: &Series, upper: &Series, y: &AxisMapping) -> Vec<(f64, f64)> {
+fn equal_value_ranges(lower: &Series, upper: &Series, y: &AxisMapping) -> Vec<(f64, f64)> {
     let mut runs = Vec::new();
     let mut run: Option<(f64, f64, usize)> = None;
     for point in &lower.points {
@@ -40,7 +42,7 @@ fn runs(lower: &Series, upper: &Series, y: &AxisMapping) -> Vec<(f64, f64)> {
         let Some(other) = upper.points.iter().find(|other| other.x == point.x) else {
             continue;
         };
-        let same = (y.at(point.y) - y.at(other.y)).abs() < COINCIDENCE_PX;
+        let same = (y.position_of(point.y) - y.position_of(other.y)).abs() < COINCIDENCE_PX;
         run = match (same, run) {
             (true, Some((from, _, count))) => Some((from, point.x, count + 1)),
             (true, None) => Some((point.x, point.x, 1)),

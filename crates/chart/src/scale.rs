@@ -14,7 +14,7 @@ pub(crate) struct AxisMapping {
     low: f64,
     high: f64,
     from: f64,
-    to: f64,
+    end_position: f64,
     format: NumberFormat,
     is_outcome: bool,
 }
@@ -45,7 +45,7 @@ impl AxisMapping {
         let is_log = is_log(axis, values);
         let positions = values.iter().filter(|v| !is_log || **v > 0.0);
         let positions = positions.map(|v| if is_log { v.log2() } else { *v });
-        let (mut low, mut high) = bounds(positions);
+        let (mut low, mut high) = min_and_max(positions);
         // Zero is placed one step before the smallest positive value.
         if is_log && values.contains(&0.0) {
             low -= 1.0;
@@ -58,7 +58,7 @@ impl AxisMapping {
             low,
             high,
             from,
-            to,
+            end_position: to,
             format: axis.number_format,
             is_outcome: axis.is_outcome,
         }
@@ -68,10 +68,10 @@ impl AxisMapping {
     pub(crate) fn y(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values) && values.iter().all(|v| *v > 0.0);
         let (low, high) = if is_log {
-            let (low, high) = bounds(values.iter().map(|v| v.log2()));
+            let (low, high) = min_and_max(values.iter().map(|v| v.log2()));
             (low - 0.3, high + 0.3)
         } else {
-            let (low, high) = bounds(values.iter().copied().chain([0.0]));
+            let (low, high) = min_and_max(values.iter().copied().chain([0.0]));
             (1.06 * low, if high > 0.0 { 1.06 * high } else { 1.0 })
         };
         AxisMapping {
@@ -79,7 +79,7 @@ impl AxisMapping {
             low,
             high,
             from,
-            to,
+            end_position: to,
             format: axis.number_format,
             is_outcome: axis.is_outcome,
         }
@@ -90,13 +90,13 @@ impl AxisMapping {
     }
 
     /// Returns the position of a value.
-    pub(crate) fn at(&self, value: f64) -> f64 {
+    pub(crate) fn position_of(&self, value: f64) -> f64 {
         let value = match (self.is_log, value > 0.0) {
             (true, true) => value.log2(),
             (true, false) => self.low,
             (false, _) => value,
         };
-        self.from + (value - self.low) / (self.high - self.low) * (self.to - self.from)
+        self.from + (value - self.low) / (self.high - self.low) * (self.end_position - self.from)
     }
 
     /// Returns ticks at the measured values, labelled from the first on if there is room.
@@ -109,7 +109,7 @@ impl AxisMapping {
         }
         let mut free = f64::NEG_INFINITY;
         let tick = |value: f64| {
-            let (place, label) = (self.at(value), text::number(value, self.format));
+            let (place, label) = (self.position_of(value), text::number(value, self.format));
             #[allow(clippy::cast_precision_loss)] // a few letters
             let half = LETTER * label.chars().count() as f64 / 2.0;
             let fits = place - half >= free;
@@ -127,7 +127,7 @@ impl AxisMapping {
     /// Returns ticks at round numbers.
     pub(crate) fn ticks_at_round_numbers(&self) -> Vec<AxisTick> {
         let tick = |value| AxisTick {
-            position: self.at(value),
+            position: self.position_of(value),
             label: Some(text::number(value, self.format)),
         };
         self.round().into_iter().map(tick).collect()
@@ -136,7 +136,7 @@ impl AxisMapping {
     /// Returns the round numbers within the axis.
     fn round(&self) -> Vec<f64> {
         if !self.is_log {
-            return steps(self.low, self.high);
+            return round_multiples(self.low, self.high);
         }
         let (low, high) = (self.low.exp2(), self.high.exp2());
         let inside = |value: &f64| (low..=high).contains(value);
@@ -153,13 +153,13 @@ impl AxisMapping {
         match self.format {
             NumberFormat::Bytes => powers.map(|power| 2_f64.powi(power)).collect(),
             NumberFormat::Decimal if decimal.len() >= 2 => decimal,
-            NumberFormat::Decimal => steps(low, high),
+            NumberFormat::Decimal => round_multiples(low, high),
         }
     }
 }
 
 /// Returns about six multiples of 1, 2 or 5 times a power of ten.
-fn steps(low: f64, high: f64) -> Vec<f64> {
+fn round_multiples(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 6.0;
     if !rough.is_finite() || rough <= 0.0 {
         return vec![low];
@@ -177,7 +177,7 @@ fn steps(low: f64, high: f64) -> Vec<f64> {
         .collect()
 }
 
-fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
+fn min_and_max(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
         (low.min(v), high.max(v))
     });
@@ -200,7 +200,7 @@ mod tests {
             labels(&mapping.ticks_at_values(&values)),
             ["1", "2", "4", "8", "16"]
         );
-        assert_eq!(mapping.at(4.0), 300.0);
+        assert_eq!(mapping.position_of(4.0), 300.0);
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
     fn zero_has_a_place_on_a_logarithmic_axis() {
         let values = [0.0, 8.0, 16.0];
         let mapping = AxisMapping::x(&Axis::log("bytes"), &values, 0.0, 200.0);
-        assert_eq!(values.map(|v| mapping.at(v)), [0.0, 100.0, 200.0]);
+        assert_eq!(values.map(|v| mapping.position_of(v)), [0.0, 100.0, 200.0]);
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
                 let x = AxisMapping::x(&axis, values, 0.0, 100.0);
                 let y = AxisMapping::y(&axis, values, 100.0, 0.0);
                 for value in values {
-                    assert!(x.at(*value).is_finite() && y.at(*value).is_finite());
+                    assert!(x.position_of(*value).is_finite() && y.position_of(*value).is_finite());
                 }
                 assert!(y.ticks_at_round_numbers().len() <= 20);
             }

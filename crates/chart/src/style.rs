@@ -1,11 +1,11 @@
 //! Colour, dash pattern and marker of a series.
 
 /// Colours that are dark enough on white, and distinguishable with common colour deficiencies.
-const LIGHT: [&str; 8] = [
+const LIGHT_PAGE_COLORS: [&str; 8] = [
     "#005aaa", "#c44601", "#00805a", "#a8327e", "#6b4a1e", "#1f86b8", "#6a3ca8", "#96650a",
 ];
 /// Colours of the same hues for a dark page.
-const DARK: [&str; 8] = [
+const DARK_PAGE_COLORS: [&str; 8] = [
     "#6cb0f0", "#f59a5c", "#4fc79c", "#ea8cc8", "#d0a878", "#7fd0f2", "#b99af0", "#e6b450",
 ];
 /// Dash patterns. The first line is solid, so that it shows through dashed lines above it.
@@ -21,10 +21,10 @@ const DASHES: [&str; 8] = [
 ];
 
 /// Colours of the light set, for programs without CSS variables: page, text, faint text, grid.
-pub(crate) const PAGE: &str = "#ffffff";
-pub(crate) const INK: &str = "#1c2733";
-pub(crate) const DIM: &str = "#566270";
-pub(crate) const GRID: &str = "#dfe4e9";
+pub(crate) const PAGE_COLOR: &str = "#ffffff";
+pub(crate) const TEXT_COLOR: &str = "#1c2733";
+pub(crate) const FAINT_TEXT_COLOR: &str = "#566270";
+pub(crate) const GRID_COLOR: &str = "#dfe4e9";
 
 /// Returns the style sheet of a chart. Its rules apply only within `svg.chart`, so that a page can contain
 /// the picture.
@@ -36,8 +36,20 @@ pub(crate) fn sheet() -> String {
         }
         text
     };
-    let light = set(PAGE, INK, DIM, GRID, &LIGHT);
-    let dark = set("#14191f", "#e4e9ee", "#a3afbb", "#323c46", &DARK);
+    let light = set(
+        PAGE_COLOR,
+        TEXT_COLOR,
+        FAINT_TEXT_COLOR,
+        GRID_COLOR,
+        &LIGHT_PAGE_COLORS,
+    );
+    let dark = set(
+        "#14191f",
+        "#e4e9ee",
+        "#a3afbb",
+        "#323c46",
+        &DARK_PAGE_COLORS,
+    );
     let mut sheet = format!(
         "svg.chart{{{light};color-scheme:light dark}}\
          @media (prefers-color-scheme:dark){{svg.chart{{{dark}}}}}\
@@ -45,7 +57,7 @@ pub(crate) fn sheet() -> String {
          .chart .page{{fill:var(--page)}}.chart .ink{{fill:var(--ink)}}.chart .dim{{fill:var(--dim)}}\
          .chart .grid{{stroke:var(--grid)}}.chart .axis{{stroke:var(--dim)}}"
     );
-    for index in 0..LIGHT.len() {
+    for index in 0..LIGHT_PAGE_COLORS.len() {
         sheet.push_str(&format!(
             ".chart .s{index}{{stroke:var(--s{index})}}.chart .f{index}{{fill:var(--s{index})}}"
         ));
@@ -55,25 +67,25 @@ pub(crate) fn sheet() -> String {
 
 /// Returns the colour index of a series.
 pub(crate) fn color_index(series: usize) -> usize {
-    series % LIGHT.len()
+    series % LIGHT_PAGE_COLORS.len()
 }
 
 /// Returns the attributes of a series' line.
-pub(crate) fn stroke(series: usize) -> String {
+pub(crate) fn line_attributes(series: usize) -> String {
     let index = color_index(series);
-    format!(r#"class="s{index}" stroke="{}""#, LIGHT[index])
+    format!(r#"class="s{index}" stroke="{}""#, LIGHT_PAGE_COLORS[index])
 }
 
 /// Returns the attributes of a series' filled area.
 pub(crate) fn area_attributes(series: usize) -> String {
     let index = color_index(series);
-    format!(r#"class="f{index}" fill="{}""#, LIGHT[index])
+    format!(r#"class="f{index}" fill="{}""#, LIGHT_PAGE_COLORS[index])
 }
 
 /// Returns the dash pattern of a series as an attribute. Series that reuse a colour have another pattern, so
 /// that no two look alike.
 pub(crate) fn dash(series: usize) -> String {
-    match DASHES[(series + series / LIGHT.len()) % DASHES.len()] {
+    match DASHES[(series + series / LIGHT_PAGE_COLORS.len()) % DASHES.len()] {
         "" => String::new(),
         dashes => format!(r#" stroke-dasharray="{dashes}""#),
     }

@@ -21,7 +21,7 @@ fn measured(points: &[(f64, f64, f64, f64)]) -> Vec<Point> {
     let point = |&(x, y, min, max): &(f64, f64, f64, f64)| Point {
         x,
         y,
-        range: Some((min, max)),
+        min_and_max: Some((min, max)),
     };
     points.iter().map(point).collect()
 }
@@ -41,7 +41,7 @@ fn a_sweep_over_payloads() {
     let writes = measured(&[small, large].concat());
     let reads = writes.iter().map(|p| Point {
         y: 0.7 * p.y,
-        range: None,
+        min_and_max: None,
         ..*p
     });
     let reads: Vec<_> = reads.collect();

@@ -9,7 +9,7 @@ use verbs::{
 use crate::comm::{Lane, Receiver, Sender};
 use crate::config::{CTS_SEND_DEPTH, Config, MAX_LANES, RECV_BATCH, RECV_DEPTH, SEND_DEPTH};
 use crate::error::Error;
-use crate::memory_layout::{FIFO_SLOT_BYTES, FIFO_SLOTS, RECORD_BYTES};
+use crate::memory_layout::{COMPLETION_RECORD_BYTES, FIFO_SLOT_BYTES, FIFO_SLOTS};
 use crate::peer_watch::{PeerMonitor, PeerWatch};
 
 /// The version with which a `Hello` of this protocol begins.
@@ -78,7 +78,7 @@ impl Hello {
 struct UnconnectedEnd {
     cq: CompletionQueue,
     qps: Vec<PreparedQp<Rc>>,
-    memory: MemoryRegion,
+    peer_writable_memory: MemoryRegion,
 }
 
 impl UnconnectedEnd {
@@ -107,7 +107,11 @@ impl UnconnectedEnd {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let memory = pd.alloc(memory_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        Ok(Self { cq, qps, memory })
+        Ok(Self {
+            cq,
+            qps,
+            peer_writable_memory: memory,
+        })
     }
 
     /// Connects as many queue pairs as the peer has; those that it has not are destroyed.
@@ -121,7 +125,7 @@ impl UnconnectedEnd {
             let qp: QueuePair<Rc> = qp.connect(peer)?;
             Ok(Lane {
                 list: qp.postlist(postlist),
-                room: qp.max_send_wr(),
+                free_send_wrs: qp.max_send_wr(),
                 qp,
             })
         };
@@ -152,7 +156,7 @@ impl PreparedSender {
 
     /// The data of this end that the receiver needs.
     pub fn hello(&self, token: u64) -> Hello {
-        Hello::new(token, &self.end.qps, &self.end.memory)
+        Hello::new(token, &self.end.qps, &self.end.peer_writable_memory)
     }
 
     /// Connects with the receiver that said this in answer to [`hello`](Self::hello). `watch` tells when it is gone.
@@ -161,14 +165,15 @@ impl PreparedSender {
     /// The peer is not one of this protocol, or a verb failed.
     pub fn connect(self, peer: &Hello, watch: Option<Box<dyn PeerWatch>>) -> Result<Sender, Error> {
         let Self { end, pd } = self;
-        peer.check(end.qps.len(), FIFO_SLOTS * RECORD_BYTES)?;
-        let lanes = UnconnectedEnd::connect(end.qps, peer, crate::memory_layout::MAX_PARTS + 1)?;
-        let sizes = pd.alloc(FIFO_SLOTS * RECORD_BYTES, Access::LOCAL_WRITE)?;
+        peer.check(end.qps.len(), FIFO_SLOTS * COMPLETION_RECORD_BYTES)?;
+        let lanes =
+            UnconnectedEnd::connect(end.qps, peer, crate::memory_layout::MAX_PARTS_PER_GROUP + 1)?;
+        let sizes = pd.alloc(FIFO_SLOTS * COMPLETION_RECORD_BYTES, Access::LOCAL_WRITE)?;
         let watched = PeerMonitor::new(watch);
         Ok(Sender::new(
             lanes,
             end.cq,
-            (end.memory, sizes),
+            (end.peer_writable_memory, sizes),
             peer.memory,
             watched,
         ))
@@ -191,7 +196,7 @@ impl PreparedReceiver {
     /// A verb failed.
     pub fn new(pd: &ProtectionDomain, config: &Config, lanes: usize) -> Result<Self, Error> {
         let lanes = lanes.min(config.lanes).clamp(1, MAX_LANES);
-        let bytes = FIFO_SLOTS * RECORD_BYTES;
+        let bytes = FIFO_SLOTS * COMPLETION_RECORD_BYTES;
         let end = UnconnectedEnd::new(pd, config, lanes, (CTS_SEND_DEPTH, RECV_DEPTH), bytes)?;
         let mut recvs = end.qps[0].recv_list(RECV_BATCH);
         for _ in 0..RECV_BATCH {
@@ -212,7 +217,7 @@ impl PreparedReceiver {
 
     /// The data of this end that the sender needs.
     pub fn hello(&self, token: u64) -> Hello {
-        Hello::new(token, &self.end.qps, &self.end.memory)
+        Hello::new(token, &self.end.qps, &self.end.peer_writable_memory)
     }
 
     /// Queue pairs of this end.
@@ -241,7 +246,7 @@ impl PreparedReceiver {
         Ok(Receiver::new(
             lanes,
             end.cq,
-            (end.memory, staging),
+            (end.peer_writable_memory, staging),
             peer.memory,
             recvs,
             (pd, config),

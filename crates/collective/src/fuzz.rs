@@ -2,7 +2,7 @@
 
 use crate::ListenHandle;
 use crate::end::Hello;
-use crate::memory_layout::{ClearToSend, ENTRY_BYTES, MAX_PARTS, stripe_range};
+use crate::memory_layout::{CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, stripe_range};
 use crate::sending::{SendMatch, SendQueue};
 
 /// Reads bytes as each kind of data that a peer gives: a handle, a hello, or the entries of a group of receives. The
@@ -42,12 +42,14 @@ fn hello(bytes: &[u8]) {
 
 /// Sends as much as the entries permit, to each of the receives.
 fn entries(bytes: &[u8]) {
-    let chunks = bytes.chunks_exact(ENTRY_BYTES).take(MAX_PARTS + 1);
+    let chunks = bytes
+        .chunks_exact(CTS_ENTRY_BYTES)
+        .take(MAX_PARTS_PER_GROUP + 1);
     let entries: Vec<ClearToSend> = chunks
         .filter_map(|chunk| chunk.try_into().ok())
         .map(ClearToSend::decode)
         .collect();
-    for (entry, chunk) in entries.iter().zip(bytes.chunks_exact(ENTRY_BYTES)) {
+    for (entry, chunk) in entries.iter().zip(bytes.chunks_exact(CTS_ENTRY_BYTES)) {
         assert_eq!(entry.encode(0)[..24], chunk[..24]);
     }
     let mut sending = SendQueue::new(2);
@@ -56,17 +58,19 @@ fn entries(bytes: &[u8]) {
     }
     for entry in &entries {
         // One byte too many is refused.
-        if let Some(longer) = entry.len.checked_add(1) {
+        if let Some(longer) = entry.buffer_bytes.checked_add(1) {
             let refused = sending.match_send(entry.tag, longer, ());
             if refused.is_ok() {
                 // Another receive with this tag is longer.
                 return;
             }
         }
-        if let Ok(SendMatch::Ready(_, group)) = sending.match_send(entry.tag, entry.len, ()) {
+        if let Ok(SendMatch::Ready(_, group)) =
+            sending.match_send(entry.tag, entry.buffer_bytes, ())
+        {
             for part in group.parts {
-                assert!(part.len <= part.to.len);
-                assert_eq!(stripe_range(part.len, 2, 1).end, part.len);
+                assert!(part.payload_len <= part.to.buffer_bytes);
+                assert_eq!(stripe_range(part.payload_len, 2, 1).end, part.payload_len);
             }
         }
     }

@@ -56,7 +56,7 @@ pub use config::Config;
 pub use end::{Hello, PreparedReceiver, PreparedSender, connected_pair};
 pub use error::Error;
 pub use group::{Group, Messages, Payload, PreparedGroup};
-pub use memory_layout::{ClearToSend, MAX_PARTS, MAX_REQUESTS};
+pub use memory_layout::{ClearToSend, MAX_PARTS_PER_GROUP, MAX_REQUESTS};
 pub use peer_watch::PeerWatch;
 pub use receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
 pub use rendezvous::{ListenHandle, Listener, PendingConnect};

@@ -3,17 +3,17 @@
 use std::ops::Range;
 
 /// Receives of one group, at most.
-pub const MAX_PARTS: usize = 8;
-/// Requests of one communicator that are not tested to their end, at most: NCCL's 32 times [`MAX_PARTS`].
-pub const MAX_REQUESTS: usize = 32 * MAX_PARTS;
+pub const MAX_PARTS_PER_GROUP: usize = 8;
+/// Requests of one communicator that are not tested to their end, at most: NCCL's 32 times [`MAX_PARTS_PER_GROUP`].
+pub const MAX_REQUESTS: usize = 32 * MAX_PARTS_PER_GROUP;
 /// Bytes of a clear-to-send entry.
-pub(crate) const ENTRY_BYTES: usize = 40;
+pub(crate) const CTS_ENTRY_BYTES: usize = 40;
 /// Bytes of a slot of the FIFO: room for the entries of one group.
-pub(crate) const FIFO_SLOT_BYTES: usize = MAX_PARTS * ENTRY_BYTES;
+pub(crate) const FIFO_SLOT_BYTES: usize = MAX_PARTS_PER_GROUP * CTS_ENTRY_BYTES;
 /// Slots of the FIFO. A group holds a request until it has come, so there are never more groups under way than slots.
 pub(crate) const FIFO_SLOTS: usize = MAX_REQUESTS;
 /// Bytes of a completion record: the sizes of a group, 4 bytes each.
-pub(crate) const RECORD_BYTES: usize = MAX_PARTS * 4;
+pub(crate) const COMPLETION_RECORD_BYTES: usize = MAX_PARTS_PER_GROUP * 4;
 /// Payload is divided among queue pairs in multiples of so many bytes.
 const STRIPE_BYTES: u64 = 128;
 
@@ -23,31 +23,31 @@ pub struct ClearToSend {
     /// Address of the receiver's buffer.
     pub addr: u64,
     /// Bytes of the buffer.
-    pub len: u32,
+    pub buffer_bytes: u32,
     /// R_Key of the buffer.
     pub rkey: u32,
     /// Which send of the group this receive is for.
     pub tag: u32,
-    /// Receives of the group, 1 to [`MAX_PARTS`].
-    pub parts: u32,
+    /// Receives of the group, 1 to [`MAX_PARTS_PER_GROUP`].
+    pub parts_in_group: u32,
 }
 
 impl ClearToSend {
     /// The entry as bytes, with the number of its group plus one in the last eight.
-    pub(crate) fn encode(&self, group: u64) -> [u8; ENTRY_BYTES] {
-        let mut bytes = [0; ENTRY_BYTES];
+    pub(crate) fn encode(&self, group: u64) -> [u8; CTS_ENTRY_BYTES] {
+        let mut bytes = [0; CTS_ENTRY_BYTES];
         bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.buffer_bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.rkey.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.parts.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.parts_in_group.to_le_bytes());
         // 24 to 32: reserved.
         bytes[32..].copy_from_slice(&slot_marker(group).to_ne_bytes());
         bytes
     }
 
     /// The entry in these bytes. The reader has seen the group's number in the slot's last word.
-    pub(crate) fn decode(bytes: &[u8; ENTRY_BYTES]) -> Self {
+    pub(crate) fn decode(bytes: &[u8; CTS_ENTRY_BYTES]) -> Self {
         let word = |at: usize| {
             let (mut w, from) = ([0; 4], at..at + 4);
             w.copy_from_slice(&bytes[from]);
@@ -57,10 +57,10 @@ impl ClearToSend {
         addr.copy_from_slice(&bytes[..8]);
         Self {
             addr: u64::from_le_bytes(addr),
-            len: word(8),
+            buffer_bytes: word(8),
             rkey: word(12),
             tag: word(16),
-            parts: word(20),
+            parts_in_group: word(20),
         }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) fn slot_index(group: u64) -> usize {
 /// the WRITE that brings a group are the same word for every size of group. Those come last on every adapter that lets
 /// programs poll on the last byte of a WRITE.
 pub(crate) fn entry_offset(slot: usize, part: usize) -> usize {
-    (slot + 1) * FIFO_SLOT_BYTES - (part + 1) * ENTRY_BYTES
+    (slot + 1) * FIFO_SLOT_BYTES - (part + 1) * CTS_ENTRY_BYTES
 }
 
 /// Where the word is that says which group a slot holds.
@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_entry_comes_back_as_it_was(addr: u64, len: u32, rkey: u32, tag: u32, parts in 1u32..=8, group in 0..u64::MAX) {
-            let entry = ClearToSend { addr, len, rkey, tag, parts };
+            let entry = ClearToSend { addr, buffer_bytes: len, rkey, tag, parts_in_group: parts };
             let bytes = entry.encode(group);
             prop_assert_eq!(ClearToSend::decode(&bytes), entry);
             prop_assert_eq!(&bytes[32..], &(group + 1).to_ne_bytes()[..]);
@@ -130,12 +130,18 @@ mod tests {
     #[test]
     fn every_group_ends_at_the_word_that_is_polled() {
         for slot in [0, 1, FIFO_SLOTS - 1] {
-            assert_eq!(entry_offset(slot, 0) + ENTRY_BYTES, marker_offset(slot) + 8);
-            assert_eq!(entry_offset(slot, MAX_PARTS - 1), slot * FIFO_SLOT_BYTES);
+            assert_eq!(
+                entry_offset(slot, 0) + CTS_ENTRY_BYTES,
+                marker_offset(slot) + 8
+            );
+            assert_eq!(
+                entry_offset(slot, MAX_PARTS_PER_GROUP - 1),
+                slot * FIFO_SLOT_BYTES
+            );
             assert_eq!(marker_offset(slot) % 8, 0);
         }
         assert_eq!(
-            entry_offset(FIFO_SLOTS - 1, 0) + ENTRY_BYTES,
+            entry_offset(FIFO_SLOTS - 1, 0) + CTS_ENTRY_BYTES,
             FIFO_SLOTS * FIFO_SLOT_BYTES
         );
     }

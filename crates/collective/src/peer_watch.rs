@@ -29,7 +29,7 @@ const CHECK_INTERVAL_NS: u64 = 1_000_000;
 pub(crate) struct PeerMonitor {
     watch: Option<Box<dyn PeerWatch>>,
     empty_calls: u32,
-    next_ns: u64,
+    next_check_ns: u64,
     is_gone: bool,
 }
 
@@ -38,7 +38,7 @@ impl PeerMonitor {
         Self {
             watch,
             empty_calls: 0,
-            next_ns: 0,
+            next_check_ns: 0,
             is_gone: false,
         }
     }
@@ -52,8 +52,8 @@ impl PeerMonitor {
         if !self.is_gone && self.empty_calls >= CALLS_BETWEEN_CHECKS {
             self.empty_calls = 0;
             let now = verbs::time::now_ns();
-            if now >= self.next_ns {
-                self.next_ns = now + CHECK_INTERVAL_NS;
+            if now >= self.next_check_ns {
+                self.next_check_ns = now + CHECK_INTERVAL_NS;
                 self.is_gone = watch.is_gone();
             }
         }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::memory_layout::MAX_PARTS;
+use crate::memory_layout::MAX_PARTS_PER_GROUP;
 use crate::request_pool::{Request, RequestPool};
 
 /// The bytes that came for each receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedSizes {
-    sizes: [u32; MAX_PARTS],
+    sizes: [u32; MAX_PARTS_PER_GROUP],
     count: usize,
 }
 
@@ -17,9 +17,9 @@ impl ReceivedSizes {
     /// One size a receive, in their order.
     ///
     /// # Panics
-    /// When there are more than [`MAX_PARTS`].
+    /// When there are more than [`MAX_PARTS_PER_GROUP`].
     pub fn new(sizes: &[u32]) -> Self {
-        let mut all = [0; MAX_PARTS];
+        let mut all = [0; MAX_PARTS_PER_GROUP];
         all[..sizes.len()].copy_from_slice(sizes);
         Self {
             sizes: all,
@@ -35,8 +35,8 @@ impl ReceivedSizes {
 
 #[derive(Debug)]
 struct ReceivingState {
-    room: ReceivedSizes,
-    received: Option<ReceivedSizes>,
+    posted_sizes: ReceivedSizes,
+    received_sizes: Option<ReceivedSizes>,
 }
 
 /// The meaning of an immediate that has arrived.
@@ -63,7 +63,7 @@ pub struct ReceiveQueue {
     pool: RequestPool<ReceivingState>,
     posted_groups: VecDeque<PostedGroup>,
     /// The number of the first group that waits.
-    first_posted: u64,
+    first_posted_group: u64,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct PostedGroup {
     parts: usize,
     lanes_left: usize,
     /// The size, as the first lane told it.
-    size: Option<u32>,
+    expected_imm: Option<u32>,
 }
 
 impl ReceiveQueue {
@@ -82,7 +82,7 @@ impl ReceiveQueue {
             groups_received: vec![0; lanes],
             pool: RequestPool::new(),
             posted_groups: VecDeque::new(),
-            first_posted: 0,
+            first_posted_group: 0,
         }
     }
 
@@ -93,13 +93,13 @@ impl ReceiveQueue {
     /// [`Error::InvalidPartCount`].
     pub fn post(&mut self, room: &[u32]) -> Result<Option<(Request, u64)>, Error> {
         let parts = room.len();
-        if !(1..=MAX_PARTS).contains(&parts) {
+        if !(1..=MAX_PARTS_PER_GROUP).contains(&parts) {
             return Err(Error::InvalidPartCount(parts));
         }
         let room = ReceivedSizes::new(room);
         let Some(request) = self.pool.allocate(ReceivingState {
-            room,
-            received: None,
+            posted_sizes: room,
+            received_sizes: None,
         }) else {
             return Ok(None);
         };
@@ -107,11 +107,11 @@ impl ReceiveQueue {
             request,
             parts,
             lanes_left: self.groups_received.len(),
-            size: None,
+            expected_imm: None,
         });
         Ok(Some((
             request,
-            self.first_posted + self.posted_groups.len() as u64 - 1,
+            self.first_posted_group + self.posted_groups.len() as u64 - 1,
         )))
     }
 
@@ -121,14 +121,14 @@ impl ReceiveQueue {
     /// No group waits for it, lanes contradict each other, or more came than was posted.
     pub fn handle_immediate(&mut self, lane: usize, imm: u32) -> Result<ImmediateResult, Error> {
         let group = self.groups_received[lane];
-        let at = usize::try_from(group - self.first_posted).ok();
+        let at = usize::try_from(group - self.first_posted_group).ok();
         let Some(waiting) = at.and_then(|at| self.posted_groups.get_mut(at)) else {
             let what = format!("lane {lane} carried group {group}, which was not posted");
             return Err(Error::Protocol(what));
         };
         self.groups_received[lane] += 1;
         waiting.lanes_left -= 1;
-        let expected = waiting.size.get_or_insert(imm);
+        let expected = waiting.expected_imm.get_or_insert(imm);
         if *expected != imm {
             let what = format!("lanes say that group {group} has {expected} and {imm} bytes");
             return Err(Error::Protocol(what));
@@ -149,25 +149,25 @@ impl ReceiveQueue {
     /// # Errors
     /// More came than was posted.
     pub fn complete(&mut self, group: u64, came: ReceivedSizes) -> Result<(), Error> {
-        let at = usize::try_from(group.wrapping_sub(self.first_posted)).ok();
+        let at = usize::try_from(group.wrapping_sub(self.first_posted_group)).ok();
         let Some(waiting) = at.and_then(|at| self.posted_groups.get(at)) else {
             return Err(Error::Protocol(format!("group {group} does not wait")));
         };
         let state = self.pool.get(waiting.request)?;
-        let mut pairs = came.as_slice().iter().zip(state.room.as_slice());
-        if pairs.any(|(came, room)| came > room) || came.count != state.room.count {
-            let (came, room) = (came.as_slice(), state.room.as_slice());
+        let mut pairs = came.as_slice().iter().zip(state.posted_sizes.as_slice());
+        if pairs.any(|(came, room)| came > room) || came.count != state.posted_sizes.count {
+            let (came, room) = (came.as_slice(), state.posted_sizes.as_slice());
             let what = format!("group {group} has {came:?} bytes where {room:?} were posted");
             return Err(Error::Protocol(what));
         }
-        state.received = Some(came);
+        state.received_sizes = Some(came);
         while self
             .posted_groups
             .front()
             .is_some_and(|w| w.lanes_left == 0)
         {
             self.posted_groups.pop_front();
-            self.first_posted += 1;
+            self.first_posted_group += 1;
         }
         Ok(())
     }
@@ -177,7 +177,7 @@ impl ReceiveQueue {
     /// # Errors
     /// [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
-        let came = self.pool.get(request)?.received;
+        let came = self.pool.get(request)?.received_sizes;
         if came.is_some() {
             self.pool.free(request);
         }
@@ -187,15 +187,15 @@ impl ReceiveQueue {
     /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
     pub(crate) fn start_flush(&mut self) -> Option<Request> {
         let state = ReceivingState {
-            room: ReceivedSizes::new(&[]),
-            received: None,
+            posted_sizes: ReceivedSizes::new(&[]),
+            received_sizes: None,
         };
         self.pool.allocate(state)
     }
 
     /// Such a request is done.
     pub(crate) fn complete_flush(&mut self, request: Request) -> Result<(), Error> {
-        self.pool.get(request)?.received = Some(ReceivedSizes::new(&[]));
+        self.pool.get(request)?.received_sizes = Some(ReceivedSizes::new(&[]));
         Ok(())
     }
 

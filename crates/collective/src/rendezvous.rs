@@ -18,9 +18,9 @@ use crate::error::Error;
 /// The first bytes of a handle.
 const MAGIC: [u8; 8] = *b"VBCOLL01";
 /// Bytes of a message, at most: a hello of 16 queue pairs has about 3,000.
-const MAX_MESSAGE: usize = 16 << 10;
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
 /// Peers that have connected and have not said hello, at most: the oldest one goes first.
-const MAX_PENDING: usize = 64;
+const MAX_PENDING_ACCEPTS: usize = 64;
 
 /// Where a receiver listens: what it gives to the sender by any means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +68,8 @@ impl ListenHandle {
 struct SocketMessages {
     stream: TcpStream,
     peer: SocketAddr,
-    out: Vec<u8>,
-    into: Vec<u8>,
+    unsent_bytes: Vec<u8>,
+    received_bytes: Vec<u8>,
 }
 
 impl SocketMessages {
@@ -79,8 +79,8 @@ impl SocketMessages {
         Self {
             stream,
             peer,
-            out: Vec::new(),
-            into: Vec::new(),
+            unsent_bytes: Vec::new(),
+            received_bytes: Vec::new(),
         }
     }
 
@@ -94,17 +94,17 @@ impl SocketMessages {
     fn send_hello(&mut self, hello: &Hello) -> Result<(), Error> {
         let json = serde_json::to_vec(hello).map_err(|e| self.error(e))?;
         let len = u32::try_from(json.len()).map_err(|e| self.error(e))?;
-        self.out.extend_from_slice(&len.to_le_bytes());
-        self.out.extend_from_slice(&json);
+        self.unsent_bytes.extend_from_slice(&len.to_le_bytes());
+        self.unsent_bytes.extend_from_slice(&json);
         Ok(())
     }
 
     /// Writes what is to be said; whether all of it went.
     fn flush(&mut self) -> Result<bool, Error> {
-        while !self.out.is_empty() {
-            match self.stream.write(&self.out) {
+        while !self.unsent_bytes.is_empty() {
+            match self.stream.write(&self.unsent_bytes) {
                 Ok(0) => return Err(self.error("it closed the connection")),
-                Ok(count) => drop(self.out.drain(..count)),
+                Ok(count) => drop(self.unsent_bytes.drain(..count)),
                 Err(e) if is_retryable(&e) => return Ok(false),
                 Err(e) => return Err(self.error(e)),
             }
@@ -115,11 +115,11 @@ impl SocketMessages {
     /// Reads until so many bytes are there; whether they are.
     fn read_until(&mut self, bytes: usize) -> Result<bool, Error> {
         let mut buffer = [0; 1024];
-        while self.into.len() < bytes {
-            let most = (bytes - self.into.len()).min(buffer.len());
+        while self.received_bytes.len() < bytes {
+            let most = (bytes - self.received_bytes.len()).min(buffer.len());
             match self.stream.read(&mut buffer[..most]) {
                 Ok(0) => return Err(self.error("it closed the connection")),
-                Ok(count) => self.into.extend_from_slice(&buffer[..count]),
+                Ok(count) => self.received_bytes.extend_from_slice(&buffer[..count]),
                 Err(e) if is_retryable(&e) => return Ok(false),
                 Err(e) => return Err(self.error(e)),
             }
@@ -132,16 +132,20 @@ impl SocketMessages {
         if !self.read_until(4)? {
             return Ok(None);
         }
-        let len = self.into.first_chunk::<4>().copied().unwrap_or_default();
+        let len = self
+            .received_bytes
+            .first_chunk::<4>()
+            .copied()
+            .unwrap_or_default();
         let len = u32::from_le_bytes(len) as usize;
-        if len > MAX_MESSAGE {
+        if len > MAX_MESSAGE_BYTES {
             return Err(self.error(format!("it sends a message of {len} bytes")));
         }
         if !self.read_until(4 + len)? {
             return Ok(None);
         }
-        let hello = serde_json::from_slice(&self.into[4..]).map_err(|e| self.error(e))?;
-        self.into.clear();
+        let hello = serde_json::from_slice(&self.received_bytes[4..]).map_err(|e| self.error(e))?;
+        self.received_bytes.clear();
         Ok(Some(hello))
     }
 }
@@ -176,7 +180,7 @@ impl PendingConnect {
         handle: &ListenHandle,
     ) -> Result<Self, Error> {
         let sender = PreparedSender::new(pd, config)?;
-        let stream = connect(handle.addr).map_err(|e| Error::Rendezvous {
+        let stream = start_nonblocking_connect(handle.addr).map_err(|e| Error::Rendezvous {
             peer: handle.addr.to_string(),
             reason: e.to_string(),
         })?;
@@ -206,7 +210,7 @@ impl PendingConnect {
                 let watch = watch.map_err(|e| self.messages.error(e))?;
                 self.stage =
                     ConnectStage::Ready(Box::new(sender.connect(&peer, Some(Box::new(watch)))?));
-                self.messages.out.push(READY);
+                self.messages.unsent_bytes.push(READY);
             }
         }
         if !self.messages.flush()? {
@@ -225,7 +229,7 @@ impl PendingConnect {
 const READY: u8 = 1;
 
 /// Begins to connect.
-fn connect(addr: SocketAddr) -> std::io::Result<TcpStream> {
+fn start_nonblocking_connect(addr: SocketAddr) -> std::io::Result<TcpStream> {
     let family = match addr {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
@@ -324,7 +328,7 @@ impl Listener {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if self.pending.len() == MAX_PENDING {
+            if self.pending.len() == MAX_PENDING_ACCEPTS {
                 drop(self.pending.remove(0));
             }
             self.pending.push(PendingAccept {

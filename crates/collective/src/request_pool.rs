@@ -15,7 +15,7 @@ pub struct Request {
 #[derive(Debug)]
 pub(crate) struct RequestPool<T> {
     slots: Vec<(u32, Option<T>)>,
-    free: Vec<u16>,
+    free_indices: Vec<u16>,
 }
 
 impl<T> RequestPool<T> {
@@ -23,23 +23,23 @@ impl<T> RequestPool<T> {
         let count = u16::try_from(MAX_REQUESTS).unwrap_or(u16::MAX);
         Self {
             slots: (0..count).map(|_| (0, None)).collect(),
-            free: (0..count).rev().collect(),
+            free_indices: (0..count).rev().collect(),
         }
     }
 
     /// How many are there for the taking.
     pub(crate) fn free_slots(&self) -> usize {
-        self.free.len()
+        self.free_indices.len()
     }
 
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.free.len() == self.slots.len()
+        self.free_indices.len() == self.slots.len()
     }
 
     /// Takes a place; nothing when all are taken.
     pub(crate) fn allocate(&mut self, value: T) -> Option<Request> {
-        let index = self.free.pop()?;
+        let index = self.free_indices.pop()?;
         let place = &mut self.slots[usize::from(index)];
         place.0 = place.0.wrapping_add(1);
         place.1 = Some(value);
@@ -64,7 +64,7 @@ impl<T> RequestPool<T> {
     pub(crate) fn free(&mut self, request: Request) {
         let place = &mut self.slots[usize::from(request.index)];
         if place.0 == request.generation && place.1.take().is_some() {
-            self.free.push(request.index);
+            self.free_indices.push(request.index);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::memory_layout::{ClearToSend, MAX_PARTS};
+use crate::memory_layout::{ClearToSend, MAX_PARTS_PER_GROUP};
 use crate::request_pool::{Request, RequestPool};
 
 /// A send that has found its receive.
@@ -12,7 +12,7 @@ pub struct MatchedSend<P> {
     /// Where its bytes are.
     pub payload: P,
     /// How many.
-    pub len: u32,
+    pub payload_len: u32,
     /// Where they go.
     pub to: ClearToSend,
     request: Request,
@@ -40,7 +40,7 @@ pub enum SendMatch<P> {
 
 #[derive(Debug)]
 struct SendingState {
-    len: u32,
+    payload_len: u32,
     done: bool,
 }
 
@@ -49,14 +49,14 @@ struct SendingState {
 pub struct SendQueue<P> {
     lanes: usize,
     /// The group that sends are matched with next.
-    next: u64,
-    posted: Vec<ClearToSend>,
+    next_group_number: u64,
+    posted_receives: Vec<ClearToSend>,
     matched: Vec<Option<MatchedSend<P>>>,
     pool: RequestPool<SendingState>,
     /// Groups that were written and are not acknowledged on all lanes.
     in_flight: VecDeque<InFlightGroup>,
     /// The number of the first of them.
-    first_in_flight: u64,
+    first_group_in_flight: u64,
 }
 
 #[derive(Debug)]
@@ -70,18 +70,20 @@ impl<P: Copy> SendQueue<P> {
     pub fn new(lanes: usize) -> Self {
         Self {
             lanes,
-            next: 0,
-            posted: Vec::with_capacity(MAX_PARTS),
-            matched: Vec::with_capacity(MAX_PARTS),
+            next_group_number: 0,
+            posted_receives: Vec::with_capacity(MAX_PARTS_PER_GROUP),
+            matched: Vec::with_capacity(MAX_PARTS_PER_GROUP),
             pool: RequestPool::new(),
             in_flight: VecDeque::new(),
-            first_in_flight: 0,
+            first_group_in_flight: 0,
         }
     }
 
     /// The group whose entries are needed, unless they are there.
     pub fn next_group(&self) -> Option<u64> {
-        self.posted.is_empty().then_some(self.next)
+        self.posted_receives
+            .is_empty()
+            .then_some(self.next_group_number)
     }
 
     /// The entries of the group that was wanted have come, in the order of the receives.
@@ -90,14 +92,16 @@ impl<P: Copy> SendQueue<P> {
     /// They contradict each other.
     pub fn add_entries(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
         let count = entries.len();
-        if !(1..=MAX_PARTS).contains(&count) || entries.iter().any(|e| e.parts as usize != count) {
+        if !(1..=MAX_PARTS_PER_GROUP).contains(&count)
+            || entries.iter().any(|e| e.parts_in_group as usize != count)
+        {
             return Err(Error::Protocol(format!(
                 "group {} has {count} entries that speak of {:?}",
-                self.next,
-                entries.iter().map(|e| e.parts).collect::<Vec<_>>()
+                self.next_group_number,
+                entries.iter().map(|e| e.parts_in_group).collect::<Vec<_>>()
             )));
         }
-        self.posted.extend_from_slice(entries);
+        self.posted_receives.extend_from_slice(entries);
         self.matched.resize_with(count, || None);
         Ok(())
     }
@@ -107,21 +111,24 @@ impl<P: Copy> SendQueue<P> {
     /// # Errors
     /// [`Error::TooLong`].
     pub fn match_send(&mut self, tag: u32, len: u32, payload: P) -> Result<SendMatch<P>, Error> {
-        let mut open = self.posted.iter().zip(&self.matched);
+        let mut open = self.posted_receives.iter().zip(&self.matched);
         let Some(at) = open.position(|(to, claimed)| claimed.is_none() && to.tag == tag) else {
             return Ok(SendMatch::NoMatch);
         };
-        let to = self.posted[at];
-        if len > to.len {
-            let room = to.len;
+        let to = self.posted_receives[at];
+        if len > to.buffer_bytes {
+            let room = to.buffer_bytes;
             return Err(Error::TooLong { len, room, tag });
         }
-        let Some(request) = self.pool.allocate(SendingState { len, done: false }) else {
+        let Some(request) = self.pool.allocate(SendingState {
+            payload_len: len,
+            done: false,
+        }) else {
             return Ok(SendMatch::NoMatch);
         };
         self.matched[at] = Some(MatchedSend {
             payload,
-            len,
+            payload_len: len,
             to,
             request,
         });
@@ -129,13 +136,13 @@ impl<P: Copy> SendQueue<P> {
             return Ok(SendMatch::Incomplete(request));
         }
         let parts: Vec<MatchedSend<P>> = self.matched.drain(..).flatten().collect();
-        self.posted.clear();
+        self.posted_receives.clear();
         self.in_flight.push_back(InFlightGroup {
             requests: parts.iter().map(|p| p.request).collect(),
             lanes_left: self.lanes,
         });
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_group_number;
+        self.next_group_number += 1;
         Ok(SendMatch::Ready(request, MatchedGroup { number, parts }))
     }
 
@@ -144,7 +151,7 @@ impl<P: Copy> SendQueue<P> {
     /// # Errors
     /// No such group is under way.
     pub fn complete_lane(&mut self, group: u64) -> Result<(), Error> {
-        let at = group.checked_sub(self.first_in_flight);
+        let at = group.checked_sub(self.first_group_in_flight);
         let at = at.and_then(|at| usize::try_from(at).ok());
         let flying = at.and_then(|at| self.in_flight.get_mut(at));
         let Some(flying) = flying.filter(|f| f.lanes_left > 0) else {
@@ -158,7 +165,7 @@ impl<P: Copy> SendQueue<P> {
         }
         while self.in_flight.front().is_some_and(|f| f.lanes_left == 0) {
             self.in_flight.pop_front();
-            self.first_in_flight += 1;
+            self.first_group_in_flight += 1;
         }
         Ok(())
     }
@@ -168,7 +175,10 @@ impl<P: Copy> SendQueue<P> {
     /// # Errors
     /// [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
-        let SendingState { len, done } = *self.pool.get(request)?;
+        let SendingState {
+            payload_len: len,
+            done,
+        } = *self.pool.get(request)?;
         if done {
             self.pool.free(request);
         }

@@ -68,10 +68,10 @@ impl World {
                 let count = u32::try_from(parts.len()).expect("8");
                 let entry = |(len, tag): &(u32, u32)| ClearToSend {
                     addr: group,
-                    len: *len,
+                    buffer_bytes: *len,
                     rkey: 1,
                     tag: *tag,
-                    parts: count,
+                    parts_in_group: count,
                 };
                 self.posted
                     .push_back((request, parts.iter().map(entry).collect()));
@@ -99,7 +99,7 @@ impl World {
         let room = entries
             .iter()
             .filter(|e| e.tag == to.tag)
-            .map(|e| e.len)
+            .map(|e| e.buffer_bytes)
             .min();
         let len =
             u32::try_from(u64::from(room.expect("one")) * u64::from(share) / 256).expect("less");
@@ -115,14 +115,14 @@ impl World {
 
     fn written(&mut self, group: &SendGroup<()>) {
         let (_, entries) = self.posted.pop_front().expect("it was offered");
-        let tags = |e: &ClearToSend| (e.tag, e.len, e.addr);
+        let tags = |e: &ClearToSend| (e.tag, e.buffer_bytes, e.addr);
         let to: Vec<_> = group.parts.iter().map(|p| tags(&p.to)).collect();
         assert_eq!(
             to,
             entries.iter().map(tags).collect::<Vec<_>>(),
             "in the receives' order"
         );
-        let sizes: Vec<u32> = group.parts.iter().map(|p| p.len).collect();
+        let sizes: Vec<u32> = group.parts.iter().map(|p| p.payload_len).collect();
         self.sizes.insert(group.number, sizes.clone());
         for wire in &mut self.wires {
             wire.push_back((group.number, sizes.clone()));
@@ -203,10 +203,10 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
     let mut sending = SendQueue::new(1);
     let entry = ClearToSend {
         addr: 0,
-        len: 10,
+        buffer_bytes: 10,
         rkey: 0,
         tag: 3,
-        parts: 1,
+        parts_in_group: 1,
     };
     sending.add_entries(&[entry]).expect("one entry");
     let refused = sending.match_send(3, 11, ()).expect_err("11 of 10");
@@ -233,10 +233,10 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
     let mut sending = SendQueue::<()>::new(1);
     let entry = ClearToSend {
         addr: 0,
-        len: 10,
+        buffer_bytes: 10,
         rkey: 0,
         tag: 3,
-        parts: 2,
+        parts_in_group: 2,
     };
     assert!(matches!(
         sending.add_entries(&[entry]),

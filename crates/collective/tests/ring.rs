@@ -101,10 +101,10 @@ fn everything(ring: &mut Ring, pd: &ProtectionDomain) {
                 fill(&buffer, count, data, |at| element(rank, at));
                 ring.reduce_scatter(&buffer, count, data, op)
                     .expect("reduce-scatter");
-                let own = ring.block(count, rank);
+                let own = ring.element_range(count, rank);
                 check(&buffer, own, data, |at| reduced(ranks, at, op));
             }
-            let own = ring.block(count, rank);
+            let own = ring.element_range(count, rank);
             let owned = |at| {
                 if own.contains(&at) {
                     element(rank, at)
@@ -114,7 +114,7 @@ fn everything(ring: &mut Ring, pd: &ProtectionDomain) {
             };
             fill(&buffer, count, data, owned);
             ring.all_gather(&buffer, count, data).expect("all-gather");
-            let owner = |at| (0..ranks).find(|rank| ring.block(count, *rank).contains(&at));
+            let owner = |at| (0..ranks).find(|rank| ring.element_range(count, *rank).contains(&at));
             check(&buffer, 0..count, data, |at| {
                 element(owner(at).expect("one"), at)
             });

@@ -201,8 +201,8 @@ fn memory_placement_is_executed_traced_and_counted() {
     let fabric = Fabric::new();
     let command = &mut fabric.command(&program, "ib");
     command
-        .env(tap::VARIABLE, &counts)
-        .env(tap::trace::VARIABLE, &trace);
+        .env(tap::TAP_DIR_VARIABLE, &counts)
+        .env(tap::trace::TRACE_FILE_VARIABLE, &trace);
     assert_eq!(Watched::start(command).finish(), "ok\n");
 
     let ledger = tap::Ledger::collect(&counts, "placement").expect("the folder is there");

@@ -8,18 +8,18 @@ use crate::call::{
     find,
 };
 use crate::frame::MAX_BULK_BYTES;
-use crate::number::integer;
+use crate::number::parse_canonical_integer;
 use crate::reply::{Protocol, ReplyWriter};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The version of Redis whose behaviour these commands imitate; clients check it.
 const REDIS_VERSION: &str = "7.0.0";
 
-fn get(n: &AtomicU64) -> u64 {
+fn load_relaxed(n: &AtomicU64) -> u64 {
     n.load(Ordering::Relaxed)
 }
 
-fn signed(n: u64) -> i64 {
+fn to_i64_saturating(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn quit(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
-    match integer(call.args.at(1)) {
+    match parse_canonical_integer(call.args.at(1)) {
         Some(0) => call.replies.simple("OK"),
         Some(_) => return Err(CommandError::Database),
         None => return Err(CommandError::NotInteger),
@@ -53,7 +53,7 @@ pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
-    let protocol = match call.args.get(1).map(integer) {
+    let protocol = match call.args.get(1).map(parse_canonical_integer) {
         None => call.session.protocol,
         Some(Some(2)) => Protocol::Resp2,
         Some(Some(3)) => Protocol::Resp3,
@@ -84,7 +84,7 @@ pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
         Protocol::Resp3 => 3,
     });
     replies.bulk(b"id");
-    replies.integer(signed(call.session.id));
+    replies.integer(to_i64_saturating(call.session.id));
     replies.bulk(b"modules");
     replies.array(0);
     Ok(())
@@ -92,7 +92,7 @@ pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
 
 pub(crate) fn dbsize(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies
-        .integer(signed(call.shared.store.stats().items));
+        .integer(to_i64_saturating(call.shared.store.stats().items));
     Ok(())
 }
 
@@ -127,7 +127,7 @@ fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
             // No command blocks, but clients expect the line.
             format!(
                 "connected_clients:{}\r\nblocked_clients:0\r\n",
-                get(&shared.connections)
+                load_relaxed(&shared.open_connections)
             ),
         ),
         (
@@ -143,11 +143,11 @@ fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
                 "total_connections_received:{}\r\nrejected_connections:{}\r\n\
                  total_commands_processed:{}\r\ntotal_error_replies:{}\r\nprotocol_errors:{}\r\n\
                  expired_keys:{}\r\nevicted_keys:{}\r\nrefused_full:{}\r\n",
-                get(&shared.connections_total),
-                get(&shared.connections_refused),
-                get(&shared.commands),
-                get(&shared.errors),
-                get(&shared.protocol_errors),
+                load_relaxed(&shared.connections_total),
+                load_relaxed(&shared.connections_refused),
+                load_relaxed(&shared.commands),
+                load_relaxed(&shared.error_replies),
+                load_relaxed(&shared.protocol_errors),
                 stats.expired,
                 stats.evictions,
                 stats.refused_full
@@ -275,6 +275,6 @@ fn describe(replies: &mut ReplyWriter<'_>, command: &Command) {
     replies.integer(command.arity);
     replies.set(command.flags.len());
     command.flags.iter().for_each(|flag| replies.simple(flag));
-    let (first, last, step) = command.keys;
+    let (first, last, step) = command.key_positions;
     [first, last, step].iter().for_each(|n| replies.integer(*n));
 }

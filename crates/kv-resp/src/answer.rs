@@ -5,7 +5,7 @@ use std::fmt;
 /// Largest nesting depth of arrays in an answer.
 const MAX_DEPTH: usize = 8;
 /// Largest number of elements for which memory is reserved before they arrive.
-const MAX_RESERVED: usize = 1024;
+const MAX_RESERVED_ELEMENTS: usize = 1024;
 
 /// Encodes a command as clients send it.
 pub fn command<'w>(words: impl ExactSizeIterator<Item = &'w [u8]>) -> Vec<u8> {
@@ -77,7 +77,7 @@ fn parse(bytes: &[u8], depth: usize) -> Result<Option<(Answer, usize)>, BadAnswe
         }
         b'*' if depth < MAX_DEPTH => {
             let count = usize::try_from(number()?).map_err(|_| bad())?;
-            let mut elements = Vec::with_capacity(count.min(MAX_RESERVED));
+            let mut elements = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS));
             for _ in 0..count {
                 let rest = bytes.get(at..).unwrap_or_default();
                 let Some((element, len)) = parse(rest, depth + 1)? else {

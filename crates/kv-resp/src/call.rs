@@ -14,11 +14,11 @@ use crate::reply::{Protocol, ReplyWriter};
 pub struct SharedState {
     pub(crate) store: Arc<Store>,
     pub(crate) started: Instant,
-    pub(crate) connections: AtomicU64,
+    pub(crate) open_connections: AtomicU64,
     pub(crate) connections_total: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
     pub(crate) commands: AtomicU64,
-    pub(crate) errors: AtomicU64,
+    pub(crate) error_replies: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
 }
 
@@ -28,11 +28,11 @@ impl SharedState {
         Self {
             store,
             started: Instant::now(),
-            connections: AtomicU64::new(0),
+            open_connections: AtomicU64::new(0),
             connections_total: AtomicU64::new(0),
             connections_refused: AtomicU64::new(0),
             commands: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
+            error_replies: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
         }
     }
@@ -128,7 +128,7 @@ pub(crate) struct Command {
     /// Redis's flags of the command.
     pub(crate) flags: &'static [&'static str],
     /// The first key, the last key (negative: from the end), and the step between keys.
-    pub(crate) keys: (i64, i64, i64),
+    pub(crate) key_positions: (i64, i64, i64),
     /// Redis's group of the command.
     pub(crate) group: &'static str,
     /// A summary for people.

@@ -8,7 +8,7 @@ use mio::{Interest, Registry, Token};
 
 use crate::call::SharedState;
 use crate::connection::Connection;
-use crate::frame::MAX_KEPT_BYTES;
+use crate::frame::MAX_KEPT_BUFFER_BYTES;
 use crate::session::Session;
 
 /// Number of unsent bytes from which on a client's commands are no longer executed.
@@ -44,7 +44,7 @@ pub(crate) struct Client {
     session: Session,
     output: Vec<u8>,
     /// Number of bytes of `output` that were sent.
-    sent: usize,
+    sent_bytes: usize,
     /// True if the connection may have something to read.
     readable: bool,
     /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
@@ -71,7 +71,7 @@ impl Client {
             token,
             session,
             output: Vec::new(),
-            sent: 0,
+            sent_bytes: 0,
             // The descriptors have not reported anything yet.
             readable,
             hung_up: false,
@@ -100,8 +100,8 @@ impl Client {
     }
 
     /// Returns the number of unsent bytes.
-    pub(crate) fn out_bytes(&self) -> usize {
-        self.output.len() - self.sent
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        self.output.len() - self.sent_bytes
     }
 
     pub(crate) fn keep_alive_every(&self) -> Option<Duration> {
@@ -191,10 +191,10 @@ impl Client {
 
     /// Sends pending bytes. Returns false if not all could be sent.
     fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
-        while self.sent < self.output.len() {
-            match self.connection.write(&self.output[self.sent..]) {
+        while self.sent_bytes < self.output.len() {
+            match self.connection.write(&self.output[self.sent_bytes..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => self.sent += n,
+                Ok(n) => self.sent_bytes += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     self.set_blocked(registry, true)?;
                     return Ok(false);
@@ -204,9 +204,9 @@ impl Client {
             }
         }
         self.set_blocked(registry, false)?;
-        self.sent = 0;
+        self.sent_bytes = 0;
         self.output.clear();
-        if self.output.capacity() > MAX_KEPT_BYTES {
+        if self.output.capacity() > MAX_KEPT_BUFFER_BYTES {
             self.output = Vec::new();
         }
         Ok(true)

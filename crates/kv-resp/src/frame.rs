@@ -18,7 +18,7 @@ pub const MAX_INLINE_BYTES: usize = 64 << 10;
 /// Bytes of the longest line with a count, which fits a sign and the digits of 64 bits.
 const MAX_COUNT_BYTES: usize = 32;
 /// A larger buffer is freed once it is empty.
-pub(crate) const MAX_KEPT_BYTES: usize = 1 << 20;
+pub(crate) const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
 
 /// The error in a frame. The beginning of the next frame is then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -119,7 +119,7 @@ impl CommandDecoder {
         }
         if self.start == self.bytes.len() {
             self.bytes.clear();
-            if self.bytes.capacity() > MAX_KEPT_BYTES {
+            if self.bytes.capacity() > MAX_KEPT_BUFFER_BYTES {
                 self.bytes = Vec::new();
             }
         } else {
@@ -152,7 +152,7 @@ impl CommandDecoder {
                     (self.missing_strings, self.decoded_to) = (count, at);
                 }
                 Some(_) => {
-                    if !self.line()? {
+                    if !self.read_inline_command()? {
                         return Ok(None);
                     }
                     if !self.ranges.is_empty() {
@@ -189,7 +189,7 @@ impl CommandDecoder {
         match self.bytes.get(self.decoded_to + 1 + end + 1) {
             None => Ok(None),
             Some(b'\n') => {
-                let count = crate::number::integer(&line[..end]).ok_or(wrong)?;
+                let count = crate::number::parse_canonical_integer(&line[..end]).ok_or(wrong)?;
                 Ok(Some((count, self.decoded_to + end + 3)))
             }
             Some(_) => Err(wrong),
@@ -231,7 +231,7 @@ impl CommandDecoder {
     }
 
     /// Reads an inline command. Returns false if it is incomplete. An empty line yields no strings.
-    fn line(&mut self) -> Result<bool, ProtocolError> {
+    fn read_inline_command(&mut self) -> Result<bool, ProtocolError> {
         let most = self.bytes.len().min(self.decoded_to + MAX_INLINE_BYTES);
         let from = self.searched_to.clamp(self.decoded_to, most);
         let end = self.bytes[from..most].iter().position(|b| *b == b'\n');

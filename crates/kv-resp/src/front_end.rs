@@ -39,8 +39,8 @@ const POLLS_PER_CHECK: u32 = 16;
 const MAX_POLLED_TOGETHER: usize = 128;
 
 /// Tokens below this one belong to the listeners.
-const WAKER: Token = Token(MAX_LISTENERS);
-const FIRST_CLIENT: usize = MAX_LISTENERS + 1;
+const WAKER_TOKEN: Token = Token(MAX_LISTENERS);
+const FIRST_CLIENT_TOKEN: usize = MAX_LISTENERS + 1;
 
 /// Statistics of a front end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +91,7 @@ impl FrontEnd {
         for (number, listener) in listeners.iter_mut().enumerate() {
             registry.register(&mut **listener, Token(number), Interest::READABLE)?;
         }
-        let waker = Waker::new(registry, WAKER)?;
+        let waker = Waker::new(registry, WAKER_TOKEN)?;
         let addresses = listeners.iter().map(|l| l.address()).collect();
         let shared = Arc::new(SharedState::new(store));
         let stop = Arc::new(AtomicBool::new(false));
@@ -99,14 +99,14 @@ impl FrontEnd {
             poll,
             listeners,
             clients: HashMap::new(),
-            next: FIRST_CLIENT,
-            next_turns: Vec::new(),
+            next_connection_number: FIRST_CLIENT_TOKEN,
+            connections_with_turn: Vec::new(),
             polled: Vec::new(),
-            polls: 0,
+            polls_since_check: 0,
             keep_alive_at: None,
             unsent: Vec::new(),
             unsent_bytes: 0,
-            accept_at: None,
+            accept_retry_at: None,
             buffer: vec![0; READ_BYTES],
             shared: Arc::clone(&shared),
             stop: Arc::clone(&stop),
@@ -140,11 +140,11 @@ impl FrontEnd {
     pub fn stats(&self) -> FrontEndStats {
         let shared = &self.shared;
         FrontEndStats {
-            connections: shared.connections.load(Ordering::Relaxed),
+            connections: shared.open_connections.load(Ordering::Relaxed),
             connections_total: shared.connections_total.load(Ordering::Relaxed),
             connections_refused: shared.connections_refused.load(Ordering::Relaxed),
             commands: shared.commands.load(Ordering::Relaxed),
-            errors: shared.errors.load(Ordering::Relaxed),
+            errors: shared.error_replies.load(Ordering::Relaxed),
             protocol_errors: shared.protocol_errors.load(Ordering::Relaxed),
         }
     }
@@ -167,21 +167,21 @@ struct ServeLoop {
     listeners: Vec<Box<dyn Listener>>,
     clients: HashMap<usize, Client>,
     /// The number of the next connection; numbers are not reused.
-    next: usize,
+    next_connection_number: usize,
     /// Connections that get the next turn without a report of their descriptors: new ones, polled ones, and those with
     /// work left.
-    next_turns: Vec<usize>,
+    connections_with_turn: Vec<usize>,
     /// Connections that are found ready by polling, while their descriptors report nothing.
     polled: Vec<usize>,
     /// Number of polls since the descriptors were checked.
-    polls: u32,
+    polls_since_check: u32,
     /// The time of the next keep-alive messages.
     keep_alive_at: Option<Instant>,
     /// Connections whose turn is over, but whose replies were not sent yet.
     unsent: Vec<usize>,
     unsent_bytes: usize,
     /// The time at which accepting is retried after a failure.
-    accept_at: Option<Instant>,
+    accept_retry_at: Option<Instant>,
     buffer: Vec<u8>,
     shared: Arc<SharedState>,
     stop: Arc<AtomicBool>,
@@ -196,12 +196,13 @@ impl ServeLoop {
             let now = Instant::now();
             self.poll_connections(now, busy);
             let is_polling = !self.polled.is_empty();
-            let keep_polling = is_polling || !self.next_turns.is_empty() || now - busy < POLL_TIME;
-            let mut accept = self.accept_at.is_some_and(|at| at <= now);
-            std::mem::swap(&mut turns, &mut self.next_turns);
-            self.polls += 1;
-            if !is_polling || self.polls >= POLLS_PER_CHECK {
-                self.polls = 0;
+            let keep_polling =
+                is_polling || !self.connections_with_turn.is_empty() || now - busy < POLL_TIME;
+            let mut accept = self.accept_retry_at.is_some_and(|at| at <= now);
+            std::mem::swap(&mut turns, &mut self.connections_with_turn);
+            self.polls_since_check += 1;
+            if !is_polling || self.polls_since_check >= POLLS_PER_CHECK {
+                self.polls_since_check = 0;
                 let wait = if keep_polling {
                     Some(Duration::ZERO)
                 } else {
@@ -239,7 +240,7 @@ impl ServeLoop {
 
     /// Returns the time of the next timer event.
     fn next_timer(&self) -> Option<Instant> {
-        [self.accept_at, self.keep_alive_at]
+        [self.accept_retry_at, self.keep_alive_at]
             .into_iter()
             .flatten()
             .min()
@@ -250,7 +251,7 @@ impl ServeLoop {
         let mut accept = false;
         for event in events {
             match event.token() {
-                WAKER => {}
+                WAKER_TOKEN => {}
                 Token(0..MAX_LISTENERS) => accept = true,
                 Token(number) => {
                     let Some(client) = self.clients.get_mut(&number) else {
@@ -278,7 +279,7 @@ impl ServeLoop {
                 client.last_arrival()
             };
             match client.poll(now, since) {
-                PollResult::Ready => self.next_turns.push(*number),
+                PollResult::Ready => self.connections_with_turn.push(*number),
                 PollResult::Idle => {}
                 PollResult::Armed => return false,
             }
@@ -310,7 +311,7 @@ impl ServeLoop {
     }
 
     fn accept(&mut self) {
-        self.accept_at = None;
+        self.accept_retry_at = None;
         for listener in 0..self.listeners.len() {
             loop {
                 let accepted = self.listeners.get_mut(listener).map(|l| l.accept());
@@ -324,7 +325,7 @@ impl ServeLoop {
                         ) => {}
                     Some(Err(e)) => {
                         tracing::warn!("cannot accept a connection: {e}");
-                        self.accept_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
+                        self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                         break;
                     }
                     None => break,
@@ -342,24 +343,24 @@ impl ServeLoop {
             let _ = connection.write(b"-ERR max number of clients reached\r\n");
             return;
         }
-        let number = self.next;
+        let number = self.next_connection_number;
         let registry = self.poll.registry();
         let token = Token(number);
         if let Err(e) = registry.register(&mut *connection, token, Interest::READABLE) {
             tracing::warn!("cannot wait for a connection: {e}");
             return;
         }
-        self.next += 1;
+        self.next_connection_number += 1;
         if let Some(every) = connection.keep_alive_every() {
             let first = Instant::now() + every;
             self.keep_alive_at.get_or_insert(first);
         }
-        let id = (number - FIRST_CLIENT) as u64 + 1;
+        let id = (number - FIRST_CLIENT_TOKEN) as u64 + 1;
         let client = Client::new(connection, token, Session::new(id));
         // The descriptors report nothing before they are armed, and data may have arrived already.
-        self.next_turns.push(number);
+        self.connections_with_turn.push(number);
         self.clients.insert(number, client);
-        self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        self.shared.open_connections.fetch_add(1, Ordering::Relaxed);
         self.shared
             .connections_total
             .fetch_add(1, Ordering::Relaxed);
@@ -378,7 +379,7 @@ impl ServeLoop {
             return self.remove_connection(number);
         }
         self.unsent.push(number);
-        self.unsent_bytes += client.out_bytes();
+        self.unsent_bytes += client.unsent_bytes();
         if client.start_polling() {
             self.polled.push(number);
         }
@@ -397,7 +398,7 @@ impl ServeLoop {
             };
             match client.send_replies(self.poll.registry()) {
                 Ok(NextAction::Wait) => {}
-                Ok(NextAction::MoreWork) => self.next_turns.push(number),
+                Ok(NextAction::MoreWork) => self.connections_with_turn.push(number),
                 Ok(NextAction::Close) | Err(_) => self.remove_connection(number),
             }
         }
@@ -407,6 +408,6 @@ impl ServeLoop {
     /// Removes a connection that has ended.
     fn remove_connection(&mut self, number: usize) {
         self.clients.remove(&number);
-        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        self.shared.open_connections.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::call::{CommandCall, CommandError, CommandResult, escape_preview};
-use crate::number::integer;
+use crate::number::parse_canonical_integer;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Returns `from_ms` plus `time` units in milliseconds, at least 1 because 0 means never. Returns `None` if the result
 /// is out of range.
-pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
+pub(crate) fn expiry_time_ms(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
     let unit = i64::try_from(unit.as_millis()).ok()?;
     let at = i64::try_from(from_ms)
         .ok()?
@@ -19,7 +19,7 @@ pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
 }
 
 /// Counts the keys for which `holds` returns true, and replies with the count.
-fn count(
+fn reply_count(
     call: &mut CommandCall<'_>,
     mut holds: impl FnMut(&CommandCall<'_>, &[u8]) -> bool,
 ) -> CommandResult {
@@ -33,14 +33,14 @@ fn count(
 }
 
 pub(crate) fn del(call: &mut CommandCall<'_>) -> CommandResult {
-    count(call, |call, key| {
+    reply_count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
 pub(crate) fn exists(call: &mut CommandCall<'_>) -> CommandResult {
-    count(call, |call, key| {
+    reply_count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.get(hash, key).is_some()
     })
@@ -102,10 +102,10 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
     if later && sooner {
         return Err(CommandError::Incompatible("GT and LT"));
     }
-    let time = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let time = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let (hash, mut partition) = call.shared.store.lock(key);
     let now = partition.now_ms();
-    let at = deadline(now, time, unit).ok_or(CommandError::Expire(name))?;
+    let at = expiry_time_ms(now, time, unit).ok_or(CommandError::Expire(name))?;
     let Some(before) = partition.get(hash, key).map(|e| e.expires_ms) else {
         call.replies.integer(0);
         return Ok(());
@@ -121,7 +121,7 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
             // Without a version, the removal cannot be refused.
             let _ = partition.delete(hash, key, None);
         } else {
-            partition.expire(hash, key, at)?;
+            partition.set_expiry(hash, key, at)?;
         }
     }
     call.replies.integer(i64::from(!refused));
@@ -133,7 +133,7 @@ pub(crate) fn persist(call: &mut CommandCall<'_>) -> CommandResult {
     let (hash, mut partition) = call.shared.store.lock(key);
     let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);
     if expires {
-        partition.expire(hash, key, 0)?;
+        partition.set_expiry(hash, key, 0)?;
     }
     call.replies.integer(i64::from(expires));
     Ok(())

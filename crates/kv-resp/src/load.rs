@@ -19,14 +19,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_TIME: Duration = Duration::from_micros(100);
 /// An idle thread yields after this many rounds. It yields after every round while other threads compete for the core,
 /// which shows in the duration of a yield ([`CONTENDED_YIELD`]).
-const YIELD_EVERY: u32 = 16;
+const ROUNDS_PER_YIELD: u32 = 16;
 const CONTENDED_YIELD: Duration = Duration::from_micros(3);
 /// Number of outstanding SETs while keys are filled.
 const FILL_PIPELINE: u64 = 64;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
 /// Latencies are recorded with two significant digits, from 1 ns to 100 s.
-const HIGHEST_NS: u64 = 100_000_000_000;
+const MAX_LATENCY_NS: u64 = 100_000_000_000;
 
 impl ListenAddress {
     /// Connects to a server at this address.
@@ -90,7 +90,7 @@ pub struct LoadParameters {
     /// Bytes of a value.
     pub value_bytes: usize,
     /// Outstanding commands per connection, at least 1.
-    pub pipeline: usize,
+    pub outstanding_commands: usize,
     /// The seed of the order of keys.
     pub seed: u64,
 }
@@ -99,7 +99,7 @@ pub struct LoadParameters {
 #[derive(Debug, Clone)]
 pub struct LoadResult {
     /// Number of answers, all of which were right.
-    pub answers: u64,
+    pub answer_count: u64,
     /// Duration of the load.
     pub elapsed: Duration,
     /// Latencies in nanoseconds from a command to its answer.
@@ -144,13 +144,13 @@ struct Client {
     /// Outstanding commands, oldest first: the key, and the time of the request.
     outstanding: std::collections::VecDeque<(u64, Instant)>,
     request: Vec<u8>,
-    sent: usize,
+    sent_bytes: usize,
     answers: Vec<u8>,
     readable: bool,
 }
 
 /// Fills a buffer with the value of a key.
-fn value(key: u64, into: &mut [u8]) {
+fn fill_value(key: u64, into: &mut [u8]) {
     let mut word = key ^ 0x9e37_79b9_7f4a_7c15;
     for chunk in into.chunks_mut(8) {
         word = word.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
@@ -193,7 +193,7 @@ impl LoadParameters {
     fn add_value(&self, key: u64, into: &mut Vec<u8>) {
         let begin = into.len();
         into.resize(begin + self.value_bytes, 0);
-        value(key, into.get_mut(begin..).unwrap_or_default());
+        fill_value(key, into.get_mut(begin..).unwrap_or_default());
         into.extend_from_slice(b"\r\n");
     }
 }
@@ -219,7 +219,7 @@ impl LoadConnections {
                 connection,
                 outstanding: std::collections::VecDeque::new(),
                 request: Vec::new(),
-                sent: 0,
+                sent_bytes: 0,
                 answers: Vec::new(),
                 readable: true,
             });
@@ -241,7 +241,7 @@ impl LoadConnections {
             ..*load
         };
         let mut next = 0;
-        self.drive(&load, 1, |asked| {
+        self.send_and_check(&load, 1, |asked| {
             let more = next < load.keys && asked < FILL_PIPELINE;
             next += u64::from(more);
             more.then(|| next - 1)
@@ -258,9 +258,9 @@ impl LoadConnections {
         load: &LoadParameters,
         stop: &AtomicBool,
     ) -> Result<LoadResult, LoadError> {
-        let (keys, depth) = (load.keys.max(1), load.pipeline.max(1) as u64);
+        let (keys, depth) = (load.keys.max(1), load.outstanding_commands.max(1) as u64);
         let mut random = load.seed | 1;
-        self.drive(load, usize::MAX, |asked| {
+        self.send_and_check(load, usize::MAX, |asked| {
             if asked >= depth || stop.load(Ordering::Relaxed) {
                 return None;
             }
@@ -271,7 +271,7 @@ impl LoadConnections {
 
     /// Sends commands on the first `connections` connections, for the keys that `next` returns. `next` gets the number
     /// of outstanding commands of the connection. Ends when nothing is outstanding.
-    fn drive(
+    fn send_and_check(
         &mut self,
         load: &LoadParameters,
         connections: usize,
@@ -281,14 +281,14 @@ impl LoadConnections {
         let mut expected = Vec::new();
         let begun = Instant::now();
         let (mut busy, mut misses, mut is_contended) = (begun, 0u32, false);
-        let highest = Histogram::new_with_bounds(1, HIGHEST_NS, 2);
+        let highest = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 2);
         let mut measured = LoadResult {
-            answers: 0,
+            answer_count: 0,
             elapsed: Duration::ZERO,
             latency_ns: highest.map_err(|e| LoadError::Io(io::Error::other(e.to_string())))?,
         };
         loop {
-            let before = measured.answers;
+            let before = measured.answer_count;
             let mut outstanding = false;
             for client in self.clients.iter_mut().take(connections) {
                 client.readable |= client.connection.poll();
@@ -303,11 +303,11 @@ impl LoadConnections {
                 return Ok(measured);
             }
             let now = Instant::now();
-            if measured.answers != before {
+            if measured.answer_count != before {
                 (busy, misses) = (now, 0);
             } else {
                 misses += 1;
-                if is_contended || misses.is_multiple_of(YIELD_EVERY) {
+                if is_contended || misses.is_multiple_of(ROUNDS_PER_YIELD) {
                     std::thread::yield_now();
                     is_contended = now.elapsed() > CONTENDED_YIELD;
                 }
@@ -360,18 +360,22 @@ impl Client {
         load: &LoadParameters,
         next: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<(), LoadError> {
-        if self.sent == self.request.len() {
+        if self.sent_bytes == self.request.len() {
             self.request.clear();
-            self.sent = 0;
+            self.sent_bytes = 0;
             while let Some(key) = next(self.outstanding.len() as u64) {
                 load.encode_command(load.command, key, &mut self.request);
                 self.outstanding.push_back((key, Instant::now()));
             }
         }
-        while let Some(rest) = self.request.get(self.sent..).filter(|r| !r.is_empty()) {
+        while let Some(rest) = self
+            .request
+            .get(self.sent_bytes..)
+            .filter(|r| !r.is_empty())
+        {
             match self.connection.write(rest) {
                 Ok(0) => return Err(LoadError::Disconnected),
-                Ok(n) => self.sent += n,
+                Ok(n) => self.sent_bytes += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.into()),
@@ -423,7 +427,7 @@ impl Client {
             }
             done += expected.len();
             self.outstanding.pop_front();
-            measured.answers += 1;
+            measured.answer_count += 1;
             let ns = u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             measured.latency_ns.saturating_record(ns);
         }

@@ -1,7 +1,7 @@
 //! Numbers in Redis's notation.
 
 /// Parses a number in Redis's canonical notation only (`string2ll`): no plus, no leading zeros, no spaces.
-pub(crate) fn integer(text: &[u8]) -> Option<i64> {
+pub(crate) fn parse_canonical_integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let canonical = match digits {
         [b'0'] => digits.len() == text.len(),
@@ -14,16 +14,16 @@ pub(crate) fn integer(text: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::integer;
+    use super::parse_canonical_integer;
 
     #[test]
     fn a_number_has_one_spelling() {
         for n in [0, 1, -1, 10, i64::MAX, i64::MIN] {
-            assert_eq!(integer(n.to_string().as_bytes()), Some(n));
+            assert_eq!(parse_canonical_integer(n.to_string().as_bytes()), Some(n));
         }
         let wrong = ["", "-", "-0", "+1", "01", " 1", "1 ", "1a", "1.0"];
         for text in wrong.iter().copied().chain(["9223372036854775808"]) {
-            assert_eq!(integer(text.as_bytes()), None, "{text:?}");
+            assert_eq!(parse_canonical_integer(text.as_bytes()), None, "{text:?}");
         }
     }
 }

@@ -48,18 +48,18 @@ impl<'o> ReplyWriter<'o> {
         self.out.truncate(bytes);
     }
 
-    fn number(&mut self, sign: u8, n: i64) {
+    fn write_number_line(&mut self, sign: u8, n: i64) {
         self.out.push(sign);
         self.out
             .extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
         self.out.extend_from_slice(b"\r\n");
     }
 
-    fn length(&mut self, sign: u8, n: usize) {
-        self.number(sign, i64::try_from(n).unwrap_or(i64::MAX));
+    fn write_length_line(&mut self, sign: u8, n: usize) {
+        self.write_number_line(sign, i64::try_from(n).unwrap_or(i64::MAX));
     }
 
-    fn line(&mut self, sign: u8, text: &str) {
+    fn write_text_line(&mut self, sign: u8, text: &str) {
         self.out.push(sign);
         // CR and LF would end the line early, so they become spaces.
         let bytes = text.bytes();
@@ -70,22 +70,22 @@ impl<'o> ReplyWriter<'o> {
 
     /// Writes a simple string, such as `OK`.
     pub fn simple(&mut self, text: &str) {
-        self.line(b'+', text);
+        self.write_text_line(b'+', text);
     }
 
     /// Writes an error: a word in capitals, then the description.
     pub fn error(&mut self, text: &str) {
-        self.line(b'-', text);
+        self.write_text_line(b'-', text);
     }
 
     /// Writes a number.
     pub fn integer(&mut self, n: i64) {
-        self.number(b':', n);
+        self.write_number_line(b':', n);
     }
 
     /// Writes a string of any bytes.
     pub fn bulk(&mut self, bytes: &[u8]) {
-        self.length(b'$', bytes.len());
+        self.write_length_line(b'$', bytes.len());
         self.out.extend_from_slice(bytes);
         self.out.extend_from_slice(b"\r\n");
     }
@@ -95,7 +95,7 @@ impl<'o> ReplyWriter<'o> {
         if self.protocol == Protocol::Resp2 {
             return self.bulk(text.as_bytes());
         }
-        self.length(b'=', text.len() + 4);
+        self.write_length_line(b'=', text.len() + 4);
         self.out.extend_from_slice(b"txt:");
         self.out.extend_from_slice(text.as_bytes());
         self.out.extend_from_slice(b"\r\n");
@@ -111,22 +111,22 @@ impl<'o> ReplyWriter<'o> {
 
     /// Begins an array of `count` replies, which follow.
     pub fn array(&mut self, count: usize) {
-        self.length(b'*', count);
+        self.write_length_line(b'*', count);
     }
 
     /// Begins a map of `pairs` pairs of replies, which follow.
     pub fn map(&mut self, pairs: usize) {
         match self.protocol {
-            Protocol::Resp2 => self.length(b'*', 2 * pairs),
-            Protocol::Resp3 => self.length(b'%', pairs),
+            Protocol::Resp2 => self.write_length_line(b'*', 2 * pairs),
+            Protocol::Resp3 => self.write_length_line(b'%', pairs),
         }
     }
 
     /// Begins a set of `count` replies, which follow.
     pub fn set(&mut self, count: usize) {
         match self.protocol {
-            Protocol::Resp2 => self.length(b'*', count),
-            Protocol::Resp3 => self.length(b'~', count),
+            Protocol::Resp2 => self.write_length_line(b'*', count),
+            Protocol::Resp3 => self.write_length_line(b'~', count),
         }
     }
 }

@@ -122,7 +122,7 @@ impl Session {
             }
         }
         shared.commands.fetch_add(commands, Ordering::Relaxed);
-        shared.errors.fetch_add(errors, Ordering::Relaxed);
+        shared.error_replies.fetch_add(errors, Ordering::Relaxed);
         self.state.must_close || out.len() < most
     }
 }

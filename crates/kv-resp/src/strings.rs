@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::call::{CommandCall, CommandError, CommandResult, check_length};
-use crate::keys::deadline;
-use crate::number::integer;
+use crate::keys::expiry_time_ms;
+use crate::number::parse_canonical_integer;
 use kv::store::{Refusal, SetCondition, SetOptions};
 
 pub(crate) fn get(call: &mut CommandCall<'_>) -> CommandResult {
@@ -77,10 +77,10 @@ impl SetCommandOptions {
                 b"keepttl" if is_unset => options.expiry = Expiry::Keep,
                 b"ex" | b"px" | b"exat" | b"pxat" if is_unset => {
                     let time = words.next().ok_or(CommandError::Syntax)?;
-                    let time = integer(time).ok_or(CommandError::NotInteger)?;
+                    let time = parse_canonical_integer(time).ok_or(CommandError::NotInteger)?;
                     let unit = Duration::from_millis(if word[0] == b'e' { 1000 } else { 1 });
                     let from = if word.ends_with(b"at") { 0 } else { now_ms };
-                    let at = deadline(from, time, unit).filter(|_| time > 0);
+                    let at = expiry_time_ms(from, time, unit).filter(|_| time > 0);
                     options.expiry = Expiry::At(at.ok_or(CommandError::Expire("set"))?);
                 }
                 _ => return Err(CommandError::Syntax),
@@ -146,12 +146,12 @@ pub(crate) fn decr(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn incrby(call: &mut CommandCall<'_>) -> CommandResult {
-    let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let by = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     add(call, by)
 }
 
 pub(crate) fn decrby(call: &mut CommandCall<'_>) -> CommandResult {
-    let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let by = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)
 }
@@ -163,7 +163,7 @@ fn add(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
     let (before, expires_ms) = match partition.get(hash, key) {
         None => (0, 0),
         Some(entry) => {
-            let before = integer(entry.value).ok_or(CommandError::NotInteger)?;
+            let before = parse_canonical_integer(entry.value).ok_or(CommandError::NotInteger)?;
             (before, entry.expires_ms)
         }
     };

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use kv::load::{Random, stamp_of, value_bytes};
+use kv::load::{Random, stamp_of, write_value_bytes};
 use kv::store::FullPolicy;
 use kv::{Client, ClientConfig, Server, ServerConfig};
 use kv_resp::{FrontEnd, ListenAddress};
@@ -31,7 +31,7 @@ fn value(key: u64, stamp: u64) -> Vec<u8> {
         _ => 8 + stamp / 32 % 200,
     };
     let mut value = vec![0; usize::try_from(length).expect("short")];
-    value_bytes(key, stamp, &mut value);
+    write_value_bytes(key, stamp, &mut value);
     value
 }
 

@@ -34,7 +34,7 @@ service::designs! {
 
 impl Design {
     /// Returns the consistency that clients can rely on, as a line for the documentation and the command line.
-    pub fn promise(self) -> &'static str {
+    pub fn consistency_guarantee(self) -> &'static str {
         match self {
             Self::Herd => {
                 "linearizable: a partition's worker makes one change after the other, and none twice"
@@ -67,14 +67,14 @@ pub struct ServerConfig {
     /// UD queue pairs of each worker, 1 to 64. Batches of answers rotate over them.
     pub queues: usize,
     /// Number of requests that a worker takes from each client per pass.
-    #[serde(skip_serializing_if = "is_usual_scan")]
+    #[serde(skip_serializing_if = "is_default_region_scan")]
     pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
-    /// Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::split`].
+    /// Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::queues_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
-    #[serde(skip_serializing_if = "is_usual_depth")]
+    #[serde(skip_serializing_if = "is_default_send_depth")]
     pub send_depth: u32,
     /// Largest number of clients connected at the same time, 1 to 1024.
     pub max_clients: usize,
@@ -133,11 +133,11 @@ impl Default for ServerConfig {
 impl ServerConfig {
     /// Returns true if items are in records of fixed size, which never expire and are never dropped.
     pub fn has_records(&self) -> bool {
-        self.shape().is_some()
+        self.record_layout().is_some()
     }
 
     /// Returns the layout of each partition's records, or `None` if the design has no records.
-    pub(crate) fn shape(&self) -> Option<RecordLayout> {
+    pub(crate) fn record_layout(&self) -> Option<RecordLayout> {
         let (read, locks) = match (self.design, self.read_size) {
             (Design::Herd, _) | (Design::Reads, 0) => return None,
             (Design::Reads, size) => (size, LockPlacement::Spread),
@@ -165,8 +165,8 @@ impl ServerConfig {
         StoreConfig {
             log_bytes: self.log_bytes.unwrap_or(fits.log_bytes),
             mode: self.mode,
-            clock,
-            seed,
+            clock_ms: clock,
+            hash_seed: seed,
             ..fits
         }
     }
@@ -264,7 +264,7 @@ impl ClientConfig {
         in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
     }
 
-    pub(crate) fn answer(&self) -> Duration {
+    pub(crate) fn answer_timeout(&self) -> Duration {
         Duration::from_millis(self.answer_ms.max(1))
     }
 
@@ -277,12 +277,12 @@ impl ClientConfig {
 const SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_usual_depth(depth: &u32) -> bool {
+fn is_default_send_depth(depth: &u32) -> bool {
     *depth == SEND_DEPTH
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_usual_scan(scan: &RegionScan) -> bool {
+fn is_default_region_scan(scan: &RegionScan) -> bool {
     *scan == RegionScan::default()
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct RecordCache {
     /// The record number plus 1 of the last key with these hash bits; 0 if unknown.
-    entries: Box<[AtomicU32]>,
+    record_numbers_plus_one: Box<[AtomicU32]>,
 }
 
 impl RecordCache {
@@ -14,14 +14,15 @@ impl RecordCache {
     pub fn new(keys: usize) -> Self {
         let entries = keys.clamp(1, 1 << 24).next_power_of_two();
         Self {
-            entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
+            record_numbers_plus_one: (0..entries).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "masked")]
     fn entry(&self, hash: u64) -> &AtomicU32 {
-        &self.entries[(hash ^ hash >> 32) as usize & (self.entries.len() - 1)]
+        &self.record_numbers_plus_one
+            [(hash ^ hash >> 32) as usize & (self.record_numbers_plus_one.len() - 1)]
     }
 
     #[inline]

@@ -39,11 +39,11 @@ pub struct Kv {
     port: PortGid,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
-    cq: CompletionQueue,
+    unused_send_cq: CompletionQueue,
     store: Arc<Store>,
     design: Box<dyn ServerDesign>,
     layout: RequestRegionLayout,
-    max_answer: usize,
+    max_answer_bytes: usize,
     workers: Vec<Arc<WorkerShared>>,
     slots: FreeSlots,
 }
@@ -52,22 +52,22 @@ pub struct Kv {
 #[derive(Debug, Clone, Copy)]
 pub struct ServerRuntime {
     /// The clock in milliseconds, by which items expire.
-    clock: fn() -> u64,
+    clock_ms: fn() -> u64,
     /// The seed of key hashes.
-    seed: u64,
+    hash_seed: u64,
     /// The simulated time that a core needs for a request, besides its verbs.
-    cost: Duration,
+    request_core_time: Duration,
     /// True if the server may start threads of its own.
-    threads: bool,
+    may_start_threads: bool,
 }
 
 impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
-            clock: store::unix_ms,
-            seed: from_system(),
-            cost: Duration::ZERO,
-            threads: true,
+            clock_ms: store::unix_ms,
+            hash_seed: from_system(),
+            request_core_time: Duration::ZERO,
+            may_start_threads: true,
         }
     }
 }
@@ -77,10 +77,10 @@ impl ServerRuntime {
     /// that every run is the same. `cost` is the time that a core needs for a request, besides its verbs.
     pub fn simulated(seed: u64, cost: Duration) -> Self {
         Self {
-            clock: || 0,
-            seed,
-            cost,
-            threads: false,
+            clock_ms: || 0,
+            hash_seed: seed,
+            request_core_time: cost,
+            may_start_threads: false,
         }
     }
 }
@@ -116,17 +116,17 @@ impl Service for Kv {
         config: ServerConfig,
         runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
-        let port = config.nic.port(context)?;
+        let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        let (store, design) = design(&config, (&pd, port), &runtime)?;
+        let (store, design) = create_store_and_design(&config, (&pd, port), &runtime)?;
         let layout = request_layout(&config);
         let ud = answer_port(&config, port, mtu);
         let doorbells = DoorbellPolicy {
-            batch: config.batch,
-            queues: config.queues,
+            max_batch: config.batch,
+            answer_queues: config.queues,
             scan: config.scan,
-            split: config.split,
+            queues_per_batch: config.split,
         };
         let mut workers = Vec::new();
         for number in 0..config.workers {
@@ -134,23 +134,23 @@ impl Service for Kv {
             let engine = engine.map_err(ServerError::service)?;
             workers.push(Worker {
                 shared: Arc::new(WorkerShared {
-                    region: engine.region(),
+                    request_region: engine.region(),
                     mailbox: Mailbox::new()?,
                 }),
-                engine,
+                rpc_server: engine,
                 store: Arc::clone(&store),
                 partition_index: number,
-                cost: runtime.cost,
+                mean_request_core_time: runtime.request_core_time,
             });
         }
         let kv = Arc::new(Self {
-            cq: context.create_cq(1)?,
+            unused_send_cq: context.create_cq(1)?,
             port,
             pd,
             store,
             design,
             layout,
-            max_answer: mtu,
+            max_answer_bytes: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
             slots: FreeSlots::new(config.max_clients),
             config,
@@ -169,20 +169,20 @@ impl Service for Kv {
             design: self.config.design,
             max_window: self.config.max_window,
             partitions: self.workers.len(),
-            seed: self.store.seed(),
-            max_answer: self.max_answer,
+            seed: self.store.hash_seed(),
+            max_answer: self.max_answer_bytes,
             layout: self.layout,
         }
     }
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
-        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
+        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
             return Err(RefusedClient::permanent(format!(
                 "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
                 self.workers.len(),
-                self.max_answer
+                self.max_answer_bytes
             )));
         }
         let slot = self.slots.take_free_slot().ok_or_else(|| {
@@ -199,7 +199,7 @@ impl Service for Kv {
                 hello,
                 index: session.slot.index(),
                 pd: &self.pd,
-                cq: &self.cq,
+                cq: &self.unused_send_cq,
                 port: self.port,
             })?,
         };
@@ -213,19 +213,19 @@ impl Service for Kv {
     fn stats(&self, clients: ClientCounts) -> ServerStats {
         let design = self.design.stats();
         let mut stats = ServerStats {
-            clients: clients.now,
-            clients_total: clients.total,
+            clients: clients.connected,
+            clients_total: clients.ever_connected,
             recovered_locks: design.recovered_locks,
-            expelled: design.expelled,
+            expelled: design.expelled_clients,
             store: design.store,
             ..ServerStats::default()
         };
         for worker in &self.workers {
             let counts = worker.mailbox.counts();
             stats.gets += counts.gets;
-            stats.hits += counts.hits;
+            stats.hits += counts.get_hits;
             stats.changes += counts.changes;
-            stats.repeated += counts.repeated;
+            stats.repeated += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
             stats.answers += counts.rpc.requests;
             stats.doorbells += counts.rpc.doorbells;
@@ -273,21 +273,22 @@ impl Kv {
         let mut lanes = Vec::new();
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
-            let connected = herd_rpc::connect_client(&self.pd, self.port, &self.cq, ends);
+            let connected =
+                herd_rpc::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
             let herd_rpc::ConnectedClient { endpoint, qp, to } =
                 connected.map_err(RefusedClient::temporary)?;
-            let slots = herd_rpc::region_of(&worker.region, &self.layout, slot.index());
+            let slots = herd_rpc::region_of(&worker.request_region, &self.layout, slot.index());
             let slots =
                 slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
-            let added = worker.mailbox.call(|done| {
+            let added = worker.mailbox.send_and_wait(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
-                    session: hello.session,
+                    session_id: hello.session,
                     window,
-                    answer: hello.answer,
-                    qp,
-                    to,
-                    done,
+                    max_answer_bytes: hello.answer,
+                    request_qp: qp,
+                    answer_destination: to,
+                    setup_result_sender: done,
                 }))
             });
             added.map_err(RefusedClient::temporary)?;
@@ -302,24 +303,25 @@ impl Kv {
 }
 
 /// Creates the store and the configured design.
-fn design(
+fn create_store_and_design(
     config: &ServerConfig,
     (pd, port): (&ProtectionDomain, PortGid),
     runtime: &ServerRuntime,
 ) -> Result<(Arc<Store>, Box<dyn ServerDesign>), ServerError> {
-    let seed = runtime.seed;
+    let seed = runtime.hash_seed;
     let tables = |shape: RecordLayout, writes| {
         let tables = RecordTables::new(pd, port, (shape, seed), config.workers, writes);
         tables.map_err(ServerError::service)
     };
-    let of = config.store(runtime.clock, seed);
+    let of = config.store(runtime.clock_ms, seed);
     let no_memory =
         |e: NoMemory| ServerError::service(format!("{e}; lower --keys, --value-size or --memory"));
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
     let lease = Duration::from_millis(config.lease_ms.into());
-    let lock_recovery = |tables| Arc::new(LockRecovery::new(tables, lease, runtime.threads));
+    let lock_recovery =
+        |tables| Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
     let (key, value) = (config.key_bytes, config.value_bytes);
-    Ok(match (config.design, config.shape()) {
+    Ok(match (config.design, config.record_layout()) {
         (Design::Herd, _) => {
             let store = store()?;
             (Arc::clone(&store), Box::new(HerdItems { store }))
@@ -337,7 +339,7 @@ fn design(
         }
         (Design::Reads, Some(shape)) => {
             let tables = tables(shape, false)?;
-            let lock_recovery = lock_recovery(tables.all().to_vec());
+            let lock_recovery = lock_recovery(tables.tables_by_partition().to_vec());
             (
                 store()?,
                 Box::new(ReadRecords {
@@ -349,7 +351,7 @@ fn design(
         (Design::Atomics, Some(shape)) => {
             let tables = tables(shape, true)?;
             let design = LockedRecords {
-                lock_recovery: lock_recovery(tables.all().to_vec()),
+                lock_recovery: lock_recovery(tables.tables_by_partition().to_vec()),
                 tables,
                 lease_ms: config.lease_ms,
             };
@@ -361,7 +363,7 @@ fn design(
 /// Returns the layout of request slots: a PUT of the expected length and the slot's own word fill whole cache lines.
 fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
-    let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
+    let request = wire::REQUEST_HEADER_BYTES + config.key_bytes + config.value_bytes;
     let payload = (request.next_multiple_of(8) + 8).next_multiple_of(64) - 8;
     RequestRegionLayout {
         window,
@@ -372,15 +374,15 @@ fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
 /// Returns the UD configuration for answers.
 fn answer_port(config: &ServerConfig, port: PortGid, mtu: usize) -> UdPortConfig {
     // A ConnectX takes at most 188 bytes inline; longer values are sent from registered memory.
-    let inline = (wire::ANSWER_HEADER + config.value_bytes)
+    let inline = (wire::ANSWER_HEADER_BYTES + config.value_bytes)
         .next_multiple_of(8)
         .min(188);
     UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
         send_depth: config.send_depth,
-        send_payload: u32::try_from(mtu).unwrap_or(4096),
-        inline_payload: u32::try_from(inline).unwrap_or(188),
+        max_send_payload_bytes: u32::try_from(mtu).unwrap_or(4096),
+        max_inline_payload_bytes: u32::try_from(inline).unwrap_or(188),
         ..UdPortConfig::default()
     }
 }

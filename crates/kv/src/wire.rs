@@ -20,35 +20,35 @@
 //! Flag 0x40 requires that the key is absent, 0x80 that it is present. A request that is longer than a slot is sent in
 //! parts. A part's eight header bytes are followed by 4 bytes offset and 4 bytes total length, then its bytes.
 //!
-//! An answer begins with a word: the status in bits 7..0, flag [`CHUNK`] in bit 8, the version in bits 63..24. The
-//! value follows. A value that does not fit is sent in several messages with flag `CHUNK`. In these the word is
+//! An answer begins with a word: the status in bits 7..0, flag [`FLAG_CHUNK`] in bit 8, the version in bits 63..24. The
+//! value follows. A value that does not fit is sent in several messages with flag `FLAG_CHUNK`. In these the word is
 //! followed by 4 bytes total length and 4 bytes offset.
 
 use crate::store::SetCondition;
 
 /// Bytes of a request's header, before optional fields and key.
-pub(crate) const REQUEST_HEADER: usize = 8;
+pub(crate) const REQUEST_HEADER_BYTES: usize = 8;
 /// Bytes of an answer's header.
-pub(crate) const ANSWER_HEADER: usize = 8;
+pub(crate) const ANSWER_HEADER_BYTES: usize = 8;
 /// Bytes of the header of a value's chunk.
-pub(crate) const CHUNK_HEADER: usize = 16;
+pub(crate) const CHUNK_HEADER_BYTES: usize = 16;
 /// Bytes of the header of a request's part.
-pub(crate) const PART_HEADER: usize = 16;
+pub(crate) const PART_HEADER_BYTES: usize = 16;
 
-const GET: u8 = 1;
-const PUT: u8 = 2;
-const DELETE: u8 = 3;
-const PART: u8 = 4;
-const LOCATE: u8 = 5;
-const CLAIM: u8 = 6;
-const RELEASE: u8 = 7;
-const COMPARES: u8 = 0x10;
-const EXPIRES: u8 = 0x20;
-const ABSENT: u8 = 0x40;
-const PRESENT: u8 = 0x80;
+const OPCODE_GET: u8 = 1;
+const OPCODE_PUT: u8 = 2;
+const OPCODE_DELETE: u8 = 3;
+const OPCODE_PART: u8 = 4;
+const OPCODE_LOCATE: u8 = 5;
+const OPCODE_CLAIM: u8 = 6;
+const OPCODE_RELEASE: u8 = 7;
+const FLAG_COMPARES: u8 = 0x10;
+const FLAG_EXPIRES: u8 = 0x20;
+const FLAG_IF_ABSENT: u8 = 0x40;
+const FLAG_IF_PRESENT: u8 = 0x80;
 
 /// Flag: the answer is one chunk of several.
-pub(crate) const CHUNK: u64 = 1 << 8;
+pub(crate) const FLAG_CHUNK: u64 = 1 << 8;
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,8 +136,8 @@ impl<'a> Op<'a> {
     #[inline]
     pub(crate) fn encode(&self, seq: u32, into: &mut Vec<u8>) {
         into.clear();
-        let mut header = [0; REQUEST_HEADER];
-        let (mut op, mut value, mut compare, mut ttl) = (GET, &[][..], 0, 0);
+        let mut header = [0; REQUEST_HEADER_BYTES];
+        let (mut op, mut value, mut compare, mut ttl) = (OPCODE_GET, &[][..], 0, 0);
         match *self {
             Self::Get { .. } => {}
             Self::Put {
@@ -146,21 +146,21 @@ impl<'a> Op<'a> {
                 ttl_ms,
                 ..
             } => {
-                (op, value, ttl) = (PUT, v, ttl_ms);
+                (op, value, ttl) = (OPCODE_PUT, v, ttl_ms);
                 match condition {
                     SetCondition::Always => {}
-                    SetCondition::Absent => op |= ABSENT,
-                    SetCondition::Present => op |= PRESENT,
-                    SetCondition::Version(version) => (op, compare) = (op | COMPARES, version),
+                    SetCondition::Absent => op |= FLAG_IF_ABSENT,
+                    SetCondition::Present => op |= FLAG_IF_PRESENT,
+                    SetCondition::Version(version) => (op, compare) = (op | FLAG_COMPARES, version),
                 }
                 if ttl != 0 {
-                    op |= EXPIRES;
+                    op |= FLAG_EXPIRES;
                 }
             }
             Self::Delete { version, .. } => {
-                op = DELETE;
+                op = OPCODE_DELETE;
                 if let Some(version) = version {
-                    (op, compare) = (op | COMPARES, version);
+                    (op, compare) = (op | FLAG_COMPARES, version);
                 }
             }
         }
@@ -175,10 +175,10 @@ impl<'a> Op<'a> {
         }
         header[4..].copy_from_slice(&seq.to_le_bytes());
         into.extend_from_slice(&header);
-        if op & COMPARES != 0 {
+        if op & FLAG_COMPARES != 0 {
             into.extend_from_slice(&compare.to_le_bytes());
         }
-        if op & EXPIRES != 0 {
+        if op & FLAG_EXPIRES != 0 {
             into.extend_from_slice(&ttl.to_le_bytes());
         }
         into.extend_from_slice(key);
@@ -201,15 +201,15 @@ impl RecordRequest<'_> {
     pub(crate) fn encode(&self, into: &mut Vec<u8>) {
         let number;
         let (op, key) = match self {
-            RecordRequest::Locate(key) => (LOCATE, *key),
-            RecordRequest::Claim(key) => (CLAIM, *key),
+            RecordRequest::Locate(key) => (OPCODE_LOCATE, *key),
+            RecordRequest::Claim(key) => (OPCODE_CLAIM, *key),
             RecordRequest::Release(record) => {
                 number = record.to_le_bytes();
-                (RELEASE, &number[..])
+                (OPCODE_RELEASE, &number[..])
             }
         };
         into.clear();
-        into.resize(REQUEST_HEADER, 0);
+        into.resize(REQUEST_HEADER_BYTES, 0);
         // The caller has checked that keys are short enough.
         (into[0], into[1]) = (op, u8::try_from(key.len()).unwrap_or(u8::MAX));
         into.extend_from_slice(key);
@@ -235,11 +235,11 @@ pub(crate) enum Request<'a> {
 #[inline]
 pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     let (&op, &key) = (bytes.first()?, bytes.get(1)?);
-    if op == PART {
+    if op == OPCODE_PART {
         return None;
     }
-    let extra = 8 * usize::from(op & COMPARES != 0) + 8 * usize::from(op & EXPIRES != 0);
-    bytes.get(REQUEST_HEADER + extra..REQUEST_HEADER + extra + usize::from(key))
+    let extra = 8 * usize::from(op & FLAG_COMPARES != 0) + 8 * usize::from(op & FLAG_EXPIRES != 0);
+    bytes.get(REQUEST_HEADER_BYTES + extra..REQUEST_HEADER_BYTES + extra + usize::from(key))
 }
 
 /// Splits bytes off the front of a slice.
@@ -272,7 +272,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
     let (op, key) = (head[0], usize::from(head[1]));
     let value = usize::from(u16::from_le_bytes([head[2], head[3]]));
     let seq = r.u32()?;
-    if op == PART {
+    if op == OPCODE_PART {
         let (offset, total) = (r.u32()? as usize, r.u32()? as usize);
         let bytes = r.take(value)?;
         return r.0.is_empty().then_some(Request::Part {
@@ -281,30 +281,30 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
             bytes,
         });
     }
-    let compare = if op & COMPARES != 0 {
+    let compare = if op & FLAG_COMPARES != 0 {
         Some(r.u64()?)
     } else {
         None
     };
-    let ttl_ms = if op & EXPIRES != 0 { r.u64()? } else { 0 };
+    let ttl_ms = if op & FLAG_EXPIRES != 0 { r.u64()? } else { 0 };
     let key = r.take(key)?;
     let value = r.take(value)?;
     let op = match (op & 0x0f, op & 0xf0) {
-        (GET, 0) if value.is_empty() => Op::Get { key },
-        (LOCATE | CLAIM | RELEASE, 0) if value.is_empty() => {
+        (OPCODE_GET, 0) if value.is_empty() => Op::Get { key },
+        (OPCODE_LOCATE | OPCODE_CLAIM | OPCODE_RELEASE, 0) if value.is_empty() => {
             let request = match op & 0x0f {
-                LOCATE => RecordRequest::Locate(key),
-                CLAIM => RecordRequest::Claim(key),
+                OPCODE_LOCATE => RecordRequest::Locate(key),
+                OPCODE_CLAIM => RecordRequest::Claim(key),
                 _ => RecordRequest::Release(u64::from_le_bytes(key.try_into().ok()?)),
             };
             return r.0.is_empty().then_some(Request::Record(request));
         }
-        (PUT, flags) => {
-            let condition = match (flags & !EXPIRES, compare) {
+        (OPCODE_PUT, flags) => {
+            let condition = match (flags & !FLAG_EXPIRES, compare) {
                 (0, _) => SetCondition::Always,
-                (ABSENT, _) => SetCondition::Absent,
-                (PRESENT, _) => SetCondition::Present,
-                (COMPARES, Some(version)) => SetCondition::Version(version),
+                (FLAG_IF_ABSENT, _) => SetCondition::Absent,
+                (FLAG_IF_PRESENT, _) => SetCondition::Present,
+                (FLAG_COMPARES, Some(version)) => SetCondition::Version(version),
                 _ => return None,
             };
             Op::Put {
@@ -314,7 +314,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
                 ttl_ms,
             }
         }
-        (DELETE, 0 | COMPARES) if value.is_empty() => Op::Delete {
+        (OPCODE_DELETE, 0 | FLAG_COMPARES) if value.is_empty() => Op::Delete {
             key,
             version: compare,
         },
@@ -325,9 +325,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
 }
 
 /// Returns the header of a part of a request.
-pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PART_HEADER] {
-    let mut header = [0; PART_HEADER];
-    header[0] = PART;
+pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PART_HEADER_BYTES] {
+    let mut header = [0; PART_HEADER_BYTES];
+    header[0] = OPCODE_PART;
     #[expect(
         clippy::cast_possible_truncation,
         reason = "requests are below 128 KiB, slots below 64"
@@ -352,7 +352,7 @@ pub(crate) struct Reply<'a> {
     pub(crate) status: Status,
     pub(crate) version: u64,
     /// Length of the whole value and offset of this chunk, if the value is sent in chunks.
-    pub(crate) chunk: Option<(usize, usize)>,
+    pub(crate) chunk_length_and_offset: Option<(usize, usize)>,
     pub(crate) value: &'a [u8],
 }
 
@@ -362,7 +362,7 @@ pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
     let mut r = Reader(bytes);
     let word = r.u64()?;
     let status = Status::of(word.to_le_bytes()[0])?;
-    let chunk = if word & CHUNK != 0 {
+    let chunk = if word & FLAG_CHUNK != 0 {
         Some((r.u32()? as usize, r.u32()? as usize))
     } else {
         None
@@ -370,7 +370,7 @@ pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
     Some(Reply {
         status,
         version: word >> 24,
-        chunk,
+        chunk_length_and_offset: chunk,
         value: r.0,
     })
 }
@@ -448,7 +448,7 @@ mod tests {
         let reply = Reply {
             status: Status::Condition,
             version: 77,
-            chunk: None,
+            chunk_length_and_offset: None,
             value: b"v",
         };
         assert_eq!(decode_answer(&answer), Some(reply));

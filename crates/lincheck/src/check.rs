@@ -31,7 +31,7 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
     match history.walk(&all, &[], start, u64::MAX) {
         Ok(states_max) => Ok(CheckStats {
             operations: operations.len() as u64,
-            unknown: unknown as u64,
+            unknown_outcomes: unknown as u64,
             states_max,
         }),
         Err(failed) => Err(Box::new(explain(&history, &failed))),
@@ -66,7 +66,7 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
         if set.call_ns > end.at_ns {
             return Err((Reason::ReadBeforeWrite, vec![i, write]));
         }
-        if set.end.is_some() && !set.changes() {
+        if set.end.is_some() && !set.may_change_register() {
             return Err((Reason::WriteRefused, vec![write, i]));
         }
         let Some(version) = version else {
@@ -89,6 +89,6 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
     found.retain(|&i, _| !has_version(i));
     Ok(ObservedValues {
         versions: versions.into_iter().map(|(k, (v, _))| (k, v)).collect(),
-        found,
+        unversioned_first_returns: found,
     })
 }

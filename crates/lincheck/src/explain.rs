@@ -6,9 +6,9 @@ use crate::search::{History, SearchState, WalkFailure};
 use crate::violation::{Reason, Violation};
 
 /// The longest window that is walked without look-ahead, to list the possible values before the misfit.
-const MAX_TO_DESCRIBE: usize = 24;
+const MAX_OPERATIONS_TO_DESCRIBE: usize = 24;
 /// The longest window from which operations are removed one by one.
-const MAX_TO_SHRINK: usize = 512;
+const MAX_OPERATIONS_TO_SHRINK: usize = 512;
 
 /// The operations of a window, and the possible states at its beginning.
 struct ExplainedWindow {
@@ -33,7 +33,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation 
     let misfit = first_misfit(history, failed.operation);
     let mut window = shortest_window(history, misfit);
     shrink(history, &mut window, misfit);
-    let look_ahead = window.operations.len() + window.optional.len() > MAX_TO_DESCRIBE;
+    let look_ahead = window.operations.len() + window.optional.len() > MAX_OPERATIONS_TO_DESCRIBE;
     let failed = window.walk(&History {
         look_ahead,
         ..*history
@@ -53,8 +53,8 @@ pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation 
     shown.extend(&window.optional);
     Violation {
         misfit: Some(history.operations[misfit]),
-        unknown,
-        before,
+        unknown_outcomes: unknown,
+        states_before_misfit: before,
         ..Violation::of(Reason::Order, history.operations, &shown)
     }
 }
@@ -158,7 +158,7 @@ fn window(
     }
     let (under_way, mut inside): (Vec<usize>, Vec<usize>) =
         known.iter().partition(|&&i| operation(i).call_ns <= begins);
-    let changes = |i: &usize| operation(*i).changes();
+    let changes = |i: &usize| operation(*i).may_change_register();
     inside.extend(unknown);
     let window = ExplainedWindow {
         operations: inside,
@@ -171,14 +171,14 @@ fn window(
 
 /// Removes operations that do not change the register, as long as the window still fails.
 fn shrink(history: &History<'_>, window: &mut ExplainedWindow, misfit: usize) {
-    if window.operations.len() > MAX_TO_SHRINK {
+    if window.operations.len() > MAX_OPERATIONS_TO_SHRINK {
         return;
     }
     let mut at = 0;
     while at < window.operations.len() {
         let i = window.operations[at];
         let operation = &history.operations[i];
-        if i == misfit || operation.changes() {
+        if i == misfit || operation.may_change_register() {
             at += 1;
             continue;
         }
@@ -192,7 +192,7 @@ fn shrink(history: &History<'_>, window: &mut ExplainedWindow, misfit: usize) {
 
 /// Describes a state in words, with versions if the store reports them.
 fn describe(state: RegisterState, versions: bool) -> String {
-    let version = match (state.exact, state.version) {
+    let version = match (state.version_is_exact, state.version) {
         _ if !versions => String::new(),
         (true, version) => format!(", version {version}"),
         (false, version) => format!(", version {version} or later"),
@@ -203,7 +203,7 @@ fn describe(state: RegisterState, versions: bool) -> String {
             format!("{value:#x}{version}")
         }
         RegisterContent::NeverRead => format!("a value of a change of unknown outcome{version}"),
-        RegisterContent::Anything if state.exact => format!("some value{version}"),
+        RegisterContent::Anything if state.version_is_exact => format!("some value{version}"),
         RegisterContent::Anything => "anything".to_owned(),
     }
 }

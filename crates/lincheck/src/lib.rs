@@ -182,14 +182,14 @@ pub struct CheckStats {
     /// Number of operations that were checked.
     pub operations: u64,
     /// Number of these that have an unknown outcome.
-    pub unknown: u64,
+    pub unknown_outcomes: u64,
     /// Largest number of possible states at any time.
     pub states_max: u64,
 }
 
 impl Operation {
     /// Returns true if the operation changed the register, or may have changed it.
-    pub(crate) fn changes(&self) -> bool {
+    pub(crate) fn may_change_register(&self) -> bool {
         match (self.end.map(|end| end.outcome), self.action) {
             (None, action) => !action.is_read_only(),
             (

@@ -32,40 +32,40 @@ impl RegisterContent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RegisterState {
     pub(crate) content: RegisterContent,
-    /// The version of the present or last value; a lower bound if `exact` is false.
+    /// The version of the present or last value; a lower bound if `version_is_exact` is false.
     pub(crate) version: u64,
     /// True if `version` is exact; with `Anything`, the register then has a value.
-    pub(crate) exact: bool,
+    pub(crate) version_is_exact: bool,
 }
 
 impl RegisterState {
     pub(crate) const EMPTY: Self = Self {
         content: RegisterContent::Nothing,
         version: 0,
-        exact: false,
+        version_is_exact: false,
     };
 
     pub(crate) const ANYTHING: Self = Self {
         content: RegisterContent::Anything,
         version: 0,
-        exact: false,
+        version_is_exact: false,
     };
 
     /// Returns true if every continuation of `other` is also possible from this state.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.content.is_equivalent(other.content)
-            && if self.exact {
-                other.exact && self.version == other.version
+            && if self.version_is_exact {
+                other.version_is_exact && self.version == other.version
             } else {
                 self.version <= other.version
             }
     }
 
     /// Returns the state if the register can be empty.
-    fn absent(self) -> Option<Self> {
+    fn if_absent(self) -> Option<Self> {
         match self.content {
             RegisterContent::Nothing => Some(self),
-            RegisterContent::Anything if !self.exact => Some(Self {
+            RegisterContent::Anything if !self.version_is_exact => Some(Self {
                 content: RegisterContent::Nothing,
                 ..self
             }),
@@ -74,26 +74,26 @@ impl RegisterState {
     }
 
     /// Returns the state if the register can have a value.
-    fn present(self) -> Option<Self> {
+    fn if_present(self) -> Option<Self> {
         (self.content != RegisterContent::Nothing).then_some(self)
     }
 
     /// Returns the state if the register can have a value of this version.
-    fn with_version(self, version: u64) -> Option<Self> {
-        let fits = if self.exact {
+    fn if_version(self, version: u64) -> Option<Self> {
+        let fits = if self.version_is_exact {
             version == self.version
         } else {
             version >= self.version.max(1)
         };
-        self.present().filter(|_| fits).map(|state| Self {
+        self.if_present().filter(|_| fits).map(|state| Self {
             version,
-            exact: true,
+            version_is_exact: true,
             ..state
         })
     }
 
     /// Returns the state if the register can have this value, of any version.
-    fn with_value(self, value: u64) -> Option<Self> {
+    fn if_value(self, value: u64) -> Option<Self> {
         let fits = match self.content {
             RegisterContent::Value(there) => there == value,
             RegisterContent::Anything => true,
@@ -113,7 +113,7 @@ impl RegisterState {
             content,
             // No version is above the largest: such a write cannot have happened.
             version: self.version.checked_add(1)?,
-            exact: false,
+            version_is_exact: false,
         })
     }
 
@@ -121,9 +121,9 @@ impl RegisterState {
     fn if_holds(self, condition: WriteCondition) -> Option<Self> {
         match condition {
             WriteCondition::Always => Some(self),
-            WriteCondition::Absent => self.absent(),
-            WriteCondition::Present => self.present(),
-            WriteCondition::Version(version) => self.with_version(version),
+            WriteCondition::Absent => self.if_absent(),
+            WriteCondition::Present => self.if_present(),
+            WriteCondition::Version(version) => self.if_version(version),
         }
     }
 
@@ -131,7 +131,7 @@ impl RegisterState {
     fn removed(self) -> Self {
         Self {
             content: RegisterContent::Nothing,
-            exact: false,
+            version_is_exact: false,
             ..self
         }
     }
@@ -142,26 +142,26 @@ impl RegisterState {
             (
                 RegisterAction::Read | RegisterAction::Scan,
                 OperationOutcome::Value { value, version },
-            ) => self.with_version(version)?.with_value(value),
+            ) => self.if_version(version)?.if_value(value),
             (RegisterAction::Read | RegisterAction::Scan, OperationOutcome::Found { value }) => {
-                self.with_value(value)
+                self.if_value(value)
             }
             (
                 RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. },
                 OperationOutcome::Absent,
-            ) => self.absent(),
+            ) => self.if_absent(),
             (_, OperationOutcome::Changed { found }) => self.changed(action, found),
             (RegisterAction::Write { value, condition }, OperationOutcome::Done { version }) => {
                 let before = self.if_holds(condition)?;
                 (version > before.version).then_some(Self {
                     content: RegisterContent::Value(value),
                     version,
-                    exact: true,
+                    version_is_exact: true,
                 })
             }
             (RegisterAction::Remove { version: wanted }, OperationOutcome::Done { version }) => {
                 let as_wanted = wanted.is_none_or(|wanted| wanted == version);
-                let before = self.with_version(version).filter(|_| as_wanted)?;
+                let before = self.if_version(version).filter(|_| as_wanted)?;
                 Some(before.removed())
             }
             (RegisterAction::Write { condition, .. }, OperationOutcome::Refused { version }) => {
@@ -171,10 +171,11 @@ impl RegisterState {
                     WriteCondition::Present => (version == 0, None),
                     WriteCondition::Version(wanted) => (true, Some(wanted)),
                 };
-                self.refused(version, wanted).filter(|_| can_be)
+                self.after_refusal(version, wanted).filter(|_| can_be)
             }
             (RegisterAction::Remove { version: wanted }, OperationOutcome::Refused { version }) => {
-                self.refused(version, wanted).filter(|_| wanted.is_some())
+                self.after_refusal(version, wanted)
+                    .filter(|_| wanted.is_some())
             }
             _ => None,
         }
@@ -183,7 +184,11 @@ impl RegisterState {
     /// Returns the state after a change that reports whether the register had a value; `None` if the report contradicts
     /// the state.
     fn changed(self, action: RegisterAction, found: bool) -> Option<Self> {
-        let before = if found { self.present() } else { self.absent() }?;
+        let before = if found {
+            self.if_present()
+        } else {
+            self.if_absent()
+        }?;
         match action {
             RegisterAction::Write { value, condition } if condition.holds(found)? => {
                 before.written(RegisterContent::Value(value))
@@ -205,11 +210,11 @@ impl RegisterState {
     }
 
     /// Returns the state if its version can be `version` (0: empty) and is not `wanted`.
-    fn refused(self, version: u64, wanted: Option<u64>) -> Option<Self> {
+    fn after_refusal(self, version: u64, wanted: Option<u64>) -> Option<Self> {
         match version {
-            0 => self.absent(),
+            0 => self.if_absent(),
             _ if wanted == Some(version) => None,
-            _ => self.with_version(version),
+            _ => self.if_version(version),
         }
     }
 
@@ -224,9 +229,9 @@ impl RegisterState {
             (RegisterAction::Write { condition, .. }, None) => self
                 .if_holds(condition)?
                 .written(RegisterContent::NeverRead),
-            (RegisterAction::Remove { version: None }, _) => self.present().map(Self::removed),
+            (RegisterAction::Remove { version: None }, _) => self.if_present().map(Self::removed),
             (RegisterAction::Remove { version: Some(v) }, _) => {
-                self.with_version(v).map(Self::removed)
+                self.if_version(v).map(Self::removed)
             }
         }
     }

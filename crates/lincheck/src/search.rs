@@ -6,9 +6,9 @@ use crate::register::{RegisterContent, RegisterState};
 use crate::{Operation, OperationOutcome, RegisterAction, WriteCondition};
 
 /// Counts, by kind, of changes of unknown outcome whose value no read found and that depend on no version.
-type Kinds = [u32; 4];
+type CountsByActionKind = [u32; 4];
 
-fn kind(action: RegisterAction) -> Option<usize> {
+fn action_kind_index(action: RegisterAction) -> Option<usize> {
     match action {
         RegisterAction::Write { condition, .. } => match condition {
             WriteCondition::Always => Some(0),
@@ -42,34 +42,35 @@ const ACTION_OF_KIND: [RegisterAction; 4] = [
 pub(crate) struct SearchState {
     pub(crate) state: RegisterState,
     /// Operations that have happened but not returned, ascending by number.
-    pub(crate) done: Vec<usize>,
+    pub(crate) happened_operations: Vec<usize>,
     /// Number of changes of unknown outcome that have happened, by kind.
-    executed: Kinds,
+    happened_unknown_changes: CountsByActionKind,
 }
 
 impl SearchState {
     pub(crate) fn new(state: RegisterState) -> Self {
         Self {
             state,
-            done: Vec::new(),
-            executed: [0; 4],
+            happened_operations: Vec::new(),
+            happened_unknown_changes: [0; 4],
         }
     }
 
     fn is_done(&self, operation: usize) -> bool {
-        self.done.binary_search(&operation).is_ok()
+        self.happened_operations.binary_search(&operation).is_ok()
     }
 
     fn mark_done(&mut self, operation: usize) {
-        if let Err(at) = self.done.binary_search(&operation) {
-            self.done.insert(at, operation);
+        if let Err(at) = self.happened_operations.binary_search(&operation) {
+            self.happened_operations.insert(at, operation);
         }
     }
 
     /// Returns true if every continuation of `other` is also possible from this configuration.
     fn covers(&self, other: &Self) -> bool {
-        let [always, absent, present, removals] = self.executed;
-        let [other_always, other_absent, other_present, other_removals] = other.executed;
+        let [always, absent, present, removals] = self.happened_unknown_changes;
+        let [other_always, other_absent, other_present, other_removals] =
+            other.happened_unknown_changes;
         // A remaining unconditional write can replace a missing conditional one.
         let lacks = absent.saturating_sub(other_absent) + present.saturating_sub(other_present);
         self.state.covers(&other.state)
@@ -85,7 +86,7 @@ struct ConfigurationSet(HashMap<Vec<usize>, Vec<SearchState>>);
 impl ConfigurationSet {
     /// Adds a configuration. Returns false if another one covers it.
     fn add(&mut self, new: &SearchState) -> bool {
-        let alike = self.0.entry(new.done.clone()).or_default();
+        let alike = self.0.entry(new.happened_operations.clone()).or_default();
         if alike.iter().any(|old| old.covers(new)) {
             return false;
         }
@@ -124,7 +125,7 @@ pub(crate) struct ObservedValues {
     pub(crate) versions: HashMap<u64, u64>,
     /// Writes of unknown outcome whose value was found without a version, with the first return of such a read: the
     /// write has happened by then.
-    pub(crate) found: HashMap<usize, u64>,
+    pub(crate) unversioned_first_returns: HashMap<usize, u64>,
 }
 
 /// The kinds of events of a walk, in the order in which simultaneous events are processed.
@@ -148,13 +149,13 @@ struct Pending {
     now_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
     /// version.
-    known: Vec<usize>,
+    known_operations: Vec<usize>,
     /// Operations of unknown outcome, by the version with which their value was found.
-    observed: BTreeMap<u64, Vec<usize>>,
+    unknown_by_found_version: BTreeMap<u64, Vec<usize>>,
     /// Operations of unknown outcome that require a version, by that version.
-    conditional: BTreeMap<u64, Vec<usize>>,
+    unknown_by_required_version: BTreeMap<u64, Vec<usize>>,
     /// Numbers of other operations of unknown outcome, by kind.
-    kinds: Kinds,
+    unknown_counts_by_kind: CountsByActionKind,
 }
 
 impl Pending {
@@ -178,7 +179,7 @@ impl History<'_> {
     pub(crate) fn end_ns(&self, i: usize) -> Option<u64> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
-            None => self.observed.found.get(&i).copied(),
+            None => self.observed.unversioned_first_returns.get(&i).copied(),
         }
     }
 
@@ -238,12 +239,12 @@ impl History<'_> {
                 // another.
                 configurations
                     .iter_mut()
-                    .for_each(|c| c.done.retain(|&other| other != i));
-                pending.known.retain(|&other| other != i);
+                    .for_each(|c| c.happened_operations.retain(|&other| other != i));
+                pending.known_operations.retain(|&other| other != i);
                 continue;
             }
-            let next = self.advance(&pending, &configurations, i);
-            pending.known.retain(|&other| other != i);
+            let next = self.configurations_after(&pending, &configurations, i);
+            pending.known_operations.retain(|&other| other != i);
             if next.is_empty() {
                 return Err(WalkFailure {
                     operation: i,
@@ -262,12 +263,12 @@ impl History<'_> {
     fn add_optional(&self, pending: &mut Pending, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(OperationOutcome::Done { version }) = end.map(|end| end.outcome) else {
-            pending.known.push(i);
+            pending.known_operations.push(i);
             return true;
         };
         let of = match action {
-            RegisterAction::Remove { .. } => &mut pending.conditional,
-            _ => &mut pending.observed,
+            RegisterAction::Remove { .. } => &mut pending.unknown_by_required_version,
+            _ => &mut pending.unknown_by_found_version,
         };
         of.entry(version).or_default().push(i);
         false
@@ -276,13 +277,17 @@ impl History<'_> {
     fn add_call(&self, pending: &mut Pending, i: usize) {
         let action = self.operations[i].action;
         if self.end_ns(i).is_some() {
-            pending.known.push(i);
+            pending.known_operations.push(i);
             return;
         }
         if let Some(version) = self.observed_version(action) {
-            pending.observed.entry(version).or_default().push(i);
-        } else if let Some(kind) = kind(action) {
-            pending.kinds[kind] += 1;
+            pending
+                .unknown_by_found_version
+                .entry(version)
+                .or_default()
+                .push(i);
+        } else if let Some(kind) = action_kind_index(action) {
+            pending.unknown_counts_by_kind[kind] += 1;
         } else if let RegisterAction::Write {
             condition: WriteCondition::Version(version),
             ..
@@ -291,12 +296,16 @@ impl History<'_> {
             version: Some(version),
         } = action
         {
-            pending.conditional.entry(version).or_default().push(i);
+            pending
+                .unknown_by_required_version
+                .entry(version)
+                .or_default()
+                .push(i);
         }
     }
 
     /// Returns all configurations in which this operation has happened.
-    fn advance(
+    fn configurations_after(
         &self,
         pending: &Pending,
         configurations: &[SearchState],
@@ -314,11 +323,11 @@ impl History<'_> {
         }
         while let Some(mut configuration) = open.pop() {
             if configuration.is_done(returns) {
-                configuration.done.retain(|&i| i != returns);
+                configuration.happened_operations.retain(|&i| i != returns);
                 after.add(&configuration);
                 continue;
             }
-            for new in self.steps(pending, &configuration) {
+            for new in self.successors(pending, &configuration) {
                 visit(new, &mut open, &mut visited);
             }
         }
@@ -328,7 +337,7 @@ impl History<'_> {
     /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
     /// longer happen.
     fn execute_no_ops(&self, pending: &Pending, configuration: &mut SearchState) -> bool {
-        for &i in &pending.known {
+        for &i in &pending.known_operations {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
                 continue;
@@ -346,13 +355,13 @@ impl History<'_> {
         let state = &mut configuration.state;
         // A value with an exact version is discarded by its version instead.
         if let RegisterContent::Value(value) = state.content
-            && !state.exact
+            && !state.version_is_exact
             && pending.is_past(value)
         {
             state.content = RegisterContent::NoLongerRead(value);
         }
         if configuration.state.content.is_past() {
-            for &i in &pending.known {
+            for &i in &pending.known_operations {
                 if !configuration.is_done(i) && self.is_hidden(pending, i) {
                     configuration.mark_done(i);
                 }
@@ -369,12 +378,12 @@ impl History<'_> {
         };
         let outcome = operation.end.map(|end| end.outcome);
         outcome == Some(OperationOutcome::Changed { found: true })
-            && operation.changes()
+            && operation.may_change_register()
             && !pending.last_reads.contains_key(&value)
     }
 
     /// Returns all configurations that one more operation can produce.
-    fn steps(&self, pending: &Pending, from: &SearchState) -> Vec<SearchState> {
+    fn successors(&self, pending: &Pending, from: &SearchState) -> Vec<SearchState> {
         let mut steps = Vec::new();
         let mut step = |state: Option<RegisterState>, change: &dyn Fn(&mut SearchState)| {
             if let Some(state) = state {
@@ -387,21 +396,28 @@ impl History<'_> {
             }
         };
         let state = from.state;
-        if self.look_ahead && matches!(state.content, RegisterContent::Value(_)) && !state.exact {
+        if self.look_ahead
+            && matches!(state.content, RegisterContent::Value(_))
+            && !state.version_is_exact
+        {
             // A read that is called later finds this value, so nothing may change the register before.
             return steps;
         }
-        for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
+        for &i in pending
+            .known_operations
+            .iter()
+            .filter(|i| !from.is_done(**i))
+        {
             step(self.after(i, state), &|c| c.mark_done(i));
         }
         // None of these can happen twice: afterwards the state's version is past theirs.
-        for (&version, all) in pending.observed.range(state.version..) {
+        for (&version, all) in pending.unknown_by_found_version.range(state.version..) {
             for &i in all {
                 let action = self.operations[i].action;
                 step(state.after_unknown(action, Some(version)), &|_| {});
             }
         }
-        for (&version, all) in pending.conditional.range(state.version..) {
+        for (&version, all) in pending.unknown_by_required_version.range(state.version..) {
             for &i in all {
                 let action = match self.operations[i].action {
                     RegisterAction::Remove { .. } => RegisterAction::Remove {
@@ -413,9 +429,9 @@ impl History<'_> {
             }
         }
         for (kind, action) in ACTION_OF_KIND.into_iter().enumerate() {
-            if from.executed[kind] < pending.kinds[kind] {
+            if from.happened_unknown_changes[kind] < pending.unknown_counts_by_kind[kind] {
                 step(state.after_unknown(action, None), &|c| {
-                    c.executed[kind] += 1
+                    c.happened_unknown_changes[kind] += 1
                 });
             }
         }
@@ -427,7 +443,10 @@ impl History<'_> {
 fn remove_expired(pending: &mut Pending, configurations: &[SearchState]) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);
-    for of in [&mut pending.observed, &mut pending.conditional] {
+    for of in [
+        &mut pending.unknown_by_found_version,
+        &mut pending.unknown_by_required_version,
+    ] {
         while let Some(first) = of.first_entry()
             && *first.key() < lowest
         {

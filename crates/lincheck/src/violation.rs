@@ -47,9 +47,9 @@ pub struct Violation {
     /// The operation that fits nowhere, with [`Reason::Order`].
     pub misfit: Option<Operation>,
     /// Possible values of the register before the misfit returned.
-    pub before: Vec<String>,
+    pub states_before_misfit: Vec<String>,
     /// Number of changes of unknown outcome that were called before, and do not explain the misfit.
-    pub unknown: usize,
+    pub unknown_outcomes: usize,
 }
 
 impl std::error::Error for Violation {}
@@ -69,8 +69,8 @@ impl Violation {
             window,
             left_out,
             misfit: None,
-            before: Vec::new(),
-            unknown: 0,
+            states_before_misfit: Vec::new(),
+            unknown_outcomes: 0,
         }
     }
 }
@@ -133,18 +133,18 @@ impl fmt::Display for Violation {
         if self.left_out > 0 {
             writeln!(f, "and {} operations that returned before", self.left_out)?;
         }
-        if !self.before.is_empty() {
+        if !self.states_before_misfit.is_empty() {
             writeln!(
                 f,
                 "before that one returned there can have been: {}",
-                self.before.join("; ")
+                self.states_before_misfit.join("; ")
             )?;
         }
-        if self.unknown > 0 {
+        if self.unknown_outcomes > 0 {
             writeln!(
                 f,
                 "{} changes of unknown outcome, called before, explain it neither",
-                self.unknown
+                self.unknown_outcomes
             )?;
         }
         Ok(())

@@ -227,7 +227,7 @@ fn long_histories_are_judged() {
         history.push(if dies { unknown(operation) } else { operation });
     }
     let stats = check(&history).unwrap_or_else(|v| panic!("{v}"));
-    assert_eq!((stats.operations, stats.unknown), (200_000, 200));
+    assert_eq!((stats.operations, stats.unknown_outcomes), (200_000, 200));
     assert!(stats.states_max < 2_000, "{stats:?}");
     println!("{stats:?}");
 }

@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds = time.as_secs_f64();
     println!("sent {sent}: {:.2} M/s", sent as f64 / seconds / 1e6);
     println!("received {good}: {:.2} M/s", good as f64 / seconds / 1e6);
-    let lost: u64 = receiver.overruns().map(|(_, count)| count).sum();
+    let lost: u64 = receiver.socket_drops().map(|(_, count)| count).sum();
     println!("lost {lost}, with a wrong ICRC {bad}");
     Ok(())
 }

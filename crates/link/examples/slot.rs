@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port = next()?.parse()?;
     let address: std::net::IpAddr = next()?.parse()?;
     let endpoint = Endpoint::open(&Config {
-        port,
+        udp_port: port,
         fabric: Some(fabric),
         ..Config::new(vec![address.into()])
     })?;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn command(endpoint: &Endpoint, line: &str) -> std::io::Result<()> {
     match line {
-        "refresh" => endpoint.refresh(),
+        "refresh" => endpoint.remove_dead_members(),
         "counters" => {
             let sum = |of: fn(&Counters) -> &AtomicU64| {
                 let counts = endpoint.counters();

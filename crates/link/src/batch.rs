@@ -30,7 +30,7 @@ pub struct PacketBatch {
     bytes: Vec<u8>,
     bursts: Vec<GsoBurst>,
     /// Number of bursts that the kernel has taken.
-    sent: usize,
+    sent_bursts: usize,
 }
 
 /// A range of the batch's bytes that is sent as one message of a system call.
@@ -43,8 +43,8 @@ pub(crate) struct GsoBurst {
     start: usize,
     end: usize,
     /// Bytes of each packet except the last.
-    pub(crate) segment: usize,
-    pub(crate) packets: u16,
+    pub(crate) segment_bytes: usize,
+    pub(crate) packet_count: u16,
     /// True if no further packet may be added.
     closed: bool,
 }
@@ -56,13 +56,13 @@ impl GsoBurst {
     }
 
     fn accepts(&self, flow: &PacketFlow, slot: u16, len: usize) -> bool {
-        let whole = self.end - self.start == usize::from(self.packets) * self.segment;
+        let whole = self.end - self.start == usize::from(self.packet_count) * self.segment_bytes;
         whole
             && !self.closed
             && self.flow == *flow
             && self.slot == slot
-            && len <= self.segment
-            && self.packets < MAX_SEGMENTS
+            && len <= self.segment_bytes
+            && self.packet_count < MAX_SEGMENTS
             && self.end - self.start + len <= MAX_BURST_BYTES
     }
 }
@@ -75,7 +75,7 @@ impl PacketBatch {
             port,
             bytes: Vec::new(),
             bursts: Vec::new(),
-            sent: 0,
+            sent_bursts: 0,
         }
     }
 
@@ -94,7 +94,7 @@ impl PacketBatch {
         if self.bytes.len() < start {
             self.clear();
         } else if self.bytes.len() > start {
-            self.seal(flow, start);
+            self.add_packet_to_burst(flow, start);
         }
         result
     }
@@ -119,7 +119,7 @@ impl PacketBatch {
         }
     }
 
-    fn seal(&mut self, flow: &PacketFlow, start: usize) {
+    fn add_packet_to_burst(&mut self, flow: &PacketFlow, start: usize) {
         let end = self.bytes.len() + ICRC_BYTES;
         let len = end - start;
         if len > MAX_BURST_BYTES {
@@ -127,12 +127,12 @@ impl PacketBatch {
             return;
         }
         let slot = dest_slot(&self.bytes[start..]).unwrap_or(0);
-        let open = self.bursts.len() > self.sent;
+        let open = self.bursts.len() > self.sent_bursts;
         let identification = match self.bursts.last_mut() {
             Some(burst) if open && burst.accepts(flow, slot, len) => {
                 burst.end = end;
-                burst.packets += 1;
-                burst.packets - 1
+                burst.packet_count += 1;
+                burst.packet_count - 1
             }
             _ => {
                 self.bursts.push(GsoBurst {
@@ -140,19 +140,19 @@ impl PacketBatch {
                     slot,
                     start,
                     end,
-                    segment: len,
-                    packets: 1,
+                    segment_bytes: len,
+                    packet_count: 1,
                     closed: false,
                 });
                 0
             }
         };
-        let frame = self.frame(flow).segment(identification);
+        let frame = self.first_frame(flow).gso_segment_fields(identification);
         icrc::append(&frame, &mut self.bytes, start);
     }
 
     /// Returns the frame of the first segment of a burst.
-    fn frame(&self, flow: &PacketFlow) -> IcrcFields {
+    fn first_frame(&self, flow: &PacketFlow) -> IcrcFields {
         IcrcFields {
             addresses: flow.addresses,
             src_port: self.port,
@@ -164,7 +164,10 @@ impl PacketBatch {
     /// Returns the number of packets that are not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.unsent().iter().map(|b| usize::from(b.packets)).sum()
+        self.unsent()
+            .iter()
+            .map(|b| usize::from(b.packet_count))
+            .sum()
     }
 
     /// Returns true if all packets have been sent.
@@ -177,18 +180,18 @@ impl PacketBatch {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bursts.clear();
-        self.sent = 0;
+        self.sent_bursts = 0;
     }
 
     /// Returns the bursts that the kernel has not taken yet.
     pub(crate) fn unsent(&self) -> &[GsoBurst] {
-        &self.bursts[self.sent..]
+        &self.bursts[self.sent_bursts..]
     }
 
     /// Removes the first `count` waiting bursts.
     pub(crate) fn remove_sent(&mut self, count: usize) {
-        self.sent += count;
-        if self.sent >= self.bursts.len() {
+        self.sent_bursts += count;
+        if self.sent_bursts >= self.bursts.len() {
             self.clear();
         }
     }
@@ -199,11 +202,11 @@ impl PacketBatch {
 
     /// Returns the packets of a burst as sent on the wire, each with its frame.
     pub(crate) fn packets(&self, burst: &GsoBurst) -> impl Iterator<Item = (IcrcFields, &[u8])> {
-        let first = self.frame(&burst.flow);
-        let packets = self.bytes(burst).chunks(burst.segment);
+        let first = self.first_frame(&burst.flow);
+        let packets = self.bytes(burst).chunks(burst.segment_bytes);
         (0..)
             .zip(packets)
-            .map(move |(k, bytes)| (first.segment(k), bytes))
+            .map(move |(k, bytes)| (first.gso_segment_fields(k), bytes))
     }
 
     /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
@@ -211,21 +214,22 @@ impl PacketBatch {
         let Some(burst) = self.unsent().first().copied() else {
             return;
         };
-        let frame = self.frame(&burst.flow);
-        let mut singles = Vec::with_capacity(usize::from(burst.packets));
-        for packet in self.bytes[burst.start..burst.end].chunks_mut(burst.segment) {
+        let frame = self.first_frame(&burst.flow);
+        let mut singles = Vec::with_capacity(usize::from(burst.packet_count));
+        for packet in self.bytes[burst.start..burst.end].chunks_mut(burst.segment_bytes) {
             let start = singles.last().map_or(burst.start, |b: &GsoBurst| b.end);
             let (covered, field) = packet.split_at_mut(packet.len() - ICRC_BYTES);
             field.copy_from_slice(&icrc::icrc(&frame, covered).to_le_bytes());
             singles.push(GsoBurst {
                 start,
                 end: start + packet.len(),
-                segment: packet.len(),
-                packets: 1,
+                segment_bytes: packet.len(),
+                packet_count: 1,
                 ..burst
             });
         }
-        self.bursts.splice(self.sent..=self.sent, singles);
+        self.bursts
+            .splice(self.sent_bursts..=self.sent_bursts, singles);
     }
 }
 
@@ -260,7 +264,7 @@ mod tests {
     }
 
     fn shape(batch: &PacketBatch) -> Vec<(u16, usize)> {
-        let shape = |b: &GsoBurst| (b.packets, batch.bytes(b).len());
+        let shape = |b: &GsoBurst| (b.packet_count, batch.bytes(b).len());
         batch.unsent().iter().map(shape).collect()
     }
 
@@ -294,9 +298,9 @@ mod tests {
         let mut batch = PacketBatch::new(4791);
         (0..3).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
         batch.push(&flow(2), &packet(0, 12));
-        let frame = batch.frame(&flow(2));
+        let frame = batch.first_frame(&flow(2));
         let identifications = |batch: &PacketBatch| -> Vec<Option<u16>> {
-            let packets = |b| batch.bytes(b).chunks(b.segment);
+            let packets = |b| batch.bytes(b).chunks(b.segment_bytes);
             let check = |packet| {
                 let (transport, icrc) = icrc::split(packet)?;
                 icrc::verify(&frame, transport, icrc)
@@ -319,7 +323,7 @@ mod tests {
             batch.push_damaged(&flow(2), &packet(0, 20), bit);
             batch.push(&flow(2), &packet(0, 20));
             assert_eq!(shape(&batch), [(1, 24); 3]);
-            let frame = batch.frame(&flow(2));
+            let frame = batch.first_frame(&flow(2));
             let is_whole = |b: &GsoBurst| {
                 let (transport, icrc) = icrc::split(batch.bytes(b))?;
                 icrc::verify(&frame, transport, icrc)

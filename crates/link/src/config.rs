@@ -9,7 +9,7 @@ pub struct Config {
     /// Addresses of this host, as in the GID table.
     pub addresses: Vec<LocalAddress>,
     /// UDP source and destination port: [`roce::UDP_PORT`], except in tests.
-    pub port: u16,
+    pub udp_port: u16,
     /// Bytes of the buffers of each socket. Without CAP_NET_ADMIN the kernel limits them to `net.core.rmem_max`.
     pub buffer_bytes: usize,
     /// The fabric that shares the addresses; `None` if they are not shared.
@@ -34,7 +34,7 @@ impl Config {
     pub fn new(addresses: Vec<LocalAddress>) -> Config {
         Config {
             addresses,
-            port: roce::UDP_PORT,
+            udp_port: roce::UDP_PORT,
             buffer_bytes: DEFAULT_BUFFER_BYTES,
             fabric: None,
         }
@@ -47,12 +47,12 @@ pub struct LocalAddress {
     /// IP address.
     pub ip: IpAddr,
     /// Index of the interface, which only link-local addresses of IPv6 need; 0 if none is given.
-    pub interface: u32,
+    pub if_index: u32,
 }
 
 impl From<IpAddr> for LocalAddress {
     fn from(ip: IpAddr) -> LocalAddress {
-        LocalAddress { ip, interface: 0 }
+        LocalAddress { ip, if_index: 0 }
     }
 }
 
@@ -63,7 +63,7 @@ impl LocalAddress {
             IpAddr::V4(ip) => (ip, port).into(),
             IpAddr::V6(ip) => {
                 let link_local = ip.is_unicast_link_local();
-                let scope = if link_local { self.interface } else { 0 };
+                let scope = if link_local { self.if_index } else { 0 };
                 SocketAddrV6::new(ip, port, 0, scope).into()
             }
         }

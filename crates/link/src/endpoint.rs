@@ -34,7 +34,7 @@ const MAX_FORWARDED: usize = 64;
 #[derive(Debug)]
 pub struct Endpoint {
     sockets: Vec<BoundSocket>,
-    unavailable: Vec<LinkError>,
+    unavailable_addresses: Vec<LinkError>,
     port: u16,
     epoll: OwnedFd,
     shared: Option<SharedGroups>,
@@ -50,7 +50,7 @@ pub struct ReceiveBuffers {
     /// True if the last receive has left no packet at any socket.
     all_empty: bool,
     /// Index of the socket from which the last packets came.
-    last: Option<usize>,
+    last_socket: Option<usize>,
     /// Number of further receives from that socket before all sockets are polled.
     receives_left: u8,
 }
@@ -61,7 +61,7 @@ impl Default for ReceiveBuffers {
             buffers: receive::ReceiverBuffers::new(),
             next_messages: MIN_MESSAGES,
             is_drained: false,
-            last: None,
+            last_socket: None,
             receives_left: 0,
             all_empty: false,
         }
@@ -87,18 +87,18 @@ impl Endpoint {
     /// Opens the endpoint's sockets at all addresses where that is possible.
     ///
     /// # Errors
-    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::unavailable`] has the reasons of
+    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::unavailable_addresses`] has the reasons of
     /// the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
         let shared = match &config.fabric {
-            Some(fabric) => Some(SharedGroups::open(fabric, config.port)?),
+            Some(fabric) => Some(SharedGroups::open(fabric, config.udp_port)?),
             None => None,
         };
         let mut endpoint = Endpoint {
             sockets: Vec::new(),
-            unavailable: Vec::new(),
-            port: config.port,
+            unavailable_addresses: Vec::new(),
+            port: config.udp_port,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
             shared,
         };
@@ -109,19 +109,19 @@ impl Endpoint {
             };
             match opened {
                 Ok(socket) => endpoint.sockets.push(socket),
-                Err(error) => endpoint.unavailable.push(error),
+                Err(error) => endpoint.unavailable_addresses.push(error),
             }
         }
         if endpoint.sockets.is_empty() {
-            let first = endpoint.unavailable.drain(..).next();
+            let first = endpoint.unavailable_addresses.drain(..).next();
             return Err(first.unwrap_or(LinkError::NoAddress));
         }
-        endpoint.watch().map_err(failed)?;
+        endpoint.register_with_epoll().map_err(failed)?;
         Ok(endpoint)
     }
 
     /// Registers all sockets with the epoll descriptor.
-    fn watch(&self) -> Result<(), Errno> {
+    fn register_with_epoll(&self) -> Result<(), Errno> {
         let handover = self.shared.iter().map(AsFd::as_fd);
         let fds = self.sockets.iter().map(AsFd::as_fd).chain(handover);
         for (i, fd) in (0..).zip(fds) {
@@ -133,8 +133,8 @@ impl Endpoint {
 
     /// Returns the reasons why addresses of the configuration could not be opened.
     #[must_use]
-    pub fn unavailable(&self) -> &[LinkError] {
-        &self.unavailable
+    pub fn unavailable_addresses(&self) -> &[LinkError] {
+        &self.unavailable_addresses
     }
 
     /// Returns the addresses that were opened.
@@ -160,7 +160,7 @@ impl Endpoint {
 
     /// Returns for each address the number of packets that the kernel dropped because the buffer was full, since the
     /// endpoint was opened.
-    pub fn overruns(&self) -> impl Iterator<Item = (IpAddr, u64)> {
+    pub fn socket_drops(&self) -> impl Iterator<Item = (IpAddr, u64)> {
         let drops = |socket: &BoundSocket| crate::sys::options::drops(socket.as_fd()).unwrap_or(0);
         let of = move |socket: &BoundSocket| (socket.address.ip, u64::from(drops(socket)));
         self.sockets.iter().map(of)
@@ -202,19 +202,22 @@ impl Endpoint {
             let source = first.flow.addresses.src();
             let Some(socket) = self.socket_of(source) else {
                 if let Some(counters) = self.counters_of(source) {
-                    add(&counters.send_err, usize::from(first.packets));
+                    add(&counters.send_err, usize::from(first.packet_count));
                 }
                 batch.remove_sent(1);
                 continue;
             };
-            if first.packets > 1 && socket.no_segmentation.load(Ordering::Relaxed) {
+            if first.packet_count > 1 && socket.no_segmentation.load(Ordering::Relaxed) {
                 batch.split_first();
                 continue;
             }
             match send_first_bursts(socket, batch) {
                 Ok(bursts) => {
                     let bursts = &batch.unsent()[..bursts];
-                    let packets = bursts.iter().map(|b| usize::from(b.packets)).sum::<usize>();
+                    let packets = bursts
+                        .iter()
+                        .map(|b| usize::from(b.packet_count))
+                        .sum::<usize>();
                     let bytes = bursts.iter().map(GsoBurst::bytes).sum::<usize>();
                     add(&socket.counters.sent_pkts, packets);
                     add(&socket.counters.sent_bytes, bytes);
@@ -237,7 +240,7 @@ impl Endpoint {
 
     /// Handles the first burst, which the kernel has refused.
     fn handle_send_error(socket: &BoundSocket, batch: &mut PacketBatch, error: Errno) {
-        let Some(packets) = batch.unsent().first().map(|b| usize::from(b.packets)) else {
+        let Some(packets) = batch.unsent().first().map(|b| usize::from(b.packet_count)) else {
             return;
         };
         // EIO: the device computes no checksums, so the kernel does not segment (`udp_send_skb`).
@@ -275,7 +278,7 @@ impl Endpoint {
     ) -> usize {
         inbox.all_empty = false;
         if let Some(turns) = inbox.receives_left.checked_sub(1)
-            && let Some(socket) = inbox.last.and_then(|last| self.sockets.get(last))
+            && let Some(socket) = inbox.last_socket.and_then(|last| self.sockets.get(last))
         {
             inbox.receives_left = turns;
             return self.receive_from(socket, inbox, &mut take);
@@ -295,7 +298,7 @@ impl Endpoint {
             let i = usize::try_from(registered).unwrap_or(usize::MAX);
             if let Some(socket) = self.sockets.get(i) {
                 count += self.receive_from(socket, inbox, take);
-                inbox.last = Some(i);
+                inbox.last_socket = Some(i);
             } else if let Some(shared) = &self.shared {
                 let mut counted = |packet: ReceivedPacket<'_>| {
                     if let Some(counters) = self.counters_of(packet.frame.addresses.dst()) {
@@ -334,7 +337,7 @@ impl Endpoint {
         let mut count = 0;
         for i in 0..messages {
             if let Some(message) = inbox.buffers.message(i) {
-                count += self.split(socket, &message, take);
+                count += self.split_into_packets(socket, &message, take);
             }
         }
         add(&socket.counters.rcvd_pkts, count);
@@ -342,7 +345,7 @@ impl Endpoint {
     }
 
     /// Passes the packets of a message to `take`.
-    fn split(
+    fn split_into_packets(
         &self,
         socket: &BoundSocket,
         message: &receive::ReceivedMessage<'_>,
@@ -361,15 +364,15 @@ impl Endpoint {
             add(&socket.counters.rcvd_short_pkts, 1);
         }
         let (mut count, mut total) = (0, 0);
-        for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment.max(1))) {
-            let frame = frame.segment(place);
+        for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment_bytes.max(1))) {
+            let frame = frame.gso_segment_fields(place);
             let (class, limit) = (message.traffic_class, message.hop_limit);
             let Some(packet) = ReceivedPacket::new(frame, class, limit, bytes) else {
                 add(&socket.counters.rcvd_short_pkts, 1);
                 continue;
             };
             if let Some(shared) = &self.shared
-                && !shared.is_own(&packet)
+                && !shared.is_for_this_process(&packet)
             {
                 if shared.handle_foreign(socket, &packet) {
                     shared.check_groups(&self.sockets, true);
@@ -398,7 +401,7 @@ impl Endpoint {
 
     /// Removes dead processes of the fabric from the groups, so that packets reach the right processes directly.
     /// Misdirected packets cause the same, but later.
-    pub fn refresh(&self) {
+    pub fn remove_dead_members(&self) {
         if let Some(shared) = &self.shared {
             shared.check_groups(&self.sockets, false);
         }
@@ -446,14 +449,14 @@ fn send_first_bursts(socket: &BoundSocket, batch: &PacketBatch) -> Result<usize,
     let source = socket.address.ip;
     let segmented = !socket.no_segmentation.load(Ordering::Relaxed);
     let sendable =
-        |b: &&GsoBurst| b.flow.addresses.src() == source && (segmented || b.packets == 1);
+        |b: &&GsoBurst| b.flow.addresses.src() == source && (segmented || b.packet_count == 1);
     let bursts = batch.unsent().iter().take_while(sendable);
     let mut messages: Vec<send::BurstMessage<'_>> = Vec::with_capacity(send::MAX_MESSAGES);
     for burst in bursts.take(send::MAX_MESSAGES) {
         messages.push(send::BurstMessage {
             to: socket.address_of(burst.flow.addresses.dst()),
             bytes: batch.bytes(burst),
-            segment: (burst.packets > 1).then_some(burst.segment as u16),
+            segment_bytes: (burst.packet_count > 1).then_some(burst.segment_bytes as u16),
             traffic_class: burst.flow.traffic_class,
             hop_limit: burst.flow.hop_limit,
         });

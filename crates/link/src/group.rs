@@ -4,7 +4,7 @@
 //! all groups. A process that changes a file also sets the matching BPF program.
 //!
 //! - A socket is bound before the file is written. A process that dies in between leaves no socket.
-//! - The next process that joins or calls [`ProcessGroups::refresh`] removes dead members. Until then some packets reach wrong
+//! - The next process that joins or calls [`ProcessGroups::remove_dead_members`] removes dead members. Until then some packets reach wrong
 //!   processes, which forward them.
 //! - If several members died, the new order of the sockets is a guess. Then each member gets a probe: a packet that
 //!   contains the index to which the kernel delivers it. The receiver of the probe corrects the file
@@ -33,16 +33,16 @@ pub(crate) struct ProcessGroups {
     folder: PathBuf,
     /// Inode number of the network namespace. A folder may be shared by processes of several namespaces, and each
     /// namespace has its own groups.
-    namespace: u64,
+    net_namespace: u64,
     port: u16,
-    process: Member,
+    own_member: Member,
 }
 
 /// The state of a group after a change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupState {
     pub(crate) generation: u64,
-    pub(crate) members: usize,
+    pub(crate) member_count: usize,
     /// True if the order may differ from the file.
     pub(crate) is_order_uncertain: bool,
 }
@@ -66,12 +66,12 @@ impl ProcessGroups {
         Ok(ProcessGroups {
             slot: fabric.slot,
             folder: fabric.folder.clone(),
-            namespace,
+            net_namespace: namespace,
             port,
-            process: Member {
+            own_member: Member {
                 slot: fabric.slot,
                 pid,
-                start,
+                start_time_ticks: start,
             },
         })
     }
@@ -92,7 +92,7 @@ impl ProcessGroups {
             false => PortSharing::Join,
         };
         let socket = BoundSocket::open(address, config, mode)?;
-        members.add_member(self.process);
+        members.add_member(self.own_member);
         self.write(address.ip, &members)?;
         if mode == PortSharing::Join {
             attach_program(&socket, &members).map_err(|source| LinkError::Socket {
@@ -102,19 +102,22 @@ impl ProcessGroups {
                 source,
             })?;
         }
-        Ok((socket, outcome(&members, dead)))
+        Ok((socket, group_state(&members, dead)))
     }
 
     /// Removes dead members; `None` if no member has died.
-    pub(crate) fn refresh(&self, socket: &BoundSocket) -> Result<Option<GroupState>, LinkError> {
+    pub(crate) fn remove_dead_members(
+        &self,
+        socket: &BoundSocket,
+    ) -> Result<Option<GroupState>, LinkError> {
         let _lock = self.lock()?;
         let mut members = self.read(socket.address.ip)?;
         let dead = members.remove_dead(is_alive);
         if dead == 0 {
             return Ok(None);
         }
-        self.store(socket, &members)?;
-        Ok(Some(outcome(&members, dead)))
+        self.store_and_attach(socket, &members)?;
+        Ok(Some(group_state(&members, dead)))
     }
 
     /// Returns the owner of the port of `address`. The lock keeps processes of the fabric from taking the port in the
@@ -138,7 +141,7 @@ impl ProcessGroups {
         socket: &BoundSocket,
     ) -> Result<GroupState, LinkError> {
         let _lock = self.lock()?;
-        Ok(outcome(&self.read(socket.address.ip)?, 2))
+        Ok(group_state(&self.read(socket.address.ip)?, 2))
     }
 
     /// Corrects the file after this process has received the probe for `place`. Probes of an earlier `generation` are
@@ -153,14 +156,14 @@ impl ProcessGroups {
         let mut members = self.read(socket.address.ip)?;
         let news = members.generation == generation && members.correct(self.slot, place);
         if news {
-            self.store(socket, &members)?;
+            self.store_and_attach(socket, &members)?;
         }
         Ok(news)
     }
 
     /// Returns true if this process has joined the groups, and not its parent before a fork.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        u64::from(std::process::id()) == self.process.pid
+        u64::from(std::process::id()) == self.own_member.pid
     }
 
     /// Removes the sockets of this process from their groups and closes them.
@@ -170,12 +173,12 @@ impl ProcessGroups {
             let mut members = self.read(socket.address.ip)?;
             members.leave(self.slot);
             // The program for the remaining members must be set first, since a closed socket cannot set it.
-            self.store(&socket, &members)?;
+            self.store_and_attach(&socket, &members)?;
         }
         Ok(())
     }
 
-    fn store(&self, socket: &BoundSocket, members: &Members) -> Result<(), LinkError> {
+    fn store_and_attach(&self, socket: &BoundSocket, members: &Members) -> Result<(), LinkError> {
         self.write(socket.address.ip, members)?;
         match attach_program(socket, members) {
             // A socket that was always alone is in no group and needs no program.
@@ -202,13 +205,13 @@ impl ProcessGroups {
         open().map_err(|source| file_error("lock", &path, source))
     }
 
-    fn path(&self, ip: IpAddr) -> PathBuf {
-        let name = format!("link-{}-{}-{ip}", self.namespace, self.port);
+    fn group_file(&self, ip: IpAddr) -> PathBuf {
+        let name = format!("link-{}-{}-{ip}", self.net_namespace, self.port);
         self.folder.join(name)
     }
 
     fn read(&self, ip: IpAddr) -> Result<Members, LinkError> {
-        let path = self.path(ip);
+        let path = self.group_file(ip);
         match fs::read(&path) {
             Ok(bytes) => Ok(Members::parse(&String::from_utf8_lossy(&bytes))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Members::default()),
@@ -218,7 +221,7 @@ impl ProcessGroups {
 
     /// Replaces the whole file atomically, since its writer may die at any time.
     fn write(&self, ip: IpAddr, members: &Members) -> Result<(), LinkError> {
-        let path = self.path(ip);
+        let path = self.group_file(ip);
         let mut new = path.clone().into_os_string();
         new.push(".new");
         fs::write(&new, members.to_file_text())
@@ -236,13 +239,13 @@ fn file_error(what: &'static str, path: &Path, source: io::Error) -> LinkError {
 }
 
 fn is_alive(member: &Member) -> bool {
-    liveness::is_alive(member.pid, member.start)
+    liveness::is_alive(member.pid, member.start_time_ticks)
 }
 
-fn outcome(members: &Members, dead: usize) -> GroupState {
+fn group_state(members: &Members, dead: usize) -> GroupState {
     GroupState {
         generation: members.generation,
-        members: members.list.len(),
+        member_count: members.list.len(),
         is_order_uncertain: dead > 1,
     }
 }

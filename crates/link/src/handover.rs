@@ -27,7 +27,7 @@ pub(crate) struct Handover {
     /// Descriptor of the folder. Paths through `/proc/self/fd` are short whatever the folder's path is; a socket's path
     /// has 107 bytes at most.
     folder: fs::File,
-    path: PathBuf,
+    socket_file: PathBuf,
 }
 
 impl Handover {
@@ -48,7 +48,7 @@ impl Handover {
             Ok((socket, folder)) => Ok(Handover {
                 socket,
                 folder,
-                path,
+                socket_file: path,
             }),
             Err(source) => Err(LinkError::File {
                 what: "make the socket",
@@ -77,7 +77,7 @@ impl Handover {
     /// Removes the socket's file.
     pub(crate) fn remove(&self) {
         // An error is ignored: if the folder was deleted, so was the file.
-        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.socket_file);
     }
 }
 

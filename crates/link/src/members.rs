@@ -11,7 +11,7 @@ pub(crate) struct Member {
     pub(crate) slot: u16,
     pub(crate) pid: u64,
     /// Start time in clock ticks after boot.
-    pub(crate) start: u64,
+    pub(crate) start_time_ticks: u64,
 }
 
 /// The members of a group, in the order of their sockets.
@@ -34,7 +34,7 @@ impl Members {
             Some(Member {
                 slot,
                 pid: next()?,
-                start: next()?,
+                start_time_ticks: next()?,
             })
         };
         Members {
@@ -45,7 +45,12 @@ impl Members {
 
     pub(crate) fn to_file_text(&self) -> String {
         let mut text = format!("{}\n", self.generation);
-        for Member { slot, pid, start } in &self.list {
+        for Member {
+            slot,
+            pid,
+            start_time_ticks: start,
+        } in &self.list
+        {
             // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{slot} {pid} {start}");
         }
@@ -109,7 +114,7 @@ mod tests {
             members.add_member(Member {
                 slot: *slot,
                 pid: 100 + u64::from(*slot),
-                start: 7,
+                start_time_ticks: 7,
             });
         }
         members

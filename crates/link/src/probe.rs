@@ -16,9 +16,9 @@ pub struct EndpointFeatures {
     /// The address.
     pub address: LocalAddress,
     /// Owner of the port.
-    pub port: PortState,
+    pub port_state: PortState,
     /// Features of sockets at the address; `None` if the kernel makes no socket there.
-    pub socket: Option<SocketFeatures>,
+    pub socket_features: Option<SocketFeatures>,
 }
 
 /// The features of a socket.
@@ -27,9 +27,9 @@ pub struct SocketFeatures {
     /// Bytes of the receive buffer that the kernel grants, of those requested.
     pub receive_buffer_bytes: usize,
     /// True if the kernel segments sent packets (`UDP_SEGMENT`, GSO).
-    pub segments: bool,
+    pub has_gso: bool,
     /// True if the kernel coalesces received packets (`UDP_GRO`).
-    pub coalesces: bool,
+    pub has_gro: bool,
 }
 
 /// Probes each address of `config`.
@@ -41,7 +41,7 @@ pub struct SocketFeatures {
 /// The fabric's folder cannot be used.
 pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
     let group = match &config.fabric {
-        Some(fabric) => Some(ProcessGroups::new(fabric, config.port)?),
+        Some(fabric) => Some(ProcessGroups::new(fabric, config.udp_port)?),
         None => None,
     };
     let of_address = |address: &LocalAddress| {
@@ -51,8 +51,8 @@ pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
         };
         EndpointFeatures {
             address: *address,
-            port,
-            socket: features(*address, config),
+            port_state: port,
+            socket_features: features(*address, config),
         }
     };
     Ok(config.addresses.iter().map(of_address).collect())
@@ -61,7 +61,7 @@ pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
 /// Returns the features of a socket at `address`, with any port.
 fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     let any_port = Config {
-        port: 0,
+        udp_port: 0,
         ..config.clone()
     };
     let socket = BoundSocket::open(address, &any_port, PortSharing::Exclusive).ok()?;
@@ -71,7 +71,7 @@ fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     let supports = |name, value| set_int(fd, libc::SOL_UDP, name, value).is_ok();
     Some(SocketFeatures {
         receive_buffer_bytes,
-        segments: supports(libc::UDP_SEGMENT, 1024),
-        coalesces: supports(libc::UDP_GRO, 1),
+        has_gso: supports(libc::UDP_SEGMENT, 1024),
+        has_gro: supports(libc::UDP_GRO, 1),
     })
 }

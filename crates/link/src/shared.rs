@@ -57,7 +57,7 @@ impl SharedGroups {
     /// Errors of files and of kernel memory are ignored: misdirected packets are then still forwarded.
     pub(crate) fn check_groups(&self, sockets: &[BoundSocket], doubtful: bool) {
         for socket in sockets {
-            let outcome = match self.group.refresh(socket) {
+            let outcome = match self.group.remove_dead_members(socket) {
                 Ok(None) if doubtful => self.group.mark_order_uncertain(socket).map(Some),
                 other => other,
             };
@@ -70,7 +70,7 @@ impl SharedGroups {
     }
 
     /// Returns true if a packet is for this process: for its slot, or for QPN 1.
-    pub(crate) fn is_own(&self, packet: &ReceivedPacket<'_>) -> bool {
+    pub(crate) fn is_for_this_process(&self, packet: &ReceivedPacket<'_>) -> bool {
         let qpn = packet.dest_qpn();
         let slot = qpn >> SLOT_SHIFT;
         slot == u32::from(self.group.slot) || (slot == 0 && qpn < PROBE_QPN)
@@ -174,12 +174,12 @@ fn probe(socket: &BoundSocket, outcome: GroupState) {
         packet[8..].copy_from_slice(&outcome.generation.to_be_bytes());
         packet
     };
-    let packets: Vec<[u8; 16]> = (0..outcome.members as u32).map(packet).collect();
+    let packets: Vec<[u8; 16]> = (0..outcome.member_count as u32).map(packet).collect();
     for packets in packets.chunks(send::MAX_MESSAGES) {
         let message = |packet| send::BurstMessage {
             to: socket.address_of(socket.address.ip),
             bytes: packet,
-            segment: None,
+            segment_bytes: None,
             traffic_class: 0,
             hop_limit: 0,
         };

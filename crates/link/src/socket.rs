@@ -70,7 +70,7 @@ impl BoundSocket {
         config: &Config,
         mode: PortSharing,
     ) -> Result<BoundSocket, LinkError> {
-        let port = config.port;
+        let port = config.udp_port;
         let failed = |what| {
             move |source| LinkError::Socket {
                 what,
@@ -134,7 +134,7 @@ impl BoundSocket {
     /// Returns the hop limit (IPv4: time to live) of packets that set none.
     pub(crate) fn default_hop_limit(&self) -> u8 {
         /// Linux's default for both families (`IPDEFTTL`, `IPV6_DEFAULT_HOPLIMIT`).
-        const USUAL: u8 = 64;
+        const USUAL_HOP_LIMIT: u8 = 64;
         let limit = if self.address.ip.is_ipv4() {
             sockopt::ip_ttl(&self.fd)
                 .ok()
@@ -142,7 +142,7 @@ impl BoundSocket {
         } else {
             sockopt::ipv6_unicast_hops(&self.fd).ok()
         };
-        limit.unwrap_or(USUAL)
+        limit.unwrap_or(USUAL_HOP_LIMIT)
     }
 
     /// Returns the socket address of `ip`; a link-local address is on the link of this socket.

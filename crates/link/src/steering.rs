@@ -17,7 +17,7 @@ use crate::SLOT_SHIFT;
 pub(crate) const PROBE_QPN: u32 = 1 << 13;
 
 /// Largest number of slots that are compared one after the other; larger sets are halved first.
-const LEAF: usize = 8;
+const MAX_LEAF_SLOTS: usize = 8;
 
 /// Returns the program for a group whose sockets belong to `slots`, in the order of the group.
 pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
@@ -36,13 +36,13 @@ pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
         statement(BPF_RET | BPF_A, 0),
         statement(BPF_RET | BPF_K, 0),
     ];
-    search(&places, &mut program);
+    append_slot_search(&places, &mut program);
     program
 }
 
 /// Appends a binary search of the slot in the accumulator.
-fn search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
-    if places.len() <= LEAF {
+fn append_slot_search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
+    if places.len() <= MAX_LEAF_SLOTS {
         for (slot, place) in places {
             program.push(jump(BPF_JEQ, *slot, 0, 1));
             program.push(statement(BPF_RET | BPF_K, *place));
@@ -54,21 +54,21 @@ fn search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
     program.push(jump(BPF_JGE, high[0].0, 0, 1));
     let over_low = program.len();
     program.push(statement(BPF_JMP | BPF_JA, 0));
-    search(low, program);
+    append_slot_search(low, program);
     program[over_low].k = (program.len() - over_low - 1) as u32;
-    search(high, program);
+    append_slot_search(high, program);
 }
 
 fn statement(code: u32, k: u32) -> sock_filter {
-    jump_or_statement(code, k, 0, 0)
+    bpf_instruction(code, k, 0, 0)
 }
 
 /// Returns a conditional jump over `if_so` or `if_not` instructions.
 fn jump(condition: u32, k: u32, if_so: u8, if_not: u8) -> sock_filter {
-    jump_or_statement(BPF_JMP | condition | BPF_K, k, if_so, if_not)
+    bpf_instruction(BPF_JMP | condition | BPF_K, k, if_so, if_not)
 }
 
-fn jump_or_statement(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+fn bpf_instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
     let code = code as u16;
     sock_filter { code, jt, jf, k }
 }

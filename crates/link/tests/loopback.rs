@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
     let ips = addresses.iter().map(|a| a.parse::<IpAddr>().unwrap());
     Endpoint::open(&Config {
-        port,
+        udp_port: port,
         ..Config::new(ips.map(Into::into).collect())
     })
 }
@@ -193,7 +193,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     assert!(matches!(error, LinkError::NoSuchAddress { .. }), "{error}");
     assert!(matches!(endpoint(&[], 4808), Err(LinkError::NoAddress)));
     let both = endpoint(&["127.0.8.1", "127.0.8.2"], 4808).unwrap();
-    assert_eq!(both.unavailable().len(), 1);
+    assert_eq!(both.unavailable_addresses().len(), 1);
     assert_eq!(both.addresses().count(), 1);
     drop(taken);
 }
@@ -202,7 +202,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
 fn a_full_buffer_is_an_overrun_and_no_error() {
     let ip = "127.0.9.1".parse::<IpAddr>().unwrap();
     let endpoint = Endpoint::open(&Config {
-        port: 4809,
+        udp_port: 4809,
         buffer_bytes: 4096,
         ..Config::new(vec![ip.into()])
     })
@@ -212,7 +212,7 @@ fn a_full_buffer_is_an_overrun_and_no_error() {
         batch.push(&flow("127.0.9.1", "127.0.9.1"), &packet(number, 1044));
         endpoint.send(&mut batch);
     }
-    let overruns: Vec<_> = endpoint.overruns().collect();
+    let overruns: Vec<_> = endpoint.socket_drops().collect();
     assert!(
         matches!(overruns[..], [(of, count)] if of == ip && count > 0),
         "{overruns:?}"
@@ -256,10 +256,10 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
 #[test]
 fn a_probe_says_who_has_the_port() {
     let config = |port| Config {
-        port,
+        udp_port: port,
         ..Config::new(vec!["127.0.0.9".parse::<IpAddr>().unwrap().into()])
     };
-    let state = |config: &Config| probe(config).unwrap().remove(0).port;
+    let state = |config: &Config| probe(config).unwrap().remove(0).port_state;
     assert!(matches!(state(&config(4808)), PortState::Free));
     // The probe itself has released the port.
     let held = UdpSocket::bind("127.0.0.9:4808").unwrap();
@@ -292,12 +292,15 @@ fn a_probe_says_what_the_kernel_gives() {
         buffer_bytes: 64 << 10,
         ..Config::new(vec![ip.parse::<IpAddr>().unwrap().into()])
     };
-    let socket = probe(&config("127.0.0.9")).unwrap().remove(0).socket;
+    let socket = probe(&config("127.0.0.9"))
+        .unwrap()
+        .remove(0)
+        .socket_features;
     assert_eq!(socket.unwrap().receive_buffer_bytes, 64 << 10);
     // No interface has this address, which is in the block for documentation.
     let nowhere = probe(&config("192.0.2.1")).unwrap().remove(0);
-    assert!(nowhere.socket.is_none());
-    let PortState::Unavailable(error) = nowhere.port else {
+    assert!(nowhere.socket_features.is_none());
+    let PortState::Unavailable(error) = nowhere.port_state else {
         panic!("there is no such address");
     };
     assert!(error.to_string().contains("no address 192.0.2.1"));

@@ -264,7 +264,7 @@ fn two_fabrics_do_not_share_an_address() {
     let _first = host.start(1);
     let other = tempfile::tempdir().unwrap();
     let config = link::Config {
-        port: host.port,
+        udp_port: host.port,
         fabric: Some(link::Fabric {
             folder: other.path().into(),
             slot: 1,

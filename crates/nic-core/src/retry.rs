@@ -10,30 +10,30 @@ pub const RNR_RETRY_FOREVER: u32 = 7;
 /// The start time of a requester's wait, if a wait is in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitTimer {
-    since: Option<u64>,
+    start_ns: Option<u64>,
 }
 
 impl WaitTimer {
     /// State of a requester that is not waiting.
-    pub const NONE: Self = Self { since: None };
+    pub const NOT_WAITING: Self = Self { start_ns: None };
 
     /// Starts a wait unless a wait is in progress; returns the nanoseconds since its start.
     #[inline]
-    pub fn elapsed(&mut self, now: u64) -> u64 {
-        now.saturating_sub(*self.since.get_or_insert(now))
+    pub fn start_or_elapsed_ns(&mut self, now: u64) -> u64 {
+        now.saturating_sub(*self.start_ns.get_or_insert(now))
     }
 
     /// Ends the wait.
     #[inline(always)]
     pub fn end_wait(&mut self) {
-        self.since = None;
+        self.start_ns = None;
     }
 }
 
 /// Returns the nanoseconds that a reliable requester waits for a response before it fails. Returns `None` for timeout
 /// code 0, which means no limit. "The timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
 #[must_use]
-pub fn answer_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
+pub fn response_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
     ack_timeout_ns(timeout).map(|timeout| timeout * (u64::from(retry_cnt) + 1))
 }
 
@@ -57,11 +57,11 @@ mod tests {
         let timeout = ack_timeout_ns(14).unwrap();
         for retries in 0..8 {
             let patience = timeout * (u64::from(retries) + 1);
-            assert_eq!(answer_timeout_ns(14, retries), Some(patience));
+            assert_eq!(response_timeout_ns(14, retries), Some(patience));
         }
-        assert_eq!(answer_timeout_ns(0, 0), None);
+        assert_eq!(response_timeout_ns(0, 0), None);
         // The longest time does not overflow a `u64`.
-        assert!(answer_timeout_ns(31, 7).is_some());
+        assert!(response_timeout_ns(31, 7).is_some());
     }
 
     #[test]
@@ -81,12 +81,12 @@ mod tests {
 
     #[test]
     fn waiting_counts_from_its_first_time() {
-        let mut waiting = WaitTimer::NONE;
-        assert_eq!(waiting.elapsed(100), 0);
-        assert_eq!(waiting.elapsed(130), 30);
+        let mut waiting = WaitTimer::NOT_WAITING;
+        assert_eq!(waiting.start_or_elapsed_ns(100), 0);
+        assert_eq!(waiting.start_or_elapsed_ns(130), 30);
         // A clock that is slightly behind on another processor gives a waiting time of 0.
-        assert_eq!(waiting.elapsed(90), 0);
+        assert_eq!(waiting.start_or_elapsed_ns(90), 0);
         waiting.end_wait();
-        assert_eq!(waiting.elapsed(200), 0);
+        assert_eq!(waiting.start_or_elapsed_ns(200), 0);
     }
 }

@@ -9,7 +9,7 @@
 //! 4. the bytes are inside the region or window ([`AccessDenied::Range`]).
 //!
 //! [`authorize`] checks all four conditions. A run of WRITEs to one region checks the first three conditions once, with
-//! [`authorize_region`], and the fourth for each WRITE, with [`RegionGrant::range`]. Only these functions make a
+//! [`authorize_region`], and the fourth for each WRITE, with [`RegionGrant::permit_range`]. Only these functions make a
 //! [`PermittedRange`].
 //!
 //! ```
@@ -99,20 +99,20 @@ impl Access {
 pub struct Owner(u32);
 
 impl Owner {
-    /// Limit of protection domain numbers: a number is at least 1 and less than `MAX_DOMAIN`.
-    pub const MAX_DOMAIN: u32 = 1 << 30;
+    /// Limit of protection domain numbers: a number is at least 1 and less than `PD_NUMBER_LIMIT`.
+    pub const PD_NUMBER_LIMIT: u32 = 1 << 30;
 
     /// Protection domain of a queue pair without one (an XRC target). No region and no window has this number.
     pub const NO_DOMAIN: u32 = u32::MAX;
 
-    const WHOLE_SPACE: u32 = 1 << 30;
-    const TYPE_1: u32 = 1 << 31;
-    const TYPE_2: u32 = 3 << 30;
+    const WHOLE_SPACE_BIT: u32 = 1 << 30;
+    const WINDOW_TYPE_1_BITS: u32 = 1 << 31;
+    const WINDOW_TYPE_2_BITS: u32 = 3 << 30;
 
     /// Makes the owner of a region in protection domain `number`.
     #[inline]
     #[must_use]
-    pub const fn domain(number: u32) -> Self {
+    pub const fn region_in_pd(number: u32) -> Self {
         Self(number)
     }
 
@@ -121,14 +121,14 @@ impl Owner {
     #[inline]
     #[must_use]
     pub const fn whole_space(number: u32) -> Self {
-        Self(Self::WHOLE_SPACE | number)
+        Self(Self::WHOLE_SPACE_BIT | number)
     }
 
     /// Makes the owner of a type 1 window in protection domain `number`, for all queue pairs of the domain.
     #[inline]
     #[must_use]
     pub const fn window_type_1(number: u32) -> Self {
-        Self(Self::TYPE_1 | number)
+        Self(Self::WINDOW_TYPE_1_BITS | number)
     }
 
     /// Makes the owner of a type 2 window that queue pair `qpn` has bound, for that queue pair only (type 2B of IBTA
@@ -136,7 +136,7 @@ impl Owner {
     #[inline]
     #[must_use]
     pub const fn window_type_2(qpn: u32) -> Self {
-        Self(Self::TYPE_2 | qpn)
+        Self(Self::WINDOW_TYPE_2_BITS | qpn)
     }
 
     /// Decodes the word of the key table; every word is valid.
@@ -156,11 +156,11 @@ impl Owner {
     /// Returns the number of the protection domain; `None` for a type 2 window, which belongs to a queue pair.
     #[inline]
     #[must_use]
-    pub const fn number(self) -> Option<u32> {
-        if self.0 & Self::TYPE_2 == Self::TYPE_2 {
+    pub const fn pd_number(self) -> Option<u32> {
+        if self.0 & Self::WINDOW_TYPE_2_BITS == Self::WINDOW_TYPE_2_BITS {
             None
         } else {
-            Some(self.0 & (Self::MAX_DOMAIN - 1))
+            Some(self.0 & (Self::PD_NUMBER_LIMIT - 1))
         }
     }
 
@@ -168,34 +168,34 @@ impl Owner {
     #[inline]
     #[must_use]
     pub const fn is_window(self) -> bool {
-        self.0 & Self::TYPE_1 != 0
+        self.0 & Self::WINDOW_TYPE_1_BITS != 0
     }
 
     /// Returns the same owner for a process in which the protection domain has another `number`.
     #[inline]
     #[must_use]
-    pub const fn in_domain(self, number: u32) -> Self {
-        Self(self.0 & !(Self::MAX_DOMAIN - 1) | number)
+    pub const fn with_pd_number(self, number: u32) -> Self {
+        Self(self.0 & !(Self::PD_NUMBER_LIMIT - 1) | number)
     }
 
     /// Returns true if the owner admits local buffers of protection domain `domain`. A window's key is never an L_Key.
     #[inline(always)]
     const fn admits_local(self, domain: u32) -> bool {
-        self.0 == domain || self.0 == Self::WHOLE_SPACE | domain
+        self.0 == domain || self.0 == Self::WHOLE_SPACE_BIT | domain
     }
 
     /// Returns true if the owner admits remote requests to queue pair `qp`.
     #[inline(always)]
     const fn admits_remote(self, qp: &QueuePair) -> bool {
-        self.admits_local(qp.domain)
-            || self.0 == Self::TYPE_1 | qp.domain
-            || self.0 == Self::TYPE_2 | qp.qpn
+        self.admits_local(qp.pd_number)
+            || self.0 == Self::WINDOW_TYPE_1_BITS | qp.pd_number
+            || self.0 == Self::WINDOW_TYPE_2_BITS | qp.qpn
     }
 
     /// Returns true for a region of the whole address space.
     #[inline(always)]
     const fn is_whole_space(self) -> bool {
-        self.0 & Self::TYPE_2 == Self::WHOLE_SPACE
+        self.0 & Self::WINDOW_TYPE_2_BITS == Self::WHOLE_SPACE_BIT
     }
 }
 
@@ -221,7 +221,7 @@ pub struct QueuePair {
     /// Rights granted to requesters, `qp_access_flags`. Local accesses do not need them.
     pub access: u32,
     /// Number of the protection domain, or [`Owner::NO_DOMAIN`].
-    pub domain: u32,
+    pub pd_number: u32,
     /// Queue pair number, which type 2 windows check.
     pub qpn: u32,
 }
@@ -233,7 +233,7 @@ impl QueuePair {
     pub const fn local(domain: u32) -> Self {
         Self {
             access: 0,
-            domain,
+            pd_number: domain,
             qpn: 0,
         }
     }
@@ -273,7 +273,7 @@ impl RegionGrant {
     /// # Errors
     /// Returns [`AccessDenied::Range`] if some of the bytes are outside the region.
     #[inline(always)]
-    pub fn range(&self, addr: u64, len: u64) -> Result<PermittedRange, AccessDenied> {
+    pub fn permit_range(&self, addr: u64, len: u64) -> Result<PermittedRange, AccessDenied> {
         let offset = addr.wrapping_sub(self.start);
         let inside = addr >= self.start && offset <= self.len && len <= self.len - offset;
         require(inside, AccessDenied::Range)?;
@@ -287,7 +287,7 @@ impl RegionGrant {
     /// Permits all bytes of the region.
     #[inline(always)]
     #[must_use]
-    pub const fn whole(&self) -> PermittedRange {
+    pub const fn permit_whole(&self) -> PermittedRange {
         PermittedRange {
             offset: 0,
             len: self.len,
@@ -371,7 +371,7 @@ pub fn authorize_region(
     require(by_queue_pair, AccessDenied::QueuePairAccess)?;
     require(region.access & flag == flag, AccessDenied::RegionAccess)?;
     let admitted = if access.is_local() {
-        region.owner.admits_local(qp.domain)
+        region.owner.admits_local(qp.pd_number)
     } else {
         region.owner.admits_remote(qp)
     };
@@ -394,7 +394,7 @@ pub fn authorize(
     access: Access,
     qp: &QueuePair,
 ) -> Result<PermittedRange, AccessDenied> {
-    authorize_region(region, access, qp)?.range(addr, len)
+    authorize_region(region, access, qp)?.permit_range(addr, len)
 }
 
 #[inline(always)]

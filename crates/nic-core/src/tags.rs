@@ -33,8 +33,8 @@ pub struct TagList<B> {
     /// Number of unexpected messages; `handled` is the number that the program has reported as handled. While the two
     /// numbers differ, the program may not know of a message that a new entry would match. Entries that are added
     /// meanwhile are inactive until the numbers agree.
-    unexpected: u32,
-    handled: u32,
+    unexpected_messages: u32,
+    handled_messages: u32,
 }
 
 /// An entry of a list.
@@ -81,13 +81,13 @@ pub enum TagDecision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagMatch {
     /// Index of the entry in the list.
-    pub at: usize,
+    pub entry_index: usize,
     /// Tag of the message.
     pub tag: u64,
     /// The sending application's field of the header.
-    pub app: u32,
+    pub app_ctx: u32,
     /// The way in which the message is delivered to the entry's buffer.
-    pub then: MatchedDelivery,
+    pub delivery: MatchedDelivery,
 }
 
 /// The delivery of a message that matches an entry.
@@ -110,8 +110,8 @@ impl<B> TagList<B> {
             entries: Vec::new(),
             max_entries: max_entries as usize,
             last_handle: 0,
-            unexpected: 0,
-            handled: 0,
+            unexpected_messages: 0,
+            handled_messages: 0,
         }
     }
 
@@ -168,7 +168,7 @@ impl<B> TagList<B> {
 
     /// Records the number of unexpected messages that the program has handled (`IBV_OPS_TM_SYNC`).
     pub fn synchronise(&mut self, handled: u32) {
-        self.handled = handled;
+        self.handled_messages = handled;
         if self.is_synchronised() {
             for entry in &mut self.entries {
                 entry.active = true;
@@ -179,13 +179,13 @@ impl<B> TagList<B> {
     /// Returns true if the program has handled all unexpected messages.
     #[must_use]
     pub const fn is_synchronised(&self) -> bool {
-        self.handled == self.unexpected
+        self.handled_messages == self.unexpected_messages
     }
 
     /// Records that an unexpected message was written to a receive work request.
     #[cold]
     pub fn note_unexpected(&mut self) {
-        self.unexpected = self.unexpected.wrapping_add(1);
+        self.unexpected_messages = self.unexpected_messages.wrapping_add(1);
     }
 
     /// Selects the delivery of a message. `head` has the first [`MAX_HEADER_BYTES`] bytes of the message, or all bytes
@@ -199,7 +199,7 @@ impl<B> TagList<B> {
         if head.len() < needed {
             return TagDecision::Untagged;
         }
-        let tag = word(&head[8..]);
+        let tag = read_be_u64(&head[8..]);
         let Some(at) = self.matching(tag) else {
             return TagDecision::Unexpected;
         };
@@ -208,9 +208,9 @@ impl<B> TagList<B> {
         } else {
             let rest = &head[TMH_BYTES..];
             let payload = RemotePayload {
-                addr: word(rest),
-                rkey: half(&rest[8..]),
-                len: half(&rest[12..]),
+                addr: read_be_u64(rest),
+                rkey: read_be_u32(&rest[8..]),
+                len: read_be_u32(&rest[12..]),
             };
             if u64::from(payload.len) <= room(&self.entries[at].buffer) {
                 MatchedDelivery::Rendezvous(payload)
@@ -219,10 +219,10 @@ impl<B> TagList<B> {
             }
         };
         TagDecision::Matched(TagMatch {
-            at,
+            entry_index: at,
             tag,
-            app: half(&head[4..]),
-            then,
+            app_ctx: read_be_u32(&head[4..]),
+            delivery: then,
         })
     }
 
@@ -239,11 +239,11 @@ pub const fn fin(mut header: [u8; TMH_BYTES]) -> [u8; TMH_BYTES] {
     header
 }
 
-fn word(bytes: &[u8]) -> u64 {
+fn read_be_u64(bytes: &[u8]) -> u64 {
     bytes[..8].iter().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
-fn half(bytes: &[u8]) -> u32 {
+fn read_be_u32(bytes: &[u8]) -> u32 {
     bytes[..4].iter().fold(0, |n, &b| n << 8 | u32::from(b))
 }
 
@@ -304,8 +304,11 @@ mod tests {
         };
         let then = |room| match list.decide(&head, |_| room) {
             TagDecision::Matched(found) => {
-                assert_eq!((found.at, found.tag, found.app), (0, 5, 0x0102_0304));
-                found.then
+                assert_eq!(
+                    (found.entry_index, found.tag, found.app_ctx),
+                    (0, 5, 0x0102_0304)
+                );
+                found.delivery
             }
             other => panic!("{other:?}"),
         };
@@ -361,9 +364,9 @@ mod tests {
                         let expected = model.iter().position(|e| tag & e.2 == e.1);
                         match list.decide(&header(TMH_EAGER, tag), |()| 0) {
                             TagDecision::Matched(found) => {
-                                prop_assert_eq!(Some(found.at), expected);
-                                list.remove_entry(found.at);
-                                model.remove(found.at);
+                                prop_assert_eq!(Some(found.entry_index), expected);
+                                list.remove_entry(found.entry_index);
+                                model.remove(found.entry_index);
                             }
                             other => prop_assert_eq!((other, expected), (TagDecision::Unexpected, None)),
                         }

@@ -37,7 +37,7 @@ pub mod wc {
 /// 44.
 #[inline]
 #[must_use]
-pub const fn allowed(service: QpType, opcode: u32) -> bool {
+pub const fn is_opcode_allowed(service: QpType, opcode: u32) -> bool {
     match opcode {
         wr::SEND => true,
         wr::SEND_WITH_IMM => !matches!(service, QpType::RawPacket),
@@ -107,7 +107,7 @@ mod tests {
         ];
         let services = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket];
         for (opcode, expected) in table {
-            let got = services.map(|service| allowed(service, opcode));
+            let got = services.map(|service| is_opcode_allowed(service, opcode));
             assert_eq!(got, expected, "opcode {opcode}");
         }
     }

@@ -23,11 +23,11 @@ const LONGEST_SPIN_ALONE_NS: u64 = 1_000_000;
 
 /// Yields shorter than this number of nanoseconds found the core idle. Such a yield is a system call of 0.2 to 0.4 µs.
 /// A yield to another thread and back takes two context switches of 0.7 µs or more.
-const ALONE_NS: u64 = 1_000;
+const MAX_IDLE_YIELD_NS: u64 = 1_000;
 
 /// Yields longer than this number of nanoseconds met a computing thread. A polling thread yields after some
 /// microseconds.
-const SLICE_NS: u64 = 500_000;
+const MIN_BUSY_YIELD_NS: u64 = 500_000;
 
 /// Spin in nanoseconds after a yield that met a computing thread; peers on other cores answer sooner. The spin is not
 /// longer, because pollers that always find work look like computing threads, and spinning beside them is wasted.
@@ -35,7 +35,7 @@ const SPIN_BESIDE_BUSY_NS: u64 = 50_000;
 
 /// A thread whose spin is below this number of nanoseconds is in a crowd: at least two yields found that other threads
 /// wanted the core.
-const CROWDED_NS: u64 = 20_000;
+const MAX_CROWDED_SPIN_NS: u64 = 20_000;
 
 impl SpinTime {
     /// Makes the state of a thread that has not yielded.
@@ -55,14 +55,14 @@ impl SpinTime {
     /// Returns true if other threads repeatedly wait for this core and yield it again after some microseconds.
     #[must_use]
     pub const fn is_crowded(&self) -> bool {
-        self.spin_ns < CROWDED_NS
+        self.spin_ns < MAX_CROWDED_SPIN_NS
     }
 
     /// Records the duration of a yield after an unsuccessful spin.
     pub fn yielded(&mut self, took_ns: u64) {
-        self.spin_ns = if took_ns < ALONE_NS {
+        self.spin_ns = if took_ns < MAX_IDLE_YIELD_NS {
             (2 * self.spin_ns).min(LONGEST_SPIN_ALONE_NS)
-        } else if took_ns < SLICE_NS {
+        } else if took_ns < MIN_BUSY_YIELD_NS {
             (self.spin_ns / 2).max(SHORTEST_SPIN_NS)
         } else {
             SPIN_BESIDE_BUSY_NS

@@ -141,7 +141,7 @@ impl LinkTransactions {
         }
     }
 
-    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
+    fn weighted_sum(&self, own: f64, other: &Self, others: f64) -> Self {
         let mut sum = Self::default();
         sum.add_times(self, own);
         sum.add_times(other, others);
@@ -177,7 +177,7 @@ impl Footprint {
         Ok(Self {
             operations,
             wqe_bytes,
-            wqe_lines: wqe::lines(wqe_bytes),
+            wqe_lines: wqe::cache_line_count(wqe_bytes),
             method,
             requester: requester(profile, operation, method, len),
             responder: responder(profile, operation, operations),
@@ -218,13 +218,13 @@ impl Footprint {
         let short = Self::of_postlist(profile, operation, method, short_len)?;
         let long_share = mean_len - mean_len.floor();
         if long_share == 0.0 {
-            return Ok(short.combined(1.0 / mean_len, &short, 0.0));
+            return Ok(short.weighted_sum(1.0 / mean_len, &short, 0.0));
         }
         let long = Self::of_postlist(profile, operation, method, short_len + 1)?;
-        Ok(short.combined((1.0 - long_share) / mean_len, &long, long_share / mean_len))
+        Ok(short.weighted_sum((1.0 - long_share) / mean_len, &long, long_share / mean_len))
     }
 
-    fn combined(&self, own: f64, other: &Self, others: f64) -> Self {
+    fn weighted_sum(&self, own: f64, other: &Self, others: f64) -> Self {
         let mix = |of: fn(&Self) -> f64| of(self) * own + of(other) * others;
         let packets = |of: fn(&OperationPackets) -> wire::PacketCost| {
             of(&self.network)
@@ -236,8 +236,8 @@ impl Footprint {
             wqe_bytes: self.wqe_bytes,
             wqe_lines: self.wqe_lines,
             method: self.method,
-            requester: self.requester.combined(own, &other.requester, others),
-            responder: self.responder.combined(own, &other.responder, others),
+            requester: self.requester.weighted_sum(own, &other.requester, others),
+            responder: self.responder.weighted_sum(own, &other.responder, others),
             network: OperationPackets {
                 to_responder: packets(|n| n.to_responder),
                 to_requester: packets(|n| n.to_requester),
@@ -259,7 +259,7 @@ fn requester(
     let wqe_bytes = operation.wqe_bytes(profile);
     match method {
         PostMethod::WqeByMmio => {
-            let writes = operations * f64::from(wqe::lines(wqe_bytes));
+            let writes = operations * f64::from(wqe::cache_line_count(wqe_bytes));
             let purpose = TransactionPurpose::WqeByMmio;
             side.add(Transactions::mmio(
                 profile,

@@ -103,7 +103,7 @@ pub fn get(profile: &Profile, name: &str) -> Option<NamedMix> {
 }
 
 /// Returns the published number for this NIC: `ids` are pairs of profile and id.
-fn printed(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static PublishedNumber> {
+fn published_number(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static PublishedNumber> {
     let (_, id) = ids.iter().find(|(nic, _)| *nic == profile.name)?;
     published::get(id)
 }
@@ -119,7 +119,7 @@ fn verbs(profile: &Profile) -> Vec<NamedMix> {
         name,
         title,
         mix,
-        published: printed(profile, ids),
+        published: published_number(profile, ids),
     };
     let from_cores = |load| Mix::new(vec![load]).on_cores(cores);
     let from_peers = |load| Mix::new(vec![load]);
@@ -295,11 +295,12 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
     // A GET is one READ, a PUT two atomics (lock, update, unlock).
     let drtm = |put: f64| {
-        let gets = MixOperation::new(read, Role::Responder).times(1.0 - put);
-        let puts = MixOperation::new(atomic, Role::Responder).times(2.0 * put);
+        let gets = MixOperation::new(read, Role::Responder).with_operations_per_request(1.0 - put);
+        let puts =
+            MixOperation::new(atomic, Role::Responder).with_operations_per_request(2.0 * put);
         Mix::new(vec![gets, puts])
     };
-    let on_cib = |id| printed(profile, &[("cib", id)]);
+    let on_cib = |id| published_number(profile, &[("cib", id)]);
     let all = profile.host.cores.value;
     let named = |name, title, mix, published| NamedMix {
         name,
@@ -383,7 +384,9 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
         named(
             "read-kv",
             "key-value store by two READs a GET",
-            Mix::new(vec![MixOperation::new(read, Role::Responder).times(2.0)]),
+            Mix::new(vec![
+                MixOperation::new(read, Role::Responder).with_operations_per_request(2.0),
+            ]),
             on_cib("derived_read_kv_line"),
         ),
         named(

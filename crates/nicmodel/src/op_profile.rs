@@ -61,7 +61,7 @@ pub struct PeersWork {
     /// Work of a core apart from verbs for one operation of the program, in ns. `None` if the profile does not say.
     pub app_ns: Option<f64>,
     /// The part of `app_ns` that only one core can do at a time, in ns.
-    pub shared_ns: f64,
+    pub serialized_ns: f64,
 }
 
 /// A thread that used verbs.
@@ -159,7 +159,7 @@ pub struct PostlistsByMethod {
     /// Work requests in a list, on average.
     pub postlist: f64,
     /// Share of all work requests that these postlists contain, 0 to 1.
-    pub share: f64,
+    pub work_request_share: f64,
 }
 
 /// Postlists of similar length.
@@ -356,7 +356,7 @@ impl OperationProfile {
     }
 
     /// Queue pairs with posted operations.
-    pub fn active(&self) -> impl Iterator<Item = &QueuePair> {
+    pub fn posting_queue_pairs(&self) -> impl Iterator<Item = &QueuePair> {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
     }
 
@@ -364,10 +364,10 @@ impl OperationProfile {
     /// do the same work. At least 1.
     pub fn even_queue_pairs(&self) -> u32 {
         let mut busy = BusyQueuePairs::default();
-        for (begins, qp) in self.in_turn() {
-            busy.set(qp.operations(), begins);
+        for (begins, qp) in self.queue_pair_starts_and_ends() {
+            busy.set_in_use(qp.operations(), begins);
         }
-        busy.most_even
+        busy.max_effective_count
     }
 
     /// Effective number of receiving queue pairs: equally busy queue pairs with the load of the busiest would receive
@@ -376,34 +376,37 @@ impl OperationProfile {
         let each = self.queue_pairs.iter();
         let each = each.map(|qp| total(qp.received.iter().map(|counted| counted.count)));
         let busiest = each.clone().max().unwrap_or(0).max(1);
-        whole(real(total(each)) / real(busiest)).max(1)
+        round_to_u32(count_to_f64(total(each)) / count_to_f64(busiest)).max(1)
     }
 
     /// Most queue pairs that were in use at a time.
     pub fn concurrent_queue_pairs(&self) -> u32 {
-        max_overlapping(self.active().map(|qp| qp.posted))
+        max_overlapping(self.posting_queue_pairs().map(|qp| qp.posted))
     }
 
     /// Starts (`true`) and ends (`false`) of the use of queue pairs, in order of time.
-    fn in_turn(&self) -> Vec<(bool, &QueuePair)> {
-        in_order(self.active().map(|qp| (qp.posted, qp)))
+    fn queue_pair_starts_and_ends(&self) -> Vec<(bool, &QueuePair)> {
+        starts_and_ends(self.posting_queue_pairs().map(|qp| (qp.posted, qp)))
     }
 
     /// Returns true if no queue pair ever had a second operation outstanding, so that round trips determine the rate.
     pub fn waits_for_each(&self) -> bool {
-        let mut active = self.active().peekable();
+        let mut active = self.posting_queue_pairs().peekable();
         active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
     }
 
     /// Most operations outstanding at a time on all queue pairs. `None` if nothing was posted, or if outstanding
     /// operations were not counted.
-    pub fn outstanding(&self) -> Option<f64> {
-        let counted = self.active().all(|qp| qp.max_outstanding > 0);
-        let all = total(self.active().map(|qp| u64::from(qp.max_outstanding)));
+    pub fn max_outstanding(&self) -> Option<f64> {
+        let counted = self.posting_queue_pairs().all(|qp| qp.max_outstanding > 0);
+        let all = total(
+            self.posting_queue_pairs()
+                .map(|qp| u64::from(qp.max_outstanding)),
+        );
         // The queue pairs may have been in use one after the other.
         let at_a_time = f64::from(self.concurrent_queue_pairs());
-        let share = at_a_time / real(self.active().count() as u64);
-        (counted && all > 0).then(|| (real(all) * share).max(1.0))
+        let share = at_a_time / count_to_f64(self.posting_queue_pairs().count() as u64);
+        (counted && all > 0).then(|| (count_to_f64(all) * share).max(1.0))
     }
 
     /// Threads that posted to send queues at a time; at least 1.
@@ -425,14 +428,15 @@ impl OperationProfile {
         let receiving = self.even_receiving_queue_pairs();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
-            for lists in qp.lists() {
+            for lists in qp.postlists_by_method() {
                 for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
                     loads.push(MixOperation {
                         method: PostMethod::of_postlist(lists.postlist),
                         postlist: lists.postlist,
                         queue_pairs: Some(queue_pairs),
                         lock_slots: qp.effective_slots(),
-                        per_request: lists.share * real(counted.count) / real(total),
+                        per_request: lists.work_request_share * count_to_f64(counted.count)
+                            / count_to_f64(total),
                         ..MixOperation::new(counted.operation, Role::Requester)
                     });
                 }
@@ -440,13 +444,13 @@ impl OperationProfile {
             for counted in qp.received.iter().filter(|counted| counted.count > 0) {
                 loads.push(MixOperation {
                     queue_pairs: Some(receiving),
-                    per_request: real(counted.count) / real(total),
+                    per_request: count_to_f64(counted.count) / count_to_f64(total),
                     ..MixOperation::new(counted.operation, Role::Responder)
                 });
             }
         }
         Some(Mix {
-            outstanding: self.outstanding(),
+            outstanding: self.max_outstanding(),
             ..Mix::new(loads).on_cores(self.posting_threads())
         })
     }
@@ -472,7 +476,7 @@ impl OperationProfile {
         Some(Mix {
             cores: work.map(|work| work.cores),
             app_ns: work.and_then(|work| work.app_ns).unwrap_or(0.0) / peers,
-            shared_ns: work.map_or(0.0, |work| work.shared_ns) / peers,
+            shared_ns: work.map_or(0.0, |work| work.serialized_ns) / peers,
             outstanding: None,
             ..mix
         })
@@ -545,43 +549,43 @@ impl QueuePair {
 
     /// Mean number of operations in a postlist; 1 without postlists.
     pub fn mean_postlist(&self) -> f64 {
-        (real(self.operations()) / real(self.postlists.max(1))).max(1.0)
+        (count_to_f64(self.operations()) / count_to_f64(self.postlists.max(1))).max(1.0)
     }
 
     /// The queue pair's postlists by method: single work requests go by MMIO, longer postlists by doorbell and DMA.
     /// One mean of both would be wrong: a single postlist of two would turn all work requests into postlists.
     ///
     /// Returns one entry if the lengths are unknown, or do not add up to [`postlists`](Self::postlists).
-    pub fn lists(&self) -> Vec<PostlistsByMethod> {
-        let operations = real(self.operations());
+    pub fn postlists_by_method(&self) -> Vec<PostlistsByMethod> {
+        let operations = count_to_f64(self.operations());
         let all = vec![PostlistsByMethod {
             postlist: self.mean_postlist(),
-            share: 1.0,
+            work_request_share: 1.0,
         }];
         let known = total(self.postlist_lengths.iter().map(|lengths| lengths.count));
         let of_one = self.postlist_lengths.iter().find(|l| l.at_most == 1);
         let singles = of_one.map_or(0, |lengths| lengths.count);
         let longer = known.saturating_sub(singles);
         let differs = known.abs_diff(self.postlists) > self.postlist_lengths.len() as u64;
-        let in_longer = operations - real(singles);
-        if differs || singles == 0 || longer == 0 || in_longer < 2.0 * real(longer) {
+        let in_longer = operations - count_to_f64(singles);
+        if differs || singles == 0 || longer == 0 || in_longer < 2.0 * count_to_f64(longer) {
             return all;
         }
         vec![
             PostlistsByMethod {
                 postlist: 1.0,
-                share: real(singles) / operations,
+                work_request_share: count_to_f64(singles) / operations,
             },
             PostlistsByMethod {
-                postlist: in_longer / real(longer),
-                share: in_longer / operations,
+                postlist: in_longer / count_to_f64(longer),
+                work_request_share: in_longer / operations,
             },
         ]
     }
 
     /// Mean number of operations in a run, which could have been one postlist; 1 without runs.
     pub fn mean_run(&self) -> f64 {
-        (real(self.operations()) / real(self.runs.max(1))).max(1.0)
+        (count_to_f64(self.operations()) / count_to_f64(self.runs.max(1))).max(1.0)
     }
 
     /// Atomics whose address is known.
@@ -593,12 +597,12 @@ impl QueuePair {
     /// `None` without atomics.
     pub fn effective_slots(&self) -> Option<u32> {
         let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
-        (busiest > 0).then(|| whole(real(self.atomics()) / real(busiest)))
+        (busiest > 0).then(|| round_to_u32(count_to_f64(self.atomics()) / count_to_f64(busiest)))
     }
 }
 
 /// Returns the starts (`true`) and ends (`false`) of spans in order of time. An unknown span lasts the whole time.
-fn in_order<T: Copy>(all: impl Iterator<Item = (Option<TimeSpan>, T)>) -> Vec<(bool, T)> {
+fn starts_and_ends<T: Copy>(all: impl Iterator<Item = (Option<TimeSpan>, T)>) -> Vec<(bool, T)> {
     let mut turns: Vec<_> = all
         .flat_map(|(span, one)| {
             let (first, last) = span.map_or((0, u64::MAX), |span| (span.first_ns, span.last_ns));
@@ -614,7 +618,7 @@ fn in_order<T: Copy>(all: impl Iterator<Item = (Option<TimeSpan>, T)>) -> Vec<(b
 /// Returns the most spans that overlap at a time.
 fn max_overlapping(spans: impl Iterator<Item = Option<TimeSpan>>) -> u32 {
     let (mut now, mut most) = (0u32, 0);
-    for (begins, ()) in in_order(spans.map(|span| (span, ()))) {
+    for (begins, ()) in starts_and_ends(spans.map(|span| (span, ()))) {
         now = if begins { now + 1 } else { now - 1 };
         most = most.max(now);
     }
@@ -623,36 +627,40 @@ fn max_overlapping(spans: impl Iterator<Item = Option<TimeSpan>>) -> u32 {
 
 /// The queue pairs in use at a time, by their number of operations.
 struct BusyQueuePairs {
-    by_work: BTreeMap<u64, u64>,
-    sum: u64,
-    most_even: u32,
+    queue_pairs_by_operations: BTreeMap<u64, u64>,
+    total_operations: u64,
+    max_effective_count: u32,
 }
 
 impl Default for BusyQueuePairs {
     fn default() -> Self {
         Self {
-            by_work: BTreeMap::new(),
-            sum: 0,
-            most_even: 1,
+            queue_pairs_by_operations: BTreeMap::new(),
+            total_operations: 0,
+            max_effective_count: 1,
         }
     }
 }
 
 impl BusyQueuePairs {
-    fn set(&mut self, work: u64, begins: bool) {
-        let count = self.by_work.entry(work).or_default();
+    fn set_in_use(&mut self, work: u64, begins: bool) {
+        let count = self.queue_pairs_by_operations.entry(work).or_default();
         if begins {
             *count += 1;
-            self.sum = self.sum.saturating_add(work);
-            let busiest = self.by_work.last_key_value().map_or(1, |(work, _)| *work);
-            let even = whole(real(self.sum) / real(busiest.max(1)));
-            self.most_even = self.most_even.max(even);
+            self.total_operations = self.total_operations.saturating_add(work);
+            let busiest = self
+                .queue_pairs_by_operations
+                .last_key_value()
+                .map_or(1, |(work, _)| *work);
+            let even =
+                round_to_u32(count_to_f64(self.total_operations) / count_to_f64(busiest.max(1)));
+            self.max_effective_count = self.max_effective_count.max(even);
         } else {
             *count -= 1;
             if *count == 0 {
-                self.by_work.remove(&work);
+                self.queue_pairs_by_operations.remove(&work);
             }
-            self.sum = self.sum.saturating_sub(work);
+            self.total_operations = self.total_operations.saturating_sub(work);
         }
     }
 }
@@ -664,7 +672,7 @@ pub(crate) fn total(counts: impl Iterator<Item = u64>) -> u64 {
 
 /// Converts a count to a float. Counts are far below 2^53, or their rounding does no harm.
 #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
-pub(crate) fn real(count: u64) -> f64 {
+pub(crate) fn count_to_f64(count: u64) -> f64 {
     count as f64
 }
 
@@ -674,7 +682,7 @@ pub(crate) fn real(count: u64) -> f64 {
     clippy::cast_sign_loss,
     reason = "was clamped to the range"
 )]
-pub(crate) fn whole(number: f64) -> u32 {
+pub(crate) fn round_to_u32(number: f64) -> u32 {
     number.round().clamp(1.0, 1e9) as u32
 }
 
@@ -739,15 +747,17 @@ mod tests {
         mixed.queue_pairs[0].postlist_lengths = lengths
             .map(|(at_most, count)| PostlistsByLength { at_most, count })
             .to_vec();
-        let lists: Vec<_> = mixed.queue_pairs[0].lists();
+        let lists: Vec<_> = mixed.queue_pairs[0].postlists_by_method();
         assert_eq!(
             lists,
-            [(1.0, 0.5), (16.0, 0.5)]
-                .map(|(postlist, share)| PostlistsByMethod { postlist, share })
+            [(1.0, 0.5), (16.0, 0.5)].map(|(postlist, share)| PostlistsByMethod {
+                postlist,
+                work_request_share: share,
+            })
         );
         // After a change of the postlist count, the recorded lengths do not apply.
         mixed.queue_pairs[0].postlists = 200;
-        assert_eq!(mixed.queue_pairs[0].lists().len(), 1);
+        assert_eq!(mixed.queue_pairs[0].postlists_by_method().len(), 1);
     }
 
     #[test]

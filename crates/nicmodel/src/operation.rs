@@ -71,7 +71,7 @@ impl PostMethod {
 #[non_exhaustive]
 pub enum OperationError {
     /// The transport does not have the verb.
-    #[error("{transport} does not carry {verb} ({})", carried(*.transport))]
+    #[error("{transport} does not carry {verb} ({})", carried_verbs_text(*.transport))]
     NotCarried {
         /// The transport.
         transport: Transport,
@@ -132,7 +132,7 @@ pub enum OperationError {
     },
 }
 
-fn carried(transport: Transport) -> String {
+fn carried_verbs_text(transport: Transport) -> String {
     let verbs = Verb::ALL
         .into_iter()
         .filter(|verb| transport.carries(*verb));

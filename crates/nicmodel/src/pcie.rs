@@ -141,13 +141,13 @@ impl Transactions {
         bytes: u64,
     ) -> Self {
         let pcie = &profile.pcie;
-        let requests = count * pieces(bytes, pcie.max_read_request_bytes.value);
-        let completions = count * pieces(bytes, pcie.read_completion_bytes.value);
+        let requests = count * piece_count(bytes, pcie.max_read_request_bytes.value);
+        let completions = count * piece_count(bytes, pcie.read_completion_bytes.value);
         Self {
             purpose,
             count,
-            data_bytes: count * real(bytes),
-            lines: count * pieces(bytes, CACHE_LINE_BYTES),
+            data_bytes: count * to_f64(bytes),
+            lines: count * piece_count(bytes, CACHE_LINE_BYTES),
             tlps_to_device: completions,
             tlps_to_host: requests,
             header_bytes_to_device: completions * f64::from(pcie.completion_header_bytes.value),
@@ -163,12 +163,12 @@ impl Transactions {
         bytes: u64,
     ) -> Self {
         let pcie = &profile.pcie;
-        let packets = count * pieces(bytes, pcie.max_payload_bytes.value);
+        let packets = count * piece_count(bytes, pcie.max_payload_bytes.value);
         Self {
             purpose,
             count,
-            data_bytes: count * real(bytes),
-            lines: count * pieces(bytes, CACHE_LINE_BYTES),
+            data_bytes: count * to_f64(bytes),
+            lines: count * piece_count(bytes, CACHE_LINE_BYTES),
             tlps_to_device: 0.0,
             tlps_to_host: packets,
             header_bytes_to_device: 0.0,
@@ -243,7 +243,7 @@ pub fn mmio_lines_mops(profile: &Profile) -> f64 {
 
 /// Bytes to the device for writing `bytes` bytes by MMIO (Figure 2b of the paper).
 pub fn mmio_write_bytes(profile: &Profile, bytes: u32) -> f64 {
-    let count = pieces(u64::from(bytes), CACHE_LINE_BYTES);
+    let count = piece_count(u64::from(bytes), CACHE_LINE_BYTES);
     Transactions::mmio(
         profile,
         TransactionPurpose::WqeByMmio,
@@ -260,12 +260,12 @@ pub fn dma_read_bytes(profile: &Profile, bytes: u32) -> f64 {
 }
 
 /// `ceil(bytes / size)`.
-fn pieces(bytes: u64, size: u32) -> f64 {
-    real(bytes.div_ceil(u64::from(size.max(1))))
+fn piece_count(bytes: u64, size: u32) -> f64 {
+    to_f64(bytes.div_ceil(u64::from(size.max(1))))
 }
 
 /// Converts to a float, which is exact below 2^53. The largest sum is a postlist of messages of 2^31 bytes.
 #[expect(clippy::cast_precision_loss, reason = "numbers stay far below 2^53")]
-fn real(value: u64) -> f64 {
+fn to_f64(value: u64) -> f64 {
     value as f64
 }

@@ -7,7 +7,7 @@
 //! - *Ranges.* The error of a prediction is the logarithm of the published over the predicted rate. Of the `n` errors
 //!   of rates with the same bottleneck, the one of rank `ceil(0.8 (n + 1))` by size is the half-width of the range. If
 //!   a new rate has an error like these, it lies in the range with a probability of at least 80 %. Fewer than
-//!   [`LEAST_ERRORS`] errors have no such rank, so the errors of all bottlenecks are taken together. No half-width is
+//!   [`MIN_ERROR_COUNT`] errors have no such rank, so the errors of all bottlenecks are taken together. No half-width is
 //!   below the median of all errors: measurements that repeat one another have small errors, but say little of others.
 //! - *Gains.* Two predictions for one NIC share most of their error, and their ratio does not have that part. So the
 //!   noise of a gain comes from pairs of published rates of one NIC, whose bottlenecks are those before and after the
@@ -24,10 +24,10 @@ use crate::bounds::{Bounds, Resource};
 use crate::published;
 
 /// Share of rates that the range is to contain, and of pairs with an error below the noise of a gain.
-const COVERED: f64 = 0.8;
+const COVERED_SHARE: f64 = 0.8;
 
 /// Fewest errors of one bottleneck that give a range. With fewer, rank `ceil(0.8 (n + 1))` exceeds their number.
-pub const LEAST_ERRORS: usize = 4;
+pub const MIN_ERROR_COUNT: usize = 4;
 
 /// The prediction for a published rate, without a fit to this rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +39,7 @@ pub struct PredictedRate {
     /// The bottleneck by the model; `None` if only a simulation gives the rate.
     pub bottleneck: Option<Resource>,
     /// True if the profile was fitted again without this rate.
-    pub left_out: bool,
+    pub refitted_without: bool,
     /// The published rate, in 10^6 a second.
     pub published_mops: f64,
     /// The predicted rate, in 10^6 a second.
@@ -48,7 +48,7 @@ pub struct PredictedRate {
 
 impl PredictedRate {
     /// The logarithm of the published over the predicted rate.
-    pub fn error(&self) -> f64 {
+    pub fn log_error(&self) -> f64 {
         (self.published_mops / self.predicted_mops).ln()
     }
 }
@@ -119,7 +119,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
             "" => None,
             name => Some(resource(name)?),
         },
-        left_out: how == "left-out",
+        refitted_without: how == "left-out",
         published_mops: rate(published)?,
         predicted_mops: rate(predicted)?,
     };
@@ -135,22 +135,22 @@ fn resource(name: &str) -> Result<Resource, String> {
     Resource::deserialize(words).map_err(|_| format!("{name:?} is no resource"))
 }
 
-/// Returns the rank, counted from 1, that bounds the share [`COVERED`] of a new value beside `count` known ones.
+/// Returns the rank, counted from 1, that bounds the share [`COVERED_SHARE`] of a new value beside `count` known ones.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
     reason = "counts of published numbers are small"
 )]
-fn rank(count: usize) -> usize {
-    (COVERED * (count as f64 + 1.0) - 1e-9).ceil() as usize
+fn error_rank(count: usize) -> usize {
+    (COVERED_SHARE * (count as f64 + 1.0) - 1e-9).ceil() as usize
 }
 
-/// Returns the size below which the share [`COVERED`] of new errors lies; `None` if there are too few errors.
-fn spread(errors: impl Iterator<Item = f64>) -> Option<f64> {
+/// Returns the size below which the share [`COVERED_SHARE`] of new errors lies; `None` if there are too few errors.
+fn error_quantile(errors: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
     sizes.sort_unstable_by(f64::total_cmp);
-    sizes.get(rank(sizes.len()).checked_sub(1)?).copied()
+    sizes.get(error_rank(sizes.len()).checked_sub(1)?).copied()
 }
 
 /// Returns the half-width of the range of a rate with this bottleneck, as a logarithm.
@@ -158,8 +158,9 @@ fn half_width(rows: &[PredictedRate], bottleneck: Option<Resource>) -> Option<f6
     let same = rows
         .iter()
         .filter(|row| bottleneck.is_some() && row.bottleneck == bottleneck);
-    let all = || rows.iter().map(PredictedRate::error);
-    let width = spread(same.map(PredictedRate::error)).or_else(|| spread(all()))?;
+    let all = || rows.iter().map(PredictedRate::log_error);
+    let width =
+        error_quantile(same.map(PredictedRate::log_error)).or_else(|| error_quantile(all()))?;
     Some(width.max(median(all())))
 }
 
@@ -185,7 +186,7 @@ pub fn likely(bottleneck: Resource, mops: f64) -> Option<LikelyRange> {
 
 /// Returns the range in which the rate of a mix probably lies. `None` if a resource is unknown, which may make the rate
 /// much lower.
-pub fn of(bounds: &Bounds) -> Option<LikelyRange> {
+pub fn likely_range_of_mix(bounds: &Bounds) -> Option<LikelyRange> {
     if !bounds.unknown.is_empty() {
         return None;
     }
@@ -217,13 +218,13 @@ fn noise(rows: &[PredictedRate], before: Resource, after: Resource) -> f64 {
         for (at, one) in rows.iter().enumerate() {
             for other in &rows[at + 1..] {
                 let pair = is_pair(one, other) || is_pair(other, one);
-                let one_profile = !one.left_out && !other.left_out;
+                let one_profile = !one.refitted_without && !other.refitted_without;
                 if pair && one_profile && one.nic == other.nic {
-                    errors.push(one.error() - other.error());
+                    errors.push(one.log_error() - other.log_error());
                 }
             }
         }
-        spread(errors.into_iter())
+        error_quantile(errors.into_iter())
     };
     let alike = |one: &PredictedRate, other: &PredictedRate| {
         one.bottleneck == Some(before) && other.bottleneck == Some(after)
@@ -294,7 +295,7 @@ mod tests {
             id: "seq_rpc_base_1c",
             nic: "CIB",
             bottleneck: Some(bottleneck),
-            left_out: false,
+            refitted_without: false,
             published_mops: error.exp(),
             predicted_mops: 1.0,
         };
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_range_has_the_error_that_four_of_five_stay_below() {
-        assert_eq!([3, 4, 5, 8, 9].map(rank), [4, 4, 5, 8, 8]);
+        assert_eq!([3, 4, 5, 8, 9].map(error_rank), [4, 4, 5, 8, 8]);
         let mut all = rows(Resource::Cpu, &[0.1, -0.3, 0.2, -0.05]);
         let range = |all: &[PredictedRate], resource| {
             let range = range(all, Some(resource), 10.0).expect("errors");
@@ -344,7 +345,7 @@ mod tests {
             assert!((between - 0.23).abs() < 1e-9, "{between}");
         }
         // A rate that was left out is predicted by another profile than the rest.
-        all[0].left_out = true;
+        all[0].refitted_without = true;
         assert!(logarithm(&all[..4], Resource::Cpu, Resource::Cpu) < 1e-9);
         assert_eq!(noise(&[], Resource::Cpu, Resource::Cpu), 0.0);
     }

@@ -9,23 +9,23 @@ use crate::profile::{LinkLayer, Profile};
 use crate::verb::{ATOMIC_BYTES, Transport, Verb};
 
 /// Base transport header.
-const BTH: u32 = 12;
+const BTH_BYTES: u32 = 12;
 /// Datagram extended transport header.
-const DETH: u32 = 8;
+const DETH_BYTES: u32 = 8;
 /// RDMA extended transport header.
-const RETH: u32 = 16;
+const RETH_BYTES: u32 = 16;
 /// ACK extended transport header.
-const AETH: u32 = 4;
+const AETH_BYTES: u32 = 4;
 /// Atomic extended transport header.
-const ATOMIC_ETH: u32 = 28;
-/// FLUSH extended transport header (annex A19), in front of a [`RETH`].
-const FETH: u32 = 4;
+const ATOMIC_ETH_BYTES: u32 = 28;
+/// FLUSH extended transport header (annex A19), in front of a [`RETH_BYTES`].
+const FETH_BYTES: u32 = 4;
 /// Immediate.
-const IMM: u32 = 4;
+const IMM_BYTES: u32 = 4;
 /// Headers and trailers around the transport on InfiniBand: LRH 8, ICRC 4, VCRC 2.
-const INFINIBAND: u32 = 8 + 4 + 2;
+const INFINIBAND_OVERHEAD_BYTES: u32 = 8 + 4 + 2;
 /// Headers and trailers around the transport on RoCEv2: Ethernet 14, IPv4 20, UDP 8, ICRC 4, FCS 4.
-const ROCE: u32 = 14 + 20 + 8 + 4 + 4;
+const ROCE_OVERHEAD_BYTES: u32 = 14 + 20 + 8 + 4 + 4;
 
 /// Packets in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -78,10 +78,11 @@ pub struct OperationPackets {
 /// Computes the packets of one operation.
 pub fn exchange(profile: &Profile, operation: &Operation) -> OperationPackets {
     let around = match profile.link_layer {
-        LinkLayer::Infiniband => INFINIBAND,
-        LinkLayer::Roce => ROCE,
+        LinkLayer::Infiniband => INFINIBAND_OVERHEAD_BYTES,
+        LinkLayer::Roce => ROCE_OVERHEAD_BYTES,
     };
-    let packet = |extended: u32, payload: u32| f64::from(around + BTH + extended + pad4(payload));
+    let packet =
+        |extended: u32, payload: u32| f64::from(around + BTH_BYTES + extended + pad4(payload));
     let one = |bytes: f64| PacketCost {
         count: 1.0,
         bytes,
@@ -89,26 +90,26 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> OperationPackets {
     };
     // A message has the headers `first` in its first packet, `last` in its last, and `every` in each.
     let message = |every: u32, first: u32, last: u32, payload: u32| {
-        let packets = packets(payload, profile.port.mtu_bytes.value);
+        let packets = packet_count(payload, profile.port.mtu_bytes.value);
         let padding = pad4(payload) - payload;
-        let headers = f64::from(around + BTH + every) * packets;
+        let headers = f64::from(around + BTH_BYTES + every) * packets;
         PacketCost {
             count: packets,
             bytes: headers + f64::from(first + last) + f64::from(payload) + f64::from(padding),
             read_responses: 0.0,
         }
     };
-    let imm = if operation.imm { IMM } else { 0 };
+    let imm = if operation.imm { IMM_BYTES } else { 0 };
     let payload = operation.payload_bytes;
     let ack = if operation.transport.is_reliable() {
-        one(packet(AETH, 0))
+        one(packet(AETH_BYTES, 0))
     } else {
         PacketCost::default()
     };
     match operation.verb {
         Verb::Send => {
             let every = if operation.transport == Transport::Ud {
-                DETH
+                DETH_BYTES
             } else {
                 0
             };
@@ -118,35 +119,35 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> OperationPackets {
             }
         }
         Verb::RdmaWrite => OperationPackets {
-            to_responder: message(0, RETH, imm, payload),
+            to_responder: message(0, RETH_BYTES, imm, payload),
             to_requester: ack,
         },
         Verb::RdmaRead => {
-            let responses = packets(payload, profile.port.mtu_bytes.value);
+            let responses = packet_count(payload, profile.port.mtu_bytes.value);
             // The first and the last response carry an AETH, the others do not.
-            let further = if responses > 1.0 { AETH } else { 0 };
+            let further = if responses > 1.0 { AETH_BYTES } else { 0 };
             OperationPackets {
-                to_responder: one(packet(RETH, 0)),
+                to_responder: one(packet(RETH_BYTES, 0)),
                 to_requester: PacketCost {
                     read_responses: responses,
-                    ..message(0, AETH, further, payload)
+                    ..message(0, AETH_BYTES, further, payload)
                 },
             }
         }
         Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => OperationPackets {
-            to_responder: one(packet(ATOMIC_ETH, 0)),
-            to_requester: one(packet(AETH, ATOMIC_BYTES)),
+            to_responder: one(packet(ATOMIC_ETH_BYTES, 0)),
+            to_requester: one(packet(AETH_BYTES, ATOMIC_BYTES)),
         },
         // The response equals that of a READ of zero bytes.
         Verb::Flush => OperationPackets {
-            to_responder: one(packet(FETH + RETH, 0)),
-            to_requester: one(packet(AETH, 0)),
+            to_responder: one(packet(FETH_BYTES + RETH_BYTES, 0)),
+            to_requester: one(packet(AETH_BYTES, 0)),
         },
     }
 }
 
 /// Returns the packets of a message; a message without payload is one packet.
-fn packets(payload: u32, mtu: u32) -> f64 {
+fn packet_count(payload: u32, mtu: u32) -> f64 {
     f64::from(payload.div_ceil(mtu).max(1))
 }
 

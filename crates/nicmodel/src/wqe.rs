@@ -24,7 +24,7 @@ pub fn header_bytes(profile: &Profile, verb: Verb, transport: Transport) -> u32 
 }
 
 /// Returns the cache lines of `bytes` bytes that begin at a line: `ceil(bytes / 64)`.
-pub fn lines(bytes: u32) -> u32 {
+pub fn cache_line_count(bytes: u32) -> u32 {
     bytes.div_ceil(CACHE_LINE_BYTES)
 }
 
@@ -40,7 +40,7 @@ pub fn lines_touched(address: u64, bytes: u64) -> u64 {
 
 /// Returns the bytes of the send queue that a WQE of `bytes` bytes takes: whole cache lines.
 pub fn slot_bytes(bytes: u32) -> u32 {
-    lines(bytes).saturating_mul(CACHE_LINE_BYTES)
+    cache_line_count(bytes).saturating_mul(CACHE_LINE_BYTES)
 }
 
 /// Returns the most payload that fits inline into a WQE of this number of cache lines; `None` if no payload fits.

@@ -197,7 +197,7 @@ fn atomics_over_the_number_of_counters() {
     let cib = nic("cib");
     let with = |counters: u64| {
         let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
-        let slots = locks::used(cib, counters, 8).expect("known");
+        let slots = locks::locks_of_counters(cib, counters, 8).expect("known");
         rate(
             cib,
             &Mix::new(vec![
@@ -285,7 +285,7 @@ fn published_gains() {
 fn page_aligned_records_serialize() {
     let cib = nic("cib");
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
-    let slots = locks::used(cib, 1 << 20, 4096).expect("known");
+    let slots = locks::locks_of_counters(cib, 1 << 20, 4096).expect("known");
     let mix = Mix::new(vec![
         MixOperation::new(atomic, Role::Responder).on_lock_slots(slots),
     ]);
@@ -319,8 +319,8 @@ fn what_is_unknown_is_named() {
 fn wrong_mixes_are_refused() {
     let load = ud_send(8, 1.0);
     let wrong = [
-        Mix::new(vec![load.clone().times(-1.0)]),
-        Mix::new(vec![load.clone().times(f64::NAN)]),
+        Mix::new(vec![load.clone().with_operations_per_request(-1.0)]),
+        Mix::new(vec![load.clone().with_operations_per_request(f64::NAN)]),
         Mix::new(vec![load.clone().on_queue_pairs(0)]),
         Mix::new(vec![ud_send(8, 0.5)]),
         Mix::new(vec![ud_send(8, f64::INFINITY)]),

@@ -93,7 +93,7 @@ proptest! {
             }
         }
         for guideline in ALL {
-            let _changed = (guideline.fixed)(&document, profile);
+            let _changed = (guideline.program_after_change)(&document, profile);
         }
     }
 }

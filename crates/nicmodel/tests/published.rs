@@ -94,7 +94,7 @@ fn wqe_headers_are_those_of_table_1() {
 fn wqe_sizes_and_thresholds() {
     let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
     let cib = nic("cib");
-    let lines = |operation: Operation| f64::from(wqe::lines(operation.wqe_bytes(cib)));
+    let lines = |operation: Operation| f64::from(wqe::cache_line_count(operation.wqe_bytes(cib)));
     exact("wqe_ud_min_lines", lines(ud(1)));
     exact(
         "wqe_ud_ho_lines",
@@ -215,7 +215,7 @@ fn what_the_requester_does() {
                         continue;
                     }
                     let n = f64::from(len);
-                    let lines = f64::from(wqe::lines(operation.wqe_bytes(nic("cib"))));
+                    let lines = f64::from(wqe::cache_line_count(operation.wqe_bytes(nic("cib"))));
                     let payload_reads = if inline { 0.0 } else { n * fetches };
                     let mmio = postlist("cib", operation, PostMethod::WqeByMmio, len).requester;
                     assert_eq!(mmio.mmio_writes(), n * lines, "{operation:?}");

@@ -135,7 +135,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
     let mut wire = Wire::default();
     let start = Instant::now();
     let mut posted = 0;
-    while requester.done() < requests && requester.failure().is_none() {
+    while requester.done_requests() < requests && requester.failure().is_none() {
         while posted < requests && requester.in_flight() <= 4 * POSTLIST {
             for _ in 0..POSTLIST {
                 posted = requester.post(Request {
@@ -148,14 +148,14 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
         wire.fill(|out| requester.transmit(0, local, out));
         for packet in wire.packets() {
             responder.receive(0, &packet, false, remote);
-            responder.on_heard(0);
+            responder.send_gap_nak_if_due(0);
         }
         wire.fill(|out| responder.transmit(0, remote, out));
         for packet in wire.packets() {
             requester.receive(0, &packet, local);
         }
     }
-    (requester.done(), start.elapsed().as_secs_f64())
+    (requester.done_requests(), start.elapsed().as_secs_f64())
 }
 
 fn main() {

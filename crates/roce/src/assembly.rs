@@ -26,14 +26,14 @@ pub(crate) enum PartialMessage {
 
 impl PartialMessage {
     /// Bytes that have arrived.
-    pub(crate) fn received(&self) -> u32 {
+    pub(crate) fn received_bytes(&self) -> u32 {
         match self {
             Self::Send { received } | Self::Write { received, .. } => *received,
         }
     }
 
     /// The length in the RETH of a WRITE.
-    pub(crate) fn announced(&self) -> Option<u32> {
+    pub(crate) fn announced_bytes(&self) -> Option<u32> {
         match self {
             Self::Send { .. } => None,
             Self::Write { reth, .. } => Some(reth.len),
@@ -116,7 +116,7 @@ pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
 ///
 /// # Errors
 /// The packet does not fit: NAK invalid request.
-pub(crate) fn opcode_sequence(
+pub(crate) fn check_opcode_sequence(
     message: Option<PartialMessage>,
     packet: &Packet<'_>,
 ) -> Result<Option<PartialMessage>, Refusal> {
@@ -141,7 +141,7 @@ pub(crate) fn opcode_sequence(
 ///
 /// # Errors
 /// A length is wrong: NAK invalid request.
-pub(crate) fn length(
+pub(crate) fn check_length(
     message: Option<PartialMessage>,
     packet: &Packet<'_>,
     mtu_bytes: u32,

@@ -9,7 +9,7 @@ pub struct DcqcnParameters {
     /// Lowest rate, in bits per second.
     pub min_rate_bps: f64,
     /// Weight of a notification in the congestion estimate alpha.
-    pub gain: f64,
+    pub alpha_gain: f64,
     /// Interval at which alpha decays, in nanoseconds.
     pub alpha_timer_ns: u64,
     /// Interval at which the rate increases, in nanoseconds.
@@ -29,7 +29,7 @@ impl DcqcnParameters {
     pub const SIGCOMM_2015: Self = Self {
         line_rate_bps: 40e9,
         min_rate_bps: 40e6,
-        gain: 1.0 / 256.0,
+        alpha_gain: 1.0 / 256.0,
         alpha_timer_ns: 55_000,
         increase_timer_ns: 55_000,
         increase_bytes: 10_000_000,
@@ -46,7 +46,7 @@ impl Default for DcqcnParameters {
 }
 
 /// Time without notification after which a sender returns to the line rate.
-const FORGET_NS: u64 = 1_000_000_000;
+const UNLIMITED_AFTER_NS: u64 = 1_000_000_000;
 
 /// The rate limit of a sender: unlimited until a notification arrives.
 #[derive(Clone, Debug)]
@@ -62,12 +62,12 @@ struct RateLimitState {
     rate_bps: f64,
     target_bps: f64,
     alpha: f64,
-    notified_ns: u64,
-    alpha_ns: u64,
+    last_cnp_ns: u64,
+    alpha_updated_ns: u64,
     timer_ns: u64,
     timer_steps: u32,
-    bytes: u64,
-    byte_steps: u32,
+    bytes_since_increase: u64,
+    byte_counter_steps: u32,
 }
 
 impl ReactionPoint {
@@ -83,7 +83,7 @@ impl ReactionPoint {
 
     /// Returns the rate in bits per second at `now_ns`; `None` if the sender is not limited.
     pub fn rate_bps(&mut self, now_ns: u64) -> Option<f64> {
-        self.advance(now_ns);
+        self.apply_expired_timers(now_ns);
         self.limit.as_ref().map(|limit| limit.rate_bps)
     }
 
@@ -95,28 +95,28 @@ impl ReactionPoint {
 
     /// Records a received notification: the rate falls, the first time by half.
     pub fn on_cnp(&mut self, now_ns: u64) {
-        self.advance(now_ns);
+        self.apply_expired_timers(now_ns);
         let parameters = self.parameters;
         let limit = self.limit.get_or_insert(RateLimitState {
             rate_bps: parameters.line_rate_bps,
             target_bps: parameters.line_rate_bps,
             alpha: 1.0,
-            notified_ns: now_ns,
-            alpha_ns: now_ns,
+            last_cnp_ns: now_ns,
+            alpha_updated_ns: now_ns,
             timer_ns: now_ns,
             timer_steps: 0,
-            bytes: 0,
-            byte_steps: 0,
+            bytes_since_increase: 0,
+            byte_counter_steps: 0,
         });
         limit.target_bps = limit.rate_bps;
         limit.rate_bps = (limit.rate_bps * (1.0 - limit.alpha / 2.0)).max(parameters.min_rate_bps);
-        limit.alpha = (1.0 - parameters.gain) * limit.alpha + parameters.gain;
-        limit.notified_ns = now_ns;
-        limit.alpha_ns = now_ns;
+        limit.alpha = (1.0 - parameters.alpha_gain) * limit.alpha + parameters.alpha_gain;
+        limit.last_cnp_ns = now_ns;
+        limit.alpha_updated_ns = now_ns;
         limit.timer_ns = now_ns;
         limit.timer_steps = 0;
-        limit.bytes = 0;
-        limit.byte_steps = 0;
+        limit.bytes_since_increase = 0;
+        limit.byte_counter_steps = 0;
     }
 
     /// Records a sent packet of `bytes`, which delays the next one if the rate is limited.
@@ -124,12 +124,12 @@ impl ReactionPoint {
         if self.limit.is_none() {
             return;
         }
-        self.advance(now_ns);
+        self.apply_expired_timers(now_ns);
         let Some(limit) = &mut self.limit else { return };
-        limit.bytes += bytes as u64;
-        if limit.bytes >= self.parameters.increase_bytes {
-            limit.bytes = 0;
-            limit.byte_steps += 1;
+        limit.bytes_since_increase += bytes as u64;
+        if limit.bytes_since_increase >= self.parameters.increase_bytes {
+            limit.bytes_since_increase = 0;
+            limit.byte_counter_steps += 1;
             limit.increase(&self.parameters);
         }
         #[allow(clippy::cast_precision_loss)] // packets are short
@@ -140,13 +140,15 @@ impl ReactionPoint {
     }
 
     /// Applies the timers that have expired by `now_ns`.
-    fn advance(&mut self, now_ns: u64) {
+    fn apply_expired_timers(&mut self, now_ns: u64) {
         let Some(limit) = &mut self.limit else { return };
         let parameters = &self.parameters;
-        let is_forgotten = now_ns.saturating_sub(limit.notified_ns) > FORGET_NS;
-        while !is_forgotten && now_ns.saturating_sub(limit.alpha_ns) >= parameters.alpha_timer_ns {
-            limit.alpha_ns += parameters.alpha_timer_ns.max(1);
-            limit.alpha *= 1.0 - parameters.gain;
+        let is_forgotten = now_ns.saturating_sub(limit.last_cnp_ns) > UNLIMITED_AFTER_NS;
+        while !is_forgotten
+            && now_ns.saturating_sub(limit.alpha_updated_ns) >= parameters.alpha_timer_ns
+        {
+            limit.alpha_updated_ns += parameters.alpha_timer_ns.max(1);
+            limit.alpha *= 1.0 - parameters.alpha_gain;
         }
         while !is_forgotten
             && now_ns.saturating_sub(limit.timer_ns) >= parameters.increase_timer_ns
@@ -167,9 +169,9 @@ impl RateLimitState {
     /// Makes one step of recovery: fast, additive or hyper increase (section 5.1).
     fn increase(&mut self, parameters: &DcqcnParameters) {
         let fast = parameters.fast_recovery_steps;
-        if self.timer_steps.min(self.byte_steps) > fast {
+        if self.timer_steps.min(self.byte_counter_steps) > fast {
             self.target_bps += parameters.hyper_increase_bps;
-        } else if self.timer_steps.max(self.byte_steps) > fast {
+        } else if self.timer_steps.max(self.byte_counter_steps) > fast {
             self.target_bps += parameters.additive_increase_bps;
         }
         self.target_bps = self.target_bps.min(parameters.line_rate_bps);
@@ -187,7 +189,7 @@ pub const NOTIFICATION_INTERVAL_NS: u64 = 50_000;
 /// The notification point: decides when a receiver sends a notification.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotificationPoint {
-    last_ns: Option<u64>,
+    last_cnp_ns: Option<u64>,
     is_due: bool,
 }
 
@@ -195,10 +197,10 @@ impl NotificationPoint {
     /// Records a received packet that a switch marked with ECN.
     pub fn on_ecn(&mut self, now_ns: u64) {
         let is_early = self
-            .last_ns
+            .last_cnp_ns
             .is_some_and(|last| now_ns.saturating_sub(last) < NOTIFICATION_INTERVAL_NS);
         if !is_early {
-            self.last_ns = Some(now_ns);
+            self.last_cnp_ns = Some(now_ns);
             self.is_due = true;
         }
     }
@@ -229,7 +231,7 @@ mod tests {
         assert_eq!(point.rate_bps(1000 + 2 * 55_000), Some(35e9));
         let after_five = point.rate_bps(1000 + 5 * 55_000);
         assert!(after_five.is_some_and(|rate| rate > 39e9 && rate < 40e9));
-        assert_eq!(point.rate_bps(FORGET_NS * 2), None);
+        assert_eq!(point.rate_bps(UNLIMITED_AFTER_NS * 2), None);
     }
 
     #[test]

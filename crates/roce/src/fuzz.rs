@@ -52,7 +52,7 @@ fn check_icrc(v4: bool, transport: &[u8], received: u32) {
     };
     match icrc::verify(&frame, transport, received) {
         Some(identification) => {
-            let explained = frame.segment(identification);
+            let explained = frame.gso_segment_fields(identification);
             assert_eq!(icrc::icrc(&explained, transport), received);
         }
         None => assert_ne!(icrc::icrc(&frame, transport), received),

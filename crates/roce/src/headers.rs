@@ -115,7 +115,7 @@ pub struct ExtendedHeaders {
     /// AETH, in acknowledgements and in the first and last packet of a READ response.
     pub aeth: Option<Aeth>,
     /// The value before the operation, in atomic acknowledgements.
-    pub original: Option<u64>,
+    pub original_value: Option<u64>,
     /// Immediate data, in the byte order of the work request.
     pub imm: Option<[u8; 4]>,
     /// IETH: the R_Key to invalidate.
@@ -162,7 +162,7 @@ pub(crate) struct OpcodeLayout {
     pub(crate) reth: bool,
     pub(crate) atomic: bool,
     pub(crate) aeth: bool,
-    pub(crate) original: bool,
+    pub(crate) original_value: bool,
     pub(crate) imm: bool,
     pub(crate) ieth: bool,
     pub(crate) payload: bool,
@@ -191,9 +191,9 @@ impl OpcodeLayout {
                 O::ReadResponse => !matches!(opcode.position, MessagePosition::Middle),
                 _ => response,
             },
-            original: matches!(operation, O::AtomicAcknowledge),
-            imm: matches!(opcode.tail, LastPacketFieldKind::Imm),
-            ieth: matches!(opcode.tail, LastPacketFieldKind::Invalidate),
+            original_value: matches!(operation, O::AtomicAcknowledge),
+            imm: matches!(opcode.last_packet_field, LastPacketFieldKind::Imm),
+            ieth: matches!(opcode.last_packet_field, LastPacketFieldKind::Invalidate),
             payload: matches!(
                 operation,
                 O::Send | O::Write | O::ReadResponse | O::AtomicWrite
@@ -393,8 +393,8 @@ impl ExtendedHeaders {
         if layout.aeth {
             extended.aeth = Some(Aeth::parse(reader)?);
         }
-        if layout.original {
-            extended.original = Some(reader.u64()?);
+        if layout.original_value {
+            extended.original_value = Some(reader.u64()?);
         }
         if layout.imm {
             extended.imm = Some(reader.take()?);
@@ -426,8 +426,8 @@ impl ExtendedHeaders {
         if layout.aeth {
             self.aeth?.emit(out);
         }
-        if layout.original {
-            out.extend_from_slice(&self.original?.to_be_bytes());
+        if layout.original_value {
+            out.extend_from_slice(&self.original_value?.to_be_bytes());
         }
         if layout.imm {
             out.extend_from_slice(&self.imm?);
@@ -439,7 +439,7 @@ impl ExtendedHeaders {
     }
 
     /// Returns the kind of the additional field in the last packet of the message.
-    pub(crate) const fn tail(&self) -> LastPacketFieldKind {
+    pub(crate) const fn last_packet_field_kind(&self) -> LastPacketFieldKind {
         match (&self.imm, &self.ieth) {
             (Some(_), _) => LastPacketFieldKind::Imm,
             (None, Some(_)) => LastPacketFieldKind::Invalidate,

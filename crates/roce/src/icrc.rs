@@ -97,7 +97,7 @@ impl IcrcFields {
     /// Returns the frame of segment `k` of a UDP GSO send whose first segment has this frame. The kernel increments the
     /// identification with each segment.
     #[must_use]
-    pub const fn segment(self, k: u16) -> Self {
+    pub const fn gso_segment_fields(self, k: u16) -> Self {
         Self {
             identification: self.identification.wrapping_add(k),
             ..self
@@ -207,21 +207,21 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 const TABLE_BYTES: usize = 4096 + 256;
 
 /// x^-8n modulo the polynomial for n = 0, 1, ... (one entry for each number of bytes n).
-static INVERSES: LazyLock<Vec<u32>> = LazyLock::new(|| {
-    std::iter::successors(Some(ONE), |factor| Some(divide_by_x8(*factor)))
+static INVERSE_POWERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    std::iter::successors(Some(POLYNOMIAL_ONE), |factor| Some(divide_by_x8(*factor)))
         .take(TABLE_BYTES)
         .collect()
 });
 
 /// The polynomial 1: the register holds the coefficient of x^0 in bit 31.
-const ONE: u32 = 1 << 31;
+const POLYNOMIAL_ONE: u32 = 1 << 31;
 
 /// Returns the change of four bytes that changes the CRC by `difference`, in the byte order of the CRC register.
 /// `bytes` is the number of bytes from the first of the four to the end.
 ///
 /// Each zero byte multiplies the register by x^8, so the function multiplies by x^-8 for each byte.
 fn rewind_crc(difference: u32, bytes: usize) -> u32 {
-    match INVERSES.get(bytes) {
+    match INVERSE_POWERS.get(bytes) {
         Some(factor) => multiply(difference, *factor),
         None => (0..bytes).fold(difference, |value, _| divide_by_x8(value)),
     }

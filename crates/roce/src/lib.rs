@@ -34,14 +34,14 @@ pub mod target;
 pub mod uc;
 
 /// Largest number of header bytes in a packet: GRH or IP header, UDP header, BTH, the longest extended headers, ICRC.
-const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+const MAX_HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
 /// Returns the largest path MTU, 256 to 4096 bytes, whose packets fit into IP packets of `ip_bytes` (`iboe_get_mtu` of
 /// `linux:include/rdma/ib_addr.h`).
 #[must_use]
 pub fn path_mtu_within(ip_bytes: u32) -> u32 {
     let sizes = [4096, 2048, 1024, 512];
-    let fits = |bytes: &u32| bytes + HEADER_BYTES <= ip_bytes;
+    let fits = |bytes: &u32| bytes + MAX_HEADER_BYTES <= ip_bytes;
     sizes.into_iter().find(fits).unwrap_or(256)
 }
 

@@ -125,7 +125,7 @@ pub struct Opcode {
     /// The packet's position in its message; `Only` for operations of a single packet.
     pub position: MessagePosition,
     /// The additional field in the last packet of a SEND or WRITE.
-    pub tail: LastPacketFieldKind,
+    pub last_packet_field: LastPacketFieldKind,
 }
 
 /// The lower five bits of each opcode, with their meaning; RC, UC, UD and XRC use the same values.
@@ -175,12 +175,12 @@ const BY_BYTE: [Option<Opcode>; 256] = {
         let mut row = 0;
         while row < LOW_BITS.len() {
             let (low, operation, position, tail) = LOW_BITS[row];
-            if transport.supports(low) {
-                table[(transport.code() | low) as usize] = Some(Opcode {
+            if transport.defines_opcode(low) {
+                table[(transport.high_bits() | low) as usize] = Some(Opcode {
                     transport,
                     operation,
                     position,
-                    tail,
+                    last_packet_field: tail,
                 });
             }
             row += 1;
@@ -191,14 +191,14 @@ const BY_BYTE: [Option<Opcode>; 256] = {
         transport: Transport::Cnp,
         operation: PacketOperation::Cnp,
         position: MessagePosition::Only,
-        tail: LastPacketFieldKind::None,
+        last_packet_field: LastPacketFieldKind::None,
     });
     table
 };
 
 impl Transport {
     /// Returns the transport's code in the upper three bits of a byte.
-    const fn code(self) -> u8 {
+    const fn high_bits(self) -> u8 {
         match self {
             Self::Rc => 0x00,
             Self::Uc => 0x20,
@@ -209,7 +209,7 @@ impl Transport {
     }
 
     /// Returns true if the transport service defines the opcode with these lower five bits.
-    const fn supports(self, low: u8) -> bool {
+    const fn defines_opcode(self, low: u8) -> bool {
         match self {
             Self::Rc => true,
             Self::Uc => low <= 0x0b,
@@ -230,19 +230,21 @@ impl Opcode {
     /// Encodes the opcode; `None` if the transport has no such packet, e.g. a READ request of UC.
     #[must_use]
     pub const fn to_byte(self) -> Option<u8> {
-        let Some(low) = self.low() else { return None };
-        if self.transport.supports(low)
+        let Some(low) = self.low_bits() else {
+            return None;
+        };
+        if self.transport.defines_opcode(low)
             && matches!(self.transport, Transport::Cnp)
                 == matches!(self.operation, PacketOperation::Cnp)
         {
-            Some(self.transport.code() | low)
+            Some(self.transport.high_bits() | low)
         } else {
             None
         }
     }
 
     /// Returns the lower five bits of the opcode, without a check of the transport.
-    const fn low(self) -> Option<u8> {
+    const fn low_bits(self) -> Option<u8> {
         let position = match self.position {
             MessagePosition::First => 0,
             MessagePosition::Middle => 1,
@@ -250,7 +252,7 @@ impl Opcode {
             MessagePosition::Only => 4,
         };
         let single = matches!(self.position, MessagePosition::Only);
-        Some(match (self.operation, self.tail) {
+        Some(match (self.operation, self.last_packet_field) {
             (PacketOperation::Send, LastPacketFieldKind::None) => position,
             (PacketOperation::Write, LastPacketFieldKind::None) => 0x06 + position,
             (PacketOperation::Send, LastPacketFieldKind::Imm) if self.position.is_last() => {
@@ -307,7 +309,7 @@ mod tests {
             transport,
             operation,
             position: MessagePosition::Only,
-            tail,
+            last_packet_field: tail,
         };
         for none in [
             only(

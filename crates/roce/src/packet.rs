@@ -9,7 +9,7 @@ pub use crate::headers::{
 };
 
 /// Number of reserved bytes after the BTH of a CNP.
-const CNP_RESERVED: usize = 16;
+const CNP_RESERVED_BYTES: usize = 16;
 
 /// A packet: headers and payload, without pad and ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl<'a> Packet<'a> {
         let layout = OpcodeLayout::of(opcode);
         let extended = ExtendedHeaders::parse(layout, &mut reader)?;
         if opcode.transport == Transport::Cnp {
-            reader.take::<CNP_RESERVED>()?;
+            reader.take::<CNP_RESERVED_BYTES>()?;
         }
         let padded = reader.0;
         let len = padded
@@ -99,7 +99,7 @@ fn emit_headers(
         transport: bth.transport,
         operation: bth.operation,
         position: bth.position,
-        tail: extended.tail(),
+        last_packet_field: extended.last_packet_field_kind(),
     };
     let Some(byte) = opcode.to_byte() else {
         panic!("no packet of this kind exists: {opcode:?}");
@@ -111,7 +111,7 @@ fn emit_headers(
         "a packet {opcode:?} lacks an extended header: {extended:?}",
     );
     if opcode.transport == Transport::Cnp {
-        out.extend_from_slice(&[0; CNP_RESERVED]);
+        out.extend_from_slice(&[0; CNP_RESERVED_BYTES]);
     }
     &[0; 3][..usize::from(pad)]
 }
@@ -191,7 +191,7 @@ mod tests {
                     syndrome: syndromes[usize::from(flags >> 4) % 3],
                     msn: half(c) >> 8,
                 }),
-                original: layout.original.then_some(d),
+                original_value: layout.original_value.then_some(d),
                 imm: layout.imm.then_some(half(e).to_le_bytes()),
                 ieth: layout.ieth.then_some(half(e)),
             },

@@ -5,13 +5,13 @@
 pub struct Psn(u32);
 
 /// Number of different PSNs.
-const NUMBERS: u32 = 1 << 24;
+const PSN_COUNT: u32 = 1 << 24;
 
 impl Psn {
     /// Makes a PSN of the lower 24 bits of `value`.
     #[must_use]
     pub const fn new(value: u32) -> Self {
-        Self(value % NUMBERS)
+        Self(value % PSN_COUNT)
     }
 
     /// Returns the PSN as a number below 2^24.
@@ -36,11 +36,11 @@ impl Psn {
     /// later.
     #[must_use]
     pub const fn distance(self, other: Self) -> i32 {
-        let ahead = self.0.wrapping_sub(other.0) % NUMBERS;
-        if ahead < NUMBERS / 2 {
+        let ahead = self.0.wrapping_sub(other.0) % PSN_COUNT;
+        if ahead < PSN_COUNT / 2 {
             ahead.cast_signed()
         } else {
-            ahead.cast_signed() - NUMBERS.cast_signed()
+            ahead.cast_signed() - PSN_COUNT.cast_signed()
         }
     }
 

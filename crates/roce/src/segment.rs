@@ -17,7 +17,7 @@ pub(crate) struct Connection {
     /// Path MTU.
     pub(crate) mtu_bytes: u32,
     /// Largest number of response packets of one READ request; a longer READ is split into several requests.
-    pub(crate) read_packets: u32,
+    pub(crate) max_read_packets: u32,
 }
 
 impl Connection {
@@ -60,13 +60,13 @@ impl Connection {
 
     /// Returns the end (exclusive) of the responses to the READ request that asks for response `index`, of `packets` in
     /// all.
-    pub(crate) fn read_end(&self, index: u32, packets: u32) -> u32 {
-        let requests = index / self.read_packets + 1;
-        requests.saturating_mul(self.read_packets).min(packets)
+    pub(crate) fn read_request_end(&self, index: u32, packets: u32) -> u32 {
+        let requests = index / self.max_read_packets + 1;
+        requests.saturating_mul(self.max_read_packets).min(packets)
     }
 
     /// Returns offset and length of the bytes in packet `index` of a message of `len` bytes.
-    pub(crate) fn part(&self, len: u32, index: u32) -> (u32, u32) {
+    pub(crate) fn packet_byte_range(&self, len: u32, index: u32) -> (u32, u32) {
         let offset = index.saturating_mul(self.mtu_bytes).min(len);
         (offset, (len - offset).min(self.mtu_bytes))
     }
@@ -103,10 +103,11 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
     } else {
         (
             MessagePosition::of(index == 0, is_last),
-            connection.part(len, index),
+            connection.packet_byte_range(len, index),
         )
     };
-    let (operation, extended) = headers(connection, &request.operation, index, is_last);
+    let (operation, extended) =
+        operation_and_headers(connection, &request.operation, index, is_last);
     let mut bth = connection.bth(operation, position, psn);
     bth.solicited = is_last && request.solicited;
     Segment {
@@ -118,7 +119,7 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
 }
 
 /// Returns the operation and the extended headers of a request packet.
-fn headers(
+fn operation_and_headers(
     connection: &Connection,
     operation: &RequestOperation,
     index: u32,
@@ -145,9 +146,9 @@ fn headers(
             PacketOperation::Write
         }
         RequestOperation::Read { addr, rkey, len } => {
-            let (offset, _) = connection.part(len, index);
-            let end = connection.read_end(index, connection.packets_of(len));
-            let (behind, _) = connection.part(len, end);
+            let (offset, _) = connection.packet_byte_range(len, index);
+            let end = connection.read_request_end(index, connection.packets_of(len));
+            let (behind, _) = connection.packet_byte_range(len, end);
             extended.reth = reth(addr.wrapping_add(offset.into()), rkey, behind - offset);
             PacketOperation::ReadRequest
         }

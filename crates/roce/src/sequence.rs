@@ -5,27 +5,27 @@ use crate::psn::Psn;
 /// The sequence number of a queue pair's first packet.
 ///
 /// The value is a multiple of 2^24. It is large enough that no PSN of an earlier packet translates to a number below 0.
-pub(crate) const START: u64 = 1 << 24;
+pub(crate) const FIRST_SEQUENCE: u64 = 1 << 24;
 
-/// The translation between PSNs and sequence numbers of 64 bits, which begin at [`START`].
+/// The translation between PSNs and sequence numbers of 64 bits, which begin at [`FIRST_SEQUENCE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PsnNumbering {
-    first: Psn,
+    first_psn: Psn,
 }
 
 impl PsnNumbering {
-    /// Makes the translation in which `first` is the PSN of [`START`].
+    /// Makes the translation in which `first` is the PSN of [`FIRST_SEQUENCE`].
     pub(crate) const fn new(first: Psn) -> Self {
-        Self { first }
+        Self { first_psn: first }
     }
 
     /// Returns the PSN of a sequence number.
     pub(crate) const fn psn(self, sequence: u64) -> Psn {
         #[allow(clippy::cast_possible_truncation)] // PSNs are numbers modulo 2^24
-        self.first.plus(sequence as u32)
+        self.first_psn.plus(sequence as u32)
     }
 
-    /// Returns the sequence number with the PSN `psn` that is nearest to `near`; `near` is at least [`START`].
+    /// Returns the sequence number with the PSN `psn` that is nearest to `near`; `near` is at least [`FIRST_SEQUENCE`].
     pub(crate) fn sequence(self, psn: Psn, near: u64) -> u64 {
         near.saturating_add_signed(i64::from(psn.distance(self.psn(near))))
     }
@@ -40,7 +40,7 @@ mod tests {
         #[test]
         fn a_psn_finds_its_sequence_number(first: u32, near in 0u64..1 << 40, apart in -(1i64 << 23)..1 << 23) {
             let numbering = PsnNumbering::new(Psn::new(first));
-            let near = START + near;
+            let near = FIRST_SEQUENCE + near;
             let sequence = near.saturating_add_signed(apart);
             prop_assert_eq!(numbering.sequence(numbering.psn(sequence), near), sequence);
         }

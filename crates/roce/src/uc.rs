@@ -16,10 +16,10 @@ use crate::target::{Refusal, Target};
 pub struct Sender {
     connection: Connection,
     queue: VecDeque<Request>,
-    done: u64,
+    done_requests: u64,
     /// Packets of the oldest request that have been sent.
-    sent: u32,
-    next: Psn,
+    sent_packets: u32,
+    next_psn: Psn,
     failure: Option<RequestFailure>,
     /// Counters since the last [`MachineCounters::take_nonzero`].
     pub counts: MachineCounters,
@@ -35,12 +35,12 @@ impl Sender {
                 dest_qpn,
                 pkey,
                 mtu_bytes,
-                read_packets: 1,
+                max_read_packets: 1,
             },
             queue: VecDeque::new(),
-            done: 0,
-            sent: 0,
-            next: first_psn,
+            done_requests: 0,
+            sent_packets: 0,
+            next_psn: first_psn,
             failure: None,
             counts: MachineCounters::default(),
         }
@@ -50,7 +50,7 @@ impl Sender {
     /// of the queue.
     pub fn post(&mut self, request: Request) -> u64 {
         self.queue.push_back(request);
-        self.done + self.queue.len() as u64
+        self.done_requests + self.queue.len() as u64
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent.
@@ -71,8 +71,8 @@ impl Sender {
                 return false;
             }
         };
-        let segment = segment(&self.connection, request, self.sent, self.next);
-        let position = self.done + 1;
+        let segment = segment(&self.connection, request, self.sent_packets, self.next_psn);
+        let position = self.done_requests + 1;
         let len = segment.payload_bytes as usize;
         let emitted = emit_with(&segment.bth, &segment.extended, len, out, |payload| {
             memory.read(position, segment.offset, payload)
@@ -81,22 +81,22 @@ impl Sender {
             self.failure = Some(RequestFailure::LocalProtection);
             return false;
         }
-        self.next = self.next.plus(1);
-        self.sent += 1;
-        if self.sent == packets {
+        self.next_psn = self.next_psn.plus(1);
+        self.sent_packets += 1;
+        if self.sent_packets == packets {
             let is_send = matches!(request.operation, RequestOperation::Send { .. });
             self.counts.rdma_sends += u64::from(is_send);
             self.queue.pop_front();
-            self.done += 1;
-            self.sent = 0;
+            self.done_requests += 1;
+            self.sent_packets = 0;
         }
         true
     }
 
     /// Returns the number of requests that are done, in posting order.
     #[must_use]
-    pub fn done(&self) -> u64 {
-        self.done
+    pub fn done_requests(&self) -> u64 {
+        self.done_requests
     }
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent.
@@ -113,8 +113,8 @@ impl Sender {
 #[derive(Debug)]
 pub struct Receiver {
     mtu_bytes: u32,
-    expected: Psn,
-    message: Option<PartialMessage>,
+    expected_psn: Psn,
+    partial_message: Option<PartialMessage>,
     failure: Option<Refusal>,
 }
 
@@ -124,8 +124,8 @@ impl Receiver {
     pub fn new(mtu_bytes: u32, first_psn: Psn) -> Self {
         Self {
             mtu_bytes,
-            expected: first_psn,
-            message: None,
+            expected_psn: first_psn,
+            partial_message: None,
             failure: None,
         }
     }
@@ -143,19 +143,19 @@ impl Receiver {
                 packet.bth.operation,
                 PacketOperation::Send | PacketOperation::Write
             );
-        if self.failure.is_some() || !is_message || packet.bth.psn.is_before(self.expected) {
+        if self.failure.is_some() || !is_message || packet.bth.psn.is_before(self.expected_psn) {
             return;
         }
-        if packet.bth.psn != self.expected {
-            self.message = None;
+        if packet.bth.psn != self.expected_psn {
+            self.partial_message = None;
         }
-        self.expected = packet.bth.psn.plus(1);
+        self.expected_psn = packet.bth.psn.plus(1);
         if packet.bth.position.is_first() {
-            self.message = None;
+            self.partial_message = None;
         }
-        let message = self.message.take();
+        let message = self.partial_message.take();
         match self.process(message, packet, target) {
-            Ok(message) => self.message = message,
+            Ok(message) => self.partial_message = message,
             // A malformed message is dropped. A receive work request that is too short fails the queue pair.
             Err(Refusal::InvalidRequest | Refusal::RemoteAccess | Refusal::NotReady) => {}
             Err(Refusal::RemoteOperational) => self.failure = Some(Refusal::RemoteOperational),
@@ -169,13 +169,13 @@ impl Receiver {
         packet: &Packet<'_>,
         target: &mut impl Target,
     ) -> Result<Option<PartialMessage>, Refusal> {
-        let Some(message) = assembly::opcode_sequence(message, packet)? else {
+        let Some(message) = assembly::check_opcode_sequence(message, packet)? else {
             return Ok(None);
         };
         if assembly::needs_receive(packet) && !target.begin_receive() {
             return Err(Refusal::NotReady);
         }
-        assembly::length(Some(message), packet, self.mtu_bytes)?;
+        assembly::check_length(Some(message), packet, self.mtu_bytes)?;
         assembly::check_rights(packet, target)?;
         let message = message.write_payload(packet, target)?;
         if !packet.bth.position.is_last() {

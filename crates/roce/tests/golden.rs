@@ -169,7 +169,7 @@ fn segments_count_their_identification_up() {
         ..frame
     };
     for (k, identification) in [(0, 0xfffe), (1, 0xffff), (2, 0), (3, 1)] {
-        let icrc = icrc::icrc(&frame.segment(k), &transport);
+        let icrc = icrc::icrc(&frame.gso_segment_fields(k), &transport);
         assert_eq!(
             icrc::verify(&unknown, &transport, icrc),
             Some(identification)

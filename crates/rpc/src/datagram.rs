@@ -22,24 +22,24 @@ pub struct Server {
     port: UdPort,
     list: Postlist<Ud>,
     buffer: Box<WcBuffer<MAX_BATCH>>,
-    table: ClientTable,
-    clients: Vec<Option<UdDestination>>,
-    batch: Vec<(u32, u32)>,
+    clients_by_qpn: ClientTable,
+    client_destinations: Vec<Option<UdDestination>>,
+    batch_clients_and_imms: Vec<(u32, u32)>,
     max_batch: usize,
     /// Maximum answers per doorbell.
-    answers: usize,
+    max_answers_per_doorbell: usize,
     /// Further queue pairs for answers. Batches rotate over the port's own queue pair (`turn` 0)
     /// and these.
     answer_queues: Vec<(UdPort, Postlist<Ud>)>,
-    next_queue: usize,
+    next_answer_queue: usize,
     payloads: Vec<u8>,
-    lens: Vec<usize>,
-    payload_max: usize,
+    request_payload_lens: Vec<usize>,
+    max_request_payload_bytes: usize,
     counts: RpcWorkerCounts,
 }
 
 impl Server {
-    /// Creates a worker. Requests carry at most `config.recv_payload` bytes. One doorbell sends the
+    /// Creates a worker. Requests carry at most `config.max_recv_payload_bytes` bytes. One doorbell sends the
     /// answers of at most `batch` requests, 1 to [`MAX_BATCH`].
     ///
     /// # Errors
@@ -60,16 +60,16 @@ impl Server {
             list: port.postlist(MAX_LIST),
             port,
             buffer: Box::default(),
-            table: ClientTable::new(),
-            clients: Vec::new(),
-            batch: Vec::with_capacity(MAX_BATCH),
+            clients_by_qpn: ClientTable::new(),
+            client_destinations: Vec::new(),
+            batch_clients_and_imms: Vec::with_capacity(MAX_BATCH),
             max_batch: batch,
-            answers: batch,
+            max_answers_per_doorbell: batch,
             answer_queues: Vec::new(),
-            next_queue: 0,
-            payloads: vec![0; config.recv_payload * MAX_BATCH],
-            lens: vec![0; MAX_BATCH],
-            payload_max: config.recv_payload,
+            next_answer_queue: 0,
+            payloads: vec![0; config.max_recv_payload_bytes * MAX_BATCH],
+            request_payload_lens: vec![0; MAX_BATCH],
+            max_request_payload_bytes: config.max_recv_payload_bytes,
             counts: RpcWorkerCounts::new(MAX_BATCH),
         })
     }
@@ -79,7 +79,7 @@ impl Server {
     #[must_use]
     pub fn with_max_answers(self, answers: usize) -> Self {
         Self {
-            answers: answers.max(1),
+            max_answers_per_doorbell: answers.max(1),
             ..self
         }
     }
@@ -98,7 +98,7 @@ impl Server {
     ) -> Result<Self, RpcError> {
         let config = UdPortConfig {
             recv_depth: 0,
-            recv_payload: 0,
+            max_recv_payload_bytes: 0,
             channel: None,
             ..config.clone()
         };
@@ -130,21 +130,25 @@ impl Server {
     /// number.
     #[must_use]
     pub fn add_client(&mut self, index: u32, to: UdDestination) -> bool {
-        if !self.table.insert(to.qpn, index) {
+        if !self.clients_by_qpn.insert(to.qpn, index) {
             return false;
         }
         let i = index as usize;
-        if self.clients.len() <= i {
-            self.clients.resize(i + 1, None);
+        if self.client_destinations.len() <= i {
+            self.client_destinations.resize(i + 1, None);
         }
-        self.clients[i] = Some(to);
+        self.client_destinations[i] = Some(to);
         true
     }
 
     /// Removes a client.
     pub fn remove_client(&mut self, index: u32) {
-        if let Some(to) = self.clients.get_mut(index as usize).and_then(Option::take) {
-            self.table.remove(to.qpn);
+        if let Some(to) = self
+            .client_destinations
+            .get_mut(index as usize)
+            .and_then(Option::take)
+        {
+            self.clients_by_qpn.remove(to.qpn);
         }
     }
 
@@ -158,12 +162,12 @@ impl Server {
         let Self {
             port,
             buffer,
-            table,
-            batch,
+            clients_by_qpn: table,
+            batch_clients_and_imms: batch,
             max_batch: most,
             payloads,
-            lens,
-            payload_max,
+            request_payload_lens: lens,
+            max_request_payload_bytes: payload_max,
             counts,
             ..
         } = self;
@@ -187,12 +191,12 @@ impl Server {
             }
             batch.push((last.1, r.imm));
         })?;
-        if self.batch.is_empty() {
+        if self.batch_clients_and_imms.is_empty() {
             return Ok(came);
         }
-        let mut state = handler.begin(self.batch.len());
-        let turn = self.next_queue;
-        self.next_queue = if turn < self.answer_queues.len() {
+        let mut state = handler.begin(self.batch_clients_and_imms.len());
+        let turn = self.next_answer_queue;
+        self.next_answer_queue = if turn < self.answer_queues.len() {
             turn + 1
         } else {
             0
@@ -206,25 +210,25 @@ impl Server {
         };
         list.clear();
         let request = |index: usize, client: u32, imm: u32| {
-            let start = index * self.payload_max;
+            let start = index * self.max_request_payload_bytes;
             Request {
-                client: client as usize,
-                index,
+                client_index: client as usize,
+                index_in_batch: index,
                 imm,
-                payload: &self.payloads[start..start + self.lens[index]],
+                payload: &self.payloads[start..start + self.request_payload_lens[index]],
             }
         };
-        for round in 0..if self.batch.len() > 1 {
+        for round in 0..if self.batch_clients_and_imms.len() > 1 {
             H::PREFETCH_ROUNDS
         } else {
             0
         } {
-            for (i, &(client, imm)) in self.batch.iter().enumerate() {
+            for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
                 handler.prefetch_round(&mut state, round, request(i, client, imm));
             }
         }
-        for (i, &(client, imm)) in self.batch.iter().enumerate() {
-            let Some(to) = &self.clients[client as usize] else {
+        for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
+            let Some(to) = &self.client_destinations[client as usize] else {
                 continue;
             };
             let request = request(i, client, imm);
@@ -235,11 +239,11 @@ impl Server {
                     port: &mut *port,
                     list: &mut *list,
                     to,
-                    imm,
+                    request_imm: imm,
                 },
             );
-            if list.len() >= self.answers {
-                self.counts.posted(list.len());
+            if list.len() >= self.max_answers_per_doorbell {
+                self.counts.record_posted_answers(list.len());
                 port.post(list)?;
                 list.clear();
             }
@@ -248,7 +252,7 @@ impl Server {
         let answers = list.len();
         port.post(list)?;
         if answers > 0 {
-            self.counts.posted(answers);
+            self.counts.record_posted_answers(answers);
         }
         Ok(came)
     }
@@ -262,11 +266,11 @@ pub struct Client {
     buffer: Box<WcBuffer<MAX_BATCH>>,
     server: Option<UdDestination>,
     /// Number of header-only requests in the postlist, and their immediate.
-    ready: (usize, u32),
+    prepared_count_and_imm: (usize, u32),
 }
 
 impl Client {
-    /// Creates a client whose answers carry at most `config.recv_payload` bytes. It cannot send
+    /// Creates a client whose answers carry at most `config.max_recv_payload_bytes` bytes. It cannot send
     /// before [`connect`](Self::connect).
     ///
     /// # Errors
@@ -278,7 +282,7 @@ impl Client {
             port,
             buffer: Box::default(),
             server: None,
-            ready: (0, 0),
+            prepared_count_and_imm: (0, 0),
         })
     }
 
@@ -290,7 +294,7 @@ impl Client {
     /// Sets the server.
     pub fn connect(&mut self, server: UdDestination) {
         self.server = Some(server);
-        self.ready = (0, 0);
+        self.prepared_count_and_imm = (0, 0);
     }
 
     /// Sends `count` (at most [`MAX_BATCH`]) header-only requests with the same immediate, with one doorbell.
@@ -303,15 +307,15 @@ impl Client {
             return Err(RpcError::Config("not connected".into()));
         };
         // The postlist still holds the previous requests, so usually nothing needs to be written.
-        if imm != self.ready.1 {
-            self.ready = (0, imm);
+        if imm != self.prepared_count_and_imm.1 {
+            self.prepared_count_and_imm = (0, imm);
         }
-        if self.ready.0 < count {
+        if self.prepared_count_and_imm.0 < count {
             self.list.clear();
             for _ in 0..count.min(MAX_BATCH) {
                 self.list.send_with_imm(HeaderOnly, server, imm);
             }
-            self.ready.0 = self.list.len();
+            self.prepared_count_and_imm.0 = self.list.len();
         }
         self.list.set_len(count.min(MAX_BATCH));
         self.port.post(&mut self.list)
@@ -320,7 +324,7 @@ impl Client {
     /// Sends one request with payload.
     ///
     /// # Panics
-    /// When the payload is longer than [`UdPortConfig::send_payload`].
+    /// When the payload is longer than [`UdPortConfig::max_send_payload_bytes`].
     ///
     /// # Errors
     /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
@@ -328,7 +332,7 @@ impl Client {
         let Some(server) = &self.server else {
             return Err(RpcError::Config("not connected".into()));
         };
-        self.ready = (0, 0);
+        self.prepared_count_and_imm = (0, 0);
         self.list.clear();
         let (outbox, number) = self.port.outbox();
         match outbox.stage(number, payload) {

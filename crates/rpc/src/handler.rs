@@ -33,9 +33,9 @@ pub trait RpcHandler {
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// Index under which the client was registered.
-    pub client: usize,
+    pub client_index: usize,
     /// Index of the request in the batch, from 0 on.
-    pub index: usize,
+    pub index_in_batch: usize,
     /// Immediate of the request (datagram), or the client's number of the request, from 1 on
     /// (HERD).
     pub imm: u32,
@@ -49,7 +49,7 @@ pub struct RequestReply<'a> {
     pub(crate) port: &'a mut UdPort,
     pub(crate) list: &'a mut Postlist<Ud>,
     pub(crate) to: &'a UdDestination,
-    pub(crate) imm: u32,
+    pub(crate) request_imm: u32,
 }
 
 impl RequestReply<'_> {
@@ -57,17 +57,18 @@ impl RequestReply<'_> {
     ///
     /// # Panics
     /// When the payload is longer than
-    /// [`UdPortConfig::send_payload`](crate::UdPortConfig::send_payload).
+    /// [`UdPortConfig::max_send_payload_bytes`](crate::UdPortConfig::max_send_payload_bytes).
     #[inline]
-    pub fn bytes(self, payload: &[u8]) {
+    pub fn send_payload(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();
         match outbox.stage(first + self.list.len() as u64, payload) {
             None => {
-                self.list.send_with_imm(Inline(payload), self.to, self.imm);
+                self.list
+                    .send_with_imm(Inline(payload), self.to, self.request_imm);
             }
             Some(slot) => {
-                self.list.send_with_imm(slot, self.to, self.imm);
-                self.port.set_registered_payload();
+                self.list.send_with_imm(slot, self.to, self.request_imm);
+                self.port.mark_registered_payload();
             }
         }
     }
@@ -79,8 +80,8 @@ impl RequestReply<'_> {
     /// When posting fails.
     ///
     /// # Panics
-    /// As [`bytes`](Self::bytes).
-    pub fn part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
+    /// As [`send_payload`](Self::send_payload).
+    pub fn send_part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
         // Leave room for the answers of the rest of the batch.
         if self.list.len() >= MAX_BATCH {
             self.port.post(self.list)?;
@@ -91,20 +92,21 @@ impl RequestReply<'_> {
             list: &mut *self.list,
             ..*self
         }
-        .bytes(payload);
+        .send_payload(payload);
         Ok(())
     }
 
     /// Answers without payload and with the immediate of the request.
     #[inline]
-    pub fn header_only(self) {
-        self.list.send_with_imm(HeaderOnly, self.to, self.imm);
+    pub fn send_header_only(self) {
+        self.list
+            .send_with_imm(HeaderOnly, self.to, self.request_imm);
     }
 
     /// Answers without payload and with an immediate that the handler chooses. Only for datagram
     /// RPC: a HERD client identifies answers by their immediate.
     #[inline]
-    pub fn imm(self, imm: u32) {
+    pub fn send_header_only_with_imm(self, imm: u32) {
         self.list.send_with_imm(HeaderOnly, self.to, imm);
     }
 }
@@ -143,7 +145,7 @@ impl RpcWorkerCounts {
     }
 
     #[inline]
-    pub(crate) fn posted(&mut self, wrs: usize) {
+    pub(crate) fn record_posted_answers(&mut self, wrs: usize) {
         self.requests += wrs as u64;
         self.doorbells += 1;
         if let Some(n) = wrs.checked_sub(1).and_then(|i| self.postlists.get_mut(i)) {

@@ -18,7 +18,7 @@
 //! and checksum differ. A request without payload is a single word, which no NIC tears.
 //!
 //! A client of several workers has a part of each worker's region, and WRITEs to all of them
-//! through one queue pair ([`Client::select`]). The immediates of answers identify the worker
+//! through one queue pair ([`Client::select_worker`]). The immediates of answers identify the worker
 //! ([`Tag`]).
 
 mod client;

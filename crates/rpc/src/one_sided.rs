@@ -28,7 +28,7 @@ pub struct Prepared {
     qp: PreparedQp<Rc>,
     cq: CompletionQueue,
     window: usize,
-    batch: usize,
+    max_wrs_per_doorbell: usize,
 }
 
 impl Prepared {
@@ -60,7 +60,7 @@ impl Prepared {
             qp,
             cq,
             window,
-            batch,
+            max_wrs_per_doorbell: batch,
         })
     }
 
@@ -81,15 +81,15 @@ impl Prepared {
     pub fn connect(self, peer: &QpEndpoint, room: usize) -> Result<OneSided, RpcError> {
         let qp = self.qp.connect(peer)?;
         Ok(OneSided {
-            list: qp.postlist(MAX_BATCH),
+            prepared_wrs: qp.postlist(MAX_BATCH),
             qp,
             cq: self.cq,
-            batch: self.batch.min(MAX_BATCH),
-            buffers: self.pd.alloc(self.window * room, Access::LOCAL_WRITE)?,
+            max_wrs_per_doorbell: self.max_wrs_per_doorbell.min(MAX_BATCH),
+            slot_buffers: self.pd.alloc(self.window * room, Access::LOCAL_WRITE)?,
             slot_bytes: room,
             scratch: Some(Scratch::new(room)),
             doorbells: 0,
-            error: None,
+            first_error: None,
         })
     }
 }
@@ -102,29 +102,29 @@ pub struct OneSided {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     /// Work requests of the next doorbell.
-    list: Postlist<Rc>,
-    batch: usize,
-    buffers: MemoryRegion,
+    prepared_wrs: Postlist<Rc>,
+    max_wrs_per_doorbell: usize,
+    slot_buffers: MemoryRegion,
     /// Bytes of a slot's buffer.
     slot_bytes: usize,
     /// Scratch space; `None` while completions are handled.
     scratch: Option<Box<Scratch>>,
     doorbells: u64,
-    error: Option<RpcError>,
+    first_error: Option<RpcError>,
 }
 
 #[derive(Debug)]
 struct Scratch {
     completions: WcBuffer<64>,
     /// Copy of the bytes that were READ, which the NIC cannot change.
-    bytes: Vec<u8>,
+    read_bytes: Vec<u8>,
 }
 
 impl Scratch {
     fn new(room: usize) -> Box<Self> {
         Box::new(Self {
             completions: WcBuffer::new(),
-            bytes: vec![0; room],
+            read_bytes: vec![0; room],
         })
     }
 }
@@ -144,8 +144,8 @@ impl OneSided {
 
     /// Returns the number of work requests that are prepared and not posted.
     #[inline]
-    pub fn prepared(&self) -> usize {
-        self.list.len()
+    pub fn prepared_wr_count(&self) -> usize {
+        self.prepared_wrs.len()
     }
 
     /// Returns the number of doorbells so far.
@@ -165,11 +165,11 @@ impl OneSided {
         slot as usize * self.slot_bytes + at
     }
 
-    /// Records an error until the next [`check`](Self::check), for callers that cannot return it.
+    /// Records an error until the next [`take_error`](Self::take_error), for callers that cannot return it.
     #[inline]
     pub fn record_error(&mut self, result: Result<(), RpcError>) {
         if let Err(e) = result {
-            self.error.get_or_insert(e);
+            self.first_error.get_or_insert(e);
         }
     }
 
@@ -178,8 +178,8 @@ impl OneSided {
     /// # Errors
     /// The first noted error since the last call.
     #[inline]
-    pub fn check(&mut self) -> Result<(), RpcError> {
-        self.error.take().map_or(Ok(()), Err)
+    pub fn take_error(&mut self) -> Result<(), RpcError> {
+        self.first_error.take().map_or(Ok(()), Err)
     }
 
     /// Prepares a signaled READ into a slot's buffer. Its completion covers all work requests that were prepared before it.
@@ -188,18 +188,20 @@ impl OneSided {
     /// # Errors
     /// When `from` is `None` (outside of the server's memory), the buffer is too short, or posting fails.
     #[inline]
-    pub fn read(
+    pub fn prepare_read(
         &mut self,
         (slot, at): (u32, usize),
         bytes: usize,
         from: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
-        self.make_room(1);
+        self.reserve_postlist_room(1);
         let start = self.buffer_offset(slot, at);
-        let into = self.buffers.slice(start..start + bytes)?;
-        let read = self.list.rdma_read(into, from.ok_or_else(outside_region)?);
+        let into = self.slot_buffers.slice(start..start + bytes)?;
+        let read = self
+            .prepared_wrs
+            .rdma_read(into, from.ok_or_else(outside_region)?);
         read.signaled().wr_id(slot.into());
-        if self.list.len() >= self.batch {
+        if self.prepared_wrs.len() >= self.max_wrs_per_doorbell {
             return self.flush();
         }
         Ok(())
@@ -211,7 +213,7 @@ impl OneSided {
     ///
     /// # Errors
     /// When `word` is `None` (outside of the server's memory), or the buffer is too short.
-    pub fn compare_and_swap(
+    pub fn prepare_compare_and_swap(
         &mut self,
         (slot, at): (u32, usize),
         word: Option<RemoteMemory>,
@@ -219,9 +221,9 @@ impl OneSided {
         signaled: bool,
     ) -> Result<(), RpcError> {
         let start = self.buffer_offset(slot, at);
-        let into = self.buffers.slice(start..start + 8)?;
+        let into = self.slot_buffers.slice(start..start + 8)?;
         let word = word.ok_or_else(outside_region)?;
-        let swap = self.list.atomic_cmp_and_swp(into, word, from, to);
+        let swap = self.prepared_wrs.atomic_cmp_and_swp(into, word, from, to);
         if signaled {
             swap.signaled().wr_id(slot.into());
         }
@@ -233,22 +235,25 @@ impl OneSided {
     /// # Errors
     /// When the buffer is too short.
     pub fn write_buffer(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<(), RpcError> {
-        Ok(self.buffers.write_at(self.buffer_offset(slot, at), bytes)?)
+        Ok(self
+            .slot_buffers
+            .write_at(self.buffer_offset(slot, at), bytes)?)
     }
 
     /// Prepares an unsignaled WRITE of a part of a slot's buffer. A signaled work request must follow it.
     ///
     /// # Errors
     /// When `to` is `None` (outside of the server's memory), or the buffer is too short.
-    pub fn write(
+    pub fn prepare_write(
         &mut self,
         (slot, at): (u32, usize),
         bytes: usize,
         to: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
         let start = self.buffer_offset(slot, at);
-        let from = self.buffers.slice(start..start + bytes)?;
-        self.list.rdma_write(from, to.ok_or_else(outside_region)?);
+        let from = self.slot_buffers.slice(start..start + bytes)?;
+        self.prepared_wrs
+            .rdma_write(from, to.ok_or_else(outside_region)?);
         Ok(())
     }
 
@@ -258,7 +263,9 @@ impl OneSided {
     /// When the buffer is too short.
     #[inline]
     pub fn read_buffer(&self, slot: u32, at: usize, into: &mut [u8]) -> Result<(), RpcError> {
-        Ok(self.buffers.read_at(self.buffer_offset(slot, at), into)?)
+        Ok(self
+            .slot_buffers
+            .read_at(self.buffer_offset(slot, at), into)?)
     }
 
     /// Returns a word of a slot's buffer, at an offset that is a multiple of 8.
@@ -267,7 +274,7 @@ impl OneSided {
     /// When the buffer is too short.
     #[inline]
     pub fn buffer_word(&self, slot: u32, at: usize) -> Result<u64, RpcError> {
-        Ok(self.buffers.read_u64(self.buffer_offset(slot, at))?)
+        Ok(self.slot_buffers.read_u64(self.buffer_offset(slot, at))?)
     }
 
     /// Returns words of a slot's buffer without a copy, from an offset that is a multiple of 8 on.
@@ -275,16 +282,21 @@ impl OneSided {
     /// # Errors
     /// When the buffer is too short.
     #[inline]
-    pub fn words(&self, slot: u32, at: usize, count: usize) -> Result<&[AtomicU64], RpcError> {
+    pub fn buffer_words(
+        &self,
+        slot: u32,
+        at: usize,
+        count: usize,
+    ) -> Result<&[AtomicU64], RpcError> {
         Ok(self
-            .buffers
+            .slot_buffers
             .atomics_u64(self.buffer_offset(slot, at), count)?)
     }
 
     /// Makes room for `work_requests` more in the postlist, so that one doorbell posts them. Posts
     /// the prepared work requests if necessary. An error is [noted](Self::record_error).
-    pub fn make_room(&mut self, work_requests: usize) {
-        if self.list.len() + work_requests > self.list.capacity() {
+    pub fn reserve_postlist_room(&mut self, work_requests: usize) {
+        if self.prepared_wrs.len() + work_requests > self.prepared_wrs.capacity() {
             let flushed = self.flush();
             self.record_error(flushed);
         }
@@ -296,7 +308,7 @@ impl OneSided {
     /// When posting fails.
     #[inline]
     pub fn flush(&mut self) -> Result<(), RpcError> {
-        self.post_first(self.list.len())
+        self.post_first(self.prepared_wrs.len())
     }
 
     /// Posts the first `n` prepared work requests and drops the others. Tests of recovery use this
@@ -306,14 +318,14 @@ impl OneSided {
     /// When posting fails.
     #[inline]
     pub fn post_first(&mut self, n: usize) -> Result<(), RpcError> {
-        let n = n.min(self.list.len());
+        let n = n.min(self.prepared_wrs.len());
         if n == 0 {
-            self.list.clear();
+            self.prepared_wrs.clear();
             return Ok(());
         }
         self.doorbells += 1;
-        let posted = self.qp.post_send_range(&mut self.list, ..n);
-        self.list.clear();
+        let posted = self.qp.post_send_range(&mut self.prepared_wrs, ..n);
+        self.prepared_wrs.clear();
         Ok(posted?)
     }
 }
@@ -358,7 +370,7 @@ pub trait RequestSteps {
         mut done: impl FnMut(&mut Self::Pending, u32, Self::Done<'_>),
     ) -> Result<usize, RpcError> {
         let queue = self.queue();
-        queue.check()?;
+        queue.take_error()?;
         queue.flush()?;
         let room = queue.slot_bytes;
         let scratch = queue.scratch.take();
@@ -374,7 +386,7 @@ pub trait RequestSteps {
                 };
                 came += 1;
                 if let Some(over) =
-                    self.handle_completion(pending, slot, stats, &mut scratch.bytes)?
+                    self.handle_completion(pending, slot, stats, &mut scratch.read_bytes)?
                 {
                     done(pending, slot, over);
                 }

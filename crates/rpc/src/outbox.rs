@@ -15,15 +15,15 @@ use crate::error::{MAX_LIST, RpcError};
 /// complete.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    inline: usize,
+    max_inline_bytes: usize,
     ring: Option<Box<Ring>>,
 }
 
 #[derive(Debug)]
 struct Ring {
     mr: MemoryRegion,
-    stride: usize,
-    slots: u64,
+    slot_bytes: usize,
+    slot_count: u64,
 }
 
 impl Outbox {
@@ -44,11 +44,14 @@ impl Outbox {
             let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
             Some(Box::new(Ring {
                 mr,
-                stride,
-                slots: slots as u64,
+                slot_bytes: stride,
+                slot_count: slots as u64,
             }))
         };
-        Ok(Self { inline, ring })
+        Ok(Self {
+            max_inline_bytes: inline,
+            ring,
+        })
     }
 
     /// Stores the payload of message `number`. Returns `None` if the message is sent inline,
@@ -58,11 +61,14 @@ impl Outbox {
     /// When the payload is longer than the maximum given at creation.
     #[inline]
     pub(crate) fn stage(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
-        (payload.len() > self.inline).then(|| self.register(number, payload))
+        (payload.len() > self.max_inline_bytes).then(|| self.copy_to_ring_slot(number, payload))
     }
 
-    fn register(&self, number: u64, payload: &[u8]) -> MrSlice {
-        let fits = self.ring.as_deref().filter(|r| payload.len() <= r.stride);
+    fn copy_to_ring_slot(&self, number: u64, payload: &[u8]) -> MrSlice {
+        let fits = self
+            .ring
+            .as_deref()
+            .filter(|r| payload.len() <= r.slot_bytes);
         let Some(ring) = fits else {
             panic!(
                 "{} bytes of payload in an outbox made for less",
@@ -70,7 +76,7 @@ impl Outbox {
             );
         };
         #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
-        let start = (number % ring.slots) as usize * ring.stride;
+        let start = (number % ring.slot_count) as usize * ring.slot_bytes;
         let inside = "the ring has so many slots";
         ring.mr.write_at(start, payload).expect(inside);
         ring.mr.slice(start..start + payload.len()).expect(inside)

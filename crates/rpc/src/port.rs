@@ -20,12 +20,12 @@ pub struct UdPortConfig {
     /// Number of RECVs that are kept posted; 0 for a port that only sends.
     pub recv_depth: u32,
     /// Maximum payload of received messages in bytes. With 0, all RECVs share one buffer.
-    pub recv_payload: usize,
+    pub max_recv_payload_bytes: usize,
     /// Maximum payload of sent messages in bytes.
-    pub send_payload: u32,
+    pub max_send_payload_bytes: u32,
     /// Maximum payload that is sent inline, if the device supports it. Longer payload is sent from
     /// registered memory.
-    pub inline_payload: u32,
+    pub max_inline_payload_bytes: u32,
     /// Channel for events of the receive CQ.
     pub channel: Option<CompletionChannel>,
 }
@@ -37,9 +37,9 @@ impl Default for UdPortConfig {
             gid_index: None,
             send_depth: 512,
             recv_depth: 512,
-            recv_payload: 0,
-            send_payload: 16,
-            inline_payload: u32::MAX,
+            max_recv_payload_bytes: 0,
+            max_send_payload_bytes: 16,
+            max_inline_payload_bytes: u32::MAX,
             channel: None,
         }
     }
@@ -56,27 +56,27 @@ pub struct UdPort {
     qp: QueuePair<Ud>,
     recv_cq: CompletionQueue,
     /// Index in the list of the first RECV that is consumed and not posted again yet.
-    recv_next: usize,
+    next_recv_to_repost: usize,
     recvs: RecvList,
     buffers: PortBuffers,
     /// Number of SENDs posted, known to be complete, and posted since the last signaled one.
-    posted: u64,
-    reaped: u64,
-    since_signal: u64,
+    posted_sends: u64,
+    completed_sends: u64,
+    unsignaled_sends: u64,
     send_depth: u64,
     outbox: Outbox,
     send_cq: CompletionQueue,
     /// True if the list that is being built has payload in registered memory.
     has_registered_payload: bool,
-    /// Number up to which [`progress`](UdPort::progress) polls for completions of SENDs.
+    /// Number up to which [`poll_long_sends`](UdPort::poll_long_sends) polls for completions of SENDs.
     await_sends_until: u64,
 }
 
 #[derive(Debug)]
 #[repr(C)]
 struct PortBuffers {
-    stride: usize,
-    payload: usize,
+    stride_bytes: usize,
+    max_payload_bytes: usize,
     mr: MemoryRegion,
 }
 
@@ -99,7 +99,7 @@ pub struct ReceivedDatagram<'a> {
     pub src_qp: Qpn,
     /// Bytes of payload.
     pub len: usize,
-    offset: usize,
+    payload_offset: usize,
     mr: &'a MemoryRegion,
 }
 
@@ -109,7 +109,7 @@ impl ReceivedDatagram<'_> {
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
         // The range is inside of the region by construction; an error would leave `into` unchanged.
-        if self.mr.read_at(self.offset, &mut into[..n]).is_ok() {
+        if self.mr.read_at(self.payload_offset, &mut into[..n]).is_ok() {
             n
         } else {
             0
@@ -142,15 +142,19 @@ impl UdPort {
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(config.recv_depth.max(1))
-            .inline_up_to(config.send_payload.min(config.inline_payload));
+            .inline_up_to(
+                config
+                    .max_send_payload_bytes
+                    .min(config.max_inline_payload_bytes),
+            );
         if let Some(index) = config.gid_index {
             builder = builder.gid_index(index);
         }
         let qp = builder.build()?;
         // A message of at most 24 bytes takes one cache line; a header-only receiver reads none of
         // them.
-        let stride = (GRH_BYTES + config.recv_payload).next_multiple_of(64);
-        let shared = config.recv_payload == 0;
+        let stride = (GRH_BYTES + config.max_recv_payload_bytes).next_multiple_of(64);
+        let shared = config.max_recv_payload_bytes == 0;
         let mr = pd.alloc(
             if shared { stride } else { stride * recv_depth },
             Access::LOCAL_WRITE,
@@ -159,7 +163,7 @@ impl UdPort {
         for i in 0..recv_depth {
             let start = if shared { 0 } else { i * stride };
             recvs.recv(
-                mr.slice(start..start + GRH_BYTES + config.recv_payload)?,
+                mr.slice(start..start + GRH_BYTES + config.max_recv_payload_bytes)?,
                 i as u64,
             );
         }
@@ -168,7 +172,7 @@ impl UdPort {
         }
         let outbox = Outbox::new(
             pd,
-            config.send_payload as usize,
+            config.max_send_payload_bytes as usize,
             qp.max_inline_data(),
             qp.max_send_wr(),
         )?;
@@ -183,13 +187,13 @@ impl UdPort {
             recvs,
             buffers: PortBuffers {
                 mr,
-                stride: if shared { 0 } else { stride },
-                payload: config.recv_payload,
+                stride_bytes: if shared { 0 } else { stride },
+                max_payload_bytes: config.max_recv_payload_bytes,
             },
-            recv_next: 0,
-            posted: 0,
-            reaped: 0,
-            since_signal: 0,
+            next_recv_to_repost: 0,
+            posted_sends: 0,
+            completed_sends: 0,
+            unsignaled_sends: 0,
         })
     }
 
@@ -212,7 +216,7 @@ impl UdPort {
     /// post's first message.
     #[inline]
     pub(crate) fn outbox(&self) -> (&Outbox, u64) {
-        (&self.outbox, self.posted)
+        (&self.outbox, self.posted_sends)
     }
 
     /// Posts a list with one doorbell. Waits first if the send queue has no room.
@@ -228,14 +232,14 @@ impl UdPort {
         // Signal once per quarter of the queue, so that completions are known long before the room
         // runs out.
         let is_long = std::mem::take(&mut self.has_registered_payload);
-        let signal = is_long || self.since_signal + wrs >= self.send_depth / 4;
+        let signal = is_long || self.unsignaled_sends + wrs >= self.send_depth / 4;
         let last = list.len() - 1;
         if signal {
             list.set_signaled(last, true);
-            list.set_wr_id(last, self.posted + wrs);
+            list.set_wr_id(last, self.posted_sends + wrs);
         }
-        if self.posted + wrs - self.reaped > self.send_depth {
-            self.reap(wrs)?;
+        if self.posted_sends + wrs - self.completed_sends > self.send_depth {
+            self.wait_for_send_room(wrs)?;
         }
         let result = self.qp.post_send(list);
         if signal {
@@ -243,20 +247,20 @@ impl UdPort {
             // simulate.
             list.set_signaled(last, false);
             list.set_wr_id(last, 0);
-            self.since_signal = 0;
+            self.unsignaled_sends = 0;
         } else {
-            self.since_signal += wrs;
+            self.unsignaled_sends += wrs;
         }
-        self.posted += wrs;
+        self.posted_sends += wrs;
         if is_long {
-            self.await_sends_until = self.posted;
+            self.await_sends_until = self.posted_sends;
         }
         Ok(result?)
     }
 
     /// Notes that the list being built has payload in registered memory.
     #[inline]
-    pub(crate) fn set_registered_payload(&mut self) {
+    pub(crate) fn mark_registered_payload(&mut self) {
         self.has_registered_payload = true;
     }
 
@@ -267,11 +271,11 @@ impl UdPort {
     /// # Errors
     /// When a SEND or a verb has failed.
     #[inline]
-    pub(crate) fn progress(&mut self) -> Result<(), RpcError> {
-        if self.await_sends_until > self.reaped {
+    pub(crate) fn poll_long_sends(&mut self) -> Result<(), RpcError> {
+        if self.await_sends_until > self.completed_sends {
             let mut buffer = WcBuffer::<16>::new();
             for wc in self.send_cq.poll(&mut buffer)? {
-                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+                self.completed_sends = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
             }
         }
         Ok(())
@@ -279,13 +283,13 @@ impl UdPort {
 
     /// Polls send completions until the send queue has room for `wrs` more SENDs.
     #[cold]
-    fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
+    fn wait_for_send_room(&mut self, wrs: u64) -> Result<(), RpcError> {
         check_fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
-        while self.posted + wrs - self.reaped > self.send_depth {
+        while self.posted_sends + wrs - self.completed_sends > self.send_depth {
             for wc in self.send_cq.poll(&mut buffer)? {
-                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+                self.completed_sends = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
             }
             waiter.idle();
         }
@@ -320,20 +324,20 @@ impl UdPort {
                 src_qp: wc.src_qp(),
                 len: (wc.byte_len() as usize)
                     .saturating_sub(GRH_BYTES)
-                    .min(self.buffers.payload),
-                offset: index * self.buffers.stride + GRH_BYTES,
+                    .min(self.buffers.max_payload_bytes),
+                payload_offset: index * self.buffers.stride_bytes + GRH_BYTES,
                 mr: &self.buffers.mr,
             });
         }
         // RECVs complete in the order of posting, so the consumed ones are adjacent.
         let depth = self.recvs.capacity();
-        let end = self.recv_next + n;
+        let end = self.next_recv_to_repost + n;
         self.qp
-            .post_recv_range(&mut self.recvs, self.recv_next..end.min(depth))?;
+            .post_recv_range(&mut self.recvs, self.next_recv_to_repost..end.min(depth))?;
         if end > depth {
             self.qp.post_recv_range(&mut self.recvs, 0..end - depth)?;
         }
-        self.recv_next = if end >= depth { end - depth } else { end };
+        self.next_recv_to_repost = if end >= depth { end - depth } else { end };
         Ok(n)
     }
 }

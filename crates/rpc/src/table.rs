@@ -10,7 +10,7 @@ use verbs::Qpn;
 #[derive(Debug, Clone)]
 pub struct ClientTable {
     /// Entries `(qpn + 1) << 32 | client`; 0 means free. Open addressing, at most half full.
-    slots: Vec<u64>,
+    packed_entries: Vec<u64>,
     len: usize,
 }
 
@@ -18,7 +18,7 @@ impl ClientTable {
     /// Creates an empty table.
     pub fn new() -> Self {
         Self {
-            slots: vec![0; 16],
+            packed_entries: vec![0; 16],
             len: 0,
         }
     }
@@ -27,10 +27,10 @@ impl ClientTable {
     #[inline]
     pub fn get(&self, qpn: Qpn) -> Option<usize> {
         let key = u64::from(qpn.0) + 1;
-        let mask = self.slots.len() - 1;
+        let mask = self.packed_entries.len() - 1;
         let mut i = home_slot(qpn, mask);
         loop {
-            let slot = self.slots[i & mask];
+            let slot = self.packed_entries[i & mask];
             if slot >> 32 == key {
                 #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are meant")]
                 return Some(slot as u32 as usize);
@@ -48,9 +48,9 @@ impl ClientTable {
         if self.get(qpn).is_some() {
             return false;
         }
-        if (self.len + 1) * 2 > self.slots.len() {
-            let old = std::mem::take(&mut self.slots);
-            self.slots = vec![0; old.len() * 2];
+        if (self.len + 1) * 2 > self.packed_entries.len() {
+            let old = std::mem::take(&mut self.packed_entries);
+            self.packed_entries = vec![0; old.len() * 2];
             old.into_iter()
                 .filter(|&s| s != 0)
                 .for_each(|s| self.put(s));
@@ -64,8 +64,8 @@ impl ClientTable {
     pub fn remove(&mut self, qpn: Qpn) {
         let key = u64::from(qpn.0) + 1;
         // Rebuild the table, which keeps every probe sequence intact; clients are removed rarely.
-        let old = std::mem::take(&mut self.slots);
-        self.slots = vec![0; old.len()];
+        let old = std::mem::take(&mut self.packed_entries);
+        self.packed_entries = vec![0; old.len()];
         self.len = 0;
         for slot in old.into_iter().filter(|&s| s != 0 && s >> 32 != key) {
             self.put(slot);
@@ -74,13 +74,13 @@ impl ClientTable {
     }
 
     fn put(&mut self, slot: u64) {
-        let mask = self.slots.len() - 1;
+        let mask = self.packed_entries.len() - 1;
         #[expect(clippy::cast_possible_truncation, reason = "24 bits and one")]
         let mut i = home_slot(Qpn(((slot >> 32) - 1) as u32), mask);
-        while self.slots[i & mask] != 0 {
+        while self.packed_entries[i & mask] != 0 {
             i += 1;
         }
-        self.slots[i & mask] = slot;
+        self.packed_entries[i & mask] = slot;
     }
 }
 

@@ -19,15 +19,15 @@ use crate::{ClientReport, NumberSet};
 /// ```
 #[derive(Debug, Clone)]
 pub struct NumberChecker {
-    start: u64,
+    first_number: u64,
     numbers: NumberSet,
     clients: usize,
     duplicates: u64,
     duplicate_example: Option<(String, u64)>,
     not_increasing: u64,
-    lost: u64,
+    lost_messages: u64,
     dead_clients: usize,
-    restarts: usize,
+    server_restarts: usize,
 }
 
 /// The result of a check.
@@ -62,15 +62,15 @@ impl NumberChecker {
     /// Creates a checker for a server whose first number is `start`.
     pub fn new(start: u64) -> Self {
         Self {
-            start,
+            first_number: start,
             numbers: NumberSet::new(),
             clients: 0,
             duplicates: 0,
             duplicate_example: None,
             not_increasing: 0,
-            lost: 0,
+            lost_messages: 0,
             dead_clients: 0,
-            restarts: 0,
+            server_restarts: 0,
         }
     }
 
@@ -79,7 +79,7 @@ impl NumberChecker {
         self.add_numbers(name, &report.numbers);
         self.duplicates += report.duplicates;
         self.not_increasing += report.not_increasing;
-        self.lost += report.failures.lost + report.failures.discarded;
+        self.lost_messages += report.failures.lost + report.failures.discarded;
     }
 
     /// Adds the numbers of a client.
@@ -99,14 +99,15 @@ impl NumberChecker {
 
     /// Records that the server was restarted.
     pub fn server_restarted(&mut self) {
-        self.restarts += 1;
+        self.server_restarts += 1;
     }
 
     /// Returns the verdict; `next` is the server's next number, if known.
     pub fn verdict(&self, next: Option<u64>) -> NumberVerdict {
-        let bounds = self.numbers.bounds();
-        let end =
-            next.unwrap_or_else(|| bounds.map_or(self.start, |(_, last)| last.saturating_add(1)));
+        let bounds = self.numbers.min_and_max();
+        let end = next.unwrap_or_else(|| {
+            bounds.map_or(self.first_number, |(_, last)| last.saturating_add(1))
+        });
         let count = |from: u64, to: u64| -> u64 {
             // `to` is exclusive; runs are inclusive.
             self.numbers
@@ -116,15 +117,16 @@ impl NumberChecker {
                 .map(|r| r.1.min(to - 1) - r.0.max(from) + 1)
                 .sum()
         };
-        let inside = if end > self.start {
-            count(self.start, end)
+        let inside = if end > self.first_number {
+            count(self.first_number, end)
         } else {
             0
         };
         let numbers = self.numbers.len();
         let outside = numbers - inside;
-        let skipped = end.saturating_sub(self.start).saturating_sub(inside);
-        let excused = skipped <= self.lost || self.dead_clients > 0 || self.restarts > 0;
+        let skipped = end.saturating_sub(self.first_number).saturating_sub(inside);
+        let excused =
+            skipped <= self.lost_messages || self.dead_clients > 0 || self.server_restarts > 0;
         NumberVerdict {
             ok: numbers > 0
                 && self.duplicates == 0
@@ -137,9 +139,9 @@ impl NumberChecker {
             duplicate: self.duplicate_example.clone(),
             not_increasing: self.not_increasing,
             skipped,
-            lost: self.lost,
+            lost: self.lost_messages,
             dead_clients: self.dead_clients,
-            restarts: self.restarts,
+            restarts: self.server_restarts,
             outside,
         }
     }
@@ -228,11 +230,11 @@ mod tests {
             (c.verdict(Some(900)).ok, c.verdict(Some(900)).skipped),
             (false, 2)
         );
-        c.lost = 1;
+        c.lost_messages = 1;
         assert!(!c.verdict(Some(900)).ok);
-        c.lost = 2;
+        c.lost_messages = 2;
         assert!(c.verdict(Some(900)).ok);
-        c.lost = 0;
+        c.lost_messages = 0;
         c.client_died();
         assert!(c.verdict(Some(900)).ok);
     }

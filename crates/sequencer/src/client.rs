@@ -21,7 +21,7 @@ pub struct Client {
     session: Option<Session>,
     design: Design,
     results: LaneResults,
-    start: u64,
+    first_number: u64,
     target: ServerLocation<Rendezvous>,
 }
 
@@ -60,7 +60,7 @@ impl ClientError {
     /// Returns true if another attempt to connect cannot help.
     fn is_hopeless(&self) -> bool {
         match self {
-            Self::Connect(e) => e.is_hopeless(),
+            Self::Connect(e) => e.is_permanent(),
             _ => true,
         }
     }
@@ -111,7 +111,10 @@ impl Client {
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
         config.check().map_err(ConnectError::Config)?;
-        let port = config.nic.port(context).map_err(ConnectError::from)?;
+        let port = config
+            .nic
+            .port_and_gid(context)
+            .map_err(ConnectError::from)?;
         let pd = context.alloc_pd()?;
         let mut client = Self {
             config,
@@ -121,7 +124,7 @@ impl Client {
             session: None,
             design: Design::SpecS0,
             results: LaneResults::default(),
-            start: 0,
+            first_number: 0,
             target,
         };
         client.reconnect()?;
@@ -135,7 +138,7 @@ impl Client {
 
     /// Returns the first number of the server.
     pub fn first_number(&self) -> u64 {
-        self.start
+        self.first_number
     }
 
     /// Gets numbers until the time is over or there are enough. The report includes failures.
@@ -144,11 +147,11 @@ impl Client {
         self.results.numbers = crate::NumberSet::new();
         self.results.next_expected_at_start = self.results.next_expected;
         (
-            self.results.received,
+            self.results.received_numbers,
             self.results.not_increasing,
-            self.results.discarded,
+            self.results.discarded_answers,
         ) = (0, 0, 0);
-        (self.results.refused, self.results.wrong_guesses) = (0, 0);
+        (self.results.refused_requests, self.results.wrong_guesses) = (0, 0);
         loop {
             let Some(session) = &mut self.session else {
                 match self.reconnect() {
@@ -179,7 +182,7 @@ impl Client {
                     run.failures.reconnects += 1;
                     // Dropping the session destroys its queue pairs and its connection: see `lanes`, rule 5.
                     self.session = None;
-                    if run.is_finished(self.results.received) {
+                    if run.is_finished(self.results.received_numbers) {
                         break;
                     }
                 }
@@ -190,9 +193,13 @@ impl Client {
 
     /// Gets exactly `count` numbers.
     pub fn take_numbers(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
-        self.results.all_numbers = Some(Vec::new());
+        self.results.numbers_in_arrival_order = Some(Vec::new());
         let report = self.run(RunEnd::Count(count));
-        let numbers = self.results.all_numbers.take().unwrap_or_default();
+        let numbers = self
+            .results
+            .numbers_in_arrival_order
+            .take()
+            .unwrap_or_default();
         if report.requests == count {
             return Ok(numbers);
         }
@@ -209,9 +216,9 @@ impl Client {
 
     fn report(&mut self, run: ClientRun) -> ClientReport {
         let seconds =
-            Duration::from_nanos(run.last_answer_ns.saturating_sub(run.started)).as_secs_f64();
+            Duration::from_nanos(run.last_answer_ns.saturating_sub(run.started_ns)).as_secs_f64();
         let mut numbers = std::mem::take(&mut self.results.numbers);
-        let requests = self.results.received;
+        let requests = self.results.received_numbers;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = if seconds > 0.0 {
             requests as f64 / seconds
@@ -230,8 +237,8 @@ impl Client {
             not_increasing: self.results.not_increasing,
             duplicates: numbers.duplicates(),
             failures: FailureCounts {
-                discarded: self.results.discarded,
-                refused: self.results.refused,
+                discarded: self.results.discarded_answers,
+                refused: self.results.refused_requests,
                 ..run.failures
             },
             numbers,
@@ -240,10 +247,10 @@ impl Client {
 
     /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self) -> Result<(), ClientError> {
-        let until = time::now() + self.config.reconnect();
-        let opened = self
-            .target
-            .retry_until(until, || self.open(), ClientError::is_hopeless);
+        let until = time::now() + self.config.reconnect_timeout();
+        let opened =
+            self.target
+                .retry_until(until, || self.open_session(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
         if accepted.next < self.results.next_expected {
             return Err(ClientError::refused(format!(
@@ -253,14 +260,14 @@ impl Client {
             )));
         }
         self.design = accepted.design;
-        self.start = accepted.start;
+        self.first_number = accepted.start;
         self.session = Some(session);
         Ok(())
     }
 
     /// Opens a session: creates the client's queue pairs, and connects them by the server's answer.
-    fn open(&self) -> Result<(Session, Accepted), ClientError> {
-        let patience = self.config.reconnect().max(Duration::from_secs(1));
+    fn open_session(&self) -> Result<(Session, Accepted), ClientError> {
+        let patience = self.config.reconnect_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
             .target
@@ -317,8 +324,8 @@ impl Client {
             gid_index: Some(nic.gid_index),
             send_depth: (depth * 2).max(256),
             recv_depth,
-            recv_payload: 8,
-            send_payload: 16,
+            max_recv_payload_bytes: 8,
+            max_send_payload_bytes: 16,
             ..UdPortConfig::default()
         };
         match design {

@@ -35,7 +35,7 @@ service::designs! {
 impl Design {
     /// Returns the default number of UD queue pairs of a worker. A NIC serves one queue pair with one processing unit
     /// at a time; on the software NIC more queue pairs bring no gain.
-    pub fn queues(self) -> usize {
+    pub fn default_queues_per_worker(self) -> usize {
         match self {
             Self::RpcBatchMq => 3,
             _ => 1,
@@ -46,7 +46,7 @@ impl Design {
     pub fn end_of_numbers(self) -> u64 {
         match self {
             Self::Atomics => crate::counter::ATOMICS_END,
-            _ => crate::counter::END,
+            _ => crate::counter::END_OF_NUMBERS,
         }
     }
 }
@@ -85,14 +85,14 @@ pub struct ServerConfig {
     /// fewer, numbers are still taken from the counter for a whole batch at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<usize>,
-    /// UD queue pairs of each worker, 1 to 64; [`Design::queues`] if `None`. HERD's batches rotate over them. In the
+    /// UD queue pairs of each worker, 1 to 64; [`Design::default_queues_per_worker`] if `None`. HERD's batches rotate over them. In the
     /// design `spec-s0` each has its own clients.
     pub queues: Option<usize>,
     /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]
     pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
-    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::split`].
+    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::queues_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
@@ -129,7 +129,7 @@ impl Default for ServerConfig {
             scan: RegionScan::default(),
             split: 1,
             rotate: false,
-            send_depth: SEND_DEPTH,
+            send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
             max_window: 1024,
             recv_depth: 1024,
@@ -143,7 +143,8 @@ impl Default for ServerConfig {
 impl ServerConfig {
     /// Returns the number of UD queue pairs of each worker.
     pub fn queues(&self) -> usize {
-        self.queues.unwrap_or(self.design.queues())
+        self.queues
+            .unwrap_or(self.design.default_queues_per_worker())
     }
 }
 
@@ -264,11 +265,11 @@ impl ClientConfig {
         in_range("latency_digits", self.latency_digits.into(), 1..=5)
     }
 
-    pub(crate) fn deadline(&self) -> Duration {
+    pub(crate) fn answer_timeout(&self) -> Duration {
         Duration::from_millis(self.deadline_ms.max(1))
     }
 
-    pub(crate) fn reconnect(&self) -> Duration {
+    pub(crate) fn reconnect_timeout(&self) -> Duration {
         Duration::from_millis(self.reconnect_ms)
     }
 }
@@ -278,11 +279,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// Default of [`ServerConfig::send_depth`].
-const SEND_DEPTH: u32 = 512;
+const DEFAULT_SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_usual_depth(depth: &u32) -> bool {
-    *depth == SEND_DEPTH
+    *depth == DEFAULT_SEND_DEPTH
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

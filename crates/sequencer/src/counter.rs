@@ -5,7 +5,7 @@
 //! A number is never given twice, so the counter must never wrap. `u64::MAX` itself is never given: in an answer it
 //! means that the numbers are used up.
 //!
-//! - Where CPUs add ([`Counter::take_numbers`]), the counter never exceeds the limit, which is at most [`END`].
+//! - Where CPUs add ([`Counter::take_numbers`]), the counter never exceeds the limit, which is at most [`END_OF_NUMBERS`].
 //! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END`] on are invalid: a
 //!   client that gets one stops for good. When the counter has reached this value, the server moves all queue pairs to
 //!   ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most [`MAX_WINDOW`]
@@ -28,24 +28,24 @@ use std::thread::Thread;
 use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, VerbError};
 
 /// The first number that cannot be given; in an answer this value means that the numbers are used up.
-pub const END: u64 = u64::MAX;
+pub const END_OF_NUMBERS: u64 = u64::MAX;
 /// Largest number of clients at the same time.
 pub const MAX_CLIENTS: usize = 16_384;
 /// Largest window of a client.
 pub const MAX_WINDOW: usize = 4096;
 /// The first number that the design `atomics` cannot give.
-pub const ATOMICS_END: u64 = END - (MAX_CLIENTS * MAX_WINDOW) as u64;
+pub const ATOMICS_END: u64 = END_OF_NUMBERS - (MAX_CLIENTS * MAX_WINDOW) as u64;
 
 /// The answer's value if the numbers are used up.
-pub(crate) const USED_UP: u64 = u64::MAX;
+pub(crate) const USED_UP_ANSWER: u64 = u64::MAX;
 
 /// The counter and its limit, each in its own memory region: clients may add to the counter, but only read the limit.
 #[derive(Debug)]
 pub struct Counter {
-    next: MemoryRegion,
-    limit: MemoryRegion,
+    next_number_mr: MemoryRegion,
+    limit_mr: MemoryRegion,
     start: u64,
-    end: u64,
+    end_of_numbers: u64,
     low_water: u64,
     stopped: AtomicBool,
     /// The thread that raises the limit.
@@ -79,17 +79,19 @@ impl Counter {
         )?;
         let limit_mr = pd.alloc(64, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let counter = Self {
-            next,
-            limit: limit_mr,
+            next_number_mr: next,
+            limit_mr,
             start,
-            end,
+            end_of_numbers: end,
             low_water,
             stopped: AtomicBool::new(false),
             reserver: OnceLock::new(),
         };
-        counter.word(&counter.next).store(start, Ordering::Relaxed);
         counter
-            .word(&counter.limit)
+            .atomic_word(&counter.next_number_mr)
+            .store(start, Ordering::Relaxed);
+        counter
+            .atomic_word(&counter.limit_mr)
             .store(limit.min(end), Ordering::Release);
         Ok(counter)
     }
@@ -97,21 +99,24 @@ impl Counter {
     /// Takes up to `count` numbers with one atomic operation. Returns the first number and how many were taken.
     #[inline]
     pub fn take_numbers(&self, count: u64) -> Result<(u64, u64), NumberRefusal> {
-        let (next, limit) = (self.word(&self.next), self.word(&self.limit));
+        let (next, limit) = (
+            self.atomic_word(&self.next_number_mr),
+            self.atomic_word(&self.limit_mr),
+        );
         verbs::time::charge_shared_add(next);
         let mut first = next.load(Ordering::Relaxed);
         loop {
             // Pairs with `raise`: a thread that sees a limit sees it after the state file became durable.
             let limit = limit.load(Ordering::Acquire);
             let Some(room) = limit.checked_sub(first).filter(|&r| r > 0) else {
-                return Err(self.refuse(limit));
+                return Err(self.refusal_reason(limit));
             };
             let n = count.min(room);
             // A plain add could exceed the limit, or wrap.
             match next.compare_exchange_weak(first, first + n, Ordering::Relaxed, Ordering::Relaxed)
             {
                 Ok(_) => {
-                    if room - n < self.low_water && limit < self.end {
+                    if room - n < self.low_water && limit < self.end_of_numbers {
                         self.wake_reserver();
                     }
                     return Ok((first, n));
@@ -122,8 +127,8 @@ impl Counter {
     }
 
     #[cold]
-    fn refuse(&self, limit: u64) -> NumberRefusal {
-        if limit >= self.end {
+    fn refusal_reason(&self, limit: u64) -> NumberRefusal {
+        if limit >= self.end_of_numbers {
             return NumberRefusal::UsedUp;
         }
         if self.stopped.load(Ordering::Relaxed) {
@@ -141,7 +146,7 @@ impl Counter {
     }
 
     /// Makes the calling thread the reserver: it is unparked whenever the limit must be raised.
-    pub(crate) fn reserve_from_this_thread(&self) {
+    pub(crate) fn set_reserver_thread(&self) {
         // Only the first call has an effect.
         let _ = self.reserver.set(std::thread::current());
     }
@@ -149,12 +154,12 @@ impl Counter {
     /// Raises the limit. The state file must already cover the new limit.
     pub(crate) fn raise_limit(&self, limit: u64) {
         // Pairs with `take`, and with the READs of clients.
-        self.word(&self.limit)
-            .fetch_max(limit.min(self.end), Ordering::Release);
+        self.atomic_word(&self.limit_mr)
+            .fetch_max(limit.min(self.end_of_numbers), Ordering::Release);
     }
 
     /// Stops waiting for a higher limit.
-    pub(crate) fn stop(&self) {
+    pub(crate) fn stop_waiting_for_limit(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.wake_reserver();
     }
@@ -165,25 +170,26 @@ impl Counter {
     }
 
     /// Returns the next number.
-    pub fn next(&self) -> u64 {
-        self.word(&self.next).load(Ordering::Relaxed)
+    pub fn next_number(&self) -> u64 {
+        self.atomic_word(&self.next_number_mr)
+            .load(Ordering::Relaxed)
     }
 
     /// Returns the limit: numbers below it may be given now.
-    pub fn limit(&self) -> u64 {
-        self.word(&self.limit).load(Ordering::Acquire)
+    pub fn number_limit(&self) -> u64 {
+        self.atomic_word(&self.limit_mr).load(Ordering::Acquire)
     }
 
     /// Returns the end: numbers below it may be given ever.
     pub fn end_of_numbers(&self) -> u64 {
-        self.end
+        self.end_of_numbers
     }
 
     /// Returns the counter's memory, to which clients add.
     pub fn remote_next(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
-            ..self.next.remote()
+            ..self.next_number_mr.remote()
         }
     }
 
@@ -191,12 +197,12 @@ impl Counter {
     pub fn remote_limit(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
-            ..self.limit.remote()
+            ..self.limit_mr.remote()
         }
     }
 
     #[inline]
-    fn word<'m>(&self, mr: &'m MemoryRegion) -> &'m AtomicU64 {
+    fn atomic_word<'m>(&self, mr: &'m MemoryRegion) -> &'m AtomicU64 {
         mr.atomic_u64(0)
             .expect("a region of 64 bytes, page-aligned")
     }

@@ -33,7 +33,7 @@ use verbs::{
 };
 
 use crate::NumberSet;
-use crate::counter::USED_UP;
+use crate::counter::USED_UP_ANSWER;
 
 mod spread;
 
@@ -48,13 +48,13 @@ pub(crate) struct LaneResults {
     /// The value of `next_expected` at the start of the run. No request was outstanding then, so all new numbers are at least
     /// this.
     pub(crate) next_expected_at_start: u64,
-    pub(crate) received: u64,
+    pub(crate) received_numbers: u64,
     pub(crate) not_increasing: u64,
-    pub(crate) refused: u64,
+    pub(crate) refused_requests: u64,
     /// All numbers in the order of arrival, if the caller wants them.
-    pub(crate) all_numbers: Option<Vec<u64>>,
+    pub(crate) numbers_in_arrival_order: Option<Vec<u64>>,
     pub(crate) numbers: NumberSet,
-    pub(crate) discarded: u64,
+    pub(crate) discarded_answers: u64,
     pub(crate) wrong_guesses: u64,
 }
 
@@ -65,9 +65,9 @@ impl LaneResults {
     fn record(&mut self, n: u64, floor: u64) {
         self.not_increasing += u64::from(n < floor);
         self.next_expected = self.next_expected.max(n + 1);
-        self.received += 1;
+        self.received_numbers += 1;
         self.numbers.insert(n);
-        if let Some(all) = &mut self.all_numbers {
+        if let Some(all) = &mut self.numbers_in_arrival_order {
             all.push(n);
         }
     }
@@ -75,7 +75,7 @@ impl LaneResults {
 
 pub(crate) trait Lane {
     /// Returns the number of requests that may be sent now.
-    fn room(&self) -> usize;
+    fn free_window(&self) -> usize;
     /// Returns the number of unanswered requests.
     fn outstanding(&self) -> usize;
     /// Sends `count` requests with one doorbell; `above` is [`LaneResults::next_expected`].
@@ -87,7 +87,7 @@ pub(crate) trait Lane {
     /// Takes answers. Returns how many requests they answer.
     fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError>;
     /// Returns true if [`poll`](Self::poll) only polls one completion queue while no answer arrives.
-    fn only_polls(&self) -> bool {
+    fn polls_only_cq(&self) -> bool {
         true
     }
 }
@@ -105,7 +105,7 @@ pub(crate) trait DatagramNetwork {
 pub(crate) enum SpecAnswer {
     /// A header-only answer with the lower half.
     Lower(u32),
-    /// The full number, or [`USED_UP`].
+    /// The full number, or [`USED_UP_ANSWER`].
     Full(u64),
     /// An answer of any other form.
     Unknown,
@@ -140,7 +140,7 @@ pub(crate) struct SpecLane<D = datagram::Client> {
     is_guess_wrong: bool,
     outstanding: usize,
     /// True if answers arrive in the order of their numbers.
-    ordered: bool,
+    answers_in_order: bool,
 }
 
 impl<D> SpecLane<D> {
@@ -148,7 +148,7 @@ impl<D> SpecLane<D> {
         Self {
             client,
             window,
-            ordered,
+            answers_in_order: ordered,
             guess: upper_half(next),
             is_guess_wrong: false,
             outstanding: 0,
@@ -162,7 +162,7 @@ fn upper_half(n: u64) -> u32 {
 
 impl<D: DatagramNetwork> Lane for SpecLane<D> {
     #[inline]
-    fn room(&self) -> usize {
+    fn free_window(&self) -> usize {
         // Rule 4.
         if self.is_guess_wrong {
             0
@@ -195,21 +195,21 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
             guess,
             is_guess_wrong: wrong,
             outstanding,
-            ordered,
+            answers_in_order: ordered,
             ..
         } = self;
         let before = *outstanding;
         client.poll(|answer| {
             let n = match answer {
                 SpecAnswer::Lower(lower) => u64::from(*guess) << 32 | u64::from(lower),
-                SpecAnswer::Full(USED_UP) => {
-                    results.refused += 1;
+                SpecAnswer::Full(USED_UP_ANSWER) => {
+                    results.refused_requests += 1;
                     *outstanding = outstanding.saturating_sub(1);
                     return;
                 }
                 SpecAnswer::Full(n) => n,
                 SpecAnswer::Unknown => {
-                    results.discarded += 1;
+                    results.discarded_answers += 1;
                     return;
                 }
             };
@@ -217,7 +217,7 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
             let late = n < results.next_expected
                 && (*ordered || n < results.next_expected_at_start || results.numbers.contains(n));
             if late || *outstanding == 0 {
-                results.discarded += 1;
+                results.discarded_answers += 1;
                 return;
             }
             *outstanding -= 1;
@@ -240,22 +240,22 @@ pub(crate) struct RpcLane {
     pending: Box<[Pending]>,
     outstanding: usize,
     /// The oldest unanswered request; its slot must not be reused yet.
-    oldest: u32,
+    oldest_unanswered: u32,
     client: herd::Client,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
-    number: u32,
+    request_number: u32,
     is_outstanding: bool,
-    floor: u64,
+    min_valid_number: u64,
 }
 
 impl RpcLane {
     pub(crate) fn new(client: herd::Client, window: usize) -> Self {
         let slots = client.layout().window as usize;
         Self {
-            oldest: client.next_number(),
+            oldest_unanswered: client.next_number(),
             client,
             window: window.min(slots),
             pending: vec![Pending::default(); slots].into_boxed_slice(),
@@ -264,7 +264,7 @@ impl RpcLane {
     }
 
     #[inline]
-    fn slot(&mut self, number: u32) -> &mut Pending {
+    fn pending_slot(&mut self, number: u32) -> &mut Pending {
         let mask = self.pending.len() - 1;
         &mut self.pending[number.wrapping_sub(1) as usize & mask]
     }
@@ -272,9 +272,12 @@ impl RpcLane {
 
 impl Lane for RpcLane {
     #[inline]
-    fn room(&self) -> usize {
-        self.window
-            .saturating_sub(self.client.next_number().wrapping_sub(self.oldest) as usize)
+    fn free_window(&self) -> usize {
+        self.window.saturating_sub(
+            self.client
+                .next_number()
+                .wrapping_sub(self.oldest_unanswered) as usize,
+        )
     }
 
     #[inline]
@@ -286,10 +289,10 @@ impl Lane for RpcLane {
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError> {
         let mut number = self.client.next_number();
         for _ in 0..count {
-            *self.slot(number) = Pending {
-                number,
+            *self.pending_slot(number) = Pending {
+                request_number: number,
                 is_outstanding: true,
-                floor: above,
+                min_valid_number: above,
             };
             number = number.wrapping_add(1);
         }
@@ -311,25 +314,27 @@ impl Lane for RpcLane {
         client.poll(|answer| {
             let slot = &mut pending[answer.imm.wrapping_sub(1) as usize & mask];
             let n = match answer.u64_le() {
-                Some(n) if slot.is_outstanding && slot.number == answer.imm => n,
+                Some(n) if slot.is_outstanding && slot.request_number == answer.imm => n,
                 _ => {
-                    results.discarded += 1;
+                    results.discarded_answers += 1;
                     return;
                 }
             };
             slot.is_outstanding = false;
             *outstanding -= 1;
-            if n == USED_UP {
-                results.refused += 1;
+            if n == USED_UP_ANSWER {
+                results.refused_requests += 1;
             } else {
-                results.record(n, slot.floor);
+                results.record(n, slot.min_valid_number);
             }
         })?;
         let answered = before - self.outstanding;
         if answered > 0 {
             let next = self.client.next_number();
-            while self.oldest != next && !self.slot(self.oldest).is_outstanding {
-                self.oldest = self.oldest.wrapping_add(1);
+            while self.oldest_unanswered != next
+                && !self.pending_slot(self.oldest_unanswered).is_outstanding
+            {
+                self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
             }
         }
         Ok(answered)
@@ -342,23 +347,23 @@ impl Lane for RpcLane {
 pub(crate) struct AtomicsLane {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
-    list: Postlist<Rc>,
-    read_limit: Postlist<Rc>,
+    fetch_add_postlist: Postlist<Rc>,
+    read_limit_postlist: Postlist<Rc>,
     /// One word for each request of the window, and one for the limit.
-    results: MemoryRegion,
-    words: Box<[MrSlice]>,
-    counter: RemoteMemory,
-    limit: u64,
+    result_region: MemoryRegion,
+    result_words: Box<[MrSlice]>,
+    remote_counter: RemoteMemory,
+    known_limit: u64,
     is_reading_limit: bool,
-    end: u64,
-    sent: u64,
-    fetched: u64,
-    answered: u64,
-    held_back: VecDeque<u64>,
+    end_of_numbers: u64,
+    sent_requests: u64,
+    fetched_numbers: u64,
+    answered_requests: u64,
+    held_back_numbers: VecDeque<u64>,
 }
 
 /// The `wr_id` of READs of the limit; the `wr_id` of atomics is the number of requests sent so far.
-const LIMIT: u64 = u64::MAX;
+const LIMIT_READ_WR_ID: u64 = u64::MAX;
 
 impl AtomicsLane {
     pub(crate) fn new(
@@ -376,98 +381,104 @@ impl AtomicsLane {
         read_limit
             .rdma_read(results.slice(window * 8..window * 8 + 8)?, limit)
             .signaled()
-            .wr_id(LIMIT);
+            .wr_id(LIMIT_READ_WR_ID);
         Ok(Self {
-            list: qp.postlist(rpc::MAX_BATCH),
-            read_limit,
+            fetch_add_postlist: qp.postlist(rpc::MAX_BATCH),
+            read_limit_postlist: read_limit,
             qp,
             cq,
-            results,
-            words,
-            counter,
-            limit: 0,
+            result_region: results,
+            result_words: words,
+            remote_counter: counter,
+            known_limit: 0,
             is_reading_limit: false,
-            end,
-            sent: 0,
-            fetched: 0,
-            answered: 0,
-            held_back: VecDeque::with_capacity(window),
+            end_of_numbers: end,
+            sent_requests: 0,
+            fetched_numbers: 0,
+            answered_requests: 0,
+            held_back_numbers: VecDeque::with_capacity(window),
         })
     }
 }
 
 impl Lane for AtomicsLane {
     /// Returns false: `poll` also READs the limit below which numbers may be used.
-    fn only_polls(&self) -> bool {
+    fn polls_only_cq(&self) -> bool {
         false
     }
 
     #[inline]
-    fn room(&self) -> usize {
-        self.words.len() - self.outstanding()
+    fn free_window(&self) -> usize {
+        self.result_words.len() - self.outstanding()
     }
 
     #[inline]
     fn outstanding(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
         {
-            (self.sent - self.answered) as usize
+            (self.sent_requests - self.answered_requests) as usize
         }
     }
 
     #[inline]
     fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
-        self.list.clear();
+        self.fetch_add_postlist.clear();
         for _ in 0..count {
             #[expect(clippy::cast_possible_truncation, reason = "below the window")]
-            let word = self.words[(self.sent % self.words.len() as u64) as usize];
-            self.list.atomic_fetch_and_add(word, self.counter, 1);
-            self.sent += 1;
+            let word =
+                self.result_words[(self.sent_requests % self.result_words.len() as u64) as usize];
+            self.fetch_add_postlist
+                .atomic_fetch_and_add(word, self.remote_counter, 1);
+            self.sent_requests += 1;
         }
         // Atomics complete in order, so the last completion covers all.
-        self.list.set_signaled(count - 1, true);
-        self.list.set_wr_id(count - 1, self.sent);
-        Ok(self.qp.post_send(&mut self.list)?)
+        self.fetch_add_postlist.set_signaled(count - 1, true);
+        self.fetch_add_postlist
+            .set_wr_id(count - 1, self.sent_requests);
+        Ok(self.qp.post_send(&mut self.fetch_add_postlist)?)
     }
 
     #[inline]
     fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
-        let before = self.answered;
+        let before = self.answered_requests;
         let mut buffer = WcBuffer::<16>::new();
-        let window = self.words.len();
+        let window = self.result_words.len();
         for wc in self.cq.poll(&mut buffer)? {
             let wc = wc.map_err(|e| RpcError::Completion(e.status()))?;
-            if wc.wr_id() == LIMIT {
-                self.limit = self.results.read_u64(window * 8)?;
+            if wc.wr_id() == LIMIT_READ_WR_ID {
+                self.known_limit = self.result_region.read_u64(window * 8)?;
                 self.is_reading_limit = false;
                 continue;
             }
-            while self.fetched < wc.wr_id() {
+            while self.fetched_numbers < wc.wr_id() {
                 #[expect(clippy::cast_possible_truncation, reason = "below the window")]
-                let slot = (self.fetched % window as u64) as usize;
-                let n = self.results.read_u64(slot * 8)?;
-                self.fetched += 1;
-                if n >= self.end {
-                    results.refused += 1;
-                    self.answered += 1;
-                } else if n < self.limit && self.held_back.is_empty() {
+                let slot = (self.fetched_numbers % window as u64) as usize;
+                let n = self.result_region.read_u64(slot * 8)?;
+                self.fetched_numbers += 1;
+                if n >= self.end_of_numbers {
+                    results.refused_requests += 1;
+                    self.answered_requests += 1;
+                } else if n < self.known_limit && self.held_back_numbers.is_empty() {
                     results.record(n, results.next_expected);
-                    self.answered += 1;
+                    self.answered_requests += 1;
                 } else {
-                    self.held_back.push_back(n);
+                    self.held_back_numbers.push_back(n);
                 }
             }
         }
-        while let Some(n) = self.held_back.pop_front_if(|n| *n < self.limit) {
+        while let Some(n) = self
+            .held_back_numbers
+            .pop_front_if(|n| *n < self.known_limit)
+        {
             results.record(n, results.next_expected);
-            self.answered += 1;
+            self.answered_requests += 1;
         }
-        if !self.held_back.is_empty() && !self.is_reading_limit {
-            self.qp.post_send(&mut self.read_limit)?;
+        if !self.held_back_numbers.is_empty() && !self.is_reading_limit {
+            self.qp.post_send(&mut self.read_limit_postlist)?;
             self.is_reading_limit = true;
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
-        Ok((self.answered - before) as usize)
+        Ok((self.answered_requests - before) as usize)
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 mod chunk;
 
-use chunk::{DuplicateNumbers, NUMBERS as CHUNK, NumberChunk, WORDS};
+use chunk::{BITMAP_WORDS, DuplicateNumbers, NUMBERS as CHUNK, NumberChunk};
 
 /// A set of `u64`. Full chunks of 65,536 numbers are stored as runs. Other chunks are stored as runs or as bitmaps,
 /// whichever is smaller.
@@ -124,17 +124,17 @@ impl NumberSet {
             self.len += count - duplicates.count;
             if last.get().len() == CHUNK {
                 last.remove();
-                self.add_full(chunk, chunk + 1);
+                self.add_full_chunks(chunk, chunk + 1);
             }
             return duplicates;
         }
-        if self.is_full(chunk) {
+        if self.is_chunk_full(chunk) {
             let first = Some(start);
             return DuplicateNumbers { count, first };
         }
         if count == CHUNK && !self.partial.contains_key(&chunk) {
             self.len += CHUNK;
-            self.add_full(chunk, chunk + 1);
+            self.add_full_chunks(chunk, chunk + 1);
             return DuplicateNumbers::default();
         }
         let entry = self.partial.entry(chunk);
@@ -143,12 +143,12 @@ impl NumberSet {
         self.len += count - duplicates.count;
         if chunk_set.len() == CHUNK {
             self.partial.remove(&chunk);
-            self.add_full(chunk, chunk + 1);
+            self.add_full_chunks(chunk, chunk + 1);
         }
         duplicates
     }
 
-    fn is_full(&self, chunk: u64) -> bool {
+    fn is_chunk_full(&self, chunk: u64) -> bool {
         self.full
             .range(..=chunk)
             .next_back()
@@ -156,7 +156,7 @@ impl NumberSet {
     }
 
     /// Marks the chunks `start..end` as full, and joins them with neighbouring runs.
-    fn add_full(&mut self, mut start: u64, mut end: u64) {
+    fn add_full_chunks(&mut self, mut start: u64, mut end: u64) {
         if let Some((&s, _)) = self
             .full
             .range(..start)
@@ -179,7 +179,7 @@ impl NumberSet {
             || pending_runs
                 .iter()
                 .any(|&(start, end)| (start..end).contains(&n))
-            || self.is_full(n / CHUNK)
+            || self.is_chunk_full(n / CHUNK)
             || chunk.is_some_and(|chunk| chunk.contains(index_in_chunk(n)))
     }
 
@@ -194,7 +194,7 @@ impl NumberSet {
     }
 
     /// Returns the smallest and the largest number.
-    pub fn bounds(&self) -> Option<(u64, u64)> {
+    pub fn min_and_max(&self) -> Option<(u64, u64)> {
         let runs = self.runs();
         Some((runs.first()?.0, runs.last()?.1))
     }
@@ -278,7 +278,7 @@ fn join_runs(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
 /// Adds `count` numbers from `start` on to their chunk. Returns those that were already in the chunk.
 #[inline]
 fn add(chunk: &mut NumberChunk, start: u64, count: u64) -> DuplicateNumbers {
-    let duplicates = chunk.add(index_in_chunk(start), index_in_chunk(start + (count - 1)));
+    let duplicates = chunk.add_range(index_in_chunk(start), index_in_chunk(start + (count - 1)));
     let first = duplicates.first.map(|index| start / CHUNK * CHUNK + index);
     DuplicateNumbers {
         first,
@@ -339,10 +339,10 @@ impl From<NumberSet> for SerializedSet {
             };
             let runs = only.runs();
             // A run takes about 20 characters, and a bitmap 16 for each of its words.
-            if runs.len() < WORDS / 2 {
+            if runs.len() < BITMAP_WORDS / 2 {
                 packed.runs.extend(runs);
             } else {
-                let mut text = String::with_capacity(WORDS * 16);
+                let mut text = String::with_capacity(BITMAP_WORDS * 16);
                 for word in chunk_set.bitmap_words() {
                     // Writing to a String cannot fail.
                     let _ = write!(text, "{word:016x}");
@@ -369,7 +369,7 @@ impl TryFrom<SerializedSet> for NumberSet {
             if start >= end || end - 1 > last_chunk {
                 return Err(format!("a run of chunks from {start} to {end}"));
             }
-            set.add_full(start, end);
+            set.add_full_chunks(start, end);
             set.len += (end - start).saturating_mul(CHUNK);
         }
         let overlap = |n: u64| {
@@ -394,10 +394,10 @@ impl TryFrom<SerializedSet> for NumberSet {
             }
         }
         for (chunk, text) in packed.bitmaps {
-            if text.len() != WORDS * 16 || !text.is_ascii() || chunk > last_chunk {
+            if text.len() != BITMAP_WORDS * 16 || !text.is_ascii() || chunk > last_chunk {
                 return Err(format!("the bitmap of chunk {chunk} is broken"));
             }
-            for i in 0..WORDS {
+            for i in 0..BITMAP_WORDS {
                 let word = u64::from_str_radix(&text[i * 16..(i + 1) * 16], 16)
                     .map_err(|e| e.to_string())?;
                 for bit in (0..64).filter(|b| word >> b & 1 == 1) {

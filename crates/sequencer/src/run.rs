@@ -23,18 +23,18 @@ pub(crate) enum SessionEnd {
 /// A run over one or more sessions.
 #[repr(C)]
 pub(crate) struct ClientRun {
-    count: u64,
-    batch: usize,
+    target_numbers: u64,
+    max_postlist_len: usize,
     /// Smallest room in the window for which requests are sent while answers arrive.
     min_room: usize,
     stop_and_go: bool,
     /// End of the run in nanoseconds, as [`time::now_ns`].
-    end: Option<u64>,
-    deadline_ns: u64,
+    end_ns: Option<u64>,
+    answer_timeout_ns: u64,
     pub(crate) doorbells: u64,
     pub(crate) last_answer_ns: u64,
     pub(crate) latency: LatencyRecorder,
-    pub(crate) started: u64,
+    pub(crate) started_ns: u64,
     pub(crate) failures: FailureCounts,
 }
 
@@ -45,19 +45,19 @@ const MAX_LATENCY_NS: u64 = 60_000_000_000;
 /// any cache, so several latencies are added at once.
 #[repr(C)]
 pub(crate) struct LatencyRecorder {
-    count: usize,
-    recent: [u64; RECENT],
+    buffered_count: usize,
+    buffered_ns: [u64; BUFFERED_LATENCIES],
     histogram: Histogram<u64>,
 }
 
 /// Number of buffered latencies.
-const RECENT: usize = 8;
+const BUFFERED_LATENCIES: usize = 8;
 
 impl LatencyRecorder {
     fn new(digits: u8) -> Self {
         Self {
-            recent: [0; RECENT],
-            count: 0,
+            buffered_ns: [0; BUFFERED_LATENCIES],
+            buffered_count: 0,
             histogram: Histogram::new(digits).expect("checked with the configuration"),
         }
     }
@@ -65,20 +65,20 @@ impl LatencyRecorder {
     /// Adds a latency in nanoseconds.
     #[inline]
     fn add(&mut self, nanos: u64) {
-        self.recent[self.count] = nanos;
-        self.count += 1;
-        if self.count == RECENT {
+        self.buffered_ns[self.buffered_count] = nanos;
+        self.buffered_count += 1;
+        if self.buffered_count == BUFFERED_LATENCIES {
             self.flush();
         }
     }
 
     #[inline(never)]
     fn flush(&mut self) {
-        for &nanos in &self.recent[..self.count] {
+        for &nanos in &self.buffered_ns[..self.buffered_count] {
             // The cap limits the histogram's size: ten thousand simulated clients each have one.
             self.histogram += nanos.min(MAX_LATENCY_NS);
         }
-        self.count = 0;
+        self.buffered_count = 0;
     }
 
     /// Returns the histogram of all latencies.
@@ -97,16 +97,17 @@ impl ClientRun {
             RunEnd::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
         };
         Self {
-            count,
-            end,
-            batch: config.batch.min(config.window),
+            target_numbers: count,
+            end_ns: end,
+            max_postlist_len: config.batch.min(config.window),
             min_room: match config.policy {
                 WindowPolicy::FullPostlists => config.batch.min(config.window),
                 WindowPolicy::AsAnswered | WindowPolicy::StopAndGo => 1,
             },
             stop_and_go: config.policy == WindowPolicy::StopAndGo,
-            deadline_ns: u64::try_from(config.deadline().as_nanos()).unwrap_or(u64::MAX),
-            started,
+            answer_timeout_ns: u64::try_from(config.answer_timeout().as_nanos())
+                .unwrap_or(u64::MAX),
+            started_ns: started,
             last_answer_ns: started,
             latency: LatencyRecorder::new(config.latency_digits),
             doorbells: 0,
@@ -115,16 +116,16 @@ impl ClientRun {
     }
 
     pub(crate) fn is_finished(&self, got: u64) -> bool {
-        got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
+        got >= self.target_numbers || self.end_ns.is_some_and(|end| time::now_ns() >= end)
     }
 
     /// Returns the number of requests that the lane may send now.
     #[inline]
-    fn room<L: Lane>(&self, lane: &L) -> usize {
+    fn sendable_requests<L: Lane>(&self, lane: &L) -> usize {
         if self.stop_and_go && lane.outstanding() > 0 {
             0
         } else {
-            lane.room()
+            lane.free_window()
         }
     }
 
@@ -140,20 +141,21 @@ impl ClientRun {
         };
         let (mut sent, mut answered) = (0u64, 0u64);
         // Outstanding postlists: the number of requests sent including the postlist, and the time.
-        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
+        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.free_window() + 1);
         let mut waiter = Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
-        let refused = results.refused;
+        let refused = results.refused_requests;
         let (mut fresh, mut overdue) = (None, false);
         loop {
             if !stopping {
-                let left = self.count - results.received - lane.outstanding() as u64;
+                let left =
+                    self.target_numbers - results.received_numbers - lane.outstanding() as u64;
                 let mut room = self
-                    .room(lane)
+                    .sendable_requests(lane)
                     .min(usize::try_from(left).unwrap_or(usize::MAX));
                 // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
                 while room >= self.min_room || (room > 0 && waiter.misses() >= 16) {
-                    let n = room.min(self.batch);
+                    let n = room.min(self.max_postlist_len);
                     if let Err(e) = lane.send(n, results.next_expected) {
                         return broken(lane, &e);
                     }
@@ -162,7 +164,7 @@ impl ClientRun {
                     // The time of the previous poll is accurate enough.
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
-                    stopping = self.end.is_some_and(|end| now >= end);
+                    stopping = self.end_ns.is_some_and(|end| now >= end);
                     // Without stop-and-go, answers are polled between two postlists.
                     room = if self.stop_and_go { room - n } else { 0 };
                 }
@@ -182,14 +184,14 @@ impl ClientRun {
                         self.latency.add(self.last_answer_ns.saturating_sub(at));
                     }
                 }
-                stopping |= results.refused > refused;
+                stopping |= results.refused_requests > refused;
                 continue;
             }
             if lane.outstanding() == 0 {
-                if results.refused > refused {
+                if results.refused_requests > refused {
                     return SessionEnd::UsedUp;
                 }
-                if stopping || results.received >= self.count {
+                if stopping || results.received_numbers >= self.target_numbers {
                     return SessionEnd::Done;
                 }
                 if lane.needs_new_session() {
@@ -199,12 +201,12 @@ impl ClientRun {
             fresh = None;
             // No request can be sent until an answer arrives, so the waiter polls until the next deadline.
             if !progress
-                && (stopping || self.room(lane) == 0)
+                && (stopping || self.sendable_requests(lane) == 0)
                 && lane.outstanding() > 0
-                && lane.only_polls()
+                && lane.polls_only_cq()
             {
-                let late = since.saturating_add(self.deadline_ns);
-                let end = self.end.filter(|_| !stopping);
+                let late = since.saturating_add(self.answer_timeout_ns);
+                let end = self.end_ns.filter(|_| !stopping);
                 waiter.idle_polling(end.map_or(late, |end| end.min(late)));
             } else {
                 waiter.idle();
@@ -212,11 +214,11 @@ impl ClientRun {
             // Reading the clock costs as much as a poll, and less than a yield.
             if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
-                stopping |= self.end.is_some_and(|end| now >= end);
+                stopping |= self.end_ns.is_some_and(|end| now >= end);
                 if std::mem::take(&mut progress) {
                     since = now;
                     overdue = false;
-                } else if now.saturating_sub(since) > self.deadline_ns {
+                } else if now.saturating_sub(since) > self.answer_timeout_ns {
                     if overdue {
                         return broken(lane, &"no answer came before the deadline");
                     }
@@ -270,7 +272,7 @@ mod tests {
     }
 
     impl Lane for Unscheduled {
-        fn room(&self) -> usize {
+        fn free_window(&self) -> usize {
             1 - self.outstanding
         }
 
@@ -289,7 +291,7 @@ mod tests {
                 return Ok(0);
             }
             self.outstanding = 0;
-            results.received += 1;
+            results.received_numbers += 1;
             Ok(1)
         }
     }
@@ -327,7 +329,7 @@ mod tests {
     }
 
     impl Lane for Answering {
-        fn room(&self) -> usize {
+        fn free_window(&self) -> usize {
             self.window - self.outstanding
         }
 
@@ -344,7 +346,7 @@ mod tests {
         fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
             let came = self.outstanding.min(3);
             self.outstanding -= came;
-            results.received += came as u64;
+            results.received_numbers += came as u64;
             Ok(came)
         }
     }
@@ -364,7 +366,7 @@ mod tests {
         };
         let mut results = LaneResults::default();
         let end = ClientRun::new(RunEnd::Count(16), &config).drive(&mut lane, &mut results);
-        assert!(matches!(end, SessionEnd::Done) && results.received == 16);
+        assert!(matches!(end, SessionEnd::Done) && results.received_numbers == 16);
         lane.sends
     }
 

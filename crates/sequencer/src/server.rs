@@ -9,7 +9,7 @@ use rpc::{RpcError, RpcWorkerCounts, UdPortConfig, datagram, herd};
 use service::worker::lock;
 use service::{
     ClientCounts, ClientSlot, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
-    Service, qp::responder,
+    Service, qp::connect_responder_qp,
 };
 use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
 
@@ -26,12 +26,12 @@ pub struct Sequencer {
     port: PortGid,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
-    cq: CompletionQueue,
+    responder_cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
     slots: FreeSlots,
     /// The clients' queue pairs by client slot, for `atomics`.
-    rcs: Mutex<HashMap<u32, QueuePair<Rc>>>,
+    client_qps: Mutex<HashMap<u32, QueuePair<Rc>>>,
     /// The state file, until the reserver thread takes it.
     state: Mutex<Option<StateFile>>,
     stop: AtomicBool,
@@ -61,7 +61,7 @@ struct ClientSlotAtWorker {
     worker: usize,
     index: u32,
     /// The part of the client's window that the worker has reserved.
-    window: usize,
+    reserved_window: usize,
 }
 
 impl Drop for Session {
@@ -70,12 +70,12 @@ impl Drop for Session {
             let ClientSlotAtWorker {
                 worker,
                 index,
-                window,
+                reserved_window: window,
             } = slot;
             let worker = &self.sequencer.workers[worker];
             worker.mailbox.send(Command::Remove { index, window });
         }
-        lock(&self.sequencer.rcs).remove(&self.slot.index());
+        lock(&self.sequencer.client_qps).remove(&self.slot.index());
     }
 }
 
@@ -101,21 +101,21 @@ impl Service for Sequencer {
         let state = config.state.as_deref();
         let state = state.map(|path| StateFile::open(path, config.start));
         let mut state = state.transpose().map_err(ServerError::service)?;
-        let port = config.nic.port(context)?;
-        let (start, limit) = first_numbers(&config, state.as_mut())?;
+        let port = config.nic.port_and_gid(context)?;
+        let (start, limit) = first_number_and_limit(&config, state.as_mut())?;
         let pd = context.alloc_pd()?;
         let end = config.design.end_of_numbers();
         let counter = Counter::new(&pd, start, limit, end, config.reserve / 2)?;
-        let engines = engines(&config, port, context, &pd)?;
+        let engines = create_workers(&config, port, context, &pd)?;
         let (engines, workers): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
         let sequencer = Arc::new(Self {
-            cq: context.create_cq(1)?,
+            responder_cq: context.create_cq(1)?,
             port,
             pd,
             counter,
             workers,
             slots: FreeSlots::new(config.max_clients),
-            rcs: Mutex::default(),
+            client_qps: Mutex::default(),
             state: Mutex::new(state),
             stop: AtomicBool::new(false),
             config,
@@ -144,7 +144,7 @@ impl Service for Sequencer {
                 hello.design
             )));
         }
-        if self.counter.next() >= self.counter.end_of_numbers() {
+        if self.counter.next_number() >= self.counter.end_of_numbers() {
             return Err(RefusedClient::permanent(format!(
                 "the numbers are used up: design {design} gives none from {} on",
                 self.counter.end_of_numbers()
@@ -174,7 +174,7 @@ impl Service for Sequencer {
         worker::run(engine, &self.workers[index], &self.counter, speculate)
     }
 
-    fn background(
+    fn background_thread(
         self: &Arc<Self>,
         failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -183,12 +183,12 @@ impl Service for Sequencer {
             return None;
         }
         let (sequencer, failure) = (Arc::clone(self), failure.clone());
-        let work = move || sequencer.reserve(state, &failure);
+        let work = move || sequencer.run_reserver(state, &failure);
         Some(("reserver".to_owned(), Box::new(work)))
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
-        let (start, next) = (self.counter.first_number(), self.counter.next());
+        let (start, next) = (self.counter.first_number(), self.counter.next_number());
         let mut counts = RpcWorkerCounts::default();
         for worker in &self.workers {
             counts.add(&worker.mailbox.counts());
@@ -203,8 +203,8 @@ impl Service for Sequencer {
             doorbells: counts.doorbells,
             postlists: counts.postlists,
             strangers: counts.strangers,
-            clients: clients.now,
-            clients_total: clients.total,
+            clients: clients.connected,
+            clients_total: clients.ever_connected,
             start,
             next,
         }
@@ -212,7 +212,7 @@ impl Service for Sequencer {
 
     fn close(&self) {
         self.stop.store(true, Ordering::Release);
-        self.counter.stop();
+        self.counter.stop_waiting_for_limit();
     }
 
     fn stop(&self) {
@@ -223,12 +223,14 @@ impl Service for Sequencer {
 }
 
 /// Returns the first number and the initial limit. The state file covers the limit before any number is given.
-fn first_numbers(
+fn first_number_and_limit(
     config: &ServerConfig,
     state: Option<&mut StateFile>,
 ) -> Result<(u64, u64), ServerError> {
     let (design, end) = (config.design, config.design.end_of_numbers());
-    let start = state.as_ref().map_or(config.start, |state| state.next());
+    let start = state
+        .as_ref()
+        .map_or(config.start, |state| state.next_number());
     if start > end {
         return Err(ServerError::Config(format!(
             "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
@@ -238,12 +240,12 @@ fn first_numbers(
         return Ok((start, end));
     };
     let limit = start.saturating_add(config.reserve).min(end);
-    state.reserve(limit).map_err(ServerError::service)?;
+    state.reserve_below(limit).map_err(ServerError::service)?;
     Ok((start, limit))
 }
 
 /// Creates the workers of a design, and the shared part of each.
-fn engines(
+fn create_workers(
     config: &ServerConfig,
     port: PortGid,
     context: &Context,
@@ -269,14 +271,14 @@ fn engines(
                 channel: Some(channel),
                 ..base.clone()
             };
-            datagram_engine(config, pd, &port)
+            create_datagram_worker(config, pd, &port)
         }
-        _ => herd_engine(config, pd, &base),
+        _ => create_herd_worker(config, pd, &base),
     };
     (0..workers).map(make).collect()
 }
 
-fn datagram_engine(
+fn create_datagram_worker(
     config: &ServerConfig,
     pd: &ProtectionDomain,
     port: &UdPortConfig,
@@ -305,19 +307,19 @@ fn datagram_engine(
     Ok((RpcServer::Datagram(servers, channel), Arc::new(shared)))
 }
 
-fn herd_engine(
+fn create_herd_worker(
     config: &ServerConfig,
     pd: &ProtectionDomain,
     port: &UdPortConfig,
 ) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
     let doorbells = herd::DoorbellPolicy {
-        batch: match config.design {
+        max_batch: match config.design {
             Design::Rpc => 1,
             _ => config.batch,
         },
-        queues: config.queues(),
+        answer_queues: config.queues(),
         scan: config.scan,
-        split: config.split,
+        queues_per_batch: config.split,
     };
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let layout = herd::RequestRegionLayout { window, payload: 0 };
@@ -330,19 +332,19 @@ fn herd_engine(
 
 impl Sequencer {
     /// Returns the next number.
-    pub fn next(&self) -> u64 {
-        self.counter.next()
+    pub fn next_number(&self) -> u64 {
+        self.counter.next_number()
     }
 
     /// Keeps the limit ahead of the counter, and ends `atomics` when the numbers are used up.
-    fn reserve(&self, mut state: Option<StateFile>, failure: &FirstFailure) {
-        self.counter.reserve_from_this_thread();
+    fn run_reserver(&self, mut state: Option<StateFile>, failure: &FirstFailure) {
+        self.counter.set_reserver_thread();
         let atomics = self.config.design == Design::Atomics;
         let end = self.counter.end_of_numbers();
         while !self.stop.load(Ordering::Acquire) {
-            let (next, limit) = (self.counter.next(), self.counter.limit());
+            let (next, limit) = (self.counter.next_number(), self.counter.number_limit());
             if atomics && next >= end {
-                for rc in lock(&self.rcs).values() {
+                for rc in lock(&self.client_qps).values() {
                     // The queue pair may already be in ERR.
                     let _ = rc.to_error();
                 }
@@ -352,7 +354,7 @@ impl Sequencer {
                 && limit.saturating_sub(next) < self.config.reserve / 2
             {
                 let target = limit.max(next).saturating_add(self.config.reserve).min(end);
-                match state.reserve(target) {
+                match state.reserve_below(target) {
                     Ok(()) => self.counter.raise_limit(target),
                     Err(e) => {
                         failure.set(format!("no more numbers can be reserved: {e}"));
@@ -361,7 +363,7 @@ impl Sequencer {
                 }
                 continue;
             }
-            if atomics && !lock(&self.rcs).is_empty() {
+            if atomics && !lock(&self.client_qps).is_empty() {
                 // A remote atomic causes no event, so the counter is polled.
                 std::thread::park_timeout(Duration::from_millis(2));
             } else {
@@ -374,7 +376,7 @@ impl Sequencer {
         Accepted {
             design: self.config.design,
             start: self.counter.first_number(),
-            next: self.counter.next(),
+            next: self.counter.next_number(),
             end: self.counter.end_of_numbers(),
             endpoint,
             counter: None,
@@ -389,8 +391,9 @@ impl Sequencer {
     fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, RefusedClient> {
         let peer = hello.rc.ok_or_else(|| missing_endpoint("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, access, &peer)?;
-        lock(&self.rcs).insert(slot, qp);
+        let (endpoint, qp) =
+            connect_responder_qp(&self.pd, &self.responder_cq, self.port, access, &peer)?;
+        lock(&self.client_qps).insert(slot, qp);
         // The reserver polls the counter while clients are connected.
         self.counter.wake_reserver();
         let (counter, limit) = (self.counter.remote_next(), self.counter.remote_limit());
@@ -412,7 +415,7 @@ impl Sequencer {
         let (worker, index) = self.take_slot(hello.window, worker_slots)?;
         let added = worker
             .mailbox
-            .call(|done| Command::AddDatagram { index, to, done });
+            .send_and_wait(|done| Command::AddDatagram { index, to, done });
         added.map_err(RefusedClient::temporary)?;
         let queue = index as usize % worker.endpoints.len().max(1);
         let endpoint = worker.endpoints.get(queue);
@@ -430,19 +433,19 @@ impl Sequencer {
             hello.uc.ok_or_else(|| missing_endpoint("uc"))?,
             hello.ud.ok_or_else(|| missing_endpoint("ud"))?,
         );
-        let connected = herd::connect_client(&self.pd, self.port, &self.cq, (&uc, &ud));
+        let connected = herd::connect_client(&self.pd, self.port, &self.responder_cq, (&uc, &ud));
         let herd::ConnectedClient { endpoint, qp, to } =
             connected.map_err(RefusedClient::temporary)?;
         let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let add = |worker: &WorkerShared, index, tag| {
-            let slots = worker.region.and_then(|(region, layout)| {
+            let slots = worker.request_region.and_then(|(region, layout)| {
                 let slots = herd::region_of(&region, &layout, index)?;
                 Some((slots, herd::RequestRegionLayout { window, ..layout }))
             });
             let found = slots
                 .ok_or_else(|| RefusedClient::temporary("the worker has no request region"))?;
-            let added = worker.mailbox.call(|done| Command::AddHerd {
+            let added = worker.mailbox.send_and_wait(|done| Command::AddHerd {
                 index,
                 qp: Arc::clone(&qp),
                 to: to.clone(),
@@ -464,7 +467,7 @@ impl Sequencer {
             }
         } else {
             let (worker, index) = self.take_slot(0, worker_slots)?;
-            let (slots, layout) = add(worker, index, herd::Tag::NUMBER)?;
+            let (slots, layout) = add(worker, index, herd::Tag::SINGLE_WORKER)?;
             (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
         }
         Ok(accepted)
@@ -501,7 +504,7 @@ impl Sequencer {
         worker_slots.push(ClientSlotAtWorker {
             worker: number,
             index,
-            window,
+            reserved_window: window,
         });
         Ok((worker, index))
     }

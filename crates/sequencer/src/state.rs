@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 16] = b"verbatim-seq-st\n";
 const VERSION: u64 = 1;
-const RECORD: usize = 64;
+const RECORD_BYTES: usize = 64;
 
 /// An open, locked state file.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
-    next: u64,
+    next_number: u64,
     _lock: File,
 }
 
@@ -87,7 +87,7 @@ impl StateFile {
         let next = match File::open(path) {
             Ok(mut file) => {
                 let mut bytes = Vec::new();
-                Read::take(&mut file, RECORD as u64 + 1)
+                Read::take(&mut file, RECORD_BYTES as u64 + 1)
                     .read_to_end(&mut bytes)
                     .map_err(io)?;
                 decode(&bytes)
@@ -102,27 +102,27 @@ impl StateFile {
         };
         Ok(Self {
             path: path.to_owned(),
-            next,
+            next_number: next,
             _lock: lock,
         })
     }
 
     /// Returns the lowest number that may be given.
-    pub fn next(&self) -> u64 {
-        self.next
+    pub fn next_number(&self) -> u64 {
+        self.next_number
     }
 
     /// Records durably that numbers below `next` may have been given.
-    pub fn reserve(&mut self, next: u64) -> Result<(), StateError> {
-        if next <= self.next && self.path.exists() {
+    pub fn reserve_below(&mut self, next: u64) -> Result<(), StateError> {
+        if next <= self.next_number && self.path.exists() {
             return Ok(());
         }
-        let next = next.max(self.next);
+        let next = next.max(self.next_number);
         self.write(next).map_err(|source| StateError::Io {
             path: self.path.clone(),
             source,
         })?;
-        self.next = next;
+        self.next_number = next;
         Ok(())
     }
 
@@ -147,8 +147,8 @@ fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn encode(next: u64) -> [u8; RECORD] {
-    let mut record = [0; RECORD];
+fn encode(next: u64) -> [u8; RECORD_BYTES] {
+    let mut record = [0; RECORD_BYTES];
     record[..16].copy_from_slice(MAGIC);
     record[16..24].copy_from_slice(&VERSION.to_le_bytes());
     record[24..32].copy_from_slice(&next.to_le_bytes());
@@ -158,10 +158,10 @@ fn encode(next: u64) -> [u8; RECORD] {
 }
 
 fn decode(bytes: &[u8]) -> Result<u64, String> {
-    let Ok(record) = <&[u8; RECORD]>::try_from(bytes) else {
+    let Ok(record) = <&[u8; RECORD_BYTES]>::try_from(bytes) else {
         return Err(format!(
-            "it has {} bytes instead of {RECORD}",
-            if bytes.len() > RECORD {
+            "it has {} bytes instead of {RECORD_BYTES}",
+            if bytes.len() > RECORD_BYTES {
                 "more".into()
             } else {
                 bytes.len().to_string()
@@ -178,7 +178,7 @@ fn decode(bytes: &[u8]) -> Result<u64, String> {
             word(16)
         ));
     }
-    if word(32) != fnv1a(&record[..32]) || record[40..] != [0; RECORD - 40] {
+    if word(32) != fnv1a(&record[..32]) || record[40..] != [0; RECORD_BYTES - 40] {
         return Err("its checksum is wrong".to_owned());
     }
     Ok(word(24))
@@ -200,11 +200,17 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
         let mut state = StateFile::open(&path, 5).expect("opens");
-        assert_eq!(state.next(), 5);
-        state.reserve(1000).expect("writes");
+        assert_eq!(state.next_number(), 5);
+        state.reserve_below(1000).expect("writes");
         drop(state);
-        assert_eq!(StateFile::open(&path, 5).expect("opens").next(), 1000);
-        assert_eq!(StateFile::open(&path, 2000).expect("opens").next(), 2000);
+        assert_eq!(
+            StateFile::open(&path, 5).expect("opens").next_number(),
+            1000
+        );
+        assert_eq!(
+            StateFile::open(&path, 2000).expect("opens").next_number(),
+            2000
+        );
     }
 
     #[test]
@@ -223,12 +229,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
         let good = encode(123_456);
-        for bit in 0..RECORD * 8 {
+        for bit in 0..RECORD_BYTES * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(decode(&bad).is_err(), "bit {bit}");
         }
-        for len in (0..RECORD).chain([RECORD + 1]) {
+        for len in (0..RECORD_BYTES).chain([RECORD_BYTES + 1]) {
             let mut bad = good.to_vec();
             bad.resize(len, 0);
             std::fs::write(&path, &bad).expect("writes");

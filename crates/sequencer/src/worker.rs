@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, datagram, herd};
 use rustix::event::{PollFd, PollFlags, poll};
-use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop, lock};
+use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop, lock};
 use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
 
-use crate::counter::{Counter, NumberRefusal, USED_UP};
+use crate::counter::{Counter, NumberRefusal, USED_UP_ANSWER};
 
 /// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct WorkerShared {
     /// Endpoints to which clients send (`spec-s0`): the client with index `i` uses the one at `i` modulo their number.
     pub(crate) endpoints: Vec<QpEndpoint>,
     /// The request region and its layout (`rpc` designs).
-    pub(crate) region: Option<(verbs::RemoteMemory, herd::RequestRegionLayout)>,
+    pub(crate) request_region: Option<(verbs::RemoteMemory, herd::RequestRegionLayout)>,
     pub(crate) client_slots: Mutex<ClientSlots>,
     pub(crate) mailbox: Mailbox<Command, RpcWorkerCounts>,
 }
@@ -25,17 +25,19 @@ pub(crate) struct WorkerShared {
 #[derive(Debug)]
 pub(crate) struct ClientSlots {
     /// Free client indices.
-    free: Vec<u32>,
+    free_indices: Vec<u32>,
     /// Free request capacity of each queue pair to which clients send; of the worker if clients WRITE.
     free_capacity: Vec<usize>,
     pub(crate) clients: usize,
 }
 
 impl ClientSlots {
-    /// Returns the position in `free` of an index whose queue pair has room for a window.
+    /// Returns the position in `free_indices` of an index whose queue pair has room for a window.
     fn find_free(&self, window: usize) -> Option<usize> {
         let room = |index: &u32| self.free_capacity[*index as usize % self.free_capacity.len()];
-        self.free.iter().rposition(|index| room(index) >= window)
+        self.free_indices
+            .iter()
+            .rposition(|index| room(index) >= window)
     }
 
     /// Returns true if a client with this window can be accepted.
@@ -45,7 +47,7 @@ impl ClientSlots {
 
     /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn reserve_client_index(&mut self, window: usize) -> Option<u32> {
-        let index = self.free.remove(self.find_free(window)?);
+        let index = self.free_indices.remove(self.find_free(window)?);
         let queue = index as usize % self.free_capacity.len();
         self.free_capacity[queue] -= window;
         self.clients += 1;
@@ -53,7 +55,7 @@ impl ClientSlots {
     }
 
     fn release(&mut self, index: u32, window: usize) {
-        self.free.push(index);
+        self.free_indices.push(index);
         let queue = index as usize % self.free_capacity.len();
         self.free_capacity[queue] += window;
         self.clients -= 1;
@@ -65,7 +67,7 @@ pub(crate) enum Command {
     AddDatagram {
         index: u32,
         to: UdDestination,
-        done: Done,
+        done: ResultSender,
     },
     AddHerd {
         index: u32,
@@ -74,7 +76,7 @@ pub(crate) enum Command {
         to: UdDestination,
         /// The number of slots that the client uses, and the tag that answers carry besides the number.
         slots: (u32, herd::Tag),
-        done: Done,
+        done: ResultSender,
     },
     Remove {
         index: u32,
@@ -94,9 +96,9 @@ impl WorkerShared {
         let free_capacity = vec![window; endpoints.len().max(1)];
         Ok(Self {
             endpoints,
-            region,
+            request_region: region,
             client_slots: Mutex::new(ClientSlots {
-                free: (0..max_clients).rev().collect(),
+                free_indices: (0..max_clients).rev().collect(),
                 free_capacity,
                 clients: 0,
             }),
@@ -104,7 +106,7 @@ impl WorkerShared {
         })
     }
 
-    fn remove(&self, index: u32, window: usize) {
+    fn release_client_slot(&self, index: u32, window: usize) {
         lock(&self.client_slots).release(index, window);
     }
 }
@@ -141,7 +143,7 @@ impl RpcServer {
         }
     }
 
-    fn add(&mut self, command: Command) {
+    fn add_client(&mut self, command: Command) {
         let done = match (self, command) {
             (Self::Datagram(servers, _), Command::AddDatagram { index, to, done }) => {
                 let added = server_of(servers, index).add_client(index, to);
@@ -165,7 +167,7 @@ impl RpcServer {
                 },
             ) => (
                 done,
-                s.add_client_of_many(index, qp, to, slots)
+                s.add_client_of_many_workers(index, qp, to, slots)
                     .map_err(|e| e.to_string()),
             ),
             _ => return,
@@ -174,7 +176,7 @@ impl RpcServer {
         let _ = done.0.send(done.1);
     }
 
-    fn remove(&mut self, index: u32) {
+    fn remove_client(&mut self, index: u32) {
         match self {
             Self::Datagram(servers, _) => server_of(servers, index).remove_client(index),
             Self::Herd(s) => s.remove_client(index),
@@ -220,10 +222,10 @@ impl WorkerLoop for RunningWorker<'_> {
         match command {
             Command::Stop => return false,
             Command::Remove { index, window } => {
-                self.engine.remove(index);
-                self.shared.remove(index, window);
+                self.engine.remove_client(index);
+                self.shared.release_client_slot(index, window);
             }
-            add => self.engine.add(add),
+            add => self.engine.add_client(add),
         }
         true
     }
@@ -238,10 +240,10 @@ impl WorkerLoop for RunningWorker<'_> {
     }
 
     #[inline]
-    fn idle(&self, waiter: &mut Waiter) {
+    fn wait_briefly(&self, waiter: &mut Waiter) {
         match &self.engine {
             RpcServer::Datagram(..) => waiter.idle(),
-            RpcServer::Herd(s) => waiter.idle_reading(s.memory()),
+            RpcServer::Herd(s) => waiter.idle_reading(s.polled_memory()),
         }
     }
 
@@ -253,7 +255,7 @@ impl WorkerLoop for RunningWorker<'_> {
             RpcServer::Datagram(servers, channel) => {
                 // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
                 // between.
-                if !is_armed(waiter) {
+                if !is_cq_armed(waiter) {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
                     }
@@ -282,7 +284,7 @@ impl WorkerLoop for RunningWorker<'_> {
 }
 
 /// Returns true if the CQ was armed in the previous round: the first idle round arms it.
-fn is_armed(waiter: &Waiter) -> bool {
+fn is_cq_armed(waiter: &Waiter) -> bool {
     waiter.next_sleep() > Duration::from_micros(50)
 }
 
@@ -294,21 +296,21 @@ struct NumberHandler<'c> {
 
 /// Numbers that were taken for a batch, with one atomic operation if the limit allows.
 struct BatchNumbers {
-    first: u64,
+    next_number: u64,
     remaining: u64,
-    missing: u64,
+    unserved_requests: u64,
 }
 
 impl NumberHandler<'_> {
     #[inline]
-    fn next(&self, batch: &mut BatchNumbers) -> Option<u64> {
+    fn next_number(&self, batch: &mut BatchNumbers) -> Option<u64> {
         if batch.remaining == 0 && !self.refill(batch) {
             return None;
         }
-        let n = batch.first;
-        batch.first = n.wrapping_add(1);
+        let n = batch.next_number;
+        batch.next_number = n.wrapping_add(1);
         batch.remaining -= 1;
-        batch.missing = batch.missing.saturating_sub(1);
+        batch.unserved_requests = batch.unserved_requests.saturating_sub(1);
         Some(n)
     }
 
@@ -317,13 +319,13 @@ impl NumberHandler<'_> {
     fn refill(&self, batch: &mut BatchNumbers) -> bool {
         let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));
         loop {
-            match self.counter.take_numbers(batch.missing.max(1)) {
+            match self.counter.take_numbers(batch.unserved_requests.max(1)) {
                 Ok((first, n)) => {
-                    (batch.first, batch.remaining) = (first, n);
+                    (batch.next_number, batch.remaining) = (first, n);
                     return true;
                 }
                 Err(NumberRefusal::UsedUp) => {
-                    (batch.first, batch.remaining) = (USED_UP, 1);
+                    (batch.next_number, batch.remaining) = (USED_UP_ANSWER, 1);
                     return true;
                 }
                 Err(NumberRefusal::Stopped) => return false,
@@ -342,26 +344,28 @@ impl RpcHandler for NumberHandler<'_> {
         let wanted = requests as u64;
         match self.counter.take_numbers(wanted) {
             Ok((first, left)) => BatchNumbers {
-                first,
+                next_number: first,
                 remaining: left,
-                missing: wanted,
+                unserved_requests: wanted,
             },
             Err(_) => BatchNumbers {
-                first: 0,
+                next_number: 0,
                 remaining: 0,
-                missing: wanted,
+                unserved_requests: wanted,
             },
         }
     }
 
     #[inline]
     fn handle(&mut self, batch: &mut BatchNumbers, request: Request<'_>, reply: RequestReply<'_>) {
-        let Some(n) = self.next(batch) else { return };
+        let Some(n) = self.next_number(batch) else {
+            return;
+        };
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-        if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP {
-            reply.imm(n as u32);
+        if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP_ANSWER {
+            reply.send_header_only_with_imm(n as u32);
         } else {
-            reply.bytes(&n.to_le_bytes());
+            reply.send_payload(&n.to_le_bytes());
         }
     }
 }

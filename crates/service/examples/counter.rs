@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rpc::herd::{self, ConnectedClient, DoorbellPolicy, RequestRegionLayout};
 use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPortConfig};
 use serde::{Deserialize, Serialize};
-use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
+use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use service::{
     Capabilities, ClientCounts, ClientSlot, FreeSlots, NicConfig, Protocol, RefusedClient,
     ServerError, ServerLocation, Service, UnsupportedDesign, config::in_range,
@@ -130,7 +130,7 @@ struct Counter {
 /// Command to the worker.
 #[derive(Debug)]
 enum Command {
-    Add(u32, ConnectedClient, Done),
+    Add(u32, ConnectedClient, ResultSender),
     Remove(Arc<ClientSlot>),
     Stop,
 }
@@ -159,9 +159,9 @@ impl Service for Counter {
         config: Config,
         (): (),
     ) -> Result<(Arc<Self>, Vec<herd::Server>), ServerError> {
-        let (port, pd) = (config.nic.port(context)?, context.alloc_pd()?);
+        let (port, pd) = (config.nic.port_and_gid(context)?, context.alloc_pd()?);
         let doorbells = DoorbellPolicy {
-            batch: 16,
+            max_batch: 16,
             ..DoorbellPolicy::default()
         };
         let ud = UdPortConfig::default();
@@ -208,7 +208,7 @@ impl Service for Counter {
         };
         let added = self
             .mailbox
-            .call(|done| Command::Add(index, connected, done));
+            .send_and_wait(|done| Command::Add(index, connected, done));
         added.map_err(RefusedClient::temporary)?;
         Ok((accepted, session))
     }
@@ -259,8 +259,8 @@ impl WorkerLoop for Worker<'_> {
         self.engine.counts().clone()
     }
 
-    fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(self.engine.memory());
+    fn wait_briefly(&self, waiter: &mut Waiter) {
+        waiter.idle_reading(self.engine.polled_memory());
     }
 
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
@@ -283,7 +283,7 @@ impl RpcHandler for Add<'_> {
             return;
         };
         let sum = self.0.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
-        reply.bytes(&sum.to_le_bytes());
+        reply.send_payload(&sum.to_le_bytes());
     }
 }
 
@@ -296,7 +296,7 @@ fn add_all(
     let (pd, patience) = (context.alloc_pd()?, std::time::Duration::from_secs(5));
     let (client, accepted, _connection) = target.open(1, patience, |_welcome| {
         let config = UdPortConfig {
-            recv_payload: 8,
+            max_recv_payload_bytes: 8,
             ..UdPortConfig::default()
         };
         let client = herd::PreparedClient::new(&pd, LAYOUT.payload, &config)?;
@@ -352,12 +352,15 @@ fn run() -> Result<(u64, ClientCounts), Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (value, clients) = run()?;
-    println!("{value} after {} clients", clients.total);
+    println!("{value} after {} clients", clients.ever_connected);
     Ok(())
 }
 
 #[test]
 fn two_clients_add_to_one_counter() {
     let (value, clients) = run().expect("runs");
-    assert_eq!((value, clients.now, clients.total), (2000, 0, 2));
+    assert_eq!(
+        (value, clients.connected, clients.ever_connected),
+        (2000, 0, 2)
+    );
 }

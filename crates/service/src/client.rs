@@ -83,7 +83,7 @@ impl ConnectError {
     }
 
     /// Returns true if connecting again cannot succeed.
-    pub fn is_hopeless(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => source.kind() == io::ErrorKind::InvalidInput,
             Self::Refused { retry, .. } => !retry,

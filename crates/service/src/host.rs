@@ -67,7 +67,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
 
     /// Returns the name and the body of a further thread beside the workers, if the service needs
     /// one.
-    fn background(
+    fn background_thread(
         self: &Arc<Self>,
         _failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -136,9 +136,9 @@ impl ServerError {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientCounts {
     /// Clients that are connected now.
-    pub now: u64,
+    pub connected: u64,
     /// Clients that have ever connected.
-    pub total: u64,
+    pub ever_connected: u64,
 }
 
 /// The first failure of any of a server's threads. Clones share it.
@@ -168,8 +168,8 @@ pub(crate) struct RunningService<S: Service> {
 
 #[derive(Debug, Default)]
 struct ServedClients {
-    now: AtomicU64,
-    total: AtomicU64,
+    connected: AtomicU64,
+    ever_connected: AtomicU64,
 }
 
 /// A client that is counted as connected as long as this value lives.
@@ -178,7 +178,7 @@ struct CountedClient(Arc<ServedClients>);
 
 impl Drop for CountedClient {
     fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Ordering::Relaxed);
+        self.0.connected.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -223,10 +223,10 @@ impl<S: Service> RunningService<S> {
         hello: &HelloOf<S>,
     ) -> Result<(AcceptedOf<S>, AttachedSession<S::Session>), RefusedClient> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
-        self.clients.now.fetch_add(1, Ordering::Relaxed);
+        self.clients.connected.fetch_add(1, Ordering::Relaxed);
         let counted = CountedClient(Arc::clone(&self.clients));
         let (accepted, session) = self.service.accept(hello)?;
-        self.clients.total.fetch_add(1, Ordering::Relaxed);
+        self.clients.ever_connected.fetch_add(1, Ordering::Relaxed);
         let attached = AttachedSession {
             _session: session,
             _counted: counted,
@@ -236,8 +236,8 @@ impl<S: Service> RunningService<S> {
 
     pub(crate) fn stats(&self) -> S::Stats {
         self.service.stats(ClientCounts {
-            now: self.clients.now.load(Ordering::Relaxed),
-            total: self.clients.total.load(Ordering::Relaxed),
+            connected: self.clients.connected.load(Ordering::Relaxed),
+            ever_connected: self.clients.ever_connected.load(Ordering::Relaxed),
         })
     }
 }

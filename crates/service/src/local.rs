@@ -11,14 +11,14 @@ use crate::host::{RunningService, ServerError, Service};
 /// A server whose workers the caller runs.
 #[derive(Debug)]
 pub struct LocalServer<S: Service> {
-    host: Arc<RunningService<S>>,
+    running_service: Arc<RunningService<S>>,
     workers: Vec<LocalWorker<S>>,
 }
 
 /// A worker that does not run yet.
 #[derive(Debug)]
 pub struct LocalWorker<S: Service> {
-    host: Arc<RunningService<S>>,
+    running_service: Arc<RunningService<S>>,
     index: usize,
     worker: S::Worker,
 }
@@ -36,13 +36,13 @@ impl<S: Service> LocalServer<S> {
         RunningService::<S>::check(context, &config)?;
         let (host, workers) = RunningService::new(context, config, runtime)?;
         let of = |(index, worker)| LocalWorker {
-            host: Arc::clone(&host),
+            running_service: Arc::clone(&host),
             index,
             worker,
         };
         Ok(Self {
             workers: workers.into_iter().enumerate().map(of).collect(),
-            host,
+            running_service: host,
         })
     }
 
@@ -53,29 +53,29 @@ impl<S: Service> LocalServer<S> {
 
     /// Returns a connector for clients. The workers must run when the first client connects.
     pub fn connector(&self) -> LocalConnector<S::Protocol> {
-        let host: Arc<dyn AcceptSide<S::Protocol>> = self.host.clone();
+        let host: Arc<dyn AcceptSide<S::Protocol>> = self.running_service.clone();
         LocalConnector(host)
     }
 
     /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
-        &self.host.service
+        &self.running_service.service
     }
 
     /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
-        self.host.stats()
+        self.running_service.stats()
     }
 
     /// Returns the failure that ended the service, if any.
     pub fn failure(&self) -> Option<String> {
-        self.host.failure.get()
+        self.running_service.failure.get()
     }
 }
 
 impl<S: Service> LocalWorker<S> {
     /// Serves until the server is stopped.
     pub fn run(self) {
-        self.host.run_worker(self.index, self.worker);
+        self.running_service.run_worker(self.index, self.worker);
     }
 }

@@ -71,7 +71,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
     /// Executes a redo entry and frees its lock. This requires a complete entry whose lock word
     /// belongs to `owner` and equals the object's. Returns true if the entry was executed. The
     /// entry may hold arbitrary bytes.
-    fn redo(&self, entry: &[u8], owner: u32) -> bool;
+    fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool;
 }
 
 /// Recovery of the locks of clients that access a server's memory: the clients, their access and their locks.
@@ -79,14 +79,14 @@ pub trait LockTable: Debug + Send + Sync + 'static {
 pub struct LockRecovery<T> {
     tables: Vec<Arc<T>>,
     lease: Duration,
-    threads: bool,
+    uses_threads: bool,
     /// Clients by owner number.
     clients: Mutex<HashMap<u32, Client>>,
-    owners: AtomicU32,
+    next_owner_number: AtomicU32,
     /// Locks with complaints: the acquisition, and the time of its first complaint.
-    complaints: Mutex<HashMap<(usize, u64), (u64, Instant)>>,
-    recovered: AtomicU64,
-    revoked: AtomicU64,
+    first_complaints: Mutex<HashMap<(usize, u64), (u64, Instant)>>,
+    recovered_locks: AtomicU64,
+    revoked_clients: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -103,9 +103,9 @@ pub struct ClientAccess {
     /// Server's end of the client's queue pair.
     pub qp: QueuePair<Rc>,
     /// Registrations of the server's memory for this client alone.
-    pub memory: Vec<MemoryRegion>,
+    pub registrations: Vec<MemoryRegion>,
     /// Redo entries, one after the other, which the client WRITEs before it changes objects.
-    pub redo: Option<MemoryRegion>,
+    pub redo_entries: Option<MemoryRegion>,
 }
 
 impl<T: LockTable> LockRecovery<T> {
@@ -116,12 +116,12 @@ impl<T: LockTable> LockRecovery<T> {
         Self {
             tables,
             lease,
-            threads,
+            uses_threads: threads,
             clients: Mutex::default(),
-            owners: AtomicU32::new(0),
-            complaints: Mutex::default(),
-            recovered: AtomicU64::new(0),
-            revoked: AtomicU64::new(0),
+            next_owner_number: AtomicU32::new(0),
+            first_complaints: Mutex::default(),
+            recovered_locks: AtomicU64::new(0),
+            revoked_clients: AtomicU64::new(0),
         }
     }
 
@@ -130,7 +130,8 @@ impl<T: LockTable> LockRecovery<T> {
     pub fn next_owner(&self) -> u32 {
         let clients = lock(&self.clients);
         loop {
-            let owner = self.owners.fetch_add(1, Ordering::Relaxed) % (SERVER_OWNER - 1) + 1;
+            let owner =
+                self.next_owner_number.fetch_add(1, Ordering::Relaxed) % (SERVER_OWNER - 1) + 1;
             // Numbers are reused; skip a number that a client still has.
             if !clients.contains_key(&owner) {
                 return owner;
@@ -149,9 +150,9 @@ impl<T: LockTable> LockRecovery<T> {
 
     /// Returns the number of locks freed for their owners, and the number of clients whose access
     /// was revoked for that.
-    pub fn counts(&self) -> (u64, u64) {
+    pub fn recovered_and_revoked(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        (of(&self.recovered), of(&self.revoked))
+        (of(&self.recovered_locks), of(&self.revoked_clients))
     }
 
     /// Removes the client with this index: revokes its access and finishes its changes.
@@ -160,41 +161,47 @@ impl<T: LockTable> LockRecovery<T> {
             .iter()
             .find(|(_, client)| client.index == index && client.access.is_some())
             .map(|(owner, _)| *owner);
-        if let Some((owner, access)) = owner.and_then(|owner| Some((owner, self.take(owner)?))) {
+        if let Some((owner, access)) =
+            owner.and_then(|owner| Some((owner, self.take_access(owner)?)))
+        {
             self.revoke_access(owner, access);
         }
     }
 
     /// Revokes the access of an owner that has held a lock for too long.
     fn revoke_expired(&self, owner: u32) {
-        if let Some(access) = self.take(owner) {
+        if let Some(access) = self.take_access(owner) {
             tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
-            self.revoked.fetch_add(1, Ordering::Relaxed);
+            self.revoked_clients.fetch_add(1, Ordering::Relaxed);
             self.revoke_access(owner, access);
         }
     }
 
     /// Returns an owner's access to the first caller, and `None` to later callers.
-    fn take(&self, owner: u32) -> Option<ClientAccess> {
+    fn take_access(&self, owner: u32) -> Option<ClientAccess> {
         lock(&self.clients).get_mut(&owner)?.access.take()
     }
 
     /// Revokes an owner's access and finishes its changes. On the software NIC, this waits for a
     /// process that was stopped in the middle of a WRITE.
     fn revoke_access(&self, owner: u32, access: ClientAccess) {
-        let ClientAccess { qp, memory, redo } = access;
+        let ClientAccess {
+            qp,
+            registrations: memory,
+            redo_entries: redo,
+        } = access;
         if let Err(e) = qp.to_error() {
             tracing::warn!("a client's queue pair does not go to ERR: {e}");
         }
         drop((qp, memory));
         if let Some(redo) = redo {
-            self.finish(owner, &redo);
+            self.execute_redo_entries(owner, &redo);
         }
         lock(&self.clients).remove(&owner);
     }
 
     /// Executes the redo entries of a client whose locks it still holds.
-    fn finish(&self, owner: u32, memory: &MemoryRegion) {
+    fn execute_redo_entries(&self, owner: u32, memory: &MemoryRegion) {
         let bytes = self.tables.first().map_or(0, |table| table.redo_bytes());
         if bytes == 0 {
             return;
@@ -205,8 +212,8 @@ impl<T: LockTable> LockRecovery<T> {
                 continue;
             }
             let table = T::table_index(&entry).and_then(|index| self.tables.get(index));
-            if table.is_some_and(|table| table.redo(&entry, owner)) {
-                self.recovered.fetch_add(1, Ordering::Relaxed);
+            if table.is_some_and(|table| table.execute_redo_entry(&entry, owner)) {
+                self.recovered_locks.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -235,7 +242,7 @@ impl<T: LockTable> LockRecovery<T> {
                 if !self.lease_expired(part, object, word) {
                     return false;
                 }
-                if self.threads {
+                if self.uses_threads {
                     // A worker must not wait here. The client complains again.
                     let recovery = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("expel".to_owned());
@@ -253,7 +260,7 @@ impl<T: LockTable> LockRecovery<T> {
             .compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
-            self.recovered.fetch_add(1, Ordering::Relaxed);
+            self.recovered_locks.fetch_add(1, Ordering::Relaxed);
         }
         true
     }
@@ -263,7 +270,7 @@ impl<T: LockTable> LockRecovery<T> {
         /// Maximum number of watched locks; beyond it all are dropped, and clients complain again.
         const MAX_COMPLAINTS: usize = 4096;
         let now = verbs::time::now();
-        let mut complaints = lock(&self.complaints);
+        let mut complaints = lock(&self.first_complaints);
         // Old entries are meaningless, because numbers of acquisitions repeat.
         complaints.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
         if complaints.len() >= MAX_COMPLAINTS {

@@ -39,7 +39,7 @@ impl NicConfig {
     ///
     /// # Errors
     /// When the port or the selected GID index is unusable, with the reason.
-    pub fn port(&self, context: &Context) -> Result<PortGid, OpenError> {
+    pub fn port_and_gid(&self, context: &Context) -> Result<PortGid, OpenError> {
         let (name, port_num) = (context.device_name(), self.port_num);
         let no = |text: String| Err(OpenError::Port(text));
         let ports = context.query_device()?.phys_port_cnt;

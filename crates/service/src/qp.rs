@@ -9,7 +9,7 @@ use crate::rendezvous::RefusedClient;
 ///
 /// # Errors
 /// When a verb fails.
-pub fn responder(
+pub fn connect_responder_qp(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
     port: PortGid,

@@ -14,7 +14,7 @@ impl Random {
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        mix_bits(self.0)
     }
 
     /// Returns a number below `n`.
@@ -26,7 +26,7 @@ impl Random {
 
     /// Returns a number from 0 to 1, without 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
-    pub fn unit(&mut self) -> f64 {
+    pub fn next_unit_f64(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
@@ -34,7 +34,7 @@ impl Random {
 /// Applies SplitMix64's finalizer, a bijection that mixes all bits.
 #[inline]
 #[must_use]
-pub fn mix(n: u64) -> u64 {
+pub fn mix_bits(n: u64) -> u64 {
     let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ n >> 31

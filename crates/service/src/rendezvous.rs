@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Maximum length of a message, in bytes.
-const LINE_MAX: u64 = 64 * 1024;
+const MAX_LINE_BYTES: u64 = 64 * 1024;
 /// Time that a client may take to send its message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -72,13 +72,13 @@ fn receive_line<T: DeserializeOwned>(
     let mut line = Vec::new();
     let bytes = TimedStream {
         stream,
-        begun: Instant::now(),
+        start_time: Instant::now(),
         timeout,
     };
     // The two sides take turns, so the reader buffers nothing beyond the line.
-    BufReader::new(bytes.take(LINE_MAX)).read_until(b'\n', &mut line)?;
+    BufReader::new(bytes.take(MAX_LINE_BYTES)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
-        let what = if line.len() as u64 >= LINE_MAX {
+        let what = if line.len() as u64 >= MAX_LINE_BYTES {
             "a message longer than 64 KiB"
         } else {
             "the connection closed"
@@ -96,14 +96,14 @@ fn receive_line<T: DeserializeOwned>(
 /// A stream with a total time for reading, independent of how the bytes arrive.
 struct TimedStream<'s> {
     stream: &'s mut TcpStream,
-    begun: Instant,
+    start_time: Instant,
     timeout: Duration,
 }
 
 impl Read for TimedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let late = || io::Error::new(ErrorKind::TimedOut, "no message came in time");
-        let left = self.timeout.saturating_sub(self.begun.elapsed());
+        let left = self.timeout.saturating_sub(self.start_time.elapsed());
         if left.is_zero() {
             return Err(late());
         }

@@ -16,7 +16,7 @@ use crate::rendezvous::serve_connection;
 /// A running server; dropping it stops the server.
 #[derive(Debug)]
 pub struct Server<S: Service> {
-    host: Arc<RunningService<S>>,
+    running_service: Arc<RunningService<S>>,
     address: SocketAddr,
     acceptor: Option<Acceptor>,
     threads: Vec<JoinHandle<()>>,
@@ -48,7 +48,7 @@ impl<S: Service> Server<S> {
         let address = listener.local_addr()?;
         let (host, workers) = RunningService::new(context, config, S::Runtime::default())?;
         let mut server = Self {
-            host,
+            running_service: host,
             address,
             acceptor: None,
             threads: Vec::new(),
@@ -63,13 +63,17 @@ impl<S: Service> Server<S> {
         workers: Vec<S::Worker>,
     ) -> Result<(), ServerError> {
         for (i, worker) in workers.into_iter().enumerate() {
-            let host = Arc::clone(&self.host);
+            let host = Arc::clone(&self.running_service);
             self.spawn(format!("worker {i}"), move || host.run_worker(i, worker))?;
         }
-        if let Some((name, work)) = self.host.service.background(&self.host.failure) {
+        if let Some((name, work)) = self
+            .running_service
+            .service
+            .background_thread(&self.running_service.failure)
+        {
             self.spawn(name, work)?;
         }
-        let host = Arc::clone(&self.host);
+        let host = Arc::clone(&self.running_service);
         self.acceptor = Some(Acceptor::start(listener, move |stream| {
             let welcome = host.welcome();
             serve_connection(stream, S::Protocol::SERVICE, &welcome, |hello| {
@@ -96,22 +100,22 @@ impl<S: Service> Server<S> {
 
     /// Returns the configuration of the server.
     pub fn config(&self) -> &S::Config {
-        self.host.service.config()
+        self.running_service.service.config()
     }
 
     /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
-        &self.host.service
+        &self.running_service.service
     }
 
     /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
-        self.host.stats()
+        self.running_service.stats()
     }
 
     /// Returns the failure that ended the service, if any; the program should stop then.
     pub fn failure(&self) -> Option<String> {
-        self.host.failure.get()
+        self.running_service.failure.get()
     }
 
     /// Stops the server and returns its statistics.
@@ -121,10 +125,10 @@ impl<S: Service> Server<S> {
     }
 
     fn shut_down(&mut self) {
-        self.host.service.close();
+        self.running_service.service.close();
         // End the connections first, while the workers still process the removal of clients.
         self.acceptor = None;
-        self.host.service.stop();
+        self.running_service.service.stop();
         for thread in self.threads.drain(..) {
             // A panicked thread needs no stop.
             let _ = thread.join();

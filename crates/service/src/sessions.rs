@@ -34,8 +34,8 @@ pub fn change_span(window: usize) -> u32 {
 #[derive(Debug)]
 pub struct Session {
     /// Numbers and answers of recent changes.
-    ring: Box<[(u32, u64)]>,
-    highest: u32,
+    recent_answers: Box<[(u32, u64)]>,
+    highest_change_number: u32,
     /// Maximum bytes of a request.
     max_request_bytes: usize,
     /// Received parts of a long request.
@@ -46,8 +46,8 @@ impl Session {
     fn new(window: usize, max_request_bytes: usize) -> Self {
         Self {
             max_request_bytes,
-            ring: vec![(0, 0); change_span(window) as usize].into(),
-            highest: 0,
+            recent_answers: vec![(0, 0); change_span(window) as usize].into(),
+            highest_change_number: 0,
             parts: Vec::new(),
         }
     }
@@ -55,11 +55,14 @@ impl Session {
     /// Returns the state of a change.
     #[inline]
     pub fn state_of(&self, seq: u32) -> ChangeState {
-        let behind = self.highest.wrapping_sub(seq);
-        if behind < 1 << 31 && behind as usize >= self.ring.len() {
+        let behind = self.highest_change_number.wrapping_sub(seq);
+        if behind < 1 << 31 && behind as usize >= self.recent_answers.len() {
             return ChangeState::Stale;
         }
-        match self.ring.get(seq as usize % self.ring.len()) {
+        match self
+            .recent_answers
+            .get(seq as usize % self.recent_answers.len())
+        {
             Some(&(number, answer)) if number == seq && seq != 0 => ChangeState::Answered(answer),
             _ => ChangeState::New,
         }
@@ -68,10 +71,10 @@ impl Session {
     /// Records that a change was executed, with this answer.
     #[inline]
     pub fn record_answer(&mut self, seq: u32, answer: u64) {
-        let place = seq as usize % self.ring.len();
-        self.ring[place] = (seq, answer);
-        if seq.wrapping_sub(self.highest) < 1 << 31 {
-            self.highest = seq;
+        let place = seq as usize % self.recent_answers.len();
+        self.recent_answers[place] = (seq, answer);
+        if seq.wrapping_sub(self.highest_change_number) < 1 << 31 {
+            self.highest_change_number = seq;
         }
     }
 
@@ -102,7 +105,7 @@ pub struct WorkerSessions {
     connected: Vec<Option<(u64, Session)>>,
     /// Sessions without a connection by name, each with the logical time of its disconnection.
     disconnected: HashMap<u64, (u64, Session)>,
-    time: u64,
+    logical_time: u64,
 }
 
 impl WorkerSessions {
@@ -116,7 +119,7 @@ impl WorkerSessions {
             max_request_bytes,
             connected: Vec::new(),
             disconnected: HashMap::new(),
-            time: 0,
+            logical_time: 0,
         }
     }
 
@@ -149,8 +152,8 @@ impl WorkerSessions {
     pub fn disconnect(&mut self, client: u32) {
         let place = self.connected.get_mut(client as usize);
         if let Some((name, session)) = place.and_then(Option::take) {
-            self.time += 1;
-            self.disconnected.insert(name, (self.time, session));
+            self.logical_time += 1;
+            self.disconnected.insert(name, (self.logical_time, session));
         }
         if self.disconnected.len() > Self::MAX_DISCONNECTED
             && let Some(oldest) = self
@@ -204,7 +207,11 @@ mod tests {
         let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
             assert_eq!(s.state_of(seq), ChangeState::New);
-            s.highest = if s.highest == 0 { seq } else { s.highest };
+            s.highest_change_number = if s.highest_change_number == 0 {
+                seq
+            } else {
+                s.highest_change_number
+            };
             s.record_answer(seq, 5);
             assert_eq!(s.state_of(seq), ChangeState::Answered(5));
         }

@@ -16,13 +16,13 @@ pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Channel on which a worker reports the result of a command.
-pub type Done = SyncSender<Result<(), String>>;
+pub type ResultSender = SyncSender<Result<(), String>>;
 
 /// Mailbox of a worker: commands `C` to the worker, and counts `S` from it.
 #[derive(Debug)]
 pub struct Mailbox<C, S> {
     commands: Mutex<Vec<C>>,
-    pending: AtomicBool,
+    has_commands: AtomicBool,
     wake: WakeEventfd,
     counts: Mutex<S>,
 }
@@ -62,7 +62,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             commands: Mutex::default(),
-            pending: AtomicBool::new(false),
+            has_commands: AtomicBool::new(false),
             wake: WakeEventfd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             counts: Mutex::default(),
         })
@@ -71,7 +71,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     /// Sends a command to the worker, and wakes the worker if it sleeps.
     pub fn send(&self, command: C) {
         lock(&self.commands).push(command);
-        self.pending.store(true, Ordering::Release);
+        self.has_commands.store(true, Ordering::Release);
         // The write fails only if the counter is full, and then the worker is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -81,7 +81,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     /// # Errors
     /// The worker's error, or the message that the worker has ended or has not answered for five
     /// seconds.
-    pub fn call(&self, command: impl FnOnce(Done) -> C) -> Result<(), String> {
+    pub fn send_and_wait(&self, command: impl FnOnce(ResultSender) -> C) -> Result<(), String> {
         let stops = || Err("the server stops".to_owned());
         let (done, answer) = sync_channel(1);
         self.send(command(done));
@@ -121,7 +121,7 @@ pub trait WorkerLoop {
     fn counts(&self) -> Self::Counts;
 
     /// Waits briefly after a poll without work.
-    fn idle(&self, waiter: &mut Waiter);
+    fn wait_briefly(&self, waiter: &mut Waiter);
 
     /// Sleeps after a long time without work, at the latest until `wake` is signaled.
     ///
@@ -142,7 +142,7 @@ pub fn run<W: WorkerLoop>(
     let mut waiter = Waiter::new().with_spins_and_yields(512, 1_500);
     let mut polls = 0u32;
     loop {
-        if mailbox.pending.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
+        if mailbox.has_commands.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
             publish(work, mailbox);
             return Ok(());
         }
@@ -157,7 +157,7 @@ pub fn run<W: WorkerLoop>(
             if waiter.misses() == 256 {
                 publish(work, mailbox);
             }
-            work.idle(&mut waiter);
+            work.wait_briefly(&mut waiter);
         } else {
             work.sleep(&mailbox.wake, &mut waiter)?;
         }
@@ -172,7 +172,7 @@ fn publish<W: WorkerLoop>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
 #[cold]
 fn execute_commands<W: WorkerLoop>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
     // Clear the flag before taking the commands: a later command sets it again.
-    mailbox.pending.swap(false, Ordering::AcqRel);
+    mailbox.has_commands.swap(false, Ordering::AcqRel);
     let commands = std::mem::take(&mut *lock(&mailbox.commands));
     commands.into_iter().all(|command| work.execute(command))
 }

@@ -1,13 +1,13 @@
 //! Load generation: the choice of keys, and values that can be checked.
 //!
-//! Keys are numbers. [`KeyGenerator`] chooses them by their [`Popularity`], and [`key_bytes`] converts
+//! Keys are numbers. [`KeyGenerator`] chooses them by their [`Popularity`], and [`write_key_bytes`] converts
 //! them to bytes. A value begins with a stamp (its writer and time). All other bytes are a function
-//! of key and stamp ([`value_bytes`]). So [`stamp_of`] detects a value that is mixed from two
+//! of key and stamp ([`write_value_bytes`]). So [`stamp_of`] detects a value that is mixed from two
 //! values, belongs to another key, or is cut off.
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::{Random, mix};
+use crate::random::{Random, mix_bits};
 
 mod zipf;
 
@@ -49,7 +49,7 @@ pub enum Popularity {
 #[derive(Debug, Clone)]
 pub struct KeyGenerator {
     random: Random,
-    keys: u64,
+    key_count: u64,
     popularity: Popularity,
     zipf: Option<Zipf>,
 }
@@ -67,7 +67,7 @@ impl KeyGenerator {
         };
         Self {
             random: Random::new(seed),
-            keys,
+            key_count: keys,
             popularity,
             zipf: exponent.map(|exponent| Zipf::new(keys, exponent)),
         }
@@ -75,7 +75,7 @@ impl KeyGenerator {
 
     /// Makes `key` the first key of the hot range or of the popular neighbours. Other popularities
     /// do not change.
-    pub fn move_to(&mut self, key: u64) {
+    pub fn move_hot_range_to(&mut self, key: u64) {
         match &mut self.popularity {
             Popularity::ZipfFrom { first, .. } | Popularity::HotRange { first, .. } => *first = key,
             Popularity::Uniform | Popularity::Zipf(_) | Popularity::Latest(_) => {}
@@ -84,7 +84,7 @@ impl KeyGenerator {
 
     /// Returns a random number below 2^32, for other choices.
     #[inline]
-    pub fn random_u64(&mut self) -> u64 {
+    pub fn random_32_bits(&mut self) -> u64 {
         self.random.bits() >> 32
     }
 
@@ -95,23 +95,23 @@ impl KeyGenerator {
         let Some(zipf) = &self.zipf else {
             return self.uniform();
         };
-        let rank = zipf.rank(&mut self.random).min(self.keys - 1);
+        let rank = zipf.rank(&mut self.random).min(self.key_count - 1);
         match self.popularity {
-            Popularity::Latest(_) => (newest + self.keys - rank) % self.keys,
-            Popularity::ZipfFrom { first, .. } => (first % self.keys + rank) % self.keys,
+            Popularity::Latest(_) => (newest + self.key_count - rank) % self.key_count,
+            Popularity::ZipfFrom { first, .. } => (first % self.key_count + rank) % self.key_count,
             // Scatter popular keys over all keys.
-            _ => mix(rank) % self.keys,
+            _ => mix_bits(rank) % self.key_count,
         }
     }
 
     #[inline]
     fn uniform(&mut self) -> u64 {
         match self.popularity {
-            Popularity::HotRange { share, first, keys } if self.random.unit() < share => {
-                let within = self.random.below(keys.clamp(1, self.keys));
-                (first % self.keys + within) % self.keys
+            Popularity::HotRange { share, first, keys } if self.random.next_unit_f64() < share => {
+                let within = self.random.below(keys.clamp(1, self.key_count));
+                (first % self.key_count + within) % self.key_count
             }
-            _ => self.random.below(self.keys),
+            _ => self.random.below(self.key_count),
         }
     }
 }
@@ -119,8 +119,8 @@ impl KeyGenerator {
 /// Writes the bytes of key number `n`: the number and mixed bits of it, cut or repeated to the
 /// length. With four bytes or more, different numbers below 2^32 have different keys.
 #[inline]
-pub fn key_bytes(n: u64, into: &mut [u8]) {
-    let words = [n, mix(n)];
+pub fn write_key_bytes(n: u64, into: &mut [u8]) {
+    let words = [n, mix_bits(n)];
     for (i, chunk) in into.chunks_mut(8).enumerate() {
         chunk.copy_from_slice(&words[i % 2].to_le_bytes()[..chunk.len()]);
     }
@@ -129,8 +129,8 @@ pub fn key_bytes(n: u64, into: &mut [u8]) {
 /// Writes the value of a key and a stamp (the writer and time of the value). It consists of the
 /// stamp and of bytes that are a function of both.
 #[inline]
-pub fn value_bytes(key: u64, stamp: u64, into: &mut [u8]) {
-    let mut state = mix(key ^ stamp.rotate_left(32));
+pub fn write_value_bytes(key: u64, stamp: u64, into: &mut [u8]) {
+    let mut state = mix_bits(key ^ stamp.rotate_left(32));
     let mut chunks = into.chunks_mut(8);
     if let Some(first) = chunks.next() {
         first.copy_from_slice(&stamp.to_le_bytes()[..first.len()]);
@@ -150,7 +150,7 @@ pub fn stamp_of(key: u64, value: &[u8]) -> Option<u64> {
         stamp[..first.len()].copy_from_slice(first);
     }
     let stamp = u64::from_le_bytes(stamp);
-    let mut state = mix(key ^ stamp.rotate_left(32));
+    let mut state = mix_bits(key ^ stamp.rotate_left(32));
     for chunk in chunks {
         state = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ key;
         if *chunk != state.to_le_bytes()[..chunk.len()] {
@@ -168,7 +168,7 @@ mod tests {
     fn a_value_belongs_to_one_key_and_stamp_and_every_byte_counts() {
         for len in [8, 9, 16, 31, 32, 100] {
             let mut value = vec![0; len];
-            value_bytes(77, 1234, &mut value);
+            write_value_bytes(77, 1234, &mut value);
             assert_eq!(stamp_of(77, &value), Some(1234));
             if len > 15 {
                 assert_eq!(stamp_of(78, &value), None);
@@ -187,7 +187,7 @@ mod tests {
         let mut all = std::collections::HashSet::new();
         for n in 0..10_000 {
             let mut key = [0; 16];
-            key_bytes(n, &mut key);
+            write_key_bytes(n, &mut key);
             assert!(all.insert(key));
         }
     }
@@ -246,7 +246,7 @@ mod tests {
         for (popularity, expected) in [(hot, 0.902), (zipf, share(20) / share(1000))] {
             let mut chooser = KeyGenerator::new(keys, popularity, 3);
             for first in [990, 300] {
-                chooser.move_to(first);
+                chooser.move_hot_range_to(first);
                 let seen = f64::from(u32::try_from(near(&mut chooser, first)).expect("small"));
                 let expected = expected * 10_000.0;
                 assert!(

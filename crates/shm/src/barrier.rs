@@ -12,30 +12,30 @@ use std::sync::atomic::{Ordering, fence};
 /// `kernel/sched/membarrier.c`). The grace period exceeds a peer's timeouts while network
 /// namespaces are being removed. A thread that peers wait for must therefore not be the first to
 /// register.
-pub fn prepare() {
+pub fn register_process() {
     register_global_expedited();
     if cfg!(target_arch = "x86_64") {
-        has_own_threads();
+        is_private_barrier_available();
     }
 }
 
-/// Registers this process for [`everywhere`] barriers. Returns false if the kernel does not support them.
+/// Registers this process for [`membarrier_all_processes`] barriers. Returns false if the kernel does not support them.
 pub fn register_global_expedited() -> bool {
-    call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
 }
 
 /// Executes a full memory barrier on every running thread of every registered process, this process included.
-pub fn everywhere() {
+pub fn membarrier_all_processes() {
     fence(Ordering::SeqCst);
-    call(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+    membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
     fence(Ordering::SeqCst);
 }
 
-/// Returns true if this process may use [`own_threads`]; asks the kernel at the first call.
+/// Returns true if this process may use [`membarrier_own_threads`]; asks the kernel at the first call.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // locks are biased only on x86-64
-pub fn has_own_threads() -> bool {
+pub fn is_private_barrier_available() -> bool {
     static PID_AND_ANSWER: OnceLock<(u32, bool)> = OnceLock::new();
-    let ask = || call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+    let ask = || membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
     let &(pid, answer) = PID_AND_ANSWER.get_or_init(|| (std::process::id(), ask()));
     // A child of `fork` must register again, so a process with another pid asks the kernel at each
     // call.
@@ -48,14 +48,14 @@ pub fn has_own_threads() -> bool {
 
 /// Executes a full memory barrier on every running thread of this process. Returns false if the kernel
 /// refused it.
-pub fn own_threads() -> bool {
+pub fn membarrier_own_threads() -> bool {
     fence(Ordering::SeqCst);
-    let done = call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    let done = membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
     fence(Ordering::SeqCst);
     done
 }
 
-fn call(command: libc::c_int) -> bool {
+fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: the call takes no pointers.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }

@@ -27,12 +27,12 @@ pub fn ticks() -> u64 {
 /// Returns the number of [`ticks`] in a microsecond. The first call measures it, which takes 20 µs.
 #[must_use]
 pub fn ticks_per_us() -> u64 {
-    static MEASURED: OnceLock<u64> = OnceLock::new();
-    const SPAN_NS: u64 = 20_000;
-    *MEASURED.get_or_init(|| {
+    static MEASURED_TICKS_PER_US: OnceLock<u64> = OnceLock::new();
+    const MEASUREMENT_NS: u64 = 20_000;
+    *MEASURED_TICKS_PER_US.get_or_init(|| {
         let (begin, first) = (now_ns(), ticks());
         let mut now = begin;
-        while now < begin + SPAN_NS {
+        while now < begin + MEASUREMENT_NS {
             now = now_ns();
         }
         (ticks().wrapping_sub(first) * 1000 / (now - begin)).max(1)

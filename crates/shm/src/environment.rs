@@ -37,7 +37,9 @@ pub fn read_memory<const N: usize>(
     // SAFETY: `bytes` has room for `N` bytes.
     let read = unsafe {
         match call {
-            PeerReadCall::ProcessVm => memory.copy(CopyDirection::Read, into, remote, (N, N)),
+            PeerReadCall::ProcessVm => {
+                memory.copy_by_iovecs(CopyDirection::Read, into, remote, (N, N))
+            }
             PeerReadCall::ProcFile => memory.copy_by_file(CopyDirection::Read, into, remote, N),
         }
     };

@@ -44,7 +44,7 @@ pub use word::AtomicOp;
 /// Checks that a process can replace its pages while threads run; returns the error of
 /// `userfaultfd(2)` if not.
 pub(crate) fn check_page_replacement() -> std::io::Result<()> {
-    replace::is_possible()
+    replace::check_write_blocking()
 }
 
 /// Makes an access to memory that the program has unmapped return an error.

@@ -58,13 +58,15 @@ impl ProcessMemory {
             let piece = if done < rest { rest - done } else { len - done };
             let (local, remote) = (local.wrapping_add(done), remote.wrapping_add(done));
             // SAFETY: `local` is valid for the `len - done` bytes (contract of this function).
-            let n = match unsafe { self.copy(direction, local, remote, (piece, len - done)) } {
-                Err(e) if is_refusal(&e) => {
-                    // SAFETY: as above.
-                    unsafe { self.copy_by_file(direction, local, remote, piece) }
-                }
-                copied => copied,
-            };
+            let n =
+                match unsafe { self.copy_by_iovecs(direction, local, remote, (piece, len - done)) }
+                {
+                    Err(e) if is_refusal(&e) => {
+                        // SAFETY: as above.
+                        unsafe { self.copy_by_file(direction, local, remote, piece) }
+                    }
+                    copied => copied,
+                };
             match n? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => done += n,
@@ -81,7 +83,7 @@ impl ProcessMemory {
     ///
     /// # Safety
     /// The contract of [`Self::transfer`] applies.
-    pub(crate) unsafe fn copy(
+    pub(crate) unsafe fn copy_by_iovecs(
         &self,
         direction: CopyDirection,
         local: *mut u8,

@@ -13,13 +13,13 @@ use crate::queue::Ps;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CoreCaches {
     /// The core's private cache, in bytes. A hit in it costs no time beyond the program's own work.
-    pub(crate) own_bytes: f64,
+    pub(crate) private_bytes: f64,
     /// The last-level cache, which cores share, in bytes.
-    pub(crate) shared_bytes: f64,
-    pub(crate) hit_ns: f64,
-    pub(crate) miss_ns: f64,
+    pub(crate) last_level_bytes: f64,
+    pub(crate) last_level_hit_ns: f64,
+    pub(crate) memory_latency_ns: f64,
     /// Largest number of lines that a core fetches at the same time.
-    pub(crate) outstanding: f64,
+    pub(crate) max_outstanding_lines: f64,
 }
 
 impl CoreCaches {
@@ -28,27 +28,28 @@ impl CoreCaches {
         let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |n| n.value);
         let count = |number: &Option<Sourced<u32>>| number.as_ref().map(|n| f64::from(n.value));
         Some(Self {
-            own_bytes: count(&host.core_cache_bytes).unwrap_or(0.0),
-            shared_bytes: count(&host.cache_bytes).unwrap_or(0.0),
-            hit_ns: known(&host.cache_hit_ns),
-            miss_ns: host.memory_ns.as_ref()?.value,
-            outstanding: count(&host.outstanding_misses).unwrap_or(1.0),
+            private_bytes: count(&host.core_cache_bytes).unwrap_or(0.0),
+            last_level_bytes: count(&host.cache_bytes).unwrap_or(0.0),
+            last_level_hit_ns: known(&host.cache_hit_ns),
+            memory_latency_ns: host.memory_ns.as_ref()?.value,
+            max_outstanding_lines: count(&host.outstanding_misses).unwrap_or(1.0),
         })
     }
 
     /// Returns the time of `overlapped` interleaved chains. Each chain accesses `lines` lines one after the other, at
     /// random places of a working set of `set_bytes`.
-    pub(crate) fn touch(&self, set_bytes: u64, lines: u64, overlapped: u64) -> Ps {
+    pub(crate) fn random_access_time(&self, set_bytes: u64, lines: u64, overlapped: u64) -> Ps {
         #[expect(
             clippy::cast_precision_loss,
             reason = "sizes and counts; 53 bits are exact enough"
         )]
         let (set, lines, overlapped) = (set_bytes as f64, lines as f64, overlapped.max(1) as f64);
         let share = |cache: f64| if set > cache { cache / set } else { 1.0 };
-        let own = share(self.own_bytes);
-        let cached = share(self.shared_bytes).max(own);
-        let line_ns = (cached - own) * self.hit_ns + (1.0 - cached) * self.miss_ns;
-        let at_once = overlapped.min(self.outstanding.max(1.0));
+        let own = share(self.private_bytes);
+        let cached = share(self.last_level_bytes).max(own);
+        let line_ns =
+            (cached - own) * self.last_level_hit_ns + (1.0 - cached) * self.memory_latency_ns;
+        let at_once = overlapped.min(self.max_outstanding_lines.max(1.0));
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -59,7 +60,7 @@ impl CoreCaches {
     }
 }
 
-/// Upper limit of [`CoreCaches::touch`], one hour, so that clocks cannot overflow.
+/// Upper limit of [`CoreCaches::random_access_time`], one hour, so that clocks cannot overflow.
 const MAX_TIME: Ps = 3_600_000_000_000_000;
 
 #[cfg(test)]
@@ -67,36 +68,42 @@ mod tests {
     use super::*;
 
     const CACHES: CoreCaches = CoreCaches {
-        own_bytes: 1000.0,
-        shared_bytes: 10_000.0,
-        hit_ns: 20.0,
-        miss_ns: 100.0,
-        outstanding: 10.0,
+        private_bytes: 1000.0,
+        last_level_bytes: 10_000.0,
+        last_level_hit_ns: 20.0,
+        memory_latency_ns: 100.0,
+        max_outstanding_lines: 10.0,
     };
 
     #[test]
     fn a_line_costs_by_the_share_of_its_set_that_each_cache_holds() {
-        assert_eq!(CACHES.touch(0, 5, 1), 0);
-        assert_eq!(CACHES.touch(1000, 5, 1), 0);
+        assert_eq!(CACHES.random_access_time(0, 5, 1), 0);
+        assert_eq!(CACHES.random_access_time(1000, 5, 1), 0);
         // Half of 2000 bytes is in the private cache, all of it in the shared one.
-        assert_eq!(CACHES.touch(2000, 1, 1), 10_000);
-        assert_eq!(CACHES.touch(10_000, 1, 1), 18_000);
+        assert_eq!(CACHES.random_access_time(2000, 1, 1), 10_000);
+        assert_eq!(CACHES.random_access_time(10_000, 1, 1), 18_000);
         // A twentieth of 20,000 bytes is in the private cache, half in either cache, and half in none.
-        assert_eq!(CACHES.touch(20_000, 3, 1), 3 * (9_000 + 50_000));
+        assert_eq!(
+            CACHES.random_access_time(20_000, 3, 1),
+            3 * (9_000 + 50_000)
+        );
     }
 
     #[test]
     fn chains_overlap_up_to_what_a_core_has_outstanding() {
-        let one = CACHES.touch(20_000, 4, 1);
-        assert_eq!(CACHES.touch(20_000, 4, 0), one);
-        assert_eq!(CACHES.touch(20_000, 4, 8), one);
-        assert_eq!(CACHES.touch(20_000, 4, 10), one);
-        assert_eq!(CACHES.touch(20_000, 4, 20), 2 * one);
+        let one = CACHES.random_access_time(20_000, 4, 1);
+        assert_eq!(CACHES.random_access_time(20_000, 4, 0), one);
+        assert_eq!(CACHES.random_access_time(20_000, 4, 8), one);
+        assert_eq!(CACHES.random_access_time(20_000, 4, 10), one);
+        assert_eq!(CACHES.random_access_time(20_000, 4, 20), 2 * one);
     }
 
     #[test]
     fn no_count_overflows() {
-        assert_eq!(CACHES.touch(u64::MAX, u64::MAX, u64::MAX), MAX_TIME);
-        assert_eq!(CACHES.touch(u64::MAX, 0, u64::MAX), 0);
+        assert_eq!(
+            CACHES.random_access_time(u64::MAX, u64::MAX, u64::MAX),
+            MAX_TIME
+        );
+        assert_eq!(CACHES.random_access_time(u64::MAX, 0, u64::MAX), 0);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nicmodel::profile::CorePlace;
 use nicmodel::{PayloadDestination, Profile};
 
-use crate::costs::{FixedCosts, MissingCosts, SideCosts};
+use crate::costs::{FixedCosts, MissingCosts, PlaceCosts};
 use crate::machine::NicCounters;
 use crate::queue::Ps;
 use crate::threads;
@@ -73,8 +73,8 @@ impl Cluster {
         let costs = FixedCosts::of(profile)?;
         let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
         world.add_machines(profile, count);
-        let unknown_of_cores = SideCosts::of(profile, 1.0).unknown_core_costs;
-        if !threads::install(Box::new(world)) {
+        let unknown_of_cores = PlaceCosts::of(profile, 1.0).unknown_core_costs;
+        if !threads::install_simulation(Box::new(world)) {
             return Err(ClusterError::Occupied);
         }
         Ok(Self {
@@ -106,7 +106,7 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn at(&self, index: usize, place: CorePlace) -> Option<ClusterMachine> {
+    pub fn machine_at_place(&self, index: usize, place: CorePlace) -> Option<ClusterMachine> {
         let host = self.machine(index);
         match place {
             CorePlace::Host => Some(host),
@@ -121,8 +121,10 @@ impl Cluster {
     /// Makes RECVs take payload from within their completion, if the payload fits and the NIC supports this
     /// (`inline_recv_bytes` of its profile). Drivers enable this for a whole queue pair. Must be called before the
     /// first message is sent.
-    pub fn receive_inline(&self) {
-        self.with_world(|world| world.shapes.receive = PayloadDestination::Inline);
+    pub fn enable_inline_receive(&self) {
+        self.with_world(|world| {
+            world.cost_table.recv_payload_destination = PayloadDestination::Inline
+        });
     }
 
     /// Returns the number of cores of a host or DPU.
@@ -152,7 +154,7 @@ impl Cluster {
     /// # Panics
     /// A simulated thread panics.
     pub fn run_until(&self, until: Duration) {
-        threads::run(
+        threads::run_events(
             Ps::try_from(until.as_nanos())
                 .unwrap_or(Ps::MAX / 2000)
                 .saturating_mul(1000),
@@ -167,7 +169,7 @@ impl Cluster {
     /// # Panics
     /// A simulated thread panics.
     pub fn run(&self) -> Result<(), DeadlockedThreads> {
-        threads::run(Ps::MAX);
+        threads::run_events(Ps::MAX);
         let names = self.with_world(|world| {
             let threads = world.threads.iter().zip(&world.thread_names);
             let waiting = threads.filter(|(thread, _)| !thread.is_done());
@@ -199,13 +201,13 @@ impl Cluster {
     }
 
     fn with_world<R>(&self, with: impl FnOnce(&mut Simulation) -> R) -> R {
-        threads::world(with)
+        threads::with_simulation(with)
             .expect("the cluster's simulation is on this thread while the cluster is")
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        threads::remove();
+        threads::remove_simulation();
     }
 }

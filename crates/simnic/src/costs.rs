@@ -34,17 +34,17 @@ pub struct MissingCosts {
 pub(crate) struct FixedCosts {
     pub(crate) units: usize,
     /// One-way latency of the network.
-    pub(crate) network: Ps,
+    pub(crate) network_latency: Ps,
     pub(crate) has_atomics: bool,
-    pub(crate) lock_bits: u32,
+    pub(crate) atomic_lock_bits: u32,
     pub(crate) max_inline: u32,
     pub(crate) mtu: u32,
-    pub(crate) wqe_cache: Option<usize>,
+    pub(crate) read_wqe_cache_entries: Option<usize>,
 }
 
 /// The costs of the cores and memory of a host or DPU.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SideCosts {
+pub(crate) struct PlaceCosts {
     pub(crate) cores: u32,
     pub(crate) post_wqe: Ps,
     pub(crate) mmio_write: Ps,
@@ -52,20 +52,20 @@ pub(crate) struct SideCosts {
     pub(crate) post_recv: Ps,
     pub(crate) atomic_add: Ps,
     pub(crate) contended_add: Ps,
-    pub(crate) request: Ps,
-    pub(crate) empty_poll: Ps,
+    pub(crate) server_request_work: Ps,
+    pub(crate) empty_memory_poll: Ps,
     /// Factor by which this core is slower than the host's core, whose time programs give.
-    pub(crate) slowness: f64,
+    pub(crate) core_slowdown_factor: f64,
     /// Caches; `None` if memory accesses cost no time.
     pub(crate) caches: Option<CoreCaches>,
     /// Processor costs that the profile lacks; cores take no time for these.
     pub(crate) unknown_core_costs: Vec<&'static str>,
-    pub(crate) fetch_wait: Ps,
+    pub(crate) wqe_fetch_wait: Ps,
     /// Time to fetch a WQE that the NIC's cache has lost; a PCIe round trip if the profile has no number.
-    pub(crate) refetch_wait: Ps,
+    pub(crate) wqe_refetch_wait: Ps,
     /// One-way latency of PCIe.
-    pub(crate) pcie: Ps,
-    pub(crate) lock_hold: Ps,
+    pub(crate) pcie_latency: Ps,
+    pub(crate) atomic_lock_hold: Ps,
 }
 
 impl FixedCosts {
@@ -87,21 +87,21 @@ impl FixedCosts {
         }
         Ok(Self {
             units: nic.units.as_ref().map_or(1, |units| units.value as usize),
-            network: ps(value_or_zero(&profile.port.latency_ns)),
+            network_latency: ps_from_ns(value_or_zero(&profile.port.latency_ns)),
             has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
-            lock_bits: profile
+            atomic_lock_bits: profile
                 .atomics
                 .lock_bits
                 .as_ref()
                 .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
             max_inline: profile.wqe.max_inline_bytes.value,
             mtu: profile.port.mtu_bytes.value,
-            wqe_cache: wqe_cache(profile),
+            read_wqe_cache_entries: read_wqe_cache_entries(profile),
         })
     }
 }
 
-impl SideCosts {
+impl PlaceCosts {
     /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
     /// host's.
     pub(crate) fn of(profile: &Profile, core_speed: f64) -> Self {
@@ -111,9 +111,9 @@ impl SideCosts {
             if number.is_none() {
                 unknown_core_costs.push(key);
             }
-            ps(value_or_zero(number))
+            ps_from_ns(value_or_zero(number))
         };
-        let pcie = ps(value_or_zero(&profile.pcie.latency_ns));
+        let pcie = ps_from_ns(value_or_zero(&profile.pcie.latency_ns));
         Self {
             cores: host.cores.value,
             post_wqe: core("host.post_wqe_ns", &host.post_wqe_ns),
@@ -122,35 +122,35 @@ impl SideCosts {
             post_recv: core("host.post_recv_ns", &host.post_recv_ns),
             atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
-            request: core("host.request_ns", &host.request_ns)
-                + ps(value_or_zero(&host.written_line_ns)),
-            empty_poll: ps(value_or_zero(&host.empty_look_ns)),
-            slowness: 1.0 / core_speed,
+            server_request_work: core("host.request_ns", &host.request_ns)
+                + ps_from_ns(value_or_zero(&host.written_line_ns)),
+            empty_memory_poll: ps_from_ns(value_or_zero(&host.empty_look_ns)),
+            core_slowdown_factor: 1.0 / core_speed,
             caches: CoreCaches::of_host(host),
             unknown_core_costs,
-            fetch_wait: ps(value_or_zero(&nic.wqe_fetch_wait_ns)),
-            refetch_wait: nic
+            wqe_fetch_wait: ps_from_ns(value_or_zero(&nic.wqe_fetch_wait_ns)),
+            wqe_refetch_wait: nic
                 .wqe_fetch_wait_ns
                 .as_ref()
-                .map_or(2 * pcie, |wait| ps(wait.value)),
-            pcie,
-            lock_hold: ps(value_or_zero(&profile.atomics.lock_hold_ns)),
+                .map_or(2 * pcie, |wait| ps_from_ns(wait.value)),
+            pcie_latency: pcie,
+            atomic_lock_hold: ps_from_ns(value_or_zero(&profile.atomics.lock_hold_ns)),
         }
     }
 
     /// Converts a time of the host's core to the time of a core of this side.
     pub(crate) fn core_time(&self, time: Ps) -> Ps {
-        if self.slowness == 1.0 {
+        if self.core_slowdown_factor == 1.0 {
             return time;
         }
         #[expect(clippy::cast_precision_loss, reason = "times of a run, far below 2^53")]
-        rounded(time as f64 * self.slowness)
+        rounded(time as f64 * self.core_slowdown_factor)
     }
 }
 
 /// Returns the number of READ WQEs that the NIC caches: the number outstanding at the best published window, but at
 /// least one.
-fn wqe_cache(profile: &Profile) -> Option<usize> {
+fn read_wqe_cache_entries(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value as usize;
     let threads = profile.cache.read_window_threads.as_ref()?.value as usize;
     Some((window * threads).max(1))
@@ -161,7 +161,7 @@ fn value_or_zero(number: &Option<Sourced<f64>>) -> f64 {
 }
 
 /// Converts nanoseconds to picoseconds.
-fn ps(ns: f64) -> Ps {
+fn ps_from_ns(ns: f64) -> Ps {
     rounded(ns * 1e3)
 }
 
@@ -181,27 +181,27 @@ pub(crate) struct OperationCosts {
     /// Opcode of the ABI.
     pub(crate) opcode: u8,
     /// True for a READ or atomic, whose response carries data.
-    pub(crate) answers: bool,
+    pub(crate) has_response_data: bool,
     /// True for a WRITE; `with_imm`: true if the message has an immediate.
-    pub(crate) write: bool,
+    pub(crate) is_rdma_write: bool,
     pub(crate) with_imm: bool,
     /// True for a SEND of a datagram.
-    pub(crate) datagram: bool,
+    pub(crate) is_datagram_send: bool,
     /// True if the requester waits for the responder before the operation completes.
     pub(crate) reliable: bool,
     /// True if the payload is not in the WQE, so that the NIC fetches it before the message leaves.
     pub(crate) fetches_payload: bool,
     /// Number of cache lines of a WQE.
-    pub(crate) lines: u64,
+    pub(crate) wqe_cache_lines: u64,
     /// Time in a processing unit of the requester.
-    pub(crate) unit: Ps,
+    pub(crate) requester_unit_time: Ps,
     /// Time in the responder's NIC, for all units together.
-    pub(crate) inbound: Ps,
-    /// Time on a port to the responder; `response_wire`: back to the requester.
-    pub(crate) request_wire: Ps,
-    pub(crate) response_wire: Ps,
-    /// PCIe transfers with the cores and memory of each [`Place`].
-    pub(crate) transfers: [PcieTransfers; MAX_PLACES],
+    pub(crate) inbound_processing_time: Ps,
+    /// Time on a port to the responder; `response_wire_time`: back to the requester.
+    pub(crate) request_wire_time: Ps,
+    pub(crate) response_wire_time: Ps,
+    /// PCIe transfers with the cores and memory of each [`CorePlace`](nicmodel::CorePlace).
+    pub(crate) transfers_by_place: [PcieTransfers; MAX_PLACES],
 }
 
 /// Largest number of places.
@@ -211,24 +211,24 @@ pub(crate) const MAX_PLACES: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PcieTransfers {
     /// Transfers of a WQE by MMIO, including link-layer packets to the host.
-    pub(crate) by_mmio: PcieCost,
+    pub(crate) wqe_by_mmio: PcieCost,
     /// Fetch of payload that is not inline.
     pub(crate) payload_fetch: PcieCost,
     /// Fetch of a WQE that the NIC's cache has lost.
-    pub(crate) refetch: PcieCost,
+    pub(crate) wqe_refetch: PcieCost,
     /// Write of the response to a READ or atomic.
-    pub(crate) response: PcieCost,
+    pub(crate) response_write: PcieCost,
     /// DMA transfers of the responder.
-    pub(crate) responder: PcieCost,
+    pub(crate) responder_dma: PcieCost,
     /// Fetches of lists of WQEs, by the length of the list; `None` if not computed yet.
-    fetches: Vec<Option<PcieCost>>,
+    wqe_fetch_by_list_len: Vec<Option<PcieCost>>,
 }
 
 impl OperationCosts {
     /// Returns the transfers with a place.
     #[inline(always)]
-    pub(crate) fn at(&self, place: CorePlace) -> &PcieTransfers {
-        &self.transfers[place as usize]
+    pub(crate) fn transfers_at(&self, place: CorePlace) -> &PcieTransfers {
+        &self.transfers_by_place[place as usize]
     }
 }
 
@@ -238,17 +238,17 @@ impl OperationCosts {
 pub(crate) struct PcieCost {
     pub(crate) to_device: Ps,
     pub(crate) to_host: Ps,
-    pub(crate) read_bytes: u64,
+    pub(crate) dma_read_bytes: u64,
 }
 
 /// The fields that identify a [`OperationCosts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ShapeKey {
+pub(crate) struct OperationCostKey {
     pub(crate) verb: Verb,
     pub(crate) transport: Transport,
-    pub(crate) payload: u32,
+    pub(crate) payload_bytes: u32,
     pub(crate) inline: bool,
-    pub(crate) imm: bool,
+    pub(crate) has_imm: bool,
     pub(crate) num_sge: u32,
 }
 
@@ -258,9 +258,9 @@ pub(crate) struct CostTable {
     /// Profiles as seen from the host and, if it exists, from the DPU.
     profiles: Vec<Profile>,
     /// Method by which RECVs take payload that fits into the completion.
-    pub(crate) receive: PayloadDestination,
-    shapes: Vec<OperationCosts>,
-    by_key: HashMap<ShapeKey, u16>,
+    pub(crate) recv_payload_destination: PayloadDestination,
+    operation_costs: Vec<OperationCosts>,
+    by_key: HashMap<OperationCostKey, u16>,
     doorbell: [PcieCost; MAX_PLACES],
     cqe: [PcieCost; MAX_PLACES],
 }
@@ -276,39 +276,40 @@ impl CostTable {
             let link = PcieLink::of(profile);
             let one = Footprint::of_postlist(profile, &send, PostMethod::Doorbell, 1);
             let one = one.expect("every NIC sends datagrams");
-            doorbell[place] = link.time(&one.requester, |p| p == TransactionPurpose::Doorbell);
-            cqe[place] = link.time(&one.requester, |p| p == TransactionPurpose::Cqe);
+            doorbell[place] =
+                link.transaction_cost(&one.requester, |p| p == TransactionPurpose::Doorbell);
+            cqe[place] = link.transaction_cost(&one.requester, |p| p == TransactionPurpose::Cqe);
         }
         Self {
             profiles,
             doorbell,
             cqe,
-            receive: PayloadDestination::Regular,
-            shapes: Vec::new(),
+            recv_payload_destination: PayloadDestination::Regular,
+            operation_costs: Vec::new(),
             by_key: HashMap::new(),
         }
     }
 
     /// Returns the shape of an operation with its opcode of the ABI; `None` if the NIC cannot do the operation.
-    pub(crate) fn find(&mut self, key: ShapeKey, opcode: u32) -> Option<u16> {
+    pub(crate) fn find_or_add(&mut self, key: OperationCostKey, opcode: u32) -> Option<u16> {
         if let Some(&id) = self.by_key.get(&key) {
             return Some(id);
         }
-        let shape = shape(
+        let shape = operation_costs(
             &self.profiles,
-            self.receive,
+            self.recv_payload_destination,
             key,
             u8::try_from(opcode).ok()?,
         )?;
-        let id = u16::try_from(self.shapes.len()).ok()?;
-        self.shapes.push(shape);
+        let id = u16::try_from(self.operation_costs.len()).ok()?;
+        self.operation_costs.push(shape);
         self.by_key.insert(key, id);
         Some(id)
     }
 
     #[inline]
     pub(crate) fn get(&self, id: u16) -> &OperationCosts {
-        &self.shapes[usize::from(id)]
+        &self.operation_costs[usize::from(id)]
     }
 
     #[inline(always)]
@@ -322,9 +323,9 @@ impl CostTable {
     }
 
     /// Returns the transfers that fetch the WQEs of a list of `len` such operations from a place.
-    pub(crate) fn fetch(&mut self, id: u16, len: u32, place: CorePlace) -> PcieCost {
-        let shape = &mut self.shapes[usize::from(id)];
-        let fetches = &mut shape.transfers[place as usize].fetches;
+    pub(crate) fn wqe_fetch_cost(&mut self, id: u16, len: u32, place: CorePlace) -> PcieCost {
+        let shape = &mut self.operation_costs[usize::from(id)];
+        let fetches = &mut shape.transfers_by_place[place as usize].wqe_fetch_by_list_len;
         let index = len as usize;
         if let Some(&Some(known)) = fetches.get(index) {
             return known;
@@ -333,7 +334,8 @@ impl CostTable {
         let list =
             Footprint::of_postlist(profile, &shape.operation, PostMethod::Doorbell, len.max(1));
         let time = list.map_or(PcieCost::default(), |list| {
-            PcieLink::of(profile).time(&list.requester, |p| p == TransactionPurpose::WqeFetch)
+            PcieLink::of(profile)
+                .transaction_cost(&list.requester, |p| p == TransactionPurpose::WqeFetch)
         });
         if fetches.len() <= index {
             fetches.resize(index + 1, None);
@@ -343,19 +345,19 @@ impl CostTable {
     }
 }
 
-fn shape(
+fn operation_costs(
     profiles: &[Profile],
     receive: PayloadDestination,
-    key: ShapeKey,
+    key: OperationCostKey,
     opcode: u8,
 ) -> Option<OperationCosts> {
     let profile = profiles.first()?;
     let operation = Operation {
         inline: key.inline,
-        imm: key.imm,
+        imm: key.has_imm,
         num_sge: key.num_sge.max(1),
         receive,
-        ..Operation::new(key.verb, key.transport, key.payload)
+        ..Operation::new(key.verb, key.transport, key.payload_bytes)
     };
     let one = Footprint::of_postlist(profile, &operation, PostMethod::WqeByMmio, 1).ok()?;
     let mut with = <[PcieTransfers; MAX_PLACES]>::default();
@@ -368,23 +370,23 @@ fn shape(
         .as_ref()
         .map_or(1.0, |units| f64::from(units.value));
     let port = profile.port.gbps.value / 8.0;
-    let wire = |packets: nicmodel::wire::PacketCost| ps(packets.link_bytes(profile) / port);
-    let lines = wqe::lines(operation.wqe_bytes(profile));
+    let wire = |packets: nicmodel::wire::PacketCost| ps_from_ns(packets.link_bytes(profile) / port);
+    let lines = wqe::cache_line_count(operation.wqe_bytes(profile));
     Some(OperationCosts {
-        fetches_payload: key.verb.sends_payload() && !key.inline && key.payload > 0,
+        fetches_payload: key.verb.sends_payload() && !key.inline && key.payload_bytes > 0,
         operation,
         opcode,
-        answers: !key.verb.sends_payload(),
-        write: key.verb == Verb::RdmaWrite,
-        with_imm: key.imm,
-        datagram: key.verb == Verb::Send && key.transport == Transport::Ud,
+        has_response_data: !key.verb.sends_payload(),
+        is_rdma_write: key.verb == Verb::RdmaWrite,
+        with_imm: key.has_imm,
+        is_datagram_send: key.verb == Verb::Send && key.transport == Transport::Ud,
         reliable: key.transport == Transport::Rc,
-        lines: u64::from(lines),
-        unit: ps(units * send_time(profile, &operation, lines)),
-        inbound: ps(nicmodel::bounds::inbound_ns(profile, &operation)?),
-        request_wire: wire(one.network.to_responder),
-        response_wire: wire(one.network.to_requester),
-        transfers: with,
+        wqe_cache_lines: u64::from(lines),
+        requester_unit_time: ps_from_ns(units * send_time_ns(profile, &operation, lines)),
+        inbound_processing_time: ps_from_ns(nicmodel::bounds::inbound_ns(profile, &operation)?),
+        request_wire_time: wire(one.network.to_responder),
+        response_wire_time: wire(one.network.to_requester),
+        transfers_by_place: with,
     })
 }
 
@@ -394,20 +396,21 @@ fn transfers(profile: &Profile, operation: &Operation) -> Option<PcieTransfers> 
     let rung = Footprint::of_postlist(profile, operation, PostMethod::Doorbell, 1).ok()?;
     let link = PcieLink::of(profile);
     Some(PcieTransfers {
-        by_mmio: link.time(&one.requester, |p| p == TransactionPurpose::WqeByMmio),
-        payload_fetch: link.time(&one.requester, |p| p == TransactionPurpose::PayloadFetch),
-        refetch: link.time(&rung.requester, |p| p == TransactionPurpose::WqeFetch),
-        response: link.time(&one.requester, |p| {
+        wqe_by_mmio: link.transaction_cost(&one.requester, |p| p == TransactionPurpose::WqeByMmio),
+        payload_fetch: link
+            .transaction_cost(&one.requester, |p| p == TransactionPurpose::PayloadFetch),
+        wqe_refetch: link.transaction_cost(&rung.requester, |p| p == TransactionPurpose::WqeFetch),
+        response_write: link.transaction_cost(&one.requester, |p| {
             p == TransactionPurpose::ResponsePlacement
         }),
-        responder: link.time(&one.responder, |_| true),
-        fetches: Vec::new(),
+        responder_dma: link.transaction_cost(&one.responder, |_| true),
+        wqe_fetch_by_list_len: Vec::new(),
     })
 }
 
 /// Returns the NIC's time to send one operation. If the profile has no rate of READs and atomics, they take as long as
 /// a SEND.
-fn send_time(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
+fn send_time_ns(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     let nic = &profile.processing;
     let send = value_or_zero(&nic.send_ns)
         + f64::from(lines.saturating_sub(1)) * value_or_zero(&nic.wqe_line_ns);
@@ -422,26 +425,30 @@ fn send_time(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
 /// A PCIe link, for the conversion of bytes to time.
 struct PcieLink {
     bytes_per_ns: f64,
-    per_tlp: f64,
-    per_mmio: f64,
+    overhead_bytes_per_tlp: f64,
+    overhead_bytes_per_mmio: f64,
 }
 
 impl PcieLink {
     fn of(profile: &Profile) -> Self {
         Self {
             bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
-            per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
-            per_mmio: value_or_zero(&profile.pcie.mmio_overhead_bytes),
+            overhead_bytes_per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
+            overhead_bytes_per_mmio: value_or_zero(&profile.pcie.mmio_overhead_bytes),
         }
     }
 
-    fn time(&self, side: &LinkTransactions, of: impl Fn(TransactionPurpose) -> bool) -> PcieCost {
+    fn transaction_cost(
+        &self,
+        side: &LinkTransactions,
+        of: impl Fn(TransactionPurpose) -> bool,
+    ) -> PcieCost {
         let (mut to_device, mut to_host, mut lines) = (0.0, 0.0, 0.0);
         for part in side.transactions.iter().filter(|part| of(part.purpose)) {
             // The link-layer packets of a transaction use both directions.
-            let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
+            let overhead = self.overhead_bytes_per_tlp * (part.tlps_to_device + part.tlps_to_host);
             let mmio = match part.purpose {
-                TransactionPurpose::WqeByMmio => self.per_mmio * part.tlps_to_device,
+                TransactionPurpose::WqeByMmio => self.overhead_bytes_per_mmio * part.tlps_to_device,
                 _ => 0.0,
             };
             to_device += part.bytes_to_device() + overhead + mmio;
@@ -451,10 +458,10 @@ impl PcieLink {
             }
         }
         PcieCost {
-            to_device: ps(to_device / self.bytes_per_ns),
-            to_host: ps(to_host / self.bytes_per_ns),
+            to_device: ps_from_ns(to_device / self.bytes_per_ns),
+            to_host: ps_from_ns(to_host / self.bytes_per_ns),
             // The product is an integer, except for rounding.
-            read_bytes: rounded(lines * f64::from(wqe::CACHE_LINE_BYTES)),
+            dma_read_bytes: rounded(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::thread::{SimulatedThread, wake};
 /// A completion, with the time at which it becomes visible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
-    pub(crate) at: Ps,
+    pub(crate) visible_at: Ps,
     pub(crate) wr_id: u64,
     pub(crate) byte_len: u32,
     pub(crate) imm: u32,
@@ -32,9 +32,9 @@ pub(crate) struct Cq {
     pub(crate) cqes: FifoQueue<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
-    /// Thread that polled the queue last; `stamp`: the stamp of that thread at the time.
-    pub(crate) watcher: Option<u32>,
-    pub(crate) stamp: u64,
+    /// Thread that polled the queue last; `poller_wait_period`: the stamp of that thread at the time.
+    pub(crate) last_polling_thread: Option<u32>,
+    pub(crate) poller_wait_period: u64,
 }
 
 const _: () = assert!(size_of::<Option<Cq>>() == 64);
@@ -42,14 +42,16 @@ const _: () = assert!(size_of::<Option<Cq>>() == 64);
 impl Cq {
     /// Records that thread `me` polls queue `number` for the first time since its last wait, or after another thread.
     #[inline(always)]
-    pub(crate) fn polled_by(&mut self, number: u32, me: u32, thread: &mut SimulatedThread) {
+    pub(crate) fn record_poll(&mut self, number: u32, me: u32, thread: &mut SimulatedThread) {
         // A thread that has waited since its last poll of the queue does not watch the queue any more.
-        let first = *thread.first_cq.get_or_insert(number);
-        if first != number && (self.watcher == Some(me) || !thread.more_cqs.contains(&number)) {
+        let first = *thread.first_polled_cq.get_or_insert(number);
+        if first != number
+            && (self.last_polling_thread == Some(me) || !thread.more_cqs.contains(&number))
+        {
             thread.more_cqs.push(number);
-            thread.several_cqs = true;
+            thread.polls_several_cqs = true;
         }
-        (self.watcher, self.stamp) = (Some(me), thread.stamp);
+        (self.last_polling_thread, self.poller_wait_period) = (Some(me), thread.wait_period);
     }
 
     /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.
@@ -65,9 +67,9 @@ impl Cq {
             return;
         }
         prefetch(self.handle);
-        self.cqes.insert_by(cqe, |cqe| cqe.at);
-        if let Some(thread) = self.watcher {
-            wake(threads, events, thread, cqe.at);
+        self.cqes.insert_by(cqe, |cqe| cqe.visible_at);
+        if let Some(thread) = self.last_polling_thread {
+            wake(threads, events, thread, cqe.visible_at);
         }
     }
 }

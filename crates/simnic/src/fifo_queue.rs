@@ -33,13 +33,13 @@ impl<T: Copy> FifoQueue<T> {
 
     /// Returns the address of the first item, for a prefetch.
     #[inline(always)]
-    pub(crate) fn first_place(&self) -> *const T {
+    pub(crate) fn front_address(&self) -> *const T {
         self.items.as_ptr().wrapping_add(self.head)
     }
 
     /// Returns the address of the next item to be pushed, for a prefetch.
     #[inline(always)]
-    pub(crate) fn next_place(&self) -> *const T {
+    pub(crate) fn next_push_address(&self) -> *const T {
         self.items.as_ptr().wrapping_add(self.items.len())
     }
 

@@ -6,7 +6,7 @@
 //! cause events.
 //!
 //! A machine whose profile has a DPU is two devices on one NIC: its host and its DPU. Each has its own cores, memory
-//! and path to the NIC ([`Cluster::at`]).
+//! and path to the NIC ([`Cluster::machine_at_place`]).
 //!
 //! - `queue`: the event queue; events of equal time have a fixed order, so a run depends only on its input.
 //! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.

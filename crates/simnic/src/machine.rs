@@ -2,7 +2,7 @@
 
 use nicmodel::profile::CorePlace;
 
-use crate::costs::SideCosts;
+use crate::costs::PlaceCosts;
 use crate::fifo_queue::FifoQueue;
 use crate::port::NicPorts;
 use crate::queue::Ps;
@@ -13,11 +13,11 @@ use crate::timetable::SerialTimetable;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicCounters {
     /// Messages that were sent.
-    pub sent: u64,
+    pub sent_messages: u64,
     /// Messages that arrived and were accepted.
-    pub received: u64,
+    pub received_messages: u64,
     /// Messages that arrived and were dropped: no RECV, no such queue pair, or a wrong key.
-    pub dropped: u64,
+    pub dropped_messages: u64,
     /// Doorbells, as opposed to MMIO writes of WQEs.
     pub doorbells: u64,
     /// MMIO writes of whole WQEs.
@@ -26,7 +26,7 @@ pub struct NicCounters {
     pub wqe_cache_misses: u64,
     /// Bytes of the cache lines that the NIC read from memory; a processor counts each line as PCIeRdCur. If a line
     /// holds several WQEs of RECVs, each message counts its part.
-    pub read_bytes: u64,
+    pub dma_read_bytes: u64,
 }
 
 /// Cores and memory with their path to a NIC: the host of a machine, or its DPU. Each is a device of the provider.
@@ -35,32 +35,32 @@ pub(crate) struct NicHost {
     /// Index of the NIC, which a host shares with its DPU.
     pub(crate) nic: u32,
     pub(crate) place: CorePlace,
-    pub(crate) costs: SideCosts,
-    /// MMIO writes of the cores; `to_device`: all transfers on the link to the device.
-    pub(crate) mmio: SerialTimetable,
-    pub(crate) to_device: SerialResource,
-    pub(crate) to_host: SerialResource,
+    pub(crate) costs: PlaceCosts,
+    /// MMIO writes of the cores; `link_to_device`: all transfers on the link to the device.
+    pub(crate) mmio_writes: SerialTimetable,
+    pub(crate) link_to_device: SerialResource,
+    pub(crate) link_to_host: SerialResource,
     /// Time at which each lock for atomics in this memory is free; empty until the first atomic.
-    pub(crate) locks: Vec<SerialResource>,
-    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_visible_at`: the earliest of
+    pub(crate) atomic_locks: Vec<SerialResource>,
+    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_write_visible_at`: the earliest of
     /// these times.
-    pub(crate) unsettled_writes: Vec<(Ps, u32)>,
-    pub(crate) next_visible_at: Ps,
+    pub(crate) regions_with_pending_writes: Vec<(Ps, u32)>,
+    pub(crate) next_write_visible_at: Ps,
 }
 
 /// A NIC and its ports.
 #[derive(Debug, Default)]
 pub(crate) struct SimulatedNic {
-    pub(crate) inbound: SerialResource,
+    pub(crate) inbound_processing: SerialResource,
     pub(crate) ports: NicPorts,
-    /// Number of busy processing units; `waiting`: queue pairs that wait for a unit.
+    /// Number of busy processing units; `qps_waiting_for_unit`: queue pairs that wait for a unit.
     pub(crate) busy_units: usize,
-    pub(crate) waiting: FifoQueue<u32>,
+    pub(crate) qps_waiting_for_unit: FifoQueue<u32>,
     /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the next event
     /// for them.
-    pub(crate) arriving: FifoQueue<(Ps, u32)>,
+    pub(crate) arriving_messages: FifoQueue<(Ps, u32)>,
     pub(crate) next_processed_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.
-    pub(crate) reading: usize,
+    pub(crate) qps_with_outstanding_reads: usize,
     pub(crate) counters: NicCounters,
 }

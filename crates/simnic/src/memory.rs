@@ -22,7 +22,7 @@ impl SimulatedRegion {
         Self { addr, len }
     }
 
-    fn at(&self, addr: u64, len: usize) -> Option<*mut u8> {
+    fn checked_pointer(&self, addr: u64, len: usize) -> Option<*mut u8> {
         let offset = addr.checked_sub(self.addr)?;
         let end = offset.checked_add(len as u64)?;
         let start = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(addr).ok()?);
@@ -30,12 +30,12 @@ impl SimulatedRegion {
     }
 
     pub(crate) fn contains(&self, addr: u64, len: usize) -> bool {
-        self.at(addr, len).is_some()
+        self.checked_pointer(addr, len).is_some()
     }
 
     /// Writes bytes; returns false if they are outside the region.
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> bool {
-        let Some(to) = self.at(addr, bytes.len()) else {
+        let Some(to) = self.checked_pointer(addr, bytes.len()) else {
             return false;
         };
         // An aligned word is written atomically, as a NIC does.
@@ -56,7 +56,7 @@ impl SimulatedRegion {
 
     /// Reads bytes to `into`; returns false if they are outside the region.
     pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> bool {
-        let Some(from) = self.at(addr, into.len()) else {
+        let Some(from) = self.checked_pointer(addr, into.len()) else {
             return false;
         };
         for (i, byte) in into.iter_mut().enumerate() {
@@ -68,7 +68,9 @@ impl SimulatedRegion {
 
     /// Returns the aligned word at `addr`; `None` if it is unaligned or outside the region.
     pub(crate) fn word(&self, addr: u64) -> Option<&AtomicU64> {
-        let word = self.at(addr, 8).filter(|_| addr.is_multiple_of(8))?;
+        let word = self
+            .checked_pointer(addr, 8)
+            .filter(|_| addr.is_multiple_of(8))?;
         // SAFETY: in bounds and aligned; the region's memory is live (`new`).
         Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
@@ -79,44 +81,44 @@ impl SimulatedRegion {
 pub(crate) enum Payload {
     Small {
         len: u8,
-        bytes: [u8; SMALL],
+        bytes: [u8; MAX_SMALL_BYTES],
     },
     Medium {
         len: u8,
-        bytes: Box<[u8; MEDIUM]>,
+        bytes: Box<[u8; MAX_MEDIUM_BYTES]>,
     },
     /// Boxed twice: a thin pointer keeps the enum, and thus a message, small.
     #[expect(clippy::box_collection, reason = "a thin pointer")]
     Large(Box<Vec<u8>>),
 }
 
-const SMALL: usize = 14;
-const MEDIUM: usize = 128;
+const MAX_SMALL_BYTES: usize = 14;
+const MAX_MEDIUM_BYTES: usize = 128;
 
 impl Payload {
     pub(crate) const EMPTY: Self = Self::Small {
         len: 0,
-        bytes: [0; SMALL],
+        bytes: [0; MAX_SMALL_BYTES],
     };
 
     /// Makes a payload of 8 bytes, the most frequent small size.
     #[inline(always)]
-    pub(crate) fn word(word: [u8; 8]) -> Self {
-        let mut bytes = [0; SMALL];
+    pub(crate) fn from_word(word: [u8; 8]) -> Self {
+        let mut bytes = [0; MAX_SMALL_BYTES];
         bytes[..8].copy_from_slice(&word);
         Self::Small { len: 8, bytes }
     }
 
     /// Makes a payload of `len` bytes, which `fill` writes; `None` if `fill` returns false.
     #[inline]
-    pub(crate) fn with(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
+    pub(crate) fn filled_by(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
         match u8::try_from(len) {
-            Ok(short) if len <= SMALL => {
-                let mut bytes = [0; SMALL];
+            Ok(short) if len <= MAX_SMALL_BYTES => {
+                let mut bytes = [0; MAX_SMALL_BYTES];
                 fill(&mut bytes[..len]).then_some(Self::Small { len: short, bytes })
             }
-            Ok(short) if len <= MEDIUM => {
-                let mut bytes = Box::new([0; MEDIUM]);
+            Ok(short) if len <= MAX_MEDIUM_BYTES => {
+                let mut bytes = Box::new([0; MAX_MEDIUM_BYTES]);
                 fill(&mut bytes[..len]).then_some(Self::Medium { len: short, bytes })
             }
             _ => {

@@ -3,34 +3,34 @@
 use verbs_abi as abi;
 
 use crate::memory::Payload;
-use crate::reads::CacheSlot;
+use crate::reads::ReadSequence;
 
 /// A work request between its post and its completion. It has the size of a cache line, since many are in flight.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct InFlightMessage {
-    /// Queue pair of the requester; `dest`: that of the responder, valid once the message has left.
-    pub(crate) qp: u32,
-    pub(crate) dest: u32,
+    /// Queue pair of the requester; `responder_qp`: that of the responder, valid once the message has left.
+    pub(crate) requester_qp: u32,
+    pub(crate) responder_qp: u32,
     /// Machine of the requester.
     pub(crate) requester_machine: u32,
     /// Immediate, big-endian as in the work request.
     pub(crate) imm: u32,
     /// Q_Key of a datagram, or R_Key; `remote_addr`: the remote address.
-    pub(crate) key: u32,
+    pub(crate) qkey_or_rkey: u32,
     pub(crate) remote_addr: u64,
     pub(crate) wr_id: u64,
     /// Payload; for a READ or atomic, the payload of the response.
     pub(crate) payload: Payload,
-    pub(crate) shape: u16,
+    pub(crate) cost_index: u16,
     /// Status of a reliable request.
     pub(crate) status: u8,
     pub(crate) signaled: bool,
     /// Index of the additional fields of a READ or atomic in [`InFlightMessages`].
-    pub(crate) read_fields: u32,
+    pub(crate) read_fields_index: u32,
     /// Number of work requests in flight that this message represents: programs post lists of equal datagrams without
     /// payload. The other fields do not change while it is more than one.
-    pub(crate) count: u32,
+    pub(crate) work_request_count: u32,
 }
 
 const _: () = assert!(size_of::<InFlightMessage>() == 64);
@@ -55,15 +55,15 @@ pub(crate) struct ReadFields {
     pub(crate) local_addr: u64,
     pub(crate) local_lkey: u32,
     /// Position of a READ among the READs of its queue pair, for the WQE cache.
-    pub(crate) cache_slot: Option<CacheSlot>,
+    pub(crate) read_sequence: Option<ReadSequence>,
 }
 
 /// The messages in flight, by index; indexes are reused.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightMessages {
-    all: Vec<InFlightMessage>,
-    free: Vec<u32>,
-    answers: Vec<ReadFields>,
+    slots: Vec<InFlightMessage>,
+    free_slots: Vec<u32>,
+    read_fields_pool: Vec<ReadFields>,
     free_read_fields: Vec<u32>,
 }
 
@@ -74,49 +74,49 @@ impl InFlightMessages {
     /// Stores the additional fields of a READ or atomic; returns their index.
     pub(crate) fn put_read_fields(&mut self, answer: ReadFields) -> u32 {
         if let Some(free) = self.free_read_fields.pop() {
-            self.answers[free as usize] = answer;
+            self.read_fields_pool[free as usize] = answer;
             return free;
         }
-        self.answers.push(answer);
-        last_index(self.answers.len())
+        self.read_fields_pool.push(answer);
+        last_index(self.read_fields_pool.len())
     }
 
     #[inline(always)]
     pub(crate) fn put(&mut self, message: InFlightMessage) -> u32 {
-        if let Some(free) = self.free.pop()
-            && let Some(place) = self.all.get_mut(free as usize)
+        if let Some(free) = self.free_slots.pop()
+            && let Some(place) = self.slots.get_mut(free as usize)
         {
             *place = message;
             return free;
         }
-        self.all.push(message);
-        last_index(self.all.len())
+        self.slots.push(message);
+        last_index(self.slots.len())
     }
 
     /// Reduces the number of work requests that a message represents, and frees the message at 0.
     #[inline(always)]
-    pub(crate) fn release(&mut self, message: u32, count: u32) {
-        let this = &mut self.all[message as usize];
-        this.count -= count;
-        if this.count > 0 {
+    pub(crate) fn release_work_requests(&mut self, message: u32, count: u32) {
+        let this = &mut self.slots[message as usize];
+        this.work_request_count -= count;
+        if this.work_request_count > 0 {
             return;
         }
-        let answer = this.read_fields;
+        let answer = this.read_fields_index;
         if answer != NO_READ_FIELDS {
             self.free_read_fields.push(answer);
         }
-        self.free.push(message);
+        self.free_slots.push(message);
     }
 
     #[inline(always)]
     pub(crate) fn free(&mut self, message: u32) {
-        self.release(message, 1);
+        self.release_work_requests(message, 1);
     }
 
     /// Returns the additional fields of a READ or atomic.
     pub(crate) fn read_fields(&mut self, message: u32) -> Option<&mut ReadFields> {
-        let answer = self.all[message as usize].read_fields;
-        self.answers.get_mut(answer as usize)
+        let answer = self.slots[message as usize].read_fields_index;
+        self.read_fields_pool.get_mut(answer as usize)
     }
 }
 
@@ -130,13 +130,13 @@ impl std::ops::Index<u32> for InFlightMessages {
 
     #[inline]
     fn index(&self, message: u32) -> &InFlightMessage {
-        &self.all[message as usize]
+        &self.slots[message as usize]
     }
 }
 
 impl std::ops::IndexMut<u32> for InFlightMessages {
     #[inline]
     fn index_mut(&mut self, message: u32) -> &mut InFlightMessage {
-        &mut self.all[message as usize]
+        &mut self.slots[message as usize]
     }
 }

@@ -13,11 +13,11 @@ use crate::thread::{SimulatedThread, wake};
 pub(crate) struct Mr {
     pub(crate) machine: u32,
     pub(crate) region: SimulatedRegion,
-    pub(crate) access: i32,
+    pub(crate) access_flags: i32,
     /// WRITEs with the times at which they become visible, earliest first.
-    pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
+    pub(crate) pending_writes: VecDeque<(Ps, u64, Payload)>,
     /// Thread that waits for WRITEs to the region.
-    pub(crate) watcher: Option<u32>,
+    pub(crate) waiting_thread: Option<u32>,
 }
 
 impl Mr {
@@ -37,22 +37,24 @@ impl Mr {
         threads: &mut [SimulatedThread],
         events: &mut EventQueue<SimulationEvent>,
     ) {
-        if machine.unsettled_writes.is_empty() {
-            machine.next_visible_at = at;
+        if machine.regions_with_pending_writes.is_empty() {
+            machine.next_write_visible_at = at;
         }
-        machine.next_visible_at = machine.next_visible_at.min(at);
-        match self.writes.front() {
-            None => machine.unsettled_writes.push((at, key)),
+        machine.next_write_visible_at = machine.next_write_visible_at.min(at);
+        match self.pending_writes.front() {
+            None => machine.regions_with_pending_writes.push((at, key)),
             Some((first, ..)) if at < *first => {
-                let mut unsettled = machine.unsettled_writes.iter_mut();
+                let mut unsettled = machine.regions_with_pending_writes.iter_mut();
                 if let Some(region) = unsettled.find(|(_, other)| *other == key) {
                     region.0 = at;
                 }
             }
             Some(_) => {}
         }
-        insert_by(&mut self.writes, (at, addr, payload), |(at, ..)| *at);
-        if let Some(thread) = self.watcher {
+        insert_by(&mut self.pending_writes, (at, addr, payload), |(at, ..)| {
+            *at
+        });
+        if let Some(thread) = self.waiting_thread {
             wake(threads, events, thread, at);
         }
     }

@@ -25,7 +25,7 @@ pub(crate) fn lid(machine: u32) -> u16 {
 
 impl Simulation {
     /// Returns the time until which the present event may also process what follows.
-    pub(super) fn horizon(&self) -> Ps {
+    pub(super) fn lookahead_end(&self) -> Ps {
         self.now + self.min_pcie_latency / 2
     }
 

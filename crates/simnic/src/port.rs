@@ -5,8 +5,8 @@ use crate::serial_resource::SerialResource;
 /// A port: a link to the network, and one from it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NicPort {
-    pub(crate) out: SerialResource,
-    pub(crate) arriving: SerialResource,
+    pub(crate) outgoing_link: SerialResource,
+    pub(crate) incoming_link: SerialResource,
 }
 
 /// The ports of a NIC.
@@ -17,8 +17,8 @@ pub(crate) struct NicPort {
 #[derive(Debug, Default)]
 pub(crate) struct NicPorts {
     ports: Vec<NicPort>,
-    senders: usize,
-    receivers: usize,
+    assigned_senders: usize,
+    assigned_receivers: usize,
 }
 
 /// The port of a queue pair; none until it has sent or received.
@@ -26,7 +26,7 @@ pub(crate) struct NicPorts {
 pub(crate) struct OwnPort(u8);
 
 impl OwnPort {
-    pub(crate) const NONE: Self = Self(u8::MAX);
+    pub(crate) const UNASSIGNED: Self = Self(u8::MAX);
 }
 
 impl NicPorts {
@@ -40,8 +40,8 @@ impl NicPorts {
     /// Returns the port of a queue pair that sends.
     #[inline(always)]
     pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut NicPort {
-        if *own == OwnPort::NONE {
-            *own = next_port(&mut self.senders, self.ports.len());
+        if *own == OwnPort::UNASSIGNED {
+            *own = next_port(&mut self.assigned_senders, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
@@ -49,8 +49,8 @@ impl NicPorts {
     /// Returns the port of a queue pair that receives.
     #[inline(always)]
     pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut NicPort {
-        if *own == OwnPort::NONE {
-            *own = next_port(&mut self.receivers, self.ports.len());
+        if *own == OwnPort::UNASSIGNED {
+            *own = next_port(&mut self.assigned_receivers, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn senders_and_receivers_take_turns_and_stay() {
         let mut ports = NicPorts::new(2);
-        let mut own = [OwnPort::NONE; 6];
+        let mut own = [OwnPort::UNASSIGNED; 6];
         for (index, own) in own.iter_mut().enumerate() {
             // As with threads that each have a queue pair to receive and one to send.
             if index % 2 == 0 {

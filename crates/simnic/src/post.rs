@@ -3,7 +3,7 @@
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::{PcieCost, ShapeKey};
+use crate::costs::{OperationCostKey, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
@@ -22,7 +22,7 @@ pub(crate) struct SendRequest<'a> {
     pub(crate) imm: u32,
     pub(crate) dest_qpn: u32,
     /// Q_Key of a datagram, or R_Key.
-    pub(crate) key: u32,
+    pub(crate) qkey_or_rkey: u32,
     pub(crate) remote_addr: u64,
     /// Operands of an atomic.
     pub(crate) compare_add: u64,
@@ -37,7 +37,7 @@ pub(crate) struct EmptyDatagram {
     pub(crate) wr_id: u64,
     pub(crate) imm: u32,
     pub(crate) dest_qpn: u32,
-    pub(crate) key: u32,
+    pub(crate) qkey: u32,
 }
 
 /// Largest number of scatter/gather elements in a work request.
@@ -48,26 +48,26 @@ pub(crate) const MAX_SGE: usize = 4;
 pub(crate) struct Postlist {
     len: u32,
     /// Number of further WQEs that fit into the send queue.
-    pub(crate) room: u32,
+    pub(crate) free_send_queue_slots: u32,
     /// Shape of the first WQE.
-    shape: u16,
+    first_cost_index: u16,
     /// PCIe transfers for payload that is not inline.
-    fetch: PcieCost,
+    payload_fetch: PcieCost,
     /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
-    last: Option<u32>,
-    flags: u32,
+    last_empty_datagram: Option<u32>,
+    last_send_flags: u32,
 }
 
 impl Simulation {
     /// Returns an empty list for a queue pair in RTS or in error; otherwise an errno.
     #[inline(always)]
-    pub(crate) fn postlist(&self, index: u32) -> Result<Postlist, i32> {
+    pub(crate) fn begin_postlist(&self, index: u32) -> Result<Postlist, i32> {
         let Some(Some(qp)) = self.qps.get(index as usize) else {
             return Err(libc::EINVAL);
         };
         match qp.state {
             abi::IBV_QPS_RTS | abi::IBV_QPS_ERR => Ok(Postlist {
-                room: qp.cap.max_send_wr.saturating_sub(qp.outstanding),
+                free_send_queue_slots: qp.cap.max_send_wr.saturating_sub(qp.outstanding_wrs),
                 ..Postlist::default()
             }),
             _ => Err(libc::EINVAL),
@@ -77,7 +77,7 @@ impl Simulation {
     /// Appends a datagram without payload to the list, and returns true, if the queue pair has posted one with the same
     /// opcode and flags before. A datagram equal to the one in front of it shares its message.
     #[inline(always)]
-    pub(crate) fn repeat_datagram(
+    pub(crate) fn append_repeated_datagram(
         &mut self,
         index: u32,
         list: &mut Postlist,
@@ -86,7 +86,7 @@ impl Simulation {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return false;
         };
-        let shape = match qp.last_empty {
+        let shape = match qp.last_empty_datagram {
             Some((opcode, flags, shape))
                 if opcode == datagram.opcode && flags == datagram.flags =>
             {
@@ -95,50 +95,50 @@ impl Simulation {
             _ => return false,
         };
         let (wr_id, imm) = (datagram.wr_id, datagram.imm);
-        let (dest, key) = (datagram.dest_qpn, datagram.key);
-        if let Some(last) = list.last
+        let (dest, key) = (datagram.dest_qpn, datagram.qkey);
+        if let Some(last) = list.last_empty_datagram
             && let before = &mut self.messages[last]
             && before.wr_id == wr_id
             && before.imm == imm
-            && before.dest == dest
-            && before.key == key
-            && before.shape == shape
-            && list.flags == datagram.flags
+            && before.responder_qp == dest
+            && before.qkey_or_rkey == key
+            && before.cost_index == shape
+            && list.last_send_flags == datagram.flags
             && let Some((_, times)) = qp.wqes.back_mut()
         {
             *times += 1;
-            before.count += 1;
+            before.work_request_count += 1;
         } else {
             let message = self.messages.put(InFlightMessage {
-                qp: index,
-                dest,
+                requester_qp: index,
+                responder_qp: dest,
                 requester_machine: qp.machine,
                 imm,
-                key,
+                qkey_or_rkey: key,
                 remote_addr: 0,
                 wr_id,
                 payload: Payload::EMPTY,
-                shape,
+                cost_index: shape,
                 status: SUCCESS,
                 signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
-                read_fields: NO_READ_FIELDS,
-                count: 1,
+                read_fields_index: NO_READ_FIELDS,
+                work_request_count: 1,
             });
             qp.wqes.push((message, 1));
             if list.len == 0 {
-                list.shape = shape;
+                list.first_cost_index = shape;
             }
-            list.last = Some(message);
-            list.flags = datagram.flags;
+            list.last_empty_datagram = Some(message);
+            list.last_send_flags = datagram.flags;
         }
         list.len += 1;
-        list.room -= 1;
+        list.free_send_queue_slots -= 1;
         true
     }
 
     /// Appends the message of a send work request to the list, or returns the errno of its refusal.
     #[inline(always)]
-    pub(crate) fn build(
+    pub(crate) fn append_work_request(
         &mut self,
         index: u32,
         list: &mut Postlist,
@@ -153,7 +153,7 @@ impl Simulation {
             opcode: request.opcode,
             inline: request.flags & abi::IBV_SEND_INLINE != 0,
             num_sge: request.sges.len(),
-            length,
+            payload_bytes: length,
         };
         let Some(Some(qp)) = self.qps.get(index as usize) else {
             return Err(libc::EINVAL);
@@ -162,68 +162,71 @@ impl Simulation {
         // Fetches the destination's cache line, which is needed when the message leaves.
         let dest = match qp.transport {
             Transport::Ud => request.dest_qpn,
-            _ => qp.peer,
+            _ => qp.remote_qpn,
         };
         if let Some(Some(target)) = self.qps.get(dest as usize) {
             prefetch(&raw const **target);
         }
         let id = match qp.last_posted {
             Some((last, shape)) if last == kind => shape,
-            _ => self.shape_of(index, kind)?,
+            _ => self.cost_index_of(index, kind)?,
         };
-        let shape = self.shapes.get(id);
-        let payload = if kind.length == 0 {
+        let shape = self.cost_table.get(id);
+        let payload = if kind.payload_bytes == 0 {
             Payload::EMPTY
         } else if kind.inline {
-            usize::try_from(kind.length)
+            usize::try_from(kind.payload_bytes)
                 .ok()
                 .and_then(inlined)
                 .ok_or(libc::EINVAL)?
         } else if shape.fetches_payload {
-            self.gather(home, request.sges, kind.length)?
+            self.gather(home, request.sges, kind.payload_bytes)?
         } else {
             Payload::EMPTY
         };
-        let answer = if shape.answers && !kind.inline {
+        let answer = if shape.has_response_data && !kind.inline {
             self.put_read_fields(id, (index, home), request)?
         } else {
             NO_READ_FIELDS
         };
-        let shape = self.shapes.get(id);
+        let shape = self.cost_table.get(id);
         if shape.fetches_payload {
-            let fetch = &shape.at(self.machines[home as usize].place).payload_fetch;
-            list.fetch.to_device += fetch.to_device;
-            list.fetch.to_host += fetch.to_host;
-            list.fetch.read_bytes += fetch.read_bytes;
+            let fetch = &shape
+                .transfers_at(self.machines[home as usize].place)
+                .payload_fetch;
+            list.payload_fetch.to_device += fetch.to_device;
+            list.payload_fetch.to_host += fetch.to_host;
+            list.payload_fetch.dma_read_bytes += fetch.dma_read_bytes;
         }
         if list.len == 0 {
-            list.shape = id;
+            list.first_cost_index = id;
         }
-        let empty_datagram = shape.datagram && kind.num_sge == 0;
+        let empty_datagram = shape.is_datagram_send && kind.num_sge == 0;
         let message = self.messages.put(InFlightMessage {
-            qp: index,
-            dest: request.dest_qpn,
+            requester_qp: index,
+            responder_qp: request.dest_qpn,
             requester_machine: home,
             imm: request.imm,
-            key: request.key,
+            qkey_or_rkey: request.qkey_or_rkey,
             remote_addr: request.remote_addr,
             wr_id: request.wr_id,
             payload,
-            shape: id,
+            cost_index: id,
             status: SUCCESS,
             signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
-            read_fields: answer,
-            count: 1,
+            read_fields_index: answer,
+            work_request_count: 1,
         });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
             qp.wqes.push((message, 1));
             if empty_datagram {
-                qp.last_empty = Some((request.opcode, request.flags, id));
+                qp.last_empty_datagram = Some((request.opcode, request.flags, id));
             }
         }
-        (list.last, list.flags) = (empty_datagram.then_some(message), request.flags);
+        (list.last_empty_datagram, list.last_send_flags) =
+            (empty_datagram.then_some(message), request.flags);
         list.len += 1;
-        list.room -= 1;
+        list.free_send_queue_slots -= 1;
         Ok(())
     }
 
@@ -234,13 +237,13 @@ impl Simulation {
         (index, home): (u32, u32),
         request: &SendRequest<'_>,
     ) -> Result<u32, i32> {
-        let verb = self.shapes.get(shape).operation.verb;
+        let verb = self.cost_table.get(shape).operation.verb;
         if verb.is_atomic() && !request.remote_addr.is_multiple_of(8) {
             return Err(libc::EINVAL);
         }
         let local = request.sges.first();
         let nic = self.machines[home as usize].nic;
-        let reading = &mut self.nics[nic as usize].reading;
+        let reading = &mut self.nics[nic as usize].qps_with_outstanding_reads;
         let cache_slot = match &mut self.qps[index as usize] {
             Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.record_read(reading)),
             _ => None,
@@ -250,7 +253,7 @@ impl Simulation {
             swap: request.swap,
             local_addr: local.map_or(0, |sge| sge.addr),
             local_lkey: local.map_or(0, |sge| sge.lkey),
-            cache_slot,
+            read_sequence: cache_slot,
         };
         Ok(self.messages.put_read_fields(answer))
     }
@@ -258,11 +261,11 @@ impl Simulation {
     /// Returns the shape of work requests of this kind, or the errno of their refusal.
     #[cold]
     #[inline(never)]
-    fn shape_of(&mut self, index: u32, kind: WorkRequestKind) -> Result<u16, i32> {
+    fn cost_index_of(&mut self, index: u32, kind: WorkRequestKind) -> Result<u16, i32> {
         let qp = self.qp(index).ok_or(libc::EINVAL)?;
         let (transport, cap) = (qp.transport, qp.cap);
         let (verb, imm) = verb(kind.opcode).ok_or(libc::EINVAL)?;
-        let length = u32::try_from(kind.length).map_err(|_| libc::EINVAL)?;
+        let length = u32::try_from(kind.payload_bytes).map_err(|_| libc::EINVAL)?;
         let num_sge = u32::try_from(kind.num_sge).map_err(|_| libc::EINVAL)?;
         if kind.inline && length > cap.max_inline_data {
             return Err(libc::ENOMEM);
@@ -273,16 +276,19 @@ impl Simulation {
         if verb.is_atomic() && (length != 8 || !self.costs.has_atomics) {
             return Err(libc::EINVAL);
         }
-        let key = ShapeKey {
+        let key = OperationCostKey {
             verb,
             transport,
-            payload: length,
+            payload_bytes: length,
             // An empty payload counts as not inline: the NIC has nothing to fetch.
             inline: kind.inline && length > 0,
-            imm,
+            has_imm: imm,
             num_sge: num_sge.max(1),
         };
-        let shape = self.shapes.find(key, kind.opcode).ok_or(libc::EINVAL)?;
+        let shape = self
+            .cost_table
+            .find_or_add(key, kind.opcode)
+            .ok_or(libc::EINVAL)?;
         if let Some(qp) = self.qp(index) {
             qp.last_posted = Some((kind, shape));
         }
@@ -305,64 +311,69 @@ impl Simulation {
             true
         };
         let length = usize::try_from(length).map_err(|_| libc::EINVAL)?;
-        Payload::with(length, fill).ok_or(libc::EINVAL)
+        Payload::filled_by(length, fill).ok_or(libc::EINVAL)
     }
 
     /// Posts a list of WQEs to the NIC.
     #[inline(always)]
     pub(crate) fn post(&mut self, index: u32, list: Postlist) {
         let Postlist {
-            len, shape, fetch, ..
+            len,
+            first_cost_index: shape,
+            payload_fetch: fetch,
+            ..
         } = list;
         if len == 0 {
             return;
         }
         let rung = len > 1;
         let Some(qp) = self.qp(index) else { return };
-        qp.outstanding += len;
+        qp.outstanding_wrs += len;
         // The NIC needs this part of the queue pair when the list arrives.
         prefetch(&raw const qp.last_completion);
         let machine = qp.machine;
-        qp.lists.push(PostedWqes {
+        qp.posted_lists.push(PostedWqes {
             len,
             by_doorbell: rung,
-            shape,
+            cost_index: shape,
         });
         if qp.state == abi::IBV_QPS_ERR {
             self.flush(index);
             return;
         }
-        self.spend(self.home_costs().post_wqe * u64::from(len));
+        self.advance_clock(self.current_place_costs().post_wqe * u64::from(len));
         let place = self.machines[machine as usize].place;
         let (writes, link) = if rung {
-            (1, self.shapes.doorbell(place))
+            (1, self.cost_table.doorbell(place))
         } else {
-            let shape = self.shapes.get(shape);
-            (shape.lines, shape.at(place).by_mmio)
+            let shape = self.cost_table.get(shape);
+            (shape.wqe_cache_lines, shape.transfers_at(place).wqe_by_mmio)
         };
         let (now, clock) = (self.now, self.clock());
         let from = &mut self.machines[machine as usize];
         let nic = &mut self.nics[from.nic as usize];
-        let pcie = from.costs.pcie;
+        let pcie = from.costs.pcie_latency;
         // The MMIO write stalls the core while earlier writes are in flight. Completions of DMA reads share the link:
         // they delay the write by their time, but a burst of them does not block it. Payload is fetched over the link,
         // too.
-        let left = from.mmio.reserve_time(now, clock, link.to_device);
+        let left = from.mmio_writes.reserve_time(now, clock, link.to_device);
         let (wait, arrived) = (left - link.to_device - clock, left + pcie);
-        from.to_device.use_between(clock, link.to_device);
-        from.to_host
-            .use_between(clock, link.to_host + fetch.to_host);
-        from.to_device.use_between(clock, fetch.to_device);
-        nic.counters.read_bytes += fetch.read_bytes;
+        from.link_to_device
+            .reserve_without_waiting(clock, link.to_device);
+        from.link_to_host
+            .reserve_without_waiting(clock, link.to_host + fetch.to_host);
+        from.link_to_device
+            .reserve_without_waiting(clock, fetch.to_device);
+        nic.counters.dma_read_bytes += fetch.dma_read_bytes;
         if rung {
             nic.counters.doorbells += 1;
         } else {
             nic.counters.wqes_by_mmio += 1;
         }
-        self.spend(self.home_costs().mmio_write * writes + wait);
+        self.advance_clock(self.current_place_costs().mmio_write * writes + wait);
         self.events
             .push(arrived, SimulationEvent::DoorbellArrived { qp: index });
-        self.catch_up();
+        self.apply_due_writes();
     }
 
     /// Posts RECVs until one is refused; returns the errno of the refusal.
@@ -378,11 +389,11 @@ impl Simulation {
         let result = qp.recvs.extend(recvs, most, libc::ENOMEM);
         let posted = (qp.recvs.len() - before) as u64;
         let in_error = qp.state == abi::IBV_QPS_ERR;
-        self.spend(self.home_costs().post_recv * posted);
+        self.advance_clock(self.current_place_costs().post_recv * posted);
         if in_error {
             self.flush(index);
         }
-        self.catch_up();
+        self.apply_due_writes();
         result
     }
 
@@ -396,17 +407,17 @@ impl Simulation {
     ) -> Option<usize> {
         let clock = self.clock();
         let queue = self.cqs.get_mut(cq as usize)?.as_mut()?;
-        if queue.stamp != self.stamp
-            && let Some(current) = self.current
+        if queue.poller_wait_period != self.current_wait_period
+            && let Some(current) = self.current_thread
         {
-            queue.polled_by(cq, current, &mut self.threads[current as usize]);
+            queue.record_poll(cq, current, &mut self.threads[current as usize]);
         }
         if queue.overrun {
             return None;
         }
         let mut taken = 0;
         for cqe in queue.cqes.as_slice().iter().take(most) {
-            if cqe.at > clock {
+            if cqe.visible_at > clock {
                 break;
             }
             each(cqe);
@@ -414,9 +425,9 @@ impl Simulation {
         }
         queue.cqes.drop_front(taken);
         // An unsuccessful poll takes time, too; otherwise a loop that only polls would never end.
-        let cost = self.home_costs().poll_cqe.max(1000);
-        self.spend(cost * (taken.max(1) as u64));
-        self.catch_up();
+        let cost = self.current_place_costs().poll_cqe.max(1000);
+        self.advance_clock(cost * (taken.max(1) as u64));
+        self.apply_due_writes();
         Some(taken)
     }
 }

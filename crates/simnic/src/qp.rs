@@ -16,7 +16,7 @@ pub(crate) struct PostedWqes {
     pub(crate) len: u32,
     /// True if posted by a doorbell, false if by an MMIO write of the WQE.
     pub(crate) by_doorbell: bool,
-    pub(crate) shape: u16,
+    pub(crate) cost_index: u16,
 }
 
 /// The fields of a work request that determine its shape. Most work requests equal their predecessor.
@@ -25,7 +25,7 @@ pub(crate) struct WorkRequestKind {
     pub(crate) opcode: u32,
     pub(crate) inline: bool,
     pub(crate) num_sge: usize,
-    pub(crate) length: u64,
+    pub(crate) payload_bytes: u64,
 }
 
 /// A queue pair, laid out by cache line. A responder needs the first line, the requester's core the second, and its NIC
@@ -35,11 +35,11 @@ pub(crate) struct WorkRequestKind {
 pub(crate) struct Qp {
     pub(crate) recvs: PostedRecvs,
     /// No message to this queue pair becomes visible before this time.
-    pub(crate) last_delivery: Ps,
+    pub(crate) last_delivery_visible_at: Ps,
     pub(crate) machine: u32,
     pub(crate) recv_cq: u32,
     /// Access check of incoming messages: the Q_Key for datagrams, otherwise the access flags.
-    pub(crate) access_check: u32,
+    pub(crate) qkey_or_access_flags: u32,
     pub(crate) transport: nicmodel::Transport,
     /// True if the state allows incoming messages.
     pub(crate) can_receive: bool,
@@ -49,32 +49,32 @@ pub(crate) struct Qp {
     pub(crate) last_posted: Option<(WorkRequestKind, u16)>,
     pub(crate) state: u32,
     /// Number of work requests that are posted and not complete.
-    pub(crate) outstanding: u32,
+    pub(crate) outstanding_wrs: u32,
     pub(crate) cap: abi::ibv_qp_cap,
-    pub(crate) peer: u32,
-    /// Messages that have not left, each with the number of work requests still to send; `lists`: the lists that
+    pub(crate) remote_qpn: u32,
+    /// Messages that have not left, each with the number of work requests still to send; `posted_lists`: the lists that
     /// contain them.
     pub(crate) wqes: FifoQueue<(u32, u32)>,
-    pub(crate) lists: FifoQueue<PostedWqes>,
+    pub(crate) posted_lists: FifoQueue<PostedWqes>,
     /// No completion of the send queue is generated before this time.
     pub(crate) last_completion: Ps,
     /// No message of this queue pair is processed before this time, so that messages keep their order.
-    pub(crate) last_handled: Ps,
+    pub(crate) last_processed_at: Ps,
     /// Number of lists that have arrived at the NIC.
     pub(crate) lists_at_nic: usize,
     /// True if a processing unit works on the queue pair, or the queue pair waits for a unit.
-    pub(crate) in_service: bool,
+    pub(crate) has_or_awaits_unit: bool,
     pub(crate) send_cq: u32,
     /// Opcode, flags and shape of the datagram without payload that was posted last.
-    pub(crate) last_empty: Option<(u32, u32, u16)>,
+    pub(crate) last_empty_datagram: Option<(u32, u32, u16)>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
-    pub(crate) last_response: Ps,
+    pub(crate) last_response_at: Ps,
     pub(crate) qkey: u32,
-    pub(crate) access: i32,
-    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `refetch_delay`: the delay that
+    pub(crate) access_flags: i32,
+    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `wqe_refetch_delay`: the delay that
     /// this adds to the WQE on which the unit works.
-    pub(crate) refetches_until: Ps,
-    pub(crate) refetch_delay: Ps,
+    pub(crate) wqe_refetches_until: Ps,
+    pub(crate) wqe_refetch_delay: Ps,
     pub(crate) reads: OutstandingReads,
 }
 
@@ -88,9 +88,9 @@ const _: () = {
 impl Qp {
     /// Prefetches the state that an arriving message needs.
     #[inline(always)]
-    pub(crate) fn fetch_for_arrival(&self, cqs: &[Option<Cq>]) {
+    pub(crate) fn prefetch_for_arrival(&self, cqs: &[Option<Cq>]) {
         if self.transport == nicmodel::Transport::Ud {
-            prefetch(self.recvs.runs.first_place());
+            prefetch(self.recvs.runs.front_address());
             prefetch(cqs.as_ptr().wrapping_add(self.recv_cq as usize));
         }
     }
@@ -98,9 +98,9 @@ impl Qp {
     /// Updates derived fields after a change of state, Q_Key or access flags.
     pub(crate) fn update_derived(&mut self) {
         self.can_receive = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
-        self.access_check = match self.transport {
+        self.qkey_or_access_flags = match self.transport {
             nicmodel::Transport::Ud => self.qkey,
-            _ => self.access.cast_unsigned(),
+            _ => self.access_flags.cast_unsigned(),
         };
     }
 }

@@ -13,79 +13,79 @@ use std::collections::BinaryHeap;
 pub(crate) type Ps = u64;
 
 /// Logarithm of a bucket's length: 2^12 ps.
-const SHIFT: u32 = 12;
+const BUCKET_SHIFT: u32 = 12;
 /// Number of buckets: the summary has a bit for each word of 64 buckets.
 const BUCKETS: usize = 64 * 64;
 /// Logarithm of a bin's length, half the calendar: all buckets of a bin are free when the bin before it begins.
-const BIN_SHIFT: u32 = SHIFT + 11;
+const BIN_SHIFT: u32 = BUCKET_SHIFT + 11;
 /// Number of bins: one bit of a word for each.
 const BINS: usize = 64;
-const NONE: u32 = u32::MAX;
+const NO_NODE: u32 = u32::MAX;
 
 /// A queue of events in the order of their times; events of equal time keep the order of their insertion. So the order
 /// is the same in every run.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     nodes: Vec<EventNode<E>>,
-    free: u32,
+    first_free_node: u32,
     /// First node of each bucket; valid only if the bucket's bit is set.
     buckets: Box<[u32; BUCKETS]>,
-    /// Bitmap of non-empty buckets; `summary`: bitmap of the words that are not zero.
-    words: Box<[u64; 64]>,
-    summary: u64,
+    /// Bitmap of non-empty buckets; `nonempty_word_bits`: bitmap of the words that are not zero.
+    nonempty_bucket_bits: Box<[u64; 64]>,
+    nonempty_word_bits: u64,
     /// Bucket of the event that was popped last, counted from time 0; all earlier buckets are empty.
-    base: u64,
+    base_bucket: u64,
     /// Bin after that of the base, counted from time 0: the last bin whose events are in buckets.
-    bucketed_until: u64,
+    last_bucketed_bin: u64,
     /// Last node of each bin, whose nodes form a ring; valid only if the bin's bit is set.
-    bins: [u32; BINS],
+    last_node_of_bin: [u32; BINS],
     /// Bitmap of non-empty bins.
-    binned: u64,
+    nonempty_bin_bits: u64,
     /// Events after the last bin.
-    later: BinaryHeap<Reverse<LaterEvents<E>>>,
-    later_inserted: u64,
+    events_after_bins: BinaryHeap<Reverse<LaterEvent<E>>>,
+    next_insertion_order: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct EventNode<E> {
     at: Ps,
     event: E,
-    next: u32,
+    next_node: u32,
     /// Last node of the bucket; valid in the bucket's first node.
-    tail: u32,
+    bucket_tail: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct LaterEvents<E> {
+struct LaterEvent<E> {
     at: Ps,
-    order: u64,
+    insertion_order: u64,
     event: E,
 }
 
-impl<E> PartialEq for LaterEvents<E> {
+impl<E> PartialEq for LaterEvent<E> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl<E> Eq for LaterEvents<E> {}
+impl<E> Eq for LaterEvent<E> {}
 
-impl<E> PartialOrd for LaterEvents<E> {
+impl<E> PartialOrd for LaterEvent<E> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for LaterEvents<E> {
+impl<E> Ord for LaterEvent<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
+        (self.at, self.insertion_order).cmp(&(other.at, other.insertion_order))
     }
 }
 
 /// Rotates a word so that bit `bit` becomes bit 0.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a bit of a word")]
-fn from_bit(word: u64, bit: usize) -> u64 {
+fn rotate_to_bit(word: u64, bit: usize) -> u64 {
     word.rotate_right(bit as u32)
 }
 
@@ -95,7 +95,7 @@ fn from_bit(word: u64, bit: usize) -> u64 {
     clippy::cast_possible_truncation,
     reason = "below the number of places"
 )]
-fn place<const PLACES: usize>(counted: u64) -> usize {
+fn ring_index<const PLACES: usize>(counted: u64) -> usize {
     (counted % PLACES as u64) as usize
 }
 
@@ -103,16 +103,16 @@ impl<E: Copy> EventQueue<E> {
     pub(crate) fn new() -> Self {
         Self {
             nodes: Vec::new(),
-            free: NONE,
-            buckets: Box::new([NONE; BUCKETS]),
-            words: Box::new([0; 64]),
-            summary: 0,
-            base: 0,
-            bucketed_until: 1,
-            bins: [NONE; BINS],
-            binned: 0,
-            later: BinaryHeap::new(),
-            later_inserted: 0,
+            first_free_node: NO_NODE,
+            buckets: Box::new([NO_NODE; BUCKETS]),
+            nonempty_bucket_bits: Box::new([0; 64]),
+            nonempty_word_bits: 0,
+            base_bucket: 0,
+            last_bucketed_bin: 1,
+            last_node_of_bin: [NO_NODE; BINS],
+            nonempty_bin_bits: 0,
+            events_after_bins: BinaryHeap::new(),
+            next_insertion_order: 0,
         }
     }
 
@@ -120,9 +120,9 @@ impl<E: Copy> EventQueue<E> {
     #[inline]
     pub(crate) fn push(&mut self, at: Ps, event: E) {
         let bin = at >> BIN_SHIFT;
-        if bin <= self.bucketed_until {
-            let new = self.node(at, event);
-            self.insert((at >> SHIFT).max(self.base), at, new);
+        if bin <= self.last_bucketed_bin {
+            let new = self.new_node(at, event);
+            self.insert_into_bucket((at >> BUCKET_SHIFT).max(self.base_bucket), at, new);
         } else {
             self.add_to_bin(bin, at, event);
         }
@@ -131,34 +131,34 @@ impl<E: Copy> EventQueue<E> {
     /// Takes the next event, if its time is not after `until`.
     #[inline(always)]
     pub(crate) fn pop_until(&mut self, until: Ps) -> Option<(Ps, E)> {
-        let Some(index) = self.first() else {
+        let Some(index) = self.first_nonempty_bucket() else {
             return self.pop_later(until);
         };
         let head = self.buckets[index];
         let EventNode {
             at,
             event,
-            next,
-            tail,
+            next_node: next,
+            bucket_tail: tail,
         } = self.nodes[head as usize];
         if at > until {
             return None;
         }
-        self.nodes[head as usize].next = self.free;
-        self.free = head;
-        if next == NONE {
-            let word = &mut self.words[index / 64];
+        self.nodes[head as usize].next_node = self.first_free_node;
+        self.first_free_node = head;
+        if next == NO_NODE {
+            let word = &mut self.nonempty_bucket_bits[index / 64];
             *word &= !(1 << (index % 64));
             if *word == 0 {
-                self.summary &= !(1 << (index / 64));
+                self.nonempty_word_bits &= !(1 << (index / 64));
             }
         } else {
             self.buckets[index] = next;
-            self.nodes[next as usize].tail = tail;
+            self.nodes[next as usize].bucket_tail = tail;
         }
-        self.base = self.base.max(at >> SHIFT);
-        if at >> BIN_SHIFT >= self.bucketed_until {
-            self.move_to(at >> BIN_SHIFT);
+        self.base_bucket = self.base_bucket.max(at >> BUCKET_SHIFT);
+        if at >> BIN_SHIFT >= self.last_bucketed_bin {
+            self.move_base_to_bin(at >> BIN_SHIFT);
         }
         Some((at, event))
     }
@@ -166,25 +166,25 @@ impl<E: Copy> EventQueue<E> {
     /// Returns the time of the next event.
     #[inline]
     pub(crate) fn next_at(&self) -> Option<Ps> {
-        match self.first() {
+        match self.first_nonempty_bucket() {
             Some(index) => Some(self.nodes[self.buckets[index] as usize].at),
-            None => self.next_later(),
+            None => self.next_later_time(),
         }
     }
 
     /// Returns the first non-empty bucket, in ring order from the base.
     #[inline]
-    fn first(&self) -> Option<usize> {
-        let from = place::<BUCKETS>(self.base);
+    fn first_nonempty_bucket(&self) -> Option<usize> {
+        let from = ring_index::<BUCKETS>(self.base_bucket);
         let (word, bit) = (from / 64, from % 64);
-        let here = self.words[word] >> bit;
+        let here = self.nonempty_bucket_bits[word] >> bit;
         if here != 0 {
             return Some(from + here.trailing_zeros() as usize);
         }
         // The words after this one come first; this word comes last, with its buckets in front of the base.
-        let behind = from_bit(self.summary, word) & !1;
+        let behind = rotate_to_bit(self.nonempty_word_bits, word) & !1;
         let behind = if behind == 0 {
-            if self.summary == 0 {
+            if self.nonempty_word_bits == 0 {
                 return None;
             }
             0
@@ -192,21 +192,21 @@ impl<E: Copy> EventQueue<E> {
             behind.trailing_zeros() as usize
         };
         let word = (word + behind) % 64;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        Some(word * 64 + self.nonempty_bucket_bits[word].trailing_zeros() as usize)
     }
 
     /// Makes a node that is in no list yet.
     #[inline]
-    fn node(&mut self, at: Ps, event: E) -> u32 {
+    fn new_node(&mut self, at: Ps, event: E) -> u32 {
         let node = EventNode {
             at,
             event,
-            next: NONE,
-            tail: NONE,
+            next_node: NO_NODE,
+            bucket_tail: NO_NODE,
         };
-        let free = self.free;
+        let free = self.first_free_node;
         if let Some(unused) = self.nodes.get_mut(free as usize) {
-            self.free = unused.next;
+            self.first_free_node = unused.next_node;
             *unused = node;
             return free;
         }
@@ -216,34 +216,34 @@ impl<E: Copy> EventQueue<E> {
 
     /// Adds a node to its bucket, after all nodes that are not later.
     #[inline]
-    fn insert(&mut self, bucket: u64, at: Ps, new: u32) {
-        let index = place::<BUCKETS>(bucket);
+    fn insert_into_bucket(&mut self, bucket: u64, at: Ps, new: u32) {
+        let index = ring_index::<BUCKETS>(bucket);
         let bit = 1 << (index % 64);
-        let word = &mut self.words[index / 64];
+        let word = &mut self.nonempty_bucket_bits[index / 64];
         if *word & bit == 0 {
             *word |= bit;
-            self.summary |= 1 << (index / 64);
+            self.nonempty_word_bits |= 1 << (index / 64);
             self.buckets[index] = new;
-            self.nodes[new as usize].tail = new;
+            self.nodes[new as usize].bucket_tail = new;
             return;
         }
         let head = self.buckets[index];
-        let tail = self.nodes[head as usize].tail;
+        let tail = self.nodes[head as usize].bucket_tail;
         if self.nodes[tail as usize].at <= at {
-            self.nodes[tail as usize].next = new;
-            self.nodes[head as usize].tail = new;
+            self.nodes[tail as usize].next_node = new;
+            self.nodes[head as usize].bucket_tail = new;
         } else if self.nodes[head as usize].at > at {
-            self.nodes[new as usize].next = head;
-            self.nodes[new as usize].tail = tail;
+            self.nodes[new as usize].next_node = head;
+            self.nodes[new as usize].bucket_tail = tail;
             self.buckets[index] = new;
         } else {
             let mut before = head;
             // The loop ends at the tail at the latest, which is later.
             loop {
-                let next = self.nodes[before as usize].next;
+                let next = self.nodes[before as usize].next_node;
                 if self.nodes[next as usize].at > at {
-                    self.nodes[new as usize].next = next;
-                    self.nodes[before as usize].next = new;
+                    self.nodes[new as usize].next_node = next;
+                    self.nodes[before as usize].next_node = new;
                     break;
                 }
                 before = next;
@@ -254,64 +254,70 @@ impl<E: Copy> EventQueue<E> {
     /// Adds an event to the end of its bin, or to the heap.
     #[inline(never)]
     fn add_to_bin(&mut self, bin: u64, at: Ps, event: E) {
-        if bin - self.bucketed_until >= BINS as u64 {
-            let order = self.later_inserted;
-            self.later_inserted += 1;
-            self.later.push(Reverse(LaterEvents { at, order, event }));
+        if bin - self.last_bucketed_bin >= BINS as u64 {
+            let order = self.next_insertion_order;
+            self.next_insertion_order += 1;
+            self.events_after_bins.push(Reverse(LaterEvent {
+                at,
+                insertion_order: order,
+                event,
+            }));
             return;
         }
-        let new = self.node(at, event);
-        let index = place::<BINS>(bin);
-        if self.binned & 1 << index == 0 {
-            self.binned |= 1 << index;
-            self.nodes[new as usize].next = new;
+        let new = self.new_node(at, event);
+        let index = ring_index::<BINS>(bin);
+        if self.nonempty_bin_bits & 1 << index == 0 {
+            self.nonempty_bin_bits |= 1 << index;
+            self.nodes[new as usize].next_node = new;
         } else {
-            let last = self.bins[index] as usize;
-            self.nodes[new as usize].next = self.nodes[last].next;
-            self.nodes[last].next = new;
+            let last = self.last_node_of_bin[index] as usize;
+            self.nodes[new as usize].next_node = self.nodes[last].next_node;
+            self.nodes[last].next_node = new;
         }
-        self.bins[index] = new;
+        self.last_node_of_bin[index] = new;
     }
 
     /// Moves the base to another bin. Events of the bin after it go to their buckets, and events from the heap to bins
     /// that have come into range. These events come first in each bin and bucket, since later pushes are appended.
     #[cold]
     #[inline(never)]
-    fn move_to(&mut self, bin: u64) {
-        while self.bucketed_until <= bin {
-            if self.binned == 0 {
+    fn move_base_to_bin(&mut self, bin: u64) {
+        while self.last_bucketed_bin <= bin {
+            if self.nonempty_bin_bits == 0 {
                 // All other events are not before this bin either.
-                self.bucketed_until = bin;
+                self.last_bucketed_bin = bin;
             }
-            self.bucketed_until += 1;
-            self.unbin(self.bucketed_until);
-            let last = self.bucketed_until + (BINS as u64 - 1);
-            while let Some(Reverse(later)) = self.later.peek()
+            self.last_bucketed_bin += 1;
+            self.move_bin_to_buckets(self.last_bucketed_bin);
+            let last = self.last_bucketed_bin + (BINS as u64 - 1);
+            while let Some(Reverse(later)) = self.events_after_bins.peek()
                 && later.at >> BIN_SHIFT <= last
             {
-                let LaterEvents { at, event, .. } = *later;
-                self.later.pop();
+                let LaterEvent { at, event, .. } = *later;
+                self.events_after_bins.pop();
                 self.push(at, event);
             }
         }
     }
 
     /// Moves the events of a bin to their buckets.
-    fn unbin(&mut self, bin: u64) {
-        let index = place::<BINS>(bin);
-        if self.binned & 1 << index == 0 {
+    fn move_bin_to_buckets(&mut self, bin: u64) {
+        let index = ring_index::<BINS>(bin);
+        if self.nonempty_bin_bits & 1 << index == 0 {
             return;
         }
-        self.binned &= !(1 << index);
-        let last = self.bins[index];
-        let mut next = self.nodes[last as usize].next;
+        self.nonempty_bin_bits &= !(1 << index);
+        let last = self.last_node_of_bin[index];
+        let mut next = self.nodes[last as usize].next_node;
         loop {
             let this = next;
             let EventNode {
-                at, next: after, ..
+                at,
+                next_node: after,
+                ..
             } = self.nodes[this as usize];
-            self.nodes[this as usize].next = NONE;
-            self.insert(at >> SHIFT, at, this);
+            self.nodes[this as usize].next_node = NO_NODE;
+            self.insert_into_bucket(at >> BUCKET_SHIFT, at, this);
             if this == last {
                 break;
             }
@@ -320,23 +326,23 @@ impl<E: Copy> EventQueue<E> {
     }
 
     /// Returns the first non-empty bin, counted from time 0; the buckets must be empty.
-    fn first_bin(&self) -> Option<u64> {
-        let next = self.bucketed_until + 1;
-        let ahead = from_bit(self.binned, place::<BINS>(next));
+    fn first_nonempty_bin(&self) -> Option<u64> {
+        let next = self.last_bucketed_bin + 1;
+        let ahead = rotate_to_bit(self.nonempty_bin_bits, ring_index::<BINS>(next));
         (ahead != 0).then(|| next + u64::from(ahead.trailing_zeros()))
     }
 
     /// Returns the time of the next event if no bucket has one.
     #[cold]
     #[inline(never)]
-    fn next_later(&self) -> Option<Ps> {
-        let Some(bin) = self.first_bin() else {
-            return self.later.peek().map(|Reverse(later)| later.at);
+    fn next_later_time(&self) -> Option<Ps> {
+        let Some(bin) = self.first_nonempty_bin() else {
+            return self.events_after_bins.peek().map(|Reverse(later)| later.at);
         };
-        let last = self.bins[place::<BINS>(bin)];
+        let last = self.last_node_of_bin[ring_index::<BINS>(bin)];
         let (mut first, mut node) = (Ps::MAX, last);
         loop {
-            node = self.nodes[node as usize].next;
+            node = self.nodes[node as usize].next_node;
             first = first.min(self.nodes[node as usize].at);
             if node == last {
                 return Some(first);
@@ -348,12 +354,12 @@ impl<E: Copy> EventQueue<E> {
     #[cold]
     #[inline(never)]
     fn pop_later(&mut self, until: Ps) -> Option<(Ps, E)> {
-        let first = self.next_later()?;
+        let first = self.next_later_time()?;
         if first > until {
             return None;
         }
-        self.base = first >> SHIFT;
-        self.move_to(first >> BIN_SHIFT);
+        self.base_bucket = first >> BUCKET_SHIFT;
+        self.move_base_to_bin(first >> BIN_SHIFT);
         // The event is in a bucket now.
         self.pop_until(until)
     }

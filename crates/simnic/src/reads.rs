@@ -2,7 +2,7 @@
 
 /// The position of a READ among the READs of its queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CacheSlot(u64);
+pub(crate) struct ReadSequence(u64);
 
 /// The READs of a queue pair. New READs evict the WQEs of the oldest READs that the NIC has cached for their responses.
 /// Queue pairs with outstanding READs share the cache equally.
@@ -15,17 +15,17 @@ pub(crate) struct OutstandingReads {
 impl OutstandingReads {
     /// Records a new READ. `reading` is the number of queue pairs with outstanding READs on the NIC.
     #[inline]
-    pub(crate) fn record_read(&mut self, reading: &mut usize) -> CacheSlot {
+    pub(crate) fn record_read(&mut self, reading: &mut usize) -> ReadSequence {
         *reading += usize::from(self.outstanding == 0);
         self.outstanding += 1;
         self.sent += 1;
-        CacheSlot(self.sent)
+        ReadSequence(self.sent)
     }
 
     /// Records the response to a READ; returns true if its WQE is still in a cache of `capacity` WQEs.
     pub(crate) fn record_response(
         &mut self,
-        slot: CacheSlot,
+        slot: ReadSequence,
         reading: &mut usize,
         capacity: usize,
     ) -> bool {

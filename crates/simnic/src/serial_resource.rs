@@ -14,20 +14,20 @@ pub(crate) struct SerialResource {
 
 impl SerialResource {
     /// Returns the waiting time of a request at `at`.
-    fn wait(&mut self, at: Ps) -> Ps {
+    fn waiting_time(&mut self, at: Ps) -> Ps {
         self.last_request_at = self.last_request_at.max(at);
         self.free_at.saturating_sub(self.last_request_at)
     }
 
     /// Uses the resource for `time` as soon as it is free; returns the end of the use.
     pub(crate) fn reserve_time(&mut self, at: Ps, time: Ps) -> Ps {
-        let wait = self.wait(at);
+        let wait = self.waiting_time(at);
         self.free_at = self.last_request_at + wait + time;
         at + wait + time
     }
 
     /// Uses the resource for `time` without waiting for the end: for short packets between long ones.
-    pub(crate) fn use_between(&mut self, at: Ps, time: Ps) {
+    pub(crate) fn reserve_without_waiting(&mut self, at: Ps, time: Ps) {
         self.reserve_time(at, time);
     }
 }
@@ -36,9 +36,9 @@ impl SerialResource {
 #[derive(Debug)]
 pub(crate) struct SharedLine {
     /// Number of the line: its address divided by the line size.
-    pub(crate) number: u64,
+    pub(crate) line_number: u64,
     /// Time at which the line is free.
-    pub(crate) free: SerialResource,
+    pub(crate) serial_access: SerialResource,
     /// Thread whose core has the line.
     pub(crate) owner: u32,
 }

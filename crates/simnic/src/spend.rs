@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::queue::Ps;
-use crate::threads::{is_simulated, synchronize, world};
+use crate::threads::{is_simulated, synchronize, with_simulation};
 
 /// Advances the calling simulated thread's clock by the work of a server for `count` requests, without the verbs.
 pub fn spend_requests(count: u64) {
     if is_simulated() {
-        world(|world| {
-            let time = world.home_costs().request * count;
-            world.spend(time);
+        with_simulation(|world| {
+            let time = world.current_place_costs().server_request_work * count;
+            world.advance_clock(time);
         });
     }
 }
@@ -20,16 +20,16 @@ pub fn spend_requests(count: u64) {
 pub fn spend(work: Duration) {
     if is_simulated() {
         let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
-        world(|world| world.spend(world.home_costs().core_time(time)));
+        with_simulation(|world| world.advance_clock(world.current_place_costs().core_time(time)));
     }
 }
 
 /// Advances the calling simulated thread's clock by `count` unsuccessful checks of memory that peers WRITE.
 pub fn spend_empty_polls(count: u64) {
     if is_simulated() {
-        world(|world| {
-            let time = world.home_costs().empty_poll * count;
-            world.spend(time);
+        with_simulation(|world| {
+            let time = world.current_place_costs().empty_memory_poll * count;
+            world.advance_clock(time);
         });
     }
 }
@@ -40,17 +40,19 @@ pub fn spend_shared_add(addr: u64) {
         return;
     }
     synchronize();
-    world(|world| {
-        let Some(thread) = world.current else { return };
+    with_simulation(|world| {
+        let Some(thread) = world.current_thread else {
+            return;
+        };
         let clock = world.clock();
-        let costs = world.home_costs();
+        let costs = world.current_place_costs();
         let (own, contended) = (costs.atomic_add, costs.contended_add);
         let line = world.shared_line(addr / 64, thread);
         let cost = if line.owner == thread { own } else { contended };
         line.owner = thread;
-        let done = line.free.reserve_time(clock, cost);
-        world.spend(done - clock);
-        world.catch_up();
+        let done = line.serial_access.reserve_time(clock, cost);
+        world.advance_clock(done - clock);
+        world.apply_due_writes();
     });
 }
 
@@ -61,12 +63,12 @@ pub fn spend_shared_add(addr: u64) {
 /// in the profile it is 0.
 pub fn spend_touches(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if is_simulated() {
-        world(|world| {
-            let Some(caches) = &world.home_costs().caches else {
+        with_simulation(|world| {
+            let Some(caches) = &world.current_place_costs().caches else {
                 return;
             };
-            let time = caches.touch(working_set_bytes, lines, overlapped);
-            world.spend(time);
+            let time = caches.random_access_time(working_set_bytes, lines, overlapped);
+            world.advance_clock(time);
         });
     }
 }

@@ -7,7 +7,7 @@ use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 
 /// The coroutine of a thread, with its stack.
-pub(crate) type Stack = Coroutine<(), (), ()>;
+pub(crate) type ThreadCoroutine = Coroutine<(), (), ()>;
 
 /// A simulated thread. Many exist, and each runs rarely, so the fields that are usually needed share one cache line.
 #[repr(C, align(64))]
@@ -15,7 +15,7 @@ pub(crate) struct SimulatedThread {
     pub(crate) machine: u32,
     pub(crate) state: ThreadState,
     /// True if `more_cqs` is not empty.
-    pub(crate) several_cqs: bool,
+    pub(crate) polls_several_cqs: bool,
     /// True while the thread waits in [`idle_polling`](crate::idle_polling).
     pub(crate) is_polling: bool,
     pub(crate) clock: Ps,
@@ -24,14 +24,14 @@ pub(crate) struct SimulatedThread {
     pub(crate) resume_at: Ps,
     /// Time of the queued event for the end of a wait. If a wait ends early, the event stays queued and serves the next
     /// wait.
-    pub(crate) timer: Ps,
+    pub(crate) timer_event_at: Ps,
     /// First completion queue that the thread polled since its last wait.
-    pub(crate) first_cq: Option<u32>,
+    pub(crate) first_polled_cq: Option<u32>,
     /// Number of the period since the thread's last wait, unique in the simulation.
-    pub(crate) stamp: u64,
+    pub(crate) wait_period: u64,
     pub(crate) yielder: *const Yielder<(), ()>,
     /// Coroutine; `None` while the thread runs.
-    pub(crate) stack: Option<Box<Stack>>,
+    pub(crate) coroutine: Option<Box<ThreadCoroutine>>,
     /// Further completion queues that the thread polled.
     pub(crate) more_cqs: Vec<u32>,
     /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::idle_polling).
@@ -43,12 +43,12 @@ pub(crate) struct SimulatedThread {
 pub(crate) struct PollingLoop {
     pub(crate) cq: u32,
     /// Number of unsuccessful polls before this wait.
-    pub(crate) misses: u32,
-    /// Start of this wait; `end`: the end.
-    pub(crate) from: Ps,
-    pub(crate) end: Ps,
+    pub(crate) empty_polls: u32,
+    /// Start of this wait; `wait_end`: the end.
+    pub(crate) wait_start: Ps,
+    pub(crate) wait_end: Ps,
     /// Time at which the loop must do something else, in nanoseconds.
-    pub(crate) until_ns: u64,
+    pub(crate) deadline_ns: u64,
 }
 
 const _: () = assert!(std::mem::offset_of!(SimulatedThread, more_cqs) == 64);
@@ -93,7 +93,7 @@ pub(crate) fn wake(
     if at < sleeper.resume_at {
         sleeper.resume_at = at;
         events.push(at, SimulationEvent::Resume { thread });
-        if let Some(stack) = &sleeper.stack {
+        if let Some(stack) = &sleeper.coroutine {
             prefetch(&raw const **stack);
         }
     }

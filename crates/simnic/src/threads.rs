@@ -2,7 +2,7 @@
 //!
 //! A thread runs real code on a stack of its own, and verbs advance its clock. The effect of an event becomes visible
 //! one PCIe latency later. So a thread may be ahead of the events by that much, and is suspended only if it is further
-//! ahead or waits ([`idle`]). Events run on the stack of the caller of [`run`], which stays in the processor's cache,
+//! ahead or waits ([`idle`]). Events run on the stack of the caller of [`run_events`], which stays in the processor's cache,
 //! unlike the stacks of many threads.
 
 #![allow(unsafe_code)]
@@ -16,7 +16,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use crate::event::SimulationEvent;
 use crate::queue::Ps;
 use crate::serial_resource::{SerialResource, SharedLine};
-use crate::thread::{PollingLoop, SimulatedThread, Stack, ThreadState};
+use crate::thread::{PollingLoop, SimulatedThread, ThreadCoroutine, ThreadState};
 use crate::world::Simulation;
 
 /// Bytes of a thread's stack; untouched pages use no memory.
@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// Installs a simulation; returns false if this thread already has one.
-pub(crate) fn install(world: Box<Simulation>) -> bool {
+pub(crate) fn install_simulation(world: Box<Simulation>) -> bool {
     let free = WORLD.get().is_null();
     if free {
         WORLD.set(Box::into_raw(world));
@@ -40,15 +40,15 @@ pub(crate) fn install(world: Box<Simulation>) -> bool {
 
 /// Ends this thread's simulation. Coroutines that have not ended are leaked: unwinding them would pass through C
 /// functions.
-pub(crate) fn remove() {
+pub(crate) fn remove_simulation() {
     IN_SIMULATION.with(|inside| inside.set(false));
     let world = WORLD.replace(std::ptr::null_mut());
     if !world.is_null() {
-        // SAFETY: the pointer came from a box (`install`), and no other reference exists, since the simulation is not
+        // SAFETY: the pointer came from a box (`install_simulation`), and no other reference exists, since the simulation is not
         // borrowed.
         let mut world = unsafe { Box::from_raw(world) };
         for thread in &mut world.threads {
-            if let Some(stack) = thread.stack.take().filter(|stack| stack.started()) {
+            if let Some(stack) = thread.coroutine.take().filter(|stack| stack.started()) {
                 std::mem::forget(stack);
             }
         }
@@ -57,7 +57,7 @@ pub(crate) fn remove() {
 
 /// Calls `with` on this thread's simulation, if one exists and is not borrowed.
 #[inline(always)]
-pub(crate) fn world<R>(with: impl FnOnce(&mut Simulation) -> R) -> Option<R> {
+pub(crate) fn with_simulation<R>(with: impl FnOnce(&mut Simulation) -> R) -> Option<R> {
     /// Returns the borrowed simulation on drop, also after a panic.
     struct BorrowedWorld(*mut Simulation);
     impl Drop for BorrowedWorld {
@@ -67,7 +67,7 @@ pub(crate) fn world<R>(with: impl FnOnce(&mut Simulation) -> R) -> Option<R> {
         }
     }
     let lent = BorrowedWorld(WORLD.replace(std::ptr::null_mut()));
-    // SAFETY: NULL, or from a box that lives until `remove` (`install`). A borrower takes the pointer out of `WORLD`,
+    // SAFETY: NULL, or from a box that lives until `remove_simulation` (`install_simulation`). A borrower takes the pointer out of `WORLD`,
     // so no other reference exists. A coroutine is never suspended while the simulation is borrowed.
     let world = unsafe { lent.0.as_mut() }?;
     Some(with(world))
@@ -79,26 +79,26 @@ impl Simulation {
         let stack = DefaultStack::new(STACK_BYTES).expect("address space for a thread's stack");
         let thread = u32::try_from(self.threads.len()).expect("fewer threads than 2^32");
         let stack = Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
-            world(|world| world.threads[thread as usize].yielder = yielder);
+            with_simulation(|world| world.threads[thread as usize].yielder = yielder);
             body();
         });
         let clock = self.now;
-        self.stamps += 1;
+        self.wait_periods_given += 1;
         self.thread_names.push(name);
         self.threads.push(SimulatedThread {
             machine,
             clock,
             state: ThreadState::Stopped,
             resume_at: clock,
-            timer: Ps::MAX,
-            stack: Some(Box::new(stack)),
+            timer_event_at: Ps::MAX,
+            coroutine: Some(Box::new(stack)),
             yielder: std::ptr::null(),
-            several_cqs: false,
+            polls_several_cqs: false,
             is_polling: false,
             polling: PollingLoop::default(),
-            first_cq: None,
+            first_polled_cq: None,
             more_cqs: Vec::new(),
-            stamp: self.stamps,
+            wait_period: self.wait_periods_given,
         });
         self.events.push(clock, SimulationEvent::Resume { thread });
     }
@@ -106,7 +106,7 @@ impl Simulation {
     /// Returns the clock of the running thread, or the simulation's time outside of threads.
     #[inline(always)]
     pub(crate) fn clock(&self) -> Ps {
-        match self.current {
+        match self.current_thread {
             Some(_) => self.clock,
             None => self.now,
         }
@@ -114,19 +114,21 @@ impl Simulation {
 
     /// Advances the running thread's clock by `time`.
     #[inline(always)]
-    pub(crate) fn spend(&mut self, time: Ps) {
-        if self.current.is_some() {
+    pub(crate) fn advance_clock(&mut self, time: Ps) {
+        if self.current_thread.is_some() {
             self.clock += time;
         }
     }
 
     /// Makes WRITEs visible to the running thread that are due on its machine.
     #[inline(always)]
-    pub(crate) fn catch_up(&mut self) {
-        if self.current.is_some() {
+    pub(crate) fn apply_due_writes(&mut self) {
+        if self.current_thread.is_some() {
             let home = &self.machines[self.current_machine as usize];
-            if !home.unsettled_writes.is_empty() && home.next_visible_at <= self.clock {
-                self.make_visible(self.current_machine, self.clock);
+            if !home.regions_with_pending_writes.is_empty()
+                && home.next_write_visible_at <= self.clock
+            {
+                self.make_writes_visible(self.current_machine, self.clock);
             }
         }
     }
@@ -135,11 +137,11 @@ impl Simulation {
     #[inline]
     pub(crate) fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
         let lines = &mut self.shared_lines;
-        let known = lines.iter().position(|line| line.number == number);
+        let known = lines.iter().position(|line| line.line_number == number);
         let place = known.unwrap_or_else(|| {
             lines.push(SharedLine {
-                number,
-                free: SerialResource::default(),
+                line_number: number,
+                serial_access: SerialResource::default(),
                 owner: thread,
             });
             lines.len() - 1
@@ -151,13 +153,13 @@ impl Simulation {
 
     /// Suspends the running thread until all events before its clock have run; returns false if there are none.
     #[inline]
-    fn stop(&mut self) -> bool {
+    fn suspend_until_due(&mut self) -> bool {
         let clock = self.clock();
         if self.events.next_at().is_none_or(|next| next >= clock) {
             self.now = self.now.max(clock);
             return false;
         }
-        let Some(thread) = self.current else {
+        let Some(thread) = self.current_thread else {
             return false;
         };
         let me = &mut self.threads[thread as usize];
@@ -170,7 +172,7 @@ impl Simulation {
     /// false if the wait ends at once: its end is already known if no future event can become visible before it.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
         let (known, clock) = (self.now + self.min_pcie_latency, self.clock);
-        let Some(thread) = self.current else {
+        let Some(thread) = self.current_thread else {
             return false;
         };
         let Self {
@@ -178,44 +180,44 @@ impl Simulation {
             cqs,
             mrs,
             events,
-            stamps,
+            wait_periods_given: stamps,
             ..
         } = self;
         let me = &mut threads[thread as usize];
         *stamps += 1;
-        me.stamp = *stamps;
-        self.stamp = *stamps;
+        me.wait_period = *stamps;
+        self.current_wait_period = *stamps;
         let mut next = deadline;
         let mut look = |cq: u32| {
             if let Some(Some(queue)) = cqs.get(cq as usize)
                 && let Some(first) = queue.cqes.front()
             {
-                next = next.min(first.at.max(clock));
+                next = next.min(first.visible_at.max(clock));
             }
         };
-        if let Some(cq) = me.first_cq.take() {
+        if let Some(cq) = me.first_polled_cq.take() {
             look(cq);
         }
-        if std::mem::take(&mut me.several_cqs) {
+        if std::mem::take(&mut me.polls_several_cqs) {
             me.more_cqs.iter().for_each(|&cq| look(cq));
             me.more_cqs.clear();
         }
         if let Some(key) = memory
             && let Some(Some(mr)) = mrs.get_mut(key as usize)
         {
-            mr.watcher = Some(thread);
-            if let Some((at, ..)) = mr.writes.front() {
+            mr.waiting_thread = Some(thread);
+            if let Some((at, ..)) = mr.pending_writes.front() {
                 next = next.min((*at).max(clock));
             }
         }
         if next <= known {
             self.clock = next;
-            self.catch_up();
+            self.apply_due_writes();
             return false;
         }
         (me.state, me.resume_at, me.clock) = (ThreadState::Waiting, next, clock);
-        if next < me.timer {
-            me.timer = next;
+        if next < me.timer_event_at {
+            me.timer_event_at = next;
             events.push(next, SimulationEvent::Resume { thread });
         }
         true
@@ -225,9 +227,9 @@ impl Simulation {
     fn is_due(&mut self, thread: u32) -> bool {
         let now = self.now;
         let woken = &mut self.threads[thread as usize];
-        let timer = woken.timer == now;
+        let timer = woken.timer_event_at == now;
         if timer {
-            woken.timer = Ps::MAX;
+            woken.timer_event_at = Ps::MAX;
         }
         if !matches!(woken.state, ThreadState::Stopped | ThreadState::Waiting) {
             return false;
@@ -236,18 +238,18 @@ impl Simulation {
             return true;
         }
         if timer && woken.state == ThreadState::Waiting {
-            woken.timer = woken.resume_at;
+            woken.timer_event_at = woken.resume_at;
             self.events
-                .push(woken.timer, SimulationEvent::Resume { thread });
+                .push(woken.timer_event_at, SimulationEvent::Resume { thread });
         }
         false
     }
 
     /// Runs events until a thread resumes; `None` if none does before the end of the run.
-    fn advance(&mut self) -> Option<(u32, Box<Stack>)> {
-        self.current = None;
+    fn run_until_thread_resumes(&mut self) -> Option<(u32, Box<ThreadCoroutine>)> {
+        self.current_thread = None;
         loop {
-            let (at, event) = self.events.pop_until(self.until)?;
+            let (at, event) = self.events.pop_until(self.run_end)?;
             self.now = self.now.max(at);
             let SimulationEvent::Resume { thread } = event else {
                 self.run_event(event, at);
@@ -259,16 +261,16 @@ impl Simulation {
             let woken = &self.threads[thread as usize];
             let polls = woken.is_polling;
             self.clock = woken.clock.max(woken.resume_at);
-            (self.current_machine, self.stamp) = (woken.machine, woken.stamp);
-            self.current = Some(thread);
-            self.catch_up();
+            (self.current_machine, self.current_wait_period) = (woken.machine, woken.wait_period);
+            self.current_thread = Some(thread);
+            self.apply_due_writes();
             if polls && self.poll_for_thread(thread) {
-                self.current = None;
+                self.current_thread = None;
                 continue;
             }
             let woken = &mut self.threads[thread as usize];
             woken.state = ThreadState::Running;
-            return Some((thread, woken.stack.take()?));
+            return Some((thread, woken.coroutine.take()?));
         }
     }
 
@@ -278,9 +280,9 @@ impl Simulation {
     fn poll_for_thread(&mut self, thread: u32) -> bool {
         let PollingLoop {
             cq,
-            misses,
-            end,
-            until_ns,
+            empty_polls: misses,
+            wait_end: end,
+            deadline_ns: until_ns,
             ..
         } = self.threads[thread as usize].polling;
         let clock = self.clock;
@@ -290,33 +292,38 @@ impl Simulation {
         let Some(Some(queue)) = self.cqs.get(cq as usize) else {
             return false;
         };
-        if queue.overrun || queue.cqes.front().is_some_and(|first| first.at <= clock) {
+        if queue.overrun
+            || queue
+                .cqes
+                .front()
+                .is_some_and(|first| first.visible_at <= clock)
+        {
             return false;
         }
         self.poll(cq, 0, |_| {});
-        self.wait_polling(thread, misses.saturating_add(misses_of_wait(misses)))
+        self.wait_polling(thread, misses.saturating_add(empty_polls_of_wait(misses)))
     }
 
     /// Makes the running thread wait after `misses` unsuccessful polls. Returns false if the wait ends at once.
     fn wait_polling(&mut self, thread: u32, misses: u32) -> bool {
         let misses = misses.saturating_add(1);
         let from = self.clock;
-        let end = from.saturating_add(Ps::from(misses_of_wait(misses)) * SPIN);
+        let end = from.saturating_add(Ps::from(empty_polls_of_wait(misses)) * EMPTY_POLL_TIME);
         let polling = &mut self.threads[thread as usize].polling;
-        (polling.misses, polling.from, polling.end) = (misses, from, end);
+        (polling.empty_polls, polling.wait_start, polling.wait_end) = (misses, from, end);
         self.wait_until(end, None)
     }
 
     /// Returns the yielder of the running thread, with which it can be suspended.
-    fn leave(&self) -> Option<*const Yielder<(), ()>> {
-        let me = self.threads.get(self.current? as usize)?;
+    fn current_yielder(&self) -> Option<*const Yielder<(), ()>> {
+        let me = self.threads.get(self.current_thread? as usize)?;
         Some(me.yielder).filter(|yielder| !yielder.is_null())
     }
 }
 
 /// Suspends the running thread.
 #[inline]
-fn switch(yielder: *const Yielder<(), ()>) {
+fn suspend_thread(yielder: *const Yielder<(), ()>) {
     // SAFETY: the running coroutine set the pointer when it began (`spawn`). A coroutine's yielder lives on its stack
     // until it ends, and the coroutine is running.
     unsafe { (*yielder).suspend(()) };
@@ -325,7 +332,7 @@ fn switch(yielder: *const Yielder<(), ()>) {
 /// Runs all events before the running thread's clock, if the clock is so far ahead that they may be visible to it.
 #[inline(always)]
 pub(crate) fn synchronize() {
-    let ahead = world(|world| world.clock() > world.now + world.min_pcie_latency);
+    let ahead = with_simulation(|world| world.clock() > world.now + world.min_pcie_latency);
     if ahead == Some(true) {
         run_due_events();
     }
@@ -334,33 +341,39 @@ pub(crate) fn synchronize() {
 /// Runs all events before the running thread's clock.
 #[inline(never)]
 fn run_due_events() {
-    let yielder = world(|world| if world.stop() { world.leave() } else { None });
+    let yielder = with_simulation(|world| {
+        if world.suspend_until_due() {
+            world.current_yielder()
+        } else {
+            None
+        }
+    });
     if let Some(yielder) = yielder.flatten() {
-        switch(yielder);
+        suspend_thread(yielder);
     }
 }
 
 /// Runs events until a time, or until no event is left. Panics of simulated threads propagate to the caller.
-pub(crate) fn run(until: Ps) {
-    let mut next = world(|world| {
-        world.until = until;
-        world.advance()
+pub(crate) fn run_events(until: Ps) {
+    let mut next = with_simulation(|world| {
+        world.run_end = until;
+        world.run_until_thread_resumes()
     });
     IN_SIMULATION.set(true);
     while let Some(Some((thread, mut stack))) = next {
         let result = stack.resume(());
-        next = world(|world| {
+        next = with_simulation(|world| {
             let left = &mut world.threads[thread as usize];
             match result {
-                CoroutineResult::Yield(()) => left.stack = Some(stack),
+                CoroutineResult::Yield(()) => left.coroutine = Some(stack),
                 CoroutineResult::Return(()) => left.state = ThreadState::Done,
             }
-            world.advance()
+            world.run_until_thread_resumes()
         });
     }
     IN_SIMULATION.set(false);
-    world(|world| {
-        world.current = None;
+    with_simulation(|world| {
+        world.current_thread = None;
         if until != Ps::MAX {
             world.now = world.now.max(until);
         }
@@ -387,7 +400,7 @@ pub fn now_ns() -> Option<u64> {
     if !is_simulated() {
         return None;
     }
-    world(|world| world.clock() / 1000)
+    with_simulation(|world| world.clock() / 1000)
 }
 
 /// Suspends the calling simulated thread, which has found nothing to do, for `at_most` at most. It resumes earlier if
@@ -397,19 +410,19 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
         return 0;
     }
-    let Some((before, after, yielder)) = world(|world| {
+    let Some((before, after, yielder)) = with_simulation(|world| {
         let before = world.clock();
         let most = at_most.saturating_mul(1000);
         let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
-        let yielder = if waits { world.leave() } else { None };
+        let yielder = if waits { world.current_yielder() } else { None };
         (before, world.clock(), yielder)
     }) else {
         return 0;
     };
     let after = match yielder {
         Some(yielder) => {
-            switch(yielder);
-            world(|world| world.clock()).unwrap_or(before)
+            suspend_thread(yielder);
+            with_simulation(|world| world.clock()).unwrap_or(before)
         }
         None => after,
     };
@@ -417,20 +430,20 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
 }
 
 /// Duration of an unsuccessful poll with the loop around it.
-const SPIN: Ps = 20_000;
+const EMPTY_POLL_TIME: Ps = 20_000;
 
 /// Returns the number of unsuccessful polls for which a wait stands, after `misses` of them. The sum is a multiple of
 /// 256, when loops check their clocks. Waits grow with `misses`, because many short waits would make a simulation slow.
-fn misses_of_wait(misses: u32) -> u32 {
+fn empty_polls_of_wait(misses: u32) -> u32 {
     /// Number of misses after which waits grow no longer: 655 µs.
-    const LONGEST: u32 = 1 << 15;
-    misses.clamp(256, LONGEST).next_multiple_of(256) - misses % 256
+    const MAX_EMPTY_POLLS: u32 = 1 << 15;
+    misses.clamp(256, MAX_EMPTY_POLLS).next_multiple_of(256) - misses % 256
 }
 
 /// Returns the number of unsuccessful polls in `time`, for a wait after `misses` of them.
 fn empty_polls_in(misses: u32, time: Ps) -> u32 {
-    let most = misses_of_wait(misses);
-    u32::try_from(time / 1000 / (SPIN / 1000)).map_or(most, |looks| looks.min(most))
+    let most = empty_polls_of_wait(misses);
+    u32::try_from(time / 1000 / (EMPTY_POLL_TIME / 1000)).map_or(most, |looks| looks.min(most))
 }
 
 /// Suspends the calling simulated thread after `misses` unsuccessful polls, for a time that grows with `misses`. It
@@ -438,7 +451,7 @@ fn empty_polls_in(misses: u32, time: Ps) -> u32 {
 /// call. Returns the new number of unsuccessful polls.
 #[must_use]
 pub fn idle_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
-    let wait = Ps::from(misses_of_wait(misses)) * (SPIN / 1000);
+    let wait = Ps::from(empty_polls_of_wait(misses)) * (EMPTY_POLL_TIME / 1000);
     misses.saturating_add(empty_polls_in(misses, idle(wait, memory) * 1000))
 }
 
@@ -447,28 +460,32 @@ pub fn idle_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
 /// poll.
 #[must_use]
 pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
-    let waits = world(|world| {
-        let thread = world.current?;
+    let waits = with_simulation(|world| {
+        let thread = world.current_thread?;
         let me = &mut world.threads[thread as usize];
-        if me.several_cqs {
+        if me.polls_several_cqs {
             return None;
         }
-        me.polling.cq = me.first_cq?;
-        me.polling.until_ns = until_ns;
+        me.polling.cq = me.first_polled_cq?;
+        me.polling.deadline_ns = until_ns;
         me.is_polling = true;
         let waits = world.wait_polling(thread, misses);
-        Some(if waits { world.leave() } else { None })
+        Some(if waits { world.current_yielder() } else { None })
     });
     let Some(yielder) = waits.flatten() else {
         return idle_polling_memory(misses.saturating_add(1), None);
     };
     if let Some(yielder) = yielder {
-        switch(yielder);
+        suspend_thread(yielder);
     }
-    world(|world| {
-        let me = &mut world.threads[world.current? as usize];
+    with_simulation(|world| {
+        let me = &mut world.threads[world.current_thread? as usize];
         me.is_polling = false;
-        let PollingLoop { misses, from, .. } = me.polling;
+        let PollingLoop {
+            empty_polls: misses,
+            wait_start: from,
+            ..
+        } = me.polling;
         let waited = world.clock.saturating_sub(from);
         Some(misses.saturating_add(empty_polls_in(misses, waited)))
     })
@@ -493,14 +510,14 @@ mod tests {
     fn detection_times(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
         let profile = nicmodel::profile::builtin("cib").expect("built in");
         let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
-        world(|world| {
+        with_simulation(|world| {
             world.cqs.push(Some(Cq {
                 capacity: 16,
                 overrun: false,
                 cqes: FifoQueue::default(),
                 handle: std::ptr::null(),
-                watcher: None,
-                stamp: 0,
+                last_polling_thread: None,
+                poller_wait_period: 0,
             }));
         });
         let found = Rc::new(RefCell::new(Vec::new()));
@@ -509,7 +526,7 @@ mod tests {
             let mut misses = 0;
             while list.borrow().len() < wanted {
                 synchronize();
-                if world(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
+                if with_simulation(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
                     list.borrow_mut()
                         .push((now_ns().expect("simulated"), misses));
                     misses = 0;
@@ -530,7 +547,7 @@ mod tests {
                 spend(Duration::from_nanos(at - 300) - now().expect("simulated"));
                 run_due_events();
                 let cqe = Cqe {
-                    at: at * 1000,
+                    visible_at: at * 1000,
                     wr_id: 0,
                     byte_len: 0,
                     imm: 0,
@@ -541,7 +558,7 @@ mod tests {
                     status: SUCCESS,
                     opcode: 0,
                 };
-                world(|world| world.complete(0, cqe));
+                with_simulation(|world| world.add_completion(0, cqe));
             }
         });
         cluster.run().expect("both end");

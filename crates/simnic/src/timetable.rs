@@ -9,7 +9,7 @@ use crate::queue::Ps;
 #[derive(Debug, Default)]
 pub(crate) struct SerialTimetable {
     /// Intervals in which the resource is used, in order, with free time between them.
-    reserved: Vec<(Ps, Ps)>,
+    reserved_intervals: Vec<(Ps, Ps)>,
 }
 
 impl SerialTimetable {
@@ -20,17 +20,21 @@ impl SerialTimetable {
         if time == 0 {
             return at;
         }
-        if self.reserved.len() == self.reserved.capacity() {
+        if self.reserved_intervals.len() == self.reserved_intervals.capacity() {
             self.make_room(now);
         }
-        let place = match self.reserved.iter().rposition(|(_, end)| *end < at) {
+        let place = match self
+            .reserved_intervals
+            .iter()
+            .rposition(|(_, end)| *end < at)
+        {
             Some(before) => before + 1,
             None => 0,
         };
         // Usually the request comes after all intervals, or extends an interval, or fits between two of them.
-        match &mut self.reserved[place..] {
+        match &mut self.reserved_intervals[place..] {
             [] => {
-                self.reserved.push((at, at + time));
+                self.reserved_intervals.push((at, at + time));
                 return at + time;
             }
             [(from, until), rest @ ..] if *from <= at => {
@@ -41,10 +45,10 @@ impl SerialTimetable {
                 }
             }
             [(from, _), ..] if at + time < *from => {
-                self.reserved.push((at, at + time));
+                self.reserved_intervals.push((at, at + time));
                 // The few intervals after it are moved one by one.
-                for behind in (place + 1..self.reserved.len()).rev() {
-                    self.reserved.swap(behind - 1, behind);
+                for behind in (place + 1..self.reserved_intervals.len()).rev() {
+                    self.reserved_intervals.swap(behind - 1, behind);
                 }
                 return at + time;
             }
@@ -57,9 +61,12 @@ impl SerialTimetable {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, now: Ps) {
-        let over = self.reserved.partition_point(|(_, end)| *end < now);
-        self.reserved.drain(..over);
-        self.reserved.reserve(self.reserved.len().max(8));
+        let over = self
+            .reserved_intervals
+            .partition_point(|(_, end)| *end < now);
+        self.reserved_intervals.drain(..over);
+        self.reserved_intervals
+            .reserve(self.reserved_intervals.len().max(8));
     }
 
     /// Does the same if existing intervals are in the way; all intervals before `place` end before `at`.
@@ -68,7 +75,7 @@ impl SerialTimetable {
         let (mut start, mut end, mut left) = (at, at, time);
         let mut next = place;
         // Uses all free time up to the end, which joins the existing intervals in between.
-        while let Some(&(from, until)) = self.reserved.get(next)
+        while let Some(&(from, until)) = self.reserved_intervals.get(next)
             && end + left > from
         {
             left -= from.saturating_sub(end);
@@ -78,18 +85,18 @@ impl SerialTimetable {
         }
         end += left;
         let mut joined = end;
-        if let Some(&(from, until)) = self.reserved.get(next)
+        if let Some(&(from, until)) = self.reserved_intervals.get(next)
             && from == end
         {
             joined = until;
             next += 1;
         }
         if next == place {
-            self.reserved.insert(place, (start, joined));
+            self.reserved_intervals.insert(place, (start, joined));
         } else {
-            self.reserved[place] = (start, joined);
+            self.reserved_intervals[place] = (start, joined);
             if next > place + 1 {
-                self.reserved.drain(place + 1..next);
+                self.reserved_intervals.drain(place + 1..next);
             }
         }
         end
@@ -110,7 +117,7 @@ mod tests {
         assert_eq!(link.reserve_time(0, 1005, 12), 1024);
         // The time before 1000 is too short, so the rest comes after it.
         assert_eq!(link.reserve_time(0, 990, 12), 1026);
-        assert_eq!(link.reserved, [(900, 912), (990, 1026)]);
+        assert_eq!(link.reserved_intervals, [(900, 912), (990, 1026)]);
     }
 
     proptest! {
@@ -137,7 +144,7 @@ mod tests {
                 let end = taken.last().map(|&last| last as u64 + 1);
                 prop_assert_eq!(Some(table.reserve_time(0, at as u64, time as u64)), end);
                 let pieces = model.windows(2).filter(|pair| pair[0] && !pair[1]).count();
-                prop_assert_eq!(table.reserved.len(), pieces);
+                prop_assert_eq!(table.reserved_intervals.len(), pieces);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use nicmodel::profile::{CorePlace, Profile};
 
-use crate::costs::{CostTable, FixedCosts, SideCosts};
+use crate::costs::{CostTable, FixedCosts, PlaceCosts};
 use crate::cq::{Cq, Cqe};
 use crate::event::SimulationEvent;
 use crate::machine::{NicHost, SimulatedNic};
@@ -21,7 +21,7 @@ pub(crate) struct Simulation {
     /// Number that distinguishes handles of this simulation from those of another.
     pub(crate) id: u64,
     pub(crate) costs: FixedCosts,
-    pub(crate) shapes: CostTable,
+    pub(crate) cost_table: CostTable,
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<SimulationEvent>,
     /// Host `i` is machine `i` and has NIC `i`. DPUs, if the profile has them, follow in the same order.
@@ -35,15 +35,15 @@ pub(crate) struct Simulation {
     pub(crate) messages: InFlightMessages,
     pub(crate) threads: Vec<SimulatedThread>,
     pub(crate) thread_names: Vec<String>,
-    /// Running thread; `clock`, `current_machine` and `stamp`: its clock, machine and stamp.
-    pub(crate) current: Option<u32>,
+    /// Running thread; `clock`, `current_machine` and `current_wait_period`: its clock, machine and stamp.
+    pub(crate) current_thread: Option<u32>,
     pub(crate) clock: Ps,
     pub(crate) current_machine: u32,
-    pub(crate) stamp: u64,
+    pub(crate) current_wait_period: u64,
     /// Number of stamps that were given.
-    pub(crate) stamps: u64,
+    pub(crate) wait_periods_given: u64,
     /// End of the run.
-    pub(crate) until: Ps,
+    pub(crate) run_end: Ps,
     /// Cache lines to which several cores add; there are few.
     pub(crate) shared_lines: Vec<SharedLine>,
     pub(crate) rng: u64,
@@ -53,7 +53,7 @@ impl Simulation {
     pub(crate) fn new(id: u64, profile: &Profile, costs: FixedCosts, seed: u64) -> Self {
         Self {
             id,
-            shapes: CostTable::new(profile),
+            cost_table: CostTable::new(profile),
             costs,
             now: 0,
             events: EventQueue::new(),
@@ -66,12 +66,12 @@ impl Simulation {
             messages: InFlightMessages::default(),
             threads: Vec::new(),
             thread_names: Vec::new(),
-            current: None,
+            current_thread: None,
             clock: 0,
             current_machine: 0,
-            stamp: 0,
-            stamps: 0,
-            until: 0,
+            current_wait_period: 0,
+            wait_periods_given: 0,
+            run_end: 0,
             shared_lines: Vec::new(),
             rng: seed,
         }
@@ -82,10 +82,10 @@ impl Simulation {
         let there = profile.on_dpu();
         let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
         let dpu = there.as_ref().zip(speed);
-        let hosts = SideCosts::of(profile, 1.0);
+        let hosts = PlaceCosts::of(profile, 1.0);
         let sides = [
             Some((CorePlace::Host, hosts)),
-            dpu.map(|(profile, speed)| (CorePlace::Dpu, SideCosts::of(profile, speed))),
+            dpu.map(|(profile, speed)| (CorePlace::Dpu, PlaceCosts::of(profile, speed))),
         ];
         for (place, costs) in sides.into_iter().flatten() {
             self.machines.extend((0..count).map(|nic| NicHost {
@@ -100,7 +100,10 @@ impl Simulation {
             ports: NicPorts::new(ports),
             ..SimulatedNic::default()
         });
-        let ways = self.machines.iter().map(|machine| machine.costs.pcie);
+        let ways = self
+            .machines
+            .iter()
+            .map(|machine| machine.costs.pcie_latency);
         self.min_pcie_latency = ways.min().unwrap_or(0);
     }
 
@@ -124,7 +127,7 @@ impl Simulation {
 
     /// Returns the costs of the running thread's core and memory.
     #[inline(always)]
-    pub(crate) fn home_costs(&self) -> &SideCosts {
+    pub(crate) fn current_place_costs(&self) -> &PlaceCosts {
         &self.machines[self.current_machine as usize].costs
     }
 
@@ -138,15 +141,15 @@ impl Simulation {
             return;
         };
         for &(message, count) in qp.wqes.as_slice() {
-            self.messages.release(message, count);
+            self.messages.release_work_requests(message, count);
         }
         let nic = self.nic(qp.machine);
-        qp.reads.forget(&mut nic.reading);
-        let waiting = nic.waiting.len();
-        nic.waiting.retain(|&other| other != index);
-        let waited = nic.waiting.len() < waiting;
-        if qp.in_service && !waited {
-            self.free_unit(qp.machine, self.now);
+        qp.reads.forget(&mut nic.qps_with_outstanding_reads);
+        let waiting = nic.qps_waiting_for_unit.len();
+        nic.qps_waiting_for_unit.retain(|&other| other != index);
+        let waited = nic.qps_waiting_for_unit.len() < waiting;
+        if qp.has_or_awaits_unit && !waited {
+            self.reassign_unit(qp.machine, self.now);
         }
     }
 
@@ -162,15 +165,15 @@ impl Simulation {
             SimulationEvent::Resume { .. } => {}
             SimulationEvent::DoorbellArrived { qp } => self.handle_doorbell(qp, at),
             SimulationEvent::SendNext { qp } => self.send_next(qp, at),
-            SimulationEvent::MessageProcessed { nic } => self.handle(nic),
-            SimulationEvent::SendResponse { message } => self.respond(message),
+            SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
+            SimulationEvent::SendResponse { message } => self.send_response(message),
             SimulationEvent::ResponseArrived { message } => self.handle_response(message),
         }
     }
 
     /// Adds a completion that becomes visible at its time.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe) {
+    pub(crate) fn add_completion(&mut self, cq: u32, cqe: Cqe) {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
             queue.put(cqe, &mut self.threads, &mut self.events);
         }
@@ -187,11 +190,11 @@ impl Simulation {
     }
 
     /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.
-    pub(crate) fn make_visible(&mut self, machine: u32, up_to: Ps) {
+    pub(crate) fn make_writes_visible(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;
         let NicHost {
-            unsettled_writes: unsettled,
-            next_visible_at: settles_at,
+            regions_with_pending_writes: unsettled,
+            next_write_visible_at: settles_at,
             ..
         } = &mut machines[machine as usize];
         if unsettled.is_empty() || *settles_at > up_to {
@@ -203,11 +206,12 @@ impl Simulation {
                 let Some(Some(mr)) = mrs.get_mut(*key as usize) else {
                     return false;
                 };
-                while let Some((_, addr, payload)) = mr.writes.pop_front_if(|(at, ..)| *at <= up_to)
+                while let Some((_, addr, payload)) =
+                    mr.pending_writes.pop_front_if(|(at, ..)| *at <= up_to)
                 {
                     mr.region.write(addr, payload.bytes());
                 }
-                let Some((next, ..)) = mr.writes.front() else {
+                let Some((next, ..)) = mr.pending_writes.front() else {
                     return false;
                 };
                 *first = *next;

@@ -9,7 +9,7 @@ use crate::abi_cell::AbiCell;
 use crate::device::{Port, PortPlace};
 use crate::live;
 use crate::multicast::MulticastGroup;
-use crate::path::note_use;
+use crate::path::note_packets_in_use;
 use crate::pd::Pd;
 use link::PacketFlow;
 
@@ -21,7 +21,7 @@ pub(crate) struct Ah {
     pub(crate) id: u64,
     pub(crate) pd: u32,
     /// The port of this host that is the destination, if it is one.
-    pub(crate) destination: Option<PortPlace>,
+    pub(crate) local_port: Option<PortPlace>,
     /// The GID of the destination, if there is one.
     pub(crate) gid: Option<[u8; 16]>,
     /// True if packets reach the destination.
@@ -48,17 +48,17 @@ impl Ah {
         let mut abi = ibv_ah::zeroed();
         abi.context = domain.context.handle();
         abi.pd = domain.handle();
-        domain.enter();
+        domain.add_user();
         let grh = port.grh(attr);
-        let destination = port.destination(attr);
+        let destination = port.local_destination(attr);
         let group = if attr.is_global == 0 {
             None
         } else {
             MulticastGroup::of(attr.grh.dgid.bytes())
         };
-        let by_packets = group.is_none() && nic.takes_packets(destination.is_some(), true);
+        let by_packets = group.is_none() && nic.uses_packets(destination.is_some(), true);
         if by_packets {
-            note_use();
+            note_packets_in_use();
         }
         Self {
             abi: AbiCell::new(abi),
@@ -66,7 +66,7 @@ impl Ah {
             pd: domain.number,
             domain,
             gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
-            destination,
+            local_port: destination,
             by_packets,
             flow: port.flow(attr),
             group,
@@ -91,7 +91,7 @@ impl Ah {
     ///
     /// # Safety
     /// As for [`Self::from_handle`], for `wr.wr.ud.ah` if the WR was posted to a UD queue pair.
-    pub(crate) unsafe fn retain(wr: &ibv_send_wr, ud: bool) -> Option<Arc<Self>> {
+    pub(crate) unsafe fn retain_for_wr(wr: &ibv_send_wr, ud: bool) -> Option<Arc<Self>> {
         if !ud {
             return None;
         }

@@ -23,43 +23,43 @@ use shm::barrier;
 /// and the bias is disabled after [`MAX_BIAS_PERIODS`] periods.
 pub(crate) struct BiasedLock<T> {
     /// The thread to which the lock is biased plus the number of the bias period, or [`NOBODY`].
-    favoured: AtomicUsize,
+    biased_thread: AtomicUsize,
     /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
-    steps: [AtomicU32; MAX_BIAS_PERIODS],
+    entries_and_exits: [AtomicU32; MAX_BIAS_PERIODS],
     /// The steps of the bias period when [`BiasedLock::try_lock`] last saw them.
-    steps_seen: AtomicU32,
+    last_seen_steps: AtomicU32,
     /// True while a thread without the bias holds the lock.
-    locked: AtomicBool,
-    /// Protected by `locked`.
-    habit: UnsafeCell<BiasPolicy>,
+    locked_without_bias: AtomicBool,
+    /// Protected by `locked_without_bias`.
+    bias_policy: UnsafeCell<BiasPolicy>,
     value: UnsafeCell<T>,
 }
 
 /// The use of a lock, which decides on its bias.
 struct BiasPolicy {
     /// The thread that took the lock last.
-    last: usize,
+    last_thread: usize,
     /// Number of times in a row that this thread took the lock.
-    streak: u32,
+    acquisitions_in_row: u32,
     /// Number of times in a row after which the lock is biased to that thread.
-    wanted: u32,
+    streak_for_bias: u32,
     /// Number of bias periods so far.
-    favours: u32,
+    bias_periods: u32,
     /// True if a visitor (see [`TemporaryRevocation`]) has revoked the last bias and restores it.
-    visited: bool,
+    is_temporarily_revoked: bool,
 }
 
 impl BiasPolicy {
-    /// Returns the value of `favoured` while the lock is biased: `last` does not change meanwhile.
-    fn last_favour(&self) -> usize {
-        self.last + self.favours as usize - 1
+    /// Returns the value of `biased_thread` while the lock is biased: `last_thread` does not change meanwhile.
+    fn last_bias(&self) -> usize {
+        self.last_thread + self.bias_periods as usize - 1
     }
 }
 
 const NOBODY: usize = 0;
 
 /// The visiting thread, or [`NOBODY`].
-static VISITOR: AtomicUsize = AtomicUsize::new(NOBODY);
+static REVOKING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
 
 /// A temporary revocation. While this value lives, the thread that began it restores the bias of each lock that it
 /// takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
@@ -68,15 +68,15 @@ pub(crate) struct TemporaryRevocation(());
 
 impl TemporaryRevocation {
     /// Begins a visit; one thread of the process visits at a time.
-    pub(crate) fn revoke_temporarily() -> Self {
-        VISITOR.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
+    pub(crate) fn begin() -> Self {
+        REVOKING_THREAD.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
         Self(())
     }
 }
 
 impl Drop for TemporaryRevocation {
     fn drop(&mut self) {
-        VISITOR.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
+        REVOKING_THREAD.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -84,11 +84,11 @@ impl Drop for TemporaryRevocation {
 const MAX_BIAS_PERIODS: usize = 8;
 
 /// Number of acquisitions in a row after which a new lock is biased to a thread.
-const FIRST_STREAK: u32 = 64;
+const INITIAL_BIAS_STREAK: u32 = 64;
 
 /// Largest number of acquisitions in a row that a bias requires. At 10 ns each, they outweigh a barrier (some
 /// microseconds).
-const LONGEST_STREAK: u32 = 1 << 20;
+const MAX_BIAS_STREAK: u32 = 1 << 20;
 
 // SAFETY: one guard exists at a time (see `lock`), which is what `Sync` needs of a `Send` value.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
@@ -120,16 +120,16 @@ impl<T> BiasedLock<T> {
     /// Returns a free lock around `value`.
     pub(crate) const fn new(value: T) -> Self {
         Self {
-            favoured: AtomicUsize::new(NOBODY),
-            steps: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
-            steps_seen: AtomicU32::new(0),
-            locked: AtomicBool::new(false),
-            habit: UnsafeCell::new(BiasPolicy {
-                last: NOBODY,
-                streak: 0,
-                wanted: FIRST_STREAK,
-                favours: 0,
-                visited: false,
+            biased_thread: AtomicUsize::new(NOBODY),
+            entries_and_exits: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
+            last_seen_steps: AtomicU32::new(0),
+            locked_without_bias: AtomicBool::new(false),
+            bias_policy: UnsafeCell::new(BiasPolicy {
+                last_thread: NOBODY,
+                acquisitions_in_row: 0,
+                streak_for_bias: INITIAL_BIAS_STREAK,
+                bias_periods: 0,
+                is_temporarily_revoked: false,
             }),
             value: UnsafeCell::new(value),
         }
@@ -139,63 +139,69 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
         let me = this_thread();
-        match self.favour_of(me).and_then(|favour| self.enter(me, favour)) {
+        match self
+            .bias_period_of(me)
+            .and_then(|favour| self.enter_with_bias(me, favour))
+        {
             Some(guard) => guard,
-            None => self.lock_shared(me),
+            None => self.lock_without_bias(me),
         }
     }
 
     /// Takes the lock if it is biased to the calling thread.
     #[inline(always)]
-    pub(crate) fn lock_if_favoured(&self) -> Option<BiasedGuard<'_, T>> {
+    pub(crate) fn lock_if_biased(&self) -> Option<BiasedGuard<'_, T>> {
         let me = this_thread();
-        self.enter(me, self.favour_of(me)?)
+        self.enter_with_bias(me, self.bias_period_of(me)?)
     }
 
     /// Returns the number of the bias period if the lock is biased to `thread`.
     #[inline(always)]
-    fn favour_of(&self, thread: usize) -> Option<usize> {
+    fn bias_period_of(&self, thread: usize) -> Option<usize> {
         // SYNC POINT G: a thread that finds a bias which a visitor has restored sees what the visitor did inside.
-        let favour = self.favoured.load(std::sync::atomic::Ordering::Acquire) ^ thread;
+        let favour = self
+            .biased_thread
+            .load(std::sync::atomic::Ordering::Acquire)
+            ^ thread;
         (favour < MAX_BIAS_PERIODS).then_some(favour)
     }
 
     /// Goes in, if the lock is still biased to this thread.
     #[inline(always)]
-    fn enter(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
+    fn enter_with_bias(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-        let steps = &self.steps[favour];
-        step(steps, Relaxed);
+        let steps = &self.entries_and_exits[favour];
+        count_entry_or_exit(steps, Relaxed);
         // SYNC POINT B: a thread that revokes the bias passes a barrier on this core too, between its store and its
         // read of `steps`. Either it sees this thread inside, or this thread sees that its bias has ended.
         compiler_fence(SeqCst);
-        if self.favour_of(me) == Some(favour) {
+        if self.bias_period_of(me) == Some(favour) {
             return Some(BiasedGuard {
                 lock: self,
-                favoured: Some(steps),
+                biased_steps: Some(steps),
             });
         }
-        step(steps, Relaxed);
+        count_entry_or_exit(steps, Relaxed);
         None
     }
 
     #[inline(never)]
-    fn lock_shared(&self, me: usize) -> BiasedGuard<'_, T> {
+    fn lock_without_bias(&self, me: usize) -> BiasedGuard<'_, T> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         let mut spins = 0u32;
         while self
-            .locked
+            .locked_without_bias
             .compare_exchange(false, true, Acquire, Relaxed)
             .is_err()
         {
-            while self.locked.load(Relaxed) {
-                pause(&mut spins);
+            while self.locked_without_bias.load(Relaxed) {
+                spin_or_yield(&mut spins);
             }
         }
-        self.take_over(me);
+        self.update_bias(me);
         BiasedGuard {
             lock: self,
-            favoured: None,
+            biased_steps: None,
         }
     }
 
@@ -203,104 +209,104 @@ impl<T> BiasedLock<T> {
     pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         let me = this_thread();
-        if self.favour_of(me).is_some() {
+        if self.bias_period_of(me).is_some() {
             return Some(self.lock());
         }
-        let favoured = self.favoured.load(Relaxed);
+        let favoured = self.biased_thread.load(Relaxed);
         if favoured != NOBODY {
-            let steps = self.steps[favoured % MAX_BIAS_PERIODS].load(Relaxed);
-            if self.steps_seen.swap(steps, Relaxed) != steps {
+            let steps = self.entries_and_exits[favoured % MAX_BIAS_PERIODS].load(Relaxed);
+            if self.last_seen_steps.swap(steps, Relaxed) != steps {
                 // The biased thread has been here since the last try, and will come again.
                 return None;
             }
         }
-        self.locked
+        self.locked_without_bias
             .compare_exchange(false, true, Acquire, Relaxed)
             .ok()?;
-        self.take_over(me);
+        self.update_bias(me);
         Some(BiasedGuard {
             lock: self,
-            favoured: None,
+            biased_steps: None,
         })
     }
 
-    /// Releases `locked`, and restores a bias that a visitor has revoked.
-    fn leave(&self) {
+    /// Releases `locked_without_bias`, and restores a bias that a visitor has revoked.
+    fn unlock_without_bias(&self) {
         use std::sync::atomic::Ordering::Release;
-        // SAFETY: protected by `locked`, which this thread holds.
-        let habit = unsafe { &mut *self.habit.get() };
-        if habit.visited {
-            habit.visited = false;
+        // SAFETY: protected by `locked_without_bias`, which this thread holds.
+        let habit = unsafe { &mut *self.bias_policy.get() };
+        if habit.is_temporarily_revoked {
+            habit.is_temporarily_revoked = false;
             // SYNC POINT G
-            self.favoured.store(habit.last_favour(), Release);
+            self.biased_thread.store(habit.last_bias(), Release);
         }
-        self.locked.store(false, Release);
+        self.locked_without_bias.store(false, Release);
     }
 
-    /// Begins or revokes a bias, with `locked` taken. Waits for a biased thread that is inside.
-    fn take_over(&self, me: usize) {
+    /// Begins or revokes a bias, with `locked_without_bias` taken. Waits for a biased thread that is inside.
+    fn update_bias(&self, me: usize) {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
-        // SAFETY: protected by `locked`, which this thread holds.
-        let habit = unsafe { &mut *self.habit.get() };
-        let favoured = self.favoured.load(Relaxed);
+        // SAFETY: protected by `locked_without_bias`, which this thread holds.
+        let habit = unsafe { &mut *self.bias_policy.get() };
+        let favoured = self.biased_thread.load(Relaxed);
         if favoured ^ me < MAX_BIAS_PERIODS {
             // The bias was restored while this thread waited here. It holds the lock all the same: no other thread
-            // comes in without `locked`.
+            // comes in without `locked_without_bias`.
             return;
         }
-        let visits = VISITOR.load(Relaxed) == me;
+        let visits = REVOKING_THREAD.load(Relaxed) == me;
         if favoured != NOBODY {
-            self.favoured.store(NOBODY, Relaxed);
+            self.biased_thread.store(NOBODY, Relaxed);
             // SYNC POINT B
-            if !barrier::own_threads() {
+            if !barrier::membarrier_own_threads() {
                 // The barrier worked when the bias began. Without it, this thread cannot tell whether the biased thread
                 // is about to come in. To continue would let two threads in.
                 std::process::abort();
             }
             let mut spins = 0u32;
-            let steps = &self.steps[favoured % MAX_BIAS_PERIODS];
+            let steps = &self.entries_and_exits[favoured % MAX_BIAS_PERIODS];
             while !steps.load(Relaxed).is_multiple_of(2) {
-                pause(&mut spins);
+                spin_or_yield(&mut spins);
             }
             fence(Acquire);
             if visits {
-                debug_assert_eq!(favoured, habit.last_favour());
-                habit.visited = true;
+                debug_assert_eq!(favoured, habit.last_bias());
+                habit.is_temporarily_revoked = true;
                 return;
             }
-            habit.wanted = (habit.wanted * 2).min(LONGEST_STREAK);
-            habit.streak = 0;
+            habit.streak_for_bias = (habit.streak_for_bias * 2).min(MAX_BIAS_STREAK);
+            habit.acquisitions_in_row = 0;
         }
         if visits {
             return;
         }
-        if habit.last != me {
-            (habit.last, habit.streak) = (me, 0);
+        if habit.last_thread != me {
+            (habit.last_thread, habit.acquisitions_in_row) = (me, 0);
             return;
         }
-        habit.streak = habit.streak.saturating_add(1);
-        if habit.streak >= habit.wanted
-            && (habit.favours as usize) < MAX_BIAS_PERIODS
+        habit.acquisitions_in_row = habit.acquisitions_in_row.saturating_add(1);
+        if habit.acquisitions_in_row >= habit.streak_for_bias
+            && (habit.bias_periods as usize) < MAX_BIAS_PERIODS
             && cfg!(target_arch = "x86_64")
-            && barrier::has_own_threads()
+            && barrier::is_private_barrier_available()
         {
-            // The biased thread finds the bias when it takes the lock next; other threads take `locked` first and see
+            // The biased thread finds the bias when it takes the lock next; other threads take `locked_without_bias` first and see
             // the bias then.
-            habit.favours += 1;
-            self.favoured.store(habit.last_favour(), Relaxed);
+            habit.bias_periods += 1;
+            self.biased_thread.store(habit.last_bias(), Relaxed);
         }
     }
 }
 
 /// Counts that the biased thread goes in or out; no other thread writes there.
 #[inline(always)]
-fn step(steps: &AtomicU32, order: std::sync::atomic::Ordering) {
+fn count_entry_or_exit(steps: &AtomicU32, order: std::sync::atomic::Ordering) {
     let now = steps.load(std::sync::atomic::Ordering::Relaxed);
     steps.store(now.wrapping_add(1), order);
 }
 
 #[inline]
-fn pause(spins: &mut u32) {
+fn spin_or_yield(spins: &mut u32) {
     *spins += 1;
     if *spins < 64 {
         std::hint::spin_loop();
@@ -313,7 +319,7 @@ fn pause(spins: &mut u32) {
 pub(crate) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     /// The steps of the biased thread; `None` for any other thread.
-    favoured: Option<&'a AtomicU32>,
+    biased_steps: Option<&'a AtomicU32>,
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {
@@ -337,9 +343,9 @@ impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         use std::sync::atomic::Ordering::Release;
-        match self.favoured {
-            Some(steps) => step(steps, Release),
-            None => self.lock.leave(),
+        match self.biased_steps {
+            Some(steps) => count_entry_or_exit(steps, Release),
+            None => self.lock.unlock_without_bias(),
         }
     }
 }
@@ -364,31 +370,35 @@ mod tests {
     #[test]
     fn a_lock_leans_towards_its_only_user_and_stands_up_for_another() {
         let lock = BiasedLock::new(Pair::default());
-        for _ in 0..2 * FIRST_STREAK {
+        for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
-        assert_eq!(lock.lock().favoured.is_some(), leans);
+        let leans = cfg!(target_arch = "x86_64") && barrier::is_private_barrier_available();
+        assert_eq!(lock.lock().biased_steps.is_some(), leans);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(lock.lock().favoured.is_none());
+                assert!(lock.lock().biased_steps.is_none());
                 visit(lock.lock());
             });
         });
-        assert!(lock.lock().favoured.is_none(), "the favour has ended");
-        for _ in 0..4 * FIRST_STREAK {
+        assert!(lock.lock().biased_steps.is_none(), "the favour has ended");
+        for _ in 0..4 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        assert_eq!(lock.lock().favoured.is_some(), leans, "and begins again");
+        assert_eq!(
+            lock.lock().biased_steps.is_some(),
+            leans,
+            "and begins again"
+        );
     }
 
     #[test]
     fn a_try_leaves_a_busy_thread_alone_and_takes_over_from_an_idle_one() {
         let lock = BiasedLock::new(Pair::default());
-        for _ in 0..2 * FIRST_STREAK {
+        for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = lock.lock().favoured.is_some();
+        let leans = lock.lock().biased_steps.is_some();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_eq!(lock.try_lock().is_none(), leans, "it has just been used");
@@ -405,23 +415,23 @@ mod tests {
     #[test]
     fn a_visitor_gives_back_what_it_found() {
         let lock = BiasedLock::new(Pair::default());
-        for _ in 0..2 * FIRST_STREAK {
+        for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = lock.lock().favoured.is_some();
+        let leans = lock.lock().biased_steps.is_some();
         let visited = || {
-            let _visit = TemporaryRevocation::revoke_temporarily();
+            let _visit = TemporaryRevocation::begin();
             visit(lock.lock());
         };
         for _ in 0..2 * MAX_BIAS_PERIODS {
             std::thread::scope(|scope| scope.spawn(visited).join().expect("no panic"));
-            assert_eq!(lock.lock().favoured.is_some(), leans);
+            assert_eq!(lock.lock().biased_steps.is_some(), leans);
         }
         // Visits while the biased thread is on its way in and out.
         let over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _visit = TemporaryRevocation::revoke_temporarily();
+                let _visit = TemporaryRevocation::begin();
                 for _ in 0..2000 {
                     visit(lock.lock());
                 }
@@ -433,29 +443,29 @@ mod tests {
         });
         // A thread that does not visit revokes the bias as usual.
         std::thread::scope(|scope| scope.spawn(|| visit(lock.lock())).join().expect("no panic"));
-        assert!(lock.lock().favoured.is_none());
+        assert!(lock.lock().biased_steps.is_none());
     }
 
     #[test]
     fn who_was_interrupted_on_its_way_in_harms_no_later_favour() {
         let lock = BiasedLock::new(Pair::default());
-        for _ in 0..2 * FIRST_STREAK {
+        for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
         let me = this_thread();
-        let Some(favour) = lock.favour_of(me) else {
-            assert!(cfg!(not(target_arch = "x86_64")) || !barrier::has_own_threads());
+        let Some(favour) = lock.bias_period_of(me) else {
+            assert!(cfg!(not(target_arch = "x86_64")) || !barrier::is_private_barrier_available());
             return;
         };
         // This thread has seen that the lock is biased to it, and stops here.
         let [inside, third, leave] = [const { AtomicBool::new(false) }; 3];
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..4 * FIRST_STREAK {
+                for _ in 0..4 * INITIAL_BIAS_STREAK {
                     visit(lock.lock());
                 }
                 let guard = lock.lock();
-                assert!(guard.favoured.is_some());
+                assert!(guard.biased_steps.is_some());
                 inside.store(true, SeqCst);
                 while !leave.load(SeqCst) {
                     std::thread::yield_now();
@@ -466,7 +476,7 @@ mod tests {
             while !inside.load(SeqCst) {
                 std::thread::yield_now();
             }
-            assert!(lock.enter(me, favour).is_none());
+            assert!(lock.enter_with_bias(me, favour).is_none());
             scope.spawn(|| {
                 let _guard = lock.lock();
                 third.store(true, SeqCst);
@@ -479,17 +489,17 @@ mod tests {
     #[test]
     fn after_its_last_favour_it_is_an_ordinary_lock() {
         let lock = BiasedLock::new(Pair::default());
-        let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
+        let leans = cfg!(target_arch = "x86_64") && barrier::is_private_barrier_available();
         let (lock, over) = (&lock, &AtomicBool::new(false));
         std::thread::scope(|scope| {
             for turn in 0..=MAX_BIAS_PERIODS {
                 let (sender, favoured) = std::sync::mpsc::channel();
                 scope.spawn(move || {
-                    for _ in 0..(2 * FIRST_STREAK) << turn {
+                    for _ in 0..(2 * INITIAL_BIAS_STREAK) << turn {
                         visit(lock.lock());
                     }
                     sender
-                        .send(lock.lock().favoured.is_some())
+                        .send(lock.lock().biased_steps.is_some())
                         .expect("it listens");
                     // The number of a thread that has ended may be reused.
                     while !over.load(SeqCst) {

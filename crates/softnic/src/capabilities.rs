@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use nic_core::qp_state::QpType;
-use nic_core::verbs::allowed;
+use nic_core::verbs::is_opcode_allowed;
 use verbs_abi::*;
 
 use crate::device::{
@@ -42,7 +42,7 @@ impl Transport {
 
     /// Returns the node type and the transport type, which libibverbs derives from the kernel's node type (`init.c` of
     /// rdma-core).
-    pub(crate) fn codes(self) -> (ibv_node_type, ibv_transport_type) {
+    pub(crate) fn node_and_transport_type(self) -> (ibv_node_type, ibv_transport_type) {
         match self {
             Self::InfiniBand => (IBV_NODE_CA, IBV_TRANSPORT_IB),
             Self::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
@@ -335,7 +335,7 @@ impl DeviceCapabilities {
             _ => false,
         };
         (0..u32::BITS)
-            .filter(|opcode| allowed(service, *opcode) && !lacking(*opcode))
+            .filter(|opcode| is_opcode_allowed(service, *opcode) && !lacking(*opcode))
             .fold(0, |set, opcode| set | 1 << opcode)
     }
 
@@ -409,7 +409,11 @@ mod tests {
         for service in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket] {
             for opcode in 0..32 {
                 let has = all.opcodes(service) >> opcode & 1 != 0;
-                assert_eq!(has, allowed(service, opcode), "{service:?} {opcode}");
+                assert_eq!(
+                    has,
+                    is_opcode_allowed(service, opcode),
+                    "{service:?} {opcode}"
+                );
             }
         }
         let siw: DeviceCapabilities = "features=srq".parse().expect("capabilities");

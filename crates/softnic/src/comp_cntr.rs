@@ -32,7 +32,7 @@ pub(crate) struct CompCntr {
     /// Number of work requests that failed.
     pub(crate) errors: AtomicU64,
     /// Number of calls that attached the counter to a queue pair.
-    pub(crate) uses: AtomicUsize,
+    pub(crate) attach_count: AtomicUsize,
 }
 
 live::object!(CompCntr, ibv_comp_cntr);
@@ -52,7 +52,7 @@ impl CompCntr {
             }),
             completions: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            uses: AtomicUsize::new(0),
+            attach_count: AtomicUsize::new(0),
         })
     }
 }
@@ -66,7 +66,7 @@ impl Drop for CompCntr {
 /// The view that counters have of a queue pair.
 pub(crate) trait CountedQp: Send + Sync {
     /// Looks for completions of both queues, for a program that does not poll.
-    fn look(&self);
+    fn poll_both_queues(&self);
 }
 
 /// The counters of a queue pair's completions.
@@ -78,12 +78,12 @@ struct AttachedCounters {
 /// The attached counters, by number of the queue pair.
 static ATTACHED: RwLock<Option<HashMap<u32, AttachedCounters>>> = RwLock::new(None);
 /// True once a counter has been attached.
-static IN_USE: AtomicBool = AtomicBool::new(false);
+static ANY_COUNTER_ATTACHED: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if completions have to be counted. The function is a single load, since the data path calls it.
 #[inline(always)]
-pub(crate) fn in_use() -> bool {
-    IN_USE.load(Ordering::Relaxed)
+pub(crate) fn is_counting() -> bool {
+    ANY_COUNTER_ATTACHED.load(Ordering::Relaxed)
 }
 
 /// Attaches a counter.
@@ -107,15 +107,15 @@ pub(crate) fn attach(
     if of_qp.counters.iter().any(|(ops, _)| ops & op_mask != 0) {
         return Err(libc::EBUSY);
     }
-    counter.uses.fetch_add(1, Ordering::Relaxed);
+    counter.attach_count.fetch_add(1, Ordering::Relaxed);
     of_qp.counters.push((op_mask, Arc::clone(counter)));
-    IN_USE.store(true, Ordering::Relaxed);
+    ANY_COUNTER_ATTACHED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
 /// Detaches all counters of a queue pair that is destroyed.
 pub(crate) fn detach(qpn: u32) {
-    if !in_use() {
+    if !is_counting() {
         return;
     }
     let gone = {
@@ -123,7 +123,7 @@ pub(crate) fn detach(qpn: u32) {
         all.as_mut().and_then(|all| all.remove(&qpn))
     };
     for (_, counter) in gone.into_iter().flat_map(|gone| gone.counters) {
-        counter.uses.fetch_sub(1, Ordering::Relaxed);
+        counter.attach_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -168,6 +168,6 @@ pub(crate) fn poll_counted_qps(counter: &Arc<CompCntr>) {
         its.filter_map(|of_qp| of_qp.qp.upgrade()).collect()
     };
     for qp in queue_pairs {
-        qp.look();
+        qp.poll_both_queues();
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Context {
     /// Which of its devices.
     pub(crate) device: &'static Device,
     /// The process whose objects the context imports, if the context itself was imported (`ibv_import_device(3)`).
-    pub(crate) home: Option<Arc<Peer>>,
+    pub(crate) imported_from: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
 }
 
@@ -52,7 +52,7 @@ impl Context {
             abi: AbiCell::new(abi),
             nic,
             device,
-            home,
+            imported_from: home,
             events,
         })
     }
@@ -104,7 +104,9 @@ impl Context {
 
     /// Returns the process whose objects this context imports: by default, this process.
     pub(crate) fn home(&self) -> &Arc<Peer> {
-        self.home.as_ref().unwrap_or(self.nic.me())
+        self.imported_from
+            .as_ref()
+            .unwrap_or(self.nic.this_process())
     }
 
     /// Raises the event for a device that is gone.
@@ -133,7 +135,7 @@ impl Context {
         if self.device.number == other.device.number {
             return Ok(());
         }
-        Err(why::invalid(|| {
+        Err(why::einval_because(|| {
             format!(
                 "objects of {} and of {} are mixed: a protection domain, its queues and its queue pairs are of one device",
                 self.device.name, other.device.name

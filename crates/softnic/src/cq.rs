@@ -45,22 +45,22 @@ const QPS_PER_SCAN: usize = 16;
 const STARVING_POLLS: u32 = 4096;
 
 /// The same as a time in nanoseconds, for a program that rarely runs between its polls. It reads the clock once in
-/// [`CLOCK_POLLS`] polls.
+/// [`POLLS_PER_CLOCK_READ`] polls.
 const STARVING_NS: u64 = 1_000_000;
-const CLOCK_POLLS: u32 = 32;
+const POLLS_PER_CLOCK_READ: u32 = 32;
 
 /// Unsignaled sends are checked once in this many empty polls.
-const UNSIGNALED_POLLS: u32 = 64;
+const POLLS_PER_UNSIGNALED_CHECK: u32 = 64;
 
 /// Empty rings are checked for their end once in this many passes over the queue pairs.
-const ENDED_TURNS: u32 = 64;
+const PASSES_PER_END_CHECK: u32 = 64;
 
 /// Number of passes since a queue was armed after which peers need no barrier any more. Arming the queue again then
 /// costs a barrier on every core.
-const UNARMED_TURNS: u32 = 1 << 16;
+const UNARMED_PASSES_UNTIL_NO_FENCE: u32 = 1 << 16;
 
 /// Number of polls in a row that begin with sends after receives alone have filled a poll, as long as sends fill them.
-const SEND_TURNS: u8 = 4;
+const SENDS_FIRST_POLLS: u8 = 4;
 
 /// The reason why the engine checks a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl<'a> WcSink<'a> {
     }
 
     /// Returns the completions behind the first `before`.
-    fn since(&self, before: usize) -> &[ibv_wc] {
+    fn added_since(&self, before: usize) -> &[ibv_wc] {
         let made = self.out.get(before..self.len).unwrap_or_default();
         // SAFETY: the first `len` places have been written (`push`, `push_words`).
         unsafe { std::slice::from_raw_parts(made.as_ptr().cast(), made.len()) }
@@ -109,7 +109,7 @@ impl<'a> WcSink<'a> {
 
     /// Returns the number of completions that can still be added.
     #[inline(always)]
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn free_entries(&self) -> usize {
         self.out.len() - self.len
     }
 
@@ -129,7 +129,14 @@ impl<'a> WcSink<'a> {
     /// Adds the completion of a work request that succeeded; there is room.
     #[inline(always)]
     pub(crate) fn push_sent(&mut self, wr_id: u64, opcode: u32, byte_len: u32, qp_num: u32) {
-        self.push_words([wr_id, upper(opcode), upper(byte_len), upper(qp_num), 0, 0]);
+        self.push_words([
+            wr_id,
+            in_upper_half(opcode),
+            in_upper_half(byte_len),
+            in_upper_half(qp_num),
+            0,
+            0,
+        ]);
     }
 
     /// Adds the completion of a receive WR that a SEND has used; there is room.
@@ -137,11 +144,11 @@ impl<'a> WcSink<'a> {
     pub(crate) fn push_received(&mut self, wc: &ReceivedSend) {
         self.push_words([
             wc.wr_id,
-            upper(IBV_WC_RECV),
-            upper(wc.byte_len),
-            upper(wc.qp_num) | u64::from(wc.imm),
-            upper(wc.wc_flags) | u64::from(wc.src_qp),
-            wc.path,
+            in_upper_half(IBV_WC_RECV),
+            in_upper_half(wc.byte_len),
+            in_upper_half(wc.qp_num) | u64::from(wc.imm),
+            in_upper_half(wc.wc_flags) | u64::from(wc.src_qp),
+            wc.path_word,
         ]);
     }
 
@@ -172,7 +179,7 @@ impl<'a> WcSink<'a> {
 
 /// Returns a field in the upper half of a word.
 #[inline(always)]
-fn upper(field: u32) -> u64 {
+fn in_upper_half(field: u32) -> u64 {
     u64::from(field) << 32
 }
 
@@ -186,14 +193,14 @@ pub(crate) struct ReceivedSend {
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
     /// The last word of the completion: partition index, LID of the sender, service level and path bits.
-    pub(crate) path: u64,
+    pub(crate) path_word: u64,
 }
 
 /// The state that the lock of a completion queue protects.
 pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
     /// Completions that a fault plan delays.
-    late: late::LateCompletions,
+    delayed_completions: late::LateCompletions,
     recv: Vec<RecvSide>,
     send: Vec<Arc<Qp>>,
     /// Index of the queue pair near the front that is polled first.
@@ -203,25 +210,25 @@ pub(crate) struct CqState {
     send_cursor: usize,
     idle_polls: u32,
     /// Counts the passes that looked for completions.
-    turn: u32,
+    pass_count: u32,
     /// Number of the next passes that begin with sends.
-    send_turns: u8,
-    wake_at: u32,
+    sends_first_passes: u8,
+    wake_at_idle_polls: u32,
     /// Time of the first reading of the clock in the current row of empty polls.
-    idle_since: Option<u64>,
+    idle_since_ns: Option<u64>,
     /// The completions that make the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see this in
     /// [`Cq::armed`].
-    armed: u32,
-    /// Value of `turn` when the queue was armed last.
-    armed_turn: u32,
+    armed_for: u32,
+    /// Value of `pass_count` when the queue was armed last.
+    armed_at_pass: u32,
     /// Completions added since the last arming that no event has reported.
     unreported: usize,
     /// True if one of them was solicited or in error.
-    solicited: bool,
+    unreported_solicited: bool,
     /// Time since which moderation has held an event back.
-    held_since: Option<u64>,
+    event_held_since_ns: Option<u64>,
     /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
-    overfull_looks: u32,
+    overfull_engine_ticks: u32,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -236,13 +243,13 @@ pub(crate) struct Cq {
     /// Number of completions that the queue keeps for a program that does not poll.
     depth: AtomicUsize,
     /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
-    moderation: AtomicU32,
+    moderation_count_period: AtomicU32,
     pub(crate) channel: Option<Arc<CompletionChannel>>,
     state: BiasedLock<CqState>,
     /// Number of empty polls in a row after which the poller is throttled.
-    rest_at: AtomicU32,
+    throttle_at_idle_polls: AtomicU32,
     /// Number of queue pairs that use the queue; a queue pair counts twice if both its queues complete here.
-    pub(crate) uses: AtomicUsize,
+    pub(crate) user_count: AtomicUsize,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     /// The same count for asynchronous events.
     pub(crate) unacknowledged_errors: UnacknowledgedEvents,
@@ -269,9 +276,9 @@ impl Cq {
     ) -> Self {
         let nic = context.nic;
         let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
-        if let Some(shared) = nic.me().segment.cq(index) {
+        if let Some(shared) = nic.this_process().segment.cq(index) {
             shared.armed.store(ARMED_NO, Ordering::Relaxed);
-            let channel = channel.as_ref().map_or(0, |channel| channel.number());
+            let channel = channel.as_ref().map_or(0, |channel| channel.fifo_number());
             shared.channel.store(channel, Ordering::Relaxed);
             shared.lost_tokens.store(0, Ordering::Relaxed);
             shared.users.store(0, Ordering::Relaxed);
@@ -286,11 +293,11 @@ impl Cq {
             nic,
             index,
             depth: AtomicUsize::new(depth),
-            moderation: AtomicU32::new(0),
+            moderation_count_period: AtomicU32::new(0),
             channel,
             state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
-                late: late::LateCompletions::default(),
+                delayed_completions: late::LateCompletions::default(),
                 recv: Vec::new(),
                 send: Vec::new(),
                 recv_start: 0,
@@ -298,19 +305,19 @@ impl Cq {
                 recv_cursor: 0,
                 send_cursor: 0,
                 idle_polls: 0,
-                turn: 0,
-                send_turns: 0,
-                wake_at: STARVING_POLLS,
-                idle_since: None,
-                armed: ARMED_NO,
-                armed_turn: 0,
+                pass_count: 0,
+                sends_first_passes: 0,
+                wake_at_idle_polls: STARVING_POLLS,
+                idle_since_ns: None,
+                armed_for: ARMED_NO,
+                armed_at_pass: 0,
                 unreported: 0,
-                solicited: false,
-                held_since: None,
-                overfull_looks: 0,
+                unreported_solicited: false,
+                event_held_since_ns: None,
+                overfull_engine_ticks: 0,
             }),
-            rest_at: AtomicU32::new(rest::IDLE_POLLS),
-            uses: AtomicUsize::new(0),
+            throttle_at_idle_polls: AtomicU32::new(rest::THROTTLE_IDLE_POLLS),
+            user_count: AtomicUsize::new(0),
             unacknowledged: UnacknowledgedEvents::default(),
             unacknowledged_errors: UnacknowledgedEvents::default(),
             context,
@@ -329,26 +336,26 @@ impl Cq {
         unsafe { (*self.abi.get()).cq_context }
     }
 
-    /// Counts `users` objects that use the queue until they [leave](Self::leave) it.
-    pub(crate) fn enter(&self, users: u32) {
-        self.uses.fetch_add(users as usize, Ordering::Relaxed);
+    /// Counts `users` objects that use the queue until they [leave](Self::remove_user) it.
+    pub(crate) fn add_users(&self, users: u32) {
+        self.user_count.fetch_add(users as usize, Ordering::Relaxed);
         self.shared().users.fetch_add(users, Ordering::Relaxed);
     }
 
-    /// Ends the count of an object that [entered](Self::enter).
-    pub(crate) fn leave(&self) {
-        self.uses.fetch_sub(1, Ordering::Relaxed);
+    /// Ends the count of an object that [entered](Self::add_users).
+    pub(crate) fn remove_user(&self) {
+        self.user_count.fetch_sub(1, Ordering::Relaxed);
         self.shared().users.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Hides the queue, which the program destroys, from those who list the fabric's objects.
-    pub(crate) fn hide(&self) {
+    pub(crate) fn hide_from_listing(&self) {
         self.shared().cqe.store(0, Ordering::Relaxed);
     }
 
     #[inline]
     fn shared(&self) -> &'static CqShared {
-        match self.nic.me().segment.cq(self.index) {
+        match self.nic.this_process().segment.cq(self.index) {
             Some(shared) => shared,
             None => unreachable!("a completion queue has an index below MAX_CQS"),
         }
@@ -364,14 +371,14 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         self.nic.check_arrivals();
-        if xrc::in_use() {
+        if xrc::is_xrc_in_use() {
             // Messages that have arrived in an XRC domain go to their queues first.
-            xrc::progress(self.nic);
+            xrc::deliver_in_all_domains(self.nic);
         }
         let mut state = self.state.lock();
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
-            state.overfull_looks = 0;
+            state.overfull_engine_ticks = 0;
             while !sink.is_full() {
                 match state.buffer.pop_front() {
                     Some(wc) => sink.push(wc),
@@ -382,51 +389,53 @@ impl Cq {
         }
         let buffered = sink.len();
         if !sink.is_full() {
-            state.gather(&mut sink, QPS_PER_SCAN);
-            if comp_cntr::in_use() {
-                comp_cntr::count_new_completions(sink.since(buffered));
+            state.gather_completions(&mut sink, QPS_PER_SCAN);
+            if comp_cntr::is_counting() {
+                comp_cntr::count_new_completions(sink.added_since(buffered));
             }
         }
-        if state.armed != ARMED_NO && sink.len() > buffered {
+        if state.armed_for != ARMED_NO && sink.len() > buffered {
             // The completions count as added to the queue, although the caller takes them at once. Another thread may
             // wait for their event.
-            state.added(sink.len() - buffered, sink.solicited);
+            state.note_added(sink.len() - buffered, sink.solicited);
             self.report_outside_engine(&mut state);
         }
-        if state.turn.is_multiple_of(ENDED_TURNS) {
-            self.consider_fences(&state);
+        if state.pass_count.is_multiple_of(PASSES_PER_END_CHECK) {
+            self.end_fences_if_unarmed(&state);
         }
         if sink.len() == 0 {
             state.idle_polls = state.idle_polls.saturating_add(1);
-            if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
+            if state.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ) && state.is_peer_wakeup_due() {
                 state.wake_debtors();
             }
-            if state.idle_polls >= self.rest_at.load(Ordering::Relaxed) {
+            if state.idle_polls >= self.throttle_at_idle_polls.load(Ordering::Relaxed) {
                 drop(state);
-                self.rest();
+                self.throttle_idle_poller();
             }
         } else {
-            rest::found();
+            rest::reset_fruitless_polls();
             state.idle_polls = 0;
-            state.wake_at = STARVING_POLLS;
-            state.idle_since = None;
+            state.wake_at_idle_polls = STARVING_POLLS;
+            state.idle_since_ns = None;
         }
         sink.len()
     }
 
     /// Ends the barriers of peers after the program has polled for long without arming the queue.
     #[inline(never)]
-    fn consider_fences(&self, state: &CqState) {
-        if state.armed == ARMED_NO && state.turn.wrapping_sub(state.armed_turn) >= UNARMED_TURNS {
+    fn end_fences_if_unarmed(&self, state: &CqState) {
+        if state.armed_for == ARMED_NO
+            && state.pass_count.wrapping_sub(state.armed_at_pass) >= UNARMED_PASSES_UNTIL_NO_FENCE
+        {
             self.armed().end_fences();
         }
     }
 
     /// Throttles a poller that has found nothing for long.
     #[cold]
-    fn rest(&self) {
-        self.rest_at
-            .store(rest::rest(self.index), Ordering::Relaxed);
+    fn throttle_idle_poller(&self) {
+        self.throttle_at_idle_polls
+            .store(rest::throttle_idle_poller(self.index), Ordering::Relaxed);
     }
 
     /// [`poll`](Self::poll) under a fault plan.
@@ -435,12 +444,12 @@ impl Cq {
             return self.poll(out);
         }
         self.nic.check_arrivals();
-        if xrc::in_use() {
-            xrc::progress(self.nic);
+        if xrc::is_xrc_in_use() {
+            xrc::deliver_in_all_domains(self.nic);
         }
         let mut state = self.state.lock();
         // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
-        let (added, waiting) = state.fill_late(usize::MAX, QPS_PER_SCAN);
+        let (added, waiting) = state.fill_with_delayed(usize::MAX, QPS_PER_SCAN);
         if added > 0 {
             self.report_outside_engine(&mut state);
         }
@@ -457,11 +466,11 @@ impl Cq {
         }
         if sink.len() > 0 {
             state.idle_polls = 0;
-            state.wake_at = STARVING_POLLS;
-            state.idle_since = None;
+            state.wake_at_idle_polls = STARVING_POLLS;
+            state.idle_since_ns = None;
         } else {
             state.idle_polls = state.idle_polls.saturating_add(1);
-            if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
+            if state.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ) && state.is_peer_wakeup_due() {
                 state.wake_debtors();
             }
         }
@@ -490,35 +499,35 @@ impl Cq {
         self.replace_lost_tokens();
         let mut held_back;
         loop {
-            let (n, deadline) = state.fill_completion_buffer(self.wanted_in_buffer());
+            let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());
             waiting |= deadline;
-            held_back = self.report(&mut state);
-            if n == 0 && !(state.armed != ARMED_NO && self.lets_peers_call()) {
+            held_back = self.report_event_if_due(&mut state);
+            if n == 0 && !(state.armed_for != ARMED_NO && self.let_peers_call_engine()) {
                 break;
             }
         }
         if waiting {
             state.wake_debtors();
         }
-        waiting | held_back | self.settle_overrun(state, look)
+        waiting | held_back | self.check_overrun(state, look)
     }
 
     /// Moves completions to the buffer, for a program that does not poll.
     pub(crate) fn move_completions_to_buffer(&self) {
         self.nic.check_arrivals();
-        if xrc::in_use() {
-            xrc::progress(self.nic);
+        if xrc::is_xrc_in_use() {
+            xrc::deliver_in_all_domains(self.nic);
         }
         self.engine_progress(EngineCheck::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
     /// true if moderation holds the event back.
-    fn report(&self, state: &mut CqState) -> bool {
+    fn report_event_if_due(&self, state: &mut CqState) -> bool {
         if !state.has_reason_for_event() {
             return false;
         }
-        if self.holds_back(state) {
+        if self.moderation_holds_event(state) {
             return true;
         }
         let token_of = self.disarm(state);
@@ -531,9 +540,9 @@ impl Cq {
     /// Disarms the queue, because its event has occurred. Returns the slot of the peer that has written the event's
     /// token, or is about to.
     fn disarm(&self, state: &mut CqState) -> Option<usize> {
-        state.armed = ARMED_NO;
+        state.armed_for = ARMED_NO;
         state.unreported = 0;
-        state.solicited = false;
+        state.unreported_solicited = false;
         self.armed().disarm()
     }
 
@@ -549,42 +558,42 @@ impl Cq {
         }
     }
 
-    /// [`report`](Self::report) by another thread than the engine. Calls the engine to check again if the event is held
+    /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check again if the event is held
     /// back.
     #[cold]
     fn report_outside_engine(&self, state: &mut CqState) {
-        if self.report(state) {
-            self.nic.me().wake();
+        if self.report_event_if_due(state) {
+            self.nic.this_process().wake_engine();
         }
     }
 
     /// Returns true if moderation holds the event back for more completions, or for its period (`ibv_modify_cq(3)`).
     /// The engine reads the clock once in a millisecond.
-    fn holds_back(&self, state: &mut CqState) -> bool {
-        let moderation = self.moderation.load(Ordering::Relaxed);
+    fn moderation_holds_event(&self, state: &mut CqState) -> bool {
+        let moderation = self.moderation_count_period.load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
         if count > 1 && state.unreported < count as usize {
             let now = shm::clock::now_ns();
-            let since = *state.held_since.get_or_insert(now);
+            let since = *state.event_held_since_ns.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
                 return true;
             }
         }
-        state.held_since = None;
+        state.event_held_since_ns = None;
         false
     }
 
     /// Executes `ibv_modify_cq`: one event for `count` completions, or after `period_us` microseconds since the first.
     pub(crate) fn moderate(&self, count: u16, period_us: u16) {
         let value = u32::from(count) | u32::from(period_us) << 16;
-        self.moderation.store(value, Ordering::Relaxed);
+        self.moderation_count_period.store(value, Ordering::Relaxed);
         // An event that is held back may be due now.
-        self.nic.me().wake();
+        self.nic.this_process().wake_engine();
     }
 
     /// Lets peers that publish call the engine again. Returns true if a peer has called it. Another peer may have
     /// published just before and found the engine called already, so the caller looks for completions once more.
-    fn lets_peers_call(&self) -> bool {
+    fn let_peers_call_engine(&self) -> bool {
         let armed = self.armed();
         let called = armed.clear_engine_wake();
         if called {
@@ -607,7 +616,7 @@ impl Cq {
             return Err(libc::EINVAL);
         }
         self.depth.store(cqe as usize, Ordering::Relaxed);
-        state.overfull_looks = 0;
+        state.overfull_engine_ticks = 0;
         self.depth_changed();
         self.shared().cqe.store(cqe, Ordering::Relaxed);
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
@@ -619,7 +628,7 @@ impl Cq {
     /// Executes `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         self.nic.send_owed_answers();
-        self.nic.network.may_sleep();
+        self.nic.network.prepare_for_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         state
@@ -631,19 +640,19 @@ impl Cq {
         self.report_outside_engine(&mut state);
         let armed = self.armed();
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
-        if state.armed != ARMED_ANY {
-            state.armed = if solicited_only {
+        if state.armed_for != ARMED_ANY {
+            state.armed_for = if solicited_only {
                 ARMED_SOLICITED
             } else {
                 ARMED_ANY
             };
-            let direct = self.lets_peers_signal(&state);
-            if armed.arm(state.armed, direct) {
+            let direct = self.may_peers_wake_program(&state);
+            if armed.arm(state.armed_for, direct) {
                 // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
-                barrier::everywhere();
+                barrier::membarrier_all_processes();
             }
         }
-        state.armed_turn = state.turn;
+        state.armed_at_pass = state.pass_count;
         armed.fence_after_change();
         // Completions up to now are no reason for an event. The engine, kept out by the lock, must not take them for
         // new ones. But completions that a peer has signaled have an event.
@@ -655,51 +664,51 @@ impl Cq {
         if filled > 0 && armed.end_direct() {
             self.report_outside_engine(&mut state);
         }
-        if state.held_since.is_none() {
+        if state.event_held_since_ns.is_none() {
             state.unreported = 0;
-            state.solicited = false;
+            state.unreported_solicited = false;
         }
         state.wake_debtors();
         drop(state);
-        if xrc::in_use() {
+        if xrc::is_xrc_in_use() {
             xrc::arm(self.nic);
         }
     }
 
     /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
     /// message makes a completion.
-    fn lets_peers_signal(&self, state: &CqState) -> bool {
+    fn may_peers_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
-            || self.moderation.load(Ordering::Relaxed) != 0
+            || self.moderation_count_period.load(Ordering::Relaxed) != 0
             || faults::delay_completions()
             || self.is_overrun()
         {
             return false;
         }
         for side in &state.recv {
-            side.say_whether_it_takes();
+            side.publish_completes_next();
         }
         true
     }
 
     /// Calls the engine if the queue is armed: something has just completed here.
     #[inline]
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn call_engine_if_armed(&self) {
         if self.armed().is_armed() {
-            self.nic.me().wake();
+            self.nic.this_process().wake_engine();
         }
     }
 
     /// Adds a completion to the buffer, for a program that has not polled yet.
-    pub(crate) fn deliver(&self, wc: ibv_wc, solicited: bool) {
-        self.deliver_all(|buffer, any_solicited| {
+    pub(crate) fn add_to_buffer(&self, wc: ibv_wc, solicited: bool) {
+        self.add_many_to_buffer(|buffer, any_solicited| {
             buffer.push_back(wc);
             *any_solicited |= solicited;
         });
     }
 
     /// Adds the completion that `make` may put into a sink with one place.
-    pub(crate) fn complete_here(&self, make: impl FnOnce(&mut WcSink<'_>)) {
+    pub(crate) fn complete_one(&self, make: impl FnOnce(&mut WcSink<'_>)) {
         let mut out = [const { MaybeUninit::uninit() }; 1];
         let mut sink = WcSink::new(&mut out);
         let mut state = self.state.lock();
@@ -707,9 +716,9 @@ impl Cq {
         if sink.len() == 0 || self.is_overrun() {
             return;
         }
-        state.added(1, sink.solicited);
-        if comp_cntr::in_use() {
-            comp_cntr::count_new_completions(sink.since(0));
+        state.note_added(1, sink.solicited);
+        if comp_cntr::is_counting() {
+            comp_cntr::count_new_completions(sink.added_since(0));
         }
         // SAFETY: the sink has initialised its place.
         state.buffer.push_back(unsafe { out[0].assume_init_read() });
@@ -717,10 +726,12 @@ impl Cq {
     }
 
     /// Adds the completions that `make` puts into the buffer, under the lock. `make` tells whether one was solicited.
-    pub(crate) fn deliver_all(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
+    pub(crate) fn add_many_to_buffer(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
         let mut state = self.state.lock();
         let CqState {
-            buffer, solicited, ..
+            buffer,
+            unreported_solicited: solicited,
+            ..
         } = &mut *state;
         let before = buffer.len();
         make(buffer, solicited);
@@ -728,11 +739,11 @@ impl Cq {
             buffer.truncate(before);
         }
         let made = buffer.len() - before;
-        if comp_cntr::in_use() {
+        if comp_cntr::is_counting() {
             let new: Vec<ibv_wc> = buffer.range(before..).copied().collect();
             comp_cntr::count_new_completions(&new);
         }
-        state.added(made, false);
+        state.note_added(made, false);
         self.report_outside_engine(&mut state);
     }
 
@@ -755,7 +766,7 @@ impl Cq {
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
     pub(crate) fn arm_for_others(&self) {
         if self.armed().arm(ARMED_ANY, false) {
-            barrier::everywhere();
+            barrier::membarrier_all_processes();
         }
     }
 
@@ -786,25 +797,25 @@ impl Cq {
     pub(crate) fn add_sender(&self, qp: &Arc<Qp>) {
         let mut state = self.state.lock();
         if !self.is_overrun() {
-            qp.send_place.store(state.send.len(), Ordering::Relaxed);
+            qp.send_cq_place.store(state.send.len(), Ordering::Relaxed);
             state.send.push(Arc::clone(qp));
         }
         drop(state);
-        self.expect_more(qp.max_wr().0);
+        self.add_expected_wrs(qp.max_send_and_recv_wrs().0);
     }
 
     pub(crate) fn remove_sender(&self, qp: &Qp) {
         let mut state = self.state.lock();
-        let place = qp.send_place.load(Ordering::Relaxed);
+        let place = qp.send_cq_place.load(Ordering::Relaxed);
         if state.send.get(place).is_some_and(|q| q.index == qp.index) {
             state.send.swap_remove(place);
             if let Some(moved) = state.send.get(place) {
-                moved.send_place.store(place, Ordering::Relaxed);
+                moved.send_cq_place.store(place, Ordering::Relaxed);
             }
         }
-        state.forget(qp.qpn);
+        state.forget_qp(qp.qpn);
         drop(state);
-        self.expect_less(qp.max_wr().0);
+        self.remove_expected_wrs(qp.max_send_and_recv_wrs().0);
     }
 
     pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
@@ -813,16 +824,16 @@ impl Cq {
         }
         let mut state = self.state.lock();
         if !self.is_overrun() {
-            qp.recv_place.store(state.recv.len(), Ordering::Relaxed);
+            qp.recv_cq_place.store(state.recv.len(), Ordering::Relaxed);
             state.recv.push(RecvSide::new(Arc::clone(qp)));
         }
         drop(state);
-        self.expect_receives(qp);
+        self.add_expected_receives(qp);
     }
 
     pub(crate) fn remove_receiver(&self, qp: &Qp) {
         let mut state = self.state.lock();
-        let place = qp.recv_place.load(Ordering::Relaxed);
+        let place = qp.recv_cq_place.load(Ordering::Relaxed);
         if state
             .recv
             .get(place)
@@ -830,31 +841,31 @@ impl Cq {
         {
             state.recv.swap_remove(place).detach_all();
             if let Some(moved) = state.recv.get(place) {
-                moved.qp().recv_place.store(place, Ordering::Relaxed);
+                moved.qp().recv_cq_place.store(place, Ordering::Relaxed);
             }
         }
-        state.forget(qp.qpn);
+        state.forget_qp(qp.qpn);
         drop(state);
         self.expect_no_receives(qp);
     }
 
     /// Drops the completions of a queue pair that is being reset.
-    pub(crate) fn forget(&self, qpn: u32) {
-        self.state.lock().forget(qpn);
+    pub(crate) fn forget_qp(&self, qpn: u32) {
+        self.state.lock().forget_qp(qpn);
     }
 
     /// Runs `f` on the receive side of `qp`, or on `None` if the queue is overrun.
     pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut state = self.state.lock();
-        let place = qp.recv_place.load(Ordering::Relaxed);
+        let place = qp.recv_cq_place.load(Ordering::Relaxed);
         let side = state.recv.get_mut(place);
         f(side.filter(|r| r.qp().index == qp.index));
     }
 
     /// Moves completions of the messages that have arrived for `qp` to the buffer, before a flush or reset.
     pub(crate) fn drain_receiver(&self, qp: &Qp) {
-        let place = qp.recv_place.load(Ordering::Relaxed);
-        self.drain(|state, sink| {
+        let place = qp.recv_cq_place.load(Ordering::Relaxed);
+        self.drain_into_buffer(|state, sink| {
             if let Some(side) = state
                 .recv
                 .get_mut(place)
@@ -867,13 +878,13 @@ impl Cq {
 
     /// Moves completions of the finished sends of `qp` to the buffer, before a flush.
     pub(crate) fn drain_sender(&self, qp: &Qp) {
-        self.drain(|_, sink| {
+        self.drain_into_buffer(|_, sink| {
             qp.poll_sends(sink, true);
         });
     }
 
     /// Moves the completions that `gather` makes to the buffer, until it makes none.
-    fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
+    fn drain_into_buffer(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
         if self.is_overrun() {
             return;
@@ -888,9 +899,9 @@ impl Cq {
             if n == 0 {
                 break;
             }
-            state.added(n, sink.solicited);
-            if comp_cntr::in_use() {
-                comp_cntr::count_new_completions(sink.since(0));
+            state.note_added(n, sink.solicited);
+            if comp_cntr::is_counting() {
+                comp_cntr::count_new_completions(sink.added_since(0));
             }
             // SAFETY: the sink has initialised the first `n` places.
             state
@@ -915,18 +926,18 @@ impl ChannelCq for Cq {
         let mut state = self.state.lock();
         let armed = self.armed();
         armed.program_woken_by()?;
-        let (_, waiting) = state.fill_completion_buffer(self.wanted_in_buffer());
+        let (_, waiting) = state.fill_completion_buffer(self.engine_buffer_target());
         if waiting {
             self.nic.call_engine();
         }
-        if state.has_reason_for_event() && !self.holds_back(&mut state) {
+        if state.has_reason_for_event() && !self.moderation_holds_event(&mut state) {
             self.disarm(&mut state);
             return Some(true);
         }
         armed.clear_program_wake();
         // SYNC POINT A: a peer that has published just before may have found the queue signaled.
         armed.fence_after_change();
-        state.fill_completion_buffer(self.wanted_in_buffer());
+        state.fill_completion_buffer(self.engine_buffer_target());
         self.report_outside_engine(&mut state);
         Some(false)
     }
@@ -934,25 +945,25 @@ impl ChannelCq for Cq {
 
 impl CqState {
     /// Drops the completions of a queue pair.
-    fn forget(&mut self, qpn: u32) {
+    fn forget_qp(&mut self, qpn: u32) {
         self.buffer.retain(|wc| wc.qp_num != qpn);
-        self.late.forget(qpn);
+        self.delayed_completions.forget_qp(qpn);
     }
 
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
     fn has_reason_for_event(&self) -> bool {
-        match self.armed {
+        match self.armed_for {
             ARMED_ANY => self.unreported > 0,
-            ARMED_SOLICITED => self.solicited,
+            ARMED_SOLICITED => self.unreported_solicited,
             _ => false,
         }
     }
 
     /// Counts completions that have been added.
     #[inline]
-    fn added(&mut self, completions: usize, solicited: bool) {
+    fn note_added(&mut self, completions: usize, solicited: bool) {
         self.unreported += completions;
-        self.solicited |= solicited;
+        self.unreported_solicited |= solicited;
     }
 
     /// Makes completions for `sink` from the queue pairs of this completion queue. Checks `scan` of them from the front
@@ -964,10 +975,11 @@ impl CqState {
     /// before the next. Otherwise it would never learn that its send queue has room. On a NIC it does, since
     /// completions come in the order of time.
     #[inline(always)]
-    fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
-        let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
-        self.turn = self.turn.wrapping_add(1);
-        let ended = scan == usize::MAX || self.turn.is_multiple_of(ENDED_TURNS);
+    fn gather_completions(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+        let all = scan == usize::MAX
+            || self.idle_polls % POLLS_PER_UNSIGNALED_CHECK == POLLS_PER_UNSIGNALED_CHECK - 1;
+        self.pass_count = self.pass_count.wrapping_add(1);
+        let ended = scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_END_CHECK);
         if self.recv.len() <= 1 && self.send.len() <= 1 {
             self.gather_from_one_qp(sink, scan, all, ended)
         } else {
@@ -975,7 +987,7 @@ impl CqState {
         }
     }
 
-    /// [`gather`](Self::gather) for several queue pairs.
+    /// [`gather_completions`](Self::gather_completions) for several queue pairs.
     #[inline(never)]
     fn gather_from_many(
         &mut self,
@@ -984,43 +996,43 @@ impl CqState {
         all: bool,
         ended: bool,
     ) -> bool {
-        match self.turn % 16 {
+        match self.pass_count % 16 {
             0 => {
-                self.cursor_sends(sink, scan, all)
-                    | self.front_sends(sink, scan, all)
-                    | self.cursor_receives(sink, scan, ended)
-                    | self.front_receives(sink, scan, ended)
+                self.gather_cursor_sends(sink, scan, all)
+                    | self.gather_front_sends(sink, scan, all)
+                    | self.gather_cursor_receives(sink, scan, ended)
+                    | self.gather_front_receives(sink, scan, ended)
             }
             8 => {
-                self.cursor_receives(sink, scan, ended)
-                    | self.cursor_sends(sink, scan, all)
-                    | self.front_receives(sink, scan, ended)
-                    | self.front_sends(sink, scan, all)
+                self.gather_cursor_receives(sink, scan, ended)
+                    | self.gather_cursor_sends(sink, scan, all)
+                    | self.gather_front_receives(sink, scan, ended)
+                    | self.gather_front_sends(sink, scan, all)
             }
-            _ if self.send_turns > 0 => {
-                let mut waiting =
-                    self.front_sends(sink, scan, all) | self.cursor_sends(sink, scan, all);
-                self.send_turns = if sink.is_full() {
-                    self.send_turns - 1
+            _ if self.sends_first_passes > 0 => {
+                let mut waiting = self.gather_front_sends(sink, scan, all)
+                    | self.gather_cursor_sends(sink, scan, all);
+                self.sends_first_passes = if sink.is_full() {
+                    self.sends_first_passes - 1
                 } else {
                     0
                 };
-                waiting |= self.front_receives(sink, scan, ended);
-                waiting | self.cursor_receives(sink, scan, ended)
+                waiting |= self.gather_front_receives(sink, scan, ended);
+                waiting | self.gather_cursor_receives(sink, scan, ended)
             }
             _ => {
-                let mut waiting = self.front_receives(sink, scan, ended);
-                waiting |= self.cursor_receives(sink, scan, ended);
+                let mut waiting = self.gather_front_receives(sink, scan, ended);
+                waiting |= self.gather_cursor_receives(sink, scan, ended);
                 if sink.is_full() {
-                    self.send_turns = SEND_TURNS;
+                    self.sends_first_passes = SENDS_FIRST_POLLS;
                 }
-                waiting |= self.front_sends(sink, scan, all);
-                waiting | self.cursor_sends(sink, scan, all)
+                waiting |= self.gather_front_sends(sink, scan, all);
+                waiting | self.gather_cursor_sends(sink, scan, all)
             }
         }
     }
 
-    /// [`gather`](Self::gather) for one queue pair, as in a latency-bound program: it needs no round over queue pairs.
+    /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no round over queue pairs.
     #[inline(always)]
     fn gather_from_one_qp(
         &mut self,
@@ -1030,12 +1042,12 @@ impl CqState {
         ended: bool,
     ) -> bool {
         let mut waiting = false;
-        if self.send_turns > 0 || self.turn.is_multiple_of(8) {
+        if self.sends_first_passes > 0 || self.pass_count.is_multiple_of(8) {
             if let [qp] = &self.send[..] {
                 waiting = qp.poll_sends(sink, all);
             }
             let filled = sink.is_full();
-            self.send_turns = self.send_turns.saturating_sub(1) * u8::from(filled);
+            self.sends_first_passes = self.sends_first_passes.saturating_sub(1) * u8::from(filled);
             if !filled && let [side] = &mut self.recv[..] {
                 waiting |= side.receive(sink, scan, ended);
             }
@@ -1043,7 +1055,7 @@ impl CqState {
             if let [side] = &mut self.recv[..] {
                 waiting = side.receive(sink, scan, ended);
                 if sink.is_full() {
-                    self.send_turns = SEND_TURNS;
+                    self.sends_first_passes = SENDS_FIRST_POLLS;
                     return waiting;
                 }
             }
@@ -1057,21 +1069,23 @@ impl CqState {
     /// Makes completions for the buffer, at most 64 at a time and no more than `depth` allows. Returns their number,
     /// and whether a queue pair waits for a deadline.
     fn fill_completion_buffer(&mut self, depth: usize) -> (usize, bool) {
-        const AT_ONCE: usize = 64;
-        let room = depth.saturating_sub(self.buffer.len()).min(AT_ONCE);
+        const COMPLETIONS_PER_BATCH: usize = 64;
+        let room = depth
+            .saturating_sub(self.buffer.len())
+            .min(COMPLETIONS_PER_BATCH);
         if room == 0 {
             return (0, false);
         }
         if faults::delay_completions() {
-            return self.fill_late(room, usize::MAX);
+            return self.fill_with_delayed(room, usize::MAX);
         }
-        let mut out = [const { MaybeUninit::uninit() }; AT_ONCE];
+        let mut out = [const { MaybeUninit::uninit() }; COMPLETIONS_PER_BATCH];
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather(&mut sink, usize::MAX);
+        let waiting = self.gather_completions(&mut sink, usize::MAX);
         let n = sink.len();
-        self.added(n, sink.solicited);
-        if comp_cntr::in_use() {
-            comp_cntr::count_new_completions(sink.since(0));
+        self.note_added(n, sink.solicited);
+        if comp_cntr::is_counting() {
+            comp_cntr::count_new_completions(sink.added_since(0));
         }
         // SAFETY: the sink has initialised the first `n` places.
         self.buffer
@@ -1082,11 +1096,11 @@ impl CqState {
     /// [`fill_completion_buffer`](Self::fill_completion_buffer) under a fault plan that delays completions: those that are due go to the buffer. Returns
     /// their number, and whether the engine is to check again at the next tick.
     #[cold]
-    fn fill_late(&mut self, room: usize, scan: usize) -> (usize, bool) {
+    fn fill_with_delayed(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather(&mut sink, scan);
+        let waiting = self.gather_completions(&mut sink, scan);
         let (n, solicited) = (sink.len(), sink.solicited);
         let now = shm::clock::now_ns();
         for place in &out[..n] {
@@ -1096,29 +1110,30 @@ impl CqState {
                 operation: late::operation(wc.opcode),
                 queue_pair: faults::queue_pair(wc.qp_num),
             };
-            let delay_ns = faults::completion(&facts, wc.wr_id);
-            self.late.push(wc, solicited, now.saturating_add(delay_ns));
+            let delay_ns = faults::completion_delay_ns(&facts, wc.wr_id);
+            self.delayed_completions
+                .push(wc, solicited, now.saturating_add(delay_ns));
         }
         let released = self.release_late(now);
-        (released, waiting | !self.late.is_empty())
+        (released, waiting | !self.delayed_completions.is_empty())
     }
 
     /// Moves completions that are due by `now_ns` to the buffer. Returns their number.
     fn release_late(&mut self, now_ns: u64) -> usize {
         let mut released = 0;
-        while let Some((wc, solicited)) = self.late.pop_due(now_ns) {
-            if comp_cntr::in_use() {
+        while let Some((wc, solicited)) = self.delayed_completions.pop_due(now_ns) {
+            if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(&[wc]);
             }
             self.buffer.push_back(wc);
-            self.added(1, solicited);
+            self.note_added(1, solicited);
             released += 1;
         }
         released
     }
 
     #[inline]
-    fn front_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn gather_front_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -1137,7 +1152,7 @@ impl CqState {
     }
 
     #[inline]
-    fn cursor_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn gather_cursor_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.recv.len();
         let mut waiting = false;
         if n > scan {
@@ -1157,7 +1172,7 @@ impl CqState {
     }
 
     #[inline]
-    fn front_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
+    fn gather_front_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -1175,7 +1190,7 @@ impl CqState {
     }
 
     #[inline]
-    fn cursor_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
+    fn gather_cursor_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         let n = self.send.len();
         let mut waiting = false;
         if n > scan {
@@ -1197,7 +1212,9 @@ impl CqState {
     fn swap_senders(&mut self, a: usize, b: usize) {
         self.send.swap(a, b);
         for place in [a, b] {
-            self.send[place].send_place.store(place, Ordering::Relaxed);
+            self.send[place]
+                .send_cq_place
+                .store(place, Ordering::Relaxed);
         }
     }
 
@@ -1206,7 +1223,7 @@ impl CqState {
         for place in [a, b] {
             self.recv[place]
                 .qp()
-                .recv_place
+                .recv_cq_place
                 .store(place, Ordering::Relaxed);
         }
     }
@@ -1214,16 +1231,16 @@ impl CqState {
     /// Returns true if a peer that does not poll is to be woken, so that its engine serves this queue. Does so ever
     /// more rarely.
     #[inline(never)]
-    fn is_starving(&mut self) -> bool {
+    fn is_peer_wakeup_due(&mut self) -> bool {
         let now = shm::clock::now_ns();
-        let since = *self.idle_since.get_or_insert(now);
+        let since = *self.idle_since_ns.get_or_insert(now);
         let (polls, time) = (self.idle_polls, now - since);
         // The limit counts polls and time: 4,096 polls take from 50 us to minutes, on a machine with more work than
         // cores.
-        let wait = u64::from(self.wake_at / STARVING_POLLS) * STARVING_NS;
-        let starving = polls >= self.wake_at || time >= wait;
+        let wait = u64::from(self.wake_at_idle_polls / STARVING_POLLS) * STARVING_NS;
+        let starving = polls >= self.wake_at_idle_polls || time >= wait;
         if starving {
-            self.wake_at = self.wake_at.saturating_mul(2);
+            self.wake_at_idle_polls = self.wake_at_idle_polls.saturating_mul(2);
         }
         starving
     }

@@ -15,14 +15,14 @@ use crate::live;
 pub(crate) struct Dm {
     abi: AbiCell<ibv_dm>,
     memory: SharedMemory,
-    pub(crate) of: SharedObject,
+    pub(crate) shared_object: SharedObject,
 }
 
 live::object!(Dm, ibv_dm);
 
 impl MaybeShared for Dm {
     fn shared(&self) -> Option<&SharedObject> {
-        Some(&self.of)
+        Some(&self.shared_object)
     }
 }
 
@@ -32,24 +32,28 @@ impl Dm {
         abi.comp_mask = IBV_DM_MASK_HANDLE;
         abi.handle = of.handle();
         let abi = AbiCell::new(abi);
-        Self { abi, memory, of }
+        Self {
+            abi,
+            memory,
+            shared_object: of,
+        }
     }
 
-    /// Counts a memory region that is made of the device memory, and [leaves](Self::leave) it at its end.
-    pub(crate) fn enter(&self) {
-        if let Some(uses) = self.of.uses() {
+    /// Counts a memory region that is made of the device memory, and [leaves](Self::remove_region) it at its end.
+    pub(crate) fn add_region(&self) {
+        if let Some(uses) = self.shared_object.uses() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
-    pub(crate) fn leave(&self) {
-        if let Some(uses) = self.of.uses() {
+    pub(crate) fn remove_region(&self) {
+        if let Some(uses) = self.shared_object.uses() {
             uses.fetch_sub(1, Ordering::Release);
         }
     }
 
     /// Returns the address of `length` bytes at `offset`. With `words`, both must be multiples of four bytes.
-    pub(crate) fn range(
+    pub(crate) fn checked_address(
         &self,
         offset: u64,
         length: usize,

@@ -32,26 +32,26 @@ const SHORTEST_TICK: Duration = Duration::from_micros(50);
 
 /// Time for which the engine waits for more packets after the last: a few times as long as an acknowledgement and the
 /// next packets take on one host.
-const STAY: Duration = Duration::from_micros(30);
+const PACKET_LINGER: Duration = Duration::from_micros(30);
 
 /// Interval at which the engine checks peers without a pidfd. It is also the first interval of the checks of completion
 /// queues that can be overrun and are not polled.
-const WATCH: Duration = Duration::from_millis(100);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest interval between checks of a completion queue: each check that finds nothing doubles the interval. An idle
 /// process thus costs nothing. A program that overruns its queue after an idle time gets the error that much later.
-const LONGEST_WATCH: Duration = Duration::from_millis(3200);
+const MAX_CQ_CHECK_INTERVAL: Duration = Duration::from_millis(3200);
 
 /// Number of ticks in a row without a deadline after which the engine sleeps without limit. Under load, held-back work
 /// comes and goes, and calling a sleeping engine is a system call.
-const LINGER_TICKS: u32 = 16;
+const TICKS_UNTIL_SLEEP: u32 = 16;
 
 /// Starts the engine's thread, which waits for its NIC and ends if the sender is dropped instead. Signals are left to
 /// the program's own threads.
 pub(crate) fn start_engine_thread() -> io::Result<Sender<&'static Nic>> {
     // A process with several threads waits here for a grace period of RCU, up to half a second on a busy host. Later it
     // would be the engine that waits, while peers wait for its answers.
-    barrier::has_own_threads();
+    barrier::is_private_barrier_available();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
@@ -77,19 +77,19 @@ fn run(nic: &'static Nic) {
     let mut idle_ticks = 0;
     let mut polls_seen = 0;
     let mut last_tick = Instant::now();
-    let mut watch = WATCH;
+    let mut watch = PEER_CHECK_INTERVAL;
     let mut tick = TICK;
     loop {
         let peers = nic.fabric.opened_peers();
         // Threads of the program take the packets themselves while they poll for them.
-        let polls = nic.network.polls();
+        let polls = nic.network.program_checks();
         let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
         let packets = nic.network.fd().filter(|_| !program_polls);
-        let mut fds = vec![PollFd::new(nic.me().wake_fd(), PollFlags::IN)];
+        let mut fds = vec![PollFd::new(nic.this_process().wake_fd(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
         fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let ticks = nic.engine_ticks.load(Ordering::Relaxed);
+        let ticks = nic.engine_ticks_on.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
         let timeout = if program_polls {
             Some(tick)
@@ -97,7 +97,7 @@ fn run(nic: &'static Nic) {
             Some(TICK)
         } else {
             let watches_cqs = nic.watched_cqs.load(Ordering::Relaxed) != 0;
-            let of_peers = watches_peers.then_some(WATCH);
+            let of_peers = watches_peers.then_some(PEER_CHECK_INTERVAL);
             of_peers.or_else(|| watches_cqs.then_some(watch))
         };
         let timeout = timeout
@@ -126,7 +126,7 @@ fn run(nic: &'static Nic) {
         let ended: Vec<_> = peers.iter().filter(has_ended).collect();
         drop(fds);
         if called {
-            nic.me().drain_calls();
+            nic.this_process().drain_wake_fifo();
         }
         let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
             EngineCheck::Watch
@@ -137,11 +137,11 @@ fn run(nic: &'static Nic) {
             EngineCheck::Called
         };
         watch = match look {
-            EngineCheck::Watch => LONGEST_WATCH.min(watch * 2),
-            EngineCheck::Tick | EngineCheck::Called => WATCH,
+            EngineCheck::Watch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
+            EngineCheck::Tick | EngineCheck::Called => PEER_CHECK_INTERVAL,
         };
         if !ended.is_empty() {
-            nic.network.forget_the_dead();
+            nic.network.forget_ended_processes();
         }
         let died: Vec<usize> = ended.iter().map(|peer| peer.slot).collect();
         for peer in ended {
@@ -151,14 +151,14 @@ fn run(nic: &'static Nic) {
             nic.maps
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
-        registry::of(nic).tell_imported_contexts();
+        registry::of(nic).raise_fatal_for_imported();
         if program_polls {
             // An engine that is held up while it delivers packets would hold up the polls.
             nic.take_notices();
         } else {
             take_arrivals(nic);
         }
-        let waiting = progress(nic, look);
+        let waiting = check_cqs(nic, look);
         for slot in died {
             for cq in registry::of(nic).all_cqs() {
                 cq.replace_tokens_of(slot);
@@ -166,16 +166,16 @@ fn run(nic: &'static Nic) {
         }
         if waiting {
             idle_ticks = 0;
-            nic.engine_ticks.store(true, Ordering::Relaxed);
-        } else if nic.engine_ticks.load(Ordering::Relaxed) {
+            nic.engine_ticks_on.store(true, Ordering::Relaxed);
+        } else if nic.engine_ticks_on.load(Ordering::Relaxed) {
             idle_ticks += 1;
-            if idle_ticks >= LINGER_TICKS {
-                nic.engine_ticks.store(false, Ordering::Relaxed);
+            if idle_ticks >= TICKS_UNTIL_SLEEP {
+                nic.engine_ticks_on.store(false, Ordering::Relaxed);
                 // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
                 // this point, so the WR is found now. A thread that does so later calls the engine.
-                barrier::everywhere();
-                nic.engine_ticks
-                    .store(progress(nic, EngineCheck::Called), Ordering::Relaxed);
+                barrier::membarrier_all_processes();
+                nic.engine_ticks_on
+                    .store(check_cqs(nic, EngineCheck::Called), Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
@@ -186,14 +186,17 @@ fn run(nic: &'static Nic) {
 /// Processes arrivals, and continues while packets keep coming that no thread of the program polls for. Sleeping and
 /// being called again takes longer than a packet's journey.
 fn take_arrivals(nic: &'static Nic) {
-    let polls = nic.network.polls();
-    if !nic.take_arrivals() {
+    let polls = nic.network.program_checks();
+    if !nic.process_arrivals_for_engine() {
         return;
     }
     let begin = Instant::now();
     let mut last = begin;
-    while last.elapsed() < STAY && begin.elapsed() < TICK && nic.network.polls() == polls {
-        if nic.take_arrivals() {
+    while last.elapsed() < PACKET_LINGER
+        && begin.elapsed() < TICK
+        && nic.network.program_checks() == polls
+    {
+        if nic.process_arrivals_for_engine() {
             last = Instant::now();
         }
     }
@@ -207,21 +210,21 @@ fn timespec(time: Duration) -> Timespec {
 }
 
 /// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
-fn progress(nic: &'static Nic, look: EngineCheck) -> bool {
+fn check_cqs(nic: &'static Nic, look: EngineCheck) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
-    let _visit = (look == EngineCheck::Watch).then(TemporaryRevocation::revoke_temporarily);
+    let _visit = (look == EngineCheck::Watch).then(TemporaryRevocation::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
         if look != EngineCheck::Watch || cq.is_watched() {
             waiting |= cq.engine_progress(look);
         }
     }
-    if xrc::in_use() {
-        waiting |= xrc::engine_progress(nic);
+    if xrc::is_xrc_in_use() {
+        waiting |= xrc::deliver_for_engine(nic);
     }
-    waiting |= registry::of(nic).read_notices_put_off(nic);
+    waiting |= registry::of(nic).read_postponed_notices(nic);
     waiting |= nic.network.flush_held_back();
-    waiting |= nic.network.holds_packets();
+    waiting |= nic.network.has_late_packets();
     waiting
 }
 

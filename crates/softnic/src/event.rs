@@ -39,7 +39,7 @@ impl<T> EventQueue<T> {
         let fd = lock(&self.0).fd.take();
         if let Some(fd) = fd {
             // No thread takes this count, so the descriptor stays readable.
-            signal(&fd);
+            add_to_eventfd(&fd);
         }
     }
 
@@ -49,7 +49,7 @@ impl<T> EventQueue<T> {
             return;
         };
         state.queue.push_back(value);
-        signal(&fd);
+        add_to_eventfd(&fd);
     }
 
     /// Returns the next value; waits for one unless the descriptor is non-blocking.
@@ -88,7 +88,7 @@ impl<T> EventQueue<T> {
 }
 
 /// Adds 1 to the count of an eventfd, which wakes a thread that waits for it. The count is never near its limit.
-fn signal(fd: &OwnedFd) {
+fn add_to_eventfd(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
@@ -109,27 +109,27 @@ fn take_counts(fd: &OwnedFd, values: usize) {
 #[derive(Default)]
 pub(crate) struct UnacknowledgedEvents {
     counts: Mutex<EventCounts>,
-    zero: Condvar,
+    all_acknowledged: Condvar,
 }
 
 #[derive(Default)]
 struct EventCounts {
-    events: u64,
+    unacknowledged_events: u64,
     /// Number of threads that wait until all events are acknowledged. A notification without waiters would also be a
     /// system call.
     waiters: u32,
 }
 
 impl UnacknowledgedEvents {
-    pub(crate) fn got_one(&self) {
-        lock(&self.counts).events += 1;
+    pub(crate) fn note_delivered(&self) {
+        lock(&self.counts).unacknowledged_events += 1;
     }
 
     pub(crate) fn acknowledge(&self, n: u64) {
         let mut counts = lock(&self.counts);
-        counts.events = counts.events.saturating_sub(n);
-        if counts.events == 0 && counts.waiters > 0 {
-            self.zero.notify_all();
+        counts.unacknowledged_events = counts.unacknowledged_events.saturating_sub(n);
+        if counts.unacknowledged_events == 0 && counts.waiters > 0 {
+            self.all_acknowledged.notify_all();
         }
     }
 
@@ -137,9 +137,9 @@ impl UnacknowledgedEvents {
     pub(crate) fn wait(&self) {
         let mut counts = lock(&self.counts);
         counts.waiters += 1;
-        while counts.events > 0 {
+        while counts.unacknowledged_events > 0 {
             counts = self
-                .zero
+                .all_acknowledged
                 .wait(counts)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn destroying_waits_for_the_last_acknowledgement() {
         let u = std::sync::Arc::new(UnacknowledgedEvents::default());
-        u.got_one();
-        u.got_one();
+        u.note_delivered();
+        u.note_delivered();
         let waiter = std::thread::spawn({
             let u = std::sync::Arc::clone(&u);
             move || u.wait()

@@ -6,7 +6,7 @@
 //!
 //! An imported protection domain has a number of its own in each process. A key that a queue pair's process does not
 //! have may belong to another process that has the same domain. The key is looked for there, on a path that no other
-//! key takes ([`find_region`]).
+//! key takes ([`find_key_in_shared_pd`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +35,7 @@ impl ImportedKind {
     }
 
     /// Returns the number of places in the table of a process.
-    fn places(self) -> usize {
+    fn table_slots(self) -> usize {
         match self {
             Self::Pd => MAX_PDS,
             Self::Dm => MAX_DMS,
@@ -43,8 +43,8 @@ impl ImportedKind {
     }
 
     /// Returns the place in which `handle` of `peer` would lie.
-    fn place(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
-        let index = handle as usize % self.places();
+    fn table_entry(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
+        let index = handle as usize % self.table_slots();
         match self {
             Self::Pd => peer.segment.find_pd(index).map(|pd| &pd.object),
             Self::Dm => peer.segment.find_dm(index).map(|dm| &dm.object),
@@ -52,8 +52,8 @@ impl ImportedKind {
     }
 
     /// Returns the offset of that place in a segment, and its length in bytes.
-    fn bytes(self, handle: u32) -> (usize, usize) {
-        let index = handle as usize % self.places();
+    fn entry_offset_and_len(self, handle: u32) -> (usize, usize) {
+        let index = handle as usize % self.table_slots();
         match self {
             Self::Pd => (
                 PDS_AT + index * size_of::<PdShared>(),
@@ -68,16 +68,16 @@ impl ImportedKind {
 }
 
 /// The bit that is set in numbers of imported protection domains, and clear in handles of own objects.
-const IMPORTED: u32 = Owner::MAX_DOMAIN >> 1;
+const IMPORTED_PD_BIT: u32 = Owner::PD_NUMBER_LIMIT >> 1;
 
 /// The objects that a process shares.
 #[derive(Default)]
 pub(crate) struct SharedObjects {
     next: AtomicU32,
     /// The present imports, by home, kind and handle: two imports of one object are one.
-    known: Mutex<HashMap<(u64, ImportedKind, u32), Weak<ImportedObject>>>,
+    live_imports: Mutex<HashMap<(u64, ImportedKind, u32), Weak<ImportedObject>>>,
     /// Own objects whose handles the program has given back while they existed, kept for other processes.
-    kept: Mutex<Vec<Arc<dyn MaybeShared>>>,
+    kept_exports: Mutex<Vec<Arc<dyn MaybeShared>>>,
 }
 
 /// An object behind a program's handle that may stand for a shared object.
@@ -89,19 +89,19 @@ pub(crate) trait MaybeShared: Send + Sync {
 /// Takes a program's handle back without destroying the shared object: "the second one way cleanup what ever is
 /// needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until a process
 /// destroys it, or this process ends.
-pub(crate) fn let_go<T: MaybeShared + 'static>(object: Arc<T>) {
+pub(crate) fn release_handle<T: MaybeShared + 'static>(object: Arc<T>) {
     if let Some(SharedObject::Own(own)) = object.shared()
-        && find(own.nic.me(), own.kind, own.handle).is_some()
+        && find(own.nic.this_process(), own.kind, own.handle).is_some()
     {
         let nic = own.nic;
-        lock(&nic.imports.kept).push(object);
+        lock(&nic.imports.kept_exports).push(object);
     }
 }
 
 /// Drops the kept objects that other processes have destroyed, so that their places are free.
-fn end_destroyed(nic: &Nic) {
+fn drop_destroyed_exports(nic: &Nic) {
     let exists = |object: &Arc<dyn MaybeShared>| object.shared().is_some_and(SharedObject::exists);
-    let destroyed: Vec<_> = lock(&nic.imports.kept)
+    let destroyed: Vec<_> = lock(&nic.imports.kept_exports)
         .extract_if(.., |object| !exists(object))
         .collect();
     // Dropped without the lock.
@@ -109,7 +109,7 @@ fn end_destroyed(nic: &Nic) {
 }
 
 /// An object of this process that others may import. The object ends when this value is dropped, unless it was [let
-/// go](let_go).
+/// go](release_handle).
 pub(crate) struct ExportedObject {
     nic: &'static Nic,
     kind: ImportedKind,
@@ -127,12 +127,17 @@ impl ExportedObject {
         kind: ImportedKind,
         describe: impl FnOnce(usize),
     ) -> Result<Self, i32> {
-        end_destroyed(nic);
-        for _ in 0..kind.places() {
-            let handle = nic.imports.next.fetch_add(1, Ordering::Relaxed) % IMPORTED;
-            let (at, len) = kind.bytes(handle);
-            nic.fabric.reserve(at, len).map_err(|_| libc::ENOMEM)?;
-            let Some(place) = kind.place(nic.me(), handle).filter(|_| handle != 0) else {
+        drop_destroyed_exports(nic);
+        for _ in 0..kind.table_slots() {
+            let handle = nic.imports.next.fetch_add(1, Ordering::Relaxed) % IMPORTED_PD_BIT;
+            let (at, len) = kind.entry_offset_and_len(handle);
+            nic.fabric
+                .back_with_memory(at, len)
+                .map_err(|_| libc::ENOMEM)?;
+            let Some(place) = kind
+                .table_entry(nic.this_process(), handle)
+                .filter(|_| handle != 0)
+            else {
                 continue;
             };
             let taken = place.handle.compare_exchange(
@@ -143,7 +148,7 @@ impl ExportedObject {
             );
             if taken.is_ok() {
                 place.uses.store(0, Ordering::Relaxed);
-                describe(handle as usize % kind.places());
+                describe(handle as usize % kind.table_slots());
                 place.handle.store(handle, Ordering::Release);
                 return Ok(Self { nic, kind, handle });
             }
@@ -154,7 +159,7 @@ impl ExportedObject {
 
 impl Drop for ExportedObject {
     fn drop(&mut self) {
-        if let Some(place) = self.kind.place(self.nic.me(), self.handle) {
+        if let Some(place) = self.kind.table_entry(self.nic.this_process(), self.handle) {
             place.handle.store(0, Ordering::Release);
         }
     }
@@ -168,7 +173,7 @@ pub(crate) struct ImportedObject {
     kind: ImportedKind,
     handle: u32,
     /// For a protection domain: its number in this process.
-    number: u32,
+    pd_number: u32,
 }
 
 impl ImportedObject {
@@ -183,13 +188,13 @@ impl ImportedObject {
         handle: u32,
     ) -> Result<Arc<Self>, i32> {
         find(home, kind, handle).ok_or(libc::ENOENT)?;
-        let mut known = lock(&nic.imports.known);
+        let mut known = lock(&nic.imports.live_imports);
         let name = (home.incarnation, kind, handle);
         if let Some(import) = known.get(&name).and_then(Weak::upgrade) {
             return Ok(import);
         }
         known.retain(|_, import| import.strong_count() != 0);
-        let me = &nic.me().segment;
+        let me = &nic.this_process().segment;
         let free = |&index: &usize| {
             me.import(index)
                 .is_some_and(|place| place.home.load(Ordering::Relaxed) == 0)
@@ -202,14 +207,14 @@ impl ImportedObject {
             return Err(libc::ENOMEM);
         }
         nic.fabric
-            .reserve(at, size_of::<ImportShared>())
+            .back_with_memory(at, size_of::<ImportShared>())
             .map_err(|_| libc::ENOMEM)?;
         let place = me.import(index).ok_or(libc::ENOMEM)?;
         // The number comes back as late as possible, and encodes the index of its place.
         let lap = nic.imports.next.fetch_add(1, Ordering::Relaxed);
-        let laps = IMPORTED / u32::try_from(MAX_IMPORTS).unwrap_or(1);
+        let laps = IMPORTED_PD_BIT / u32::try_from(MAX_IMPORTS).unwrap_or(1);
         let first = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
-        let number = IMPORTED | (lap % laps * (IMPORTED / laps) + first);
+        let number = IMPORTED_PD_BIT | (lap % laps * (IMPORTED_PD_BIT / laps) + first);
         let slot = u32::try_from(home.slot).map_err(|_| libc::ENOMEM)?;
         place.slot.store(slot, Ordering::Relaxed);
         place.kind.store(kind.code(), Ordering::Relaxed);
@@ -228,25 +233,25 @@ impl ImportedObject {
             home: Arc::clone(home),
             kind,
             handle,
-            number,
+            pd_number: number,
         });
         known.insert(name, Arc::downgrade(&import));
         Ok(import)
     }
 
-    fn place(&self) -> Option<&'static ImportShared> {
-        self.nic.me().segment.import(self.index)
+    fn import_entry(&self) -> Option<&'static ImportShared> {
+        self.nic.this_process().segment.import(self.index)
     }
 
     /// Returns the counter of objects that this process has made of the import.
     fn uses(&self) -> Option<&AtomicU32> {
-        Some(&self.place()?.uses)
+        Some(&self.import_entry()?.uses)
     }
 }
 
 impl Drop for ImportedObject {
     fn drop(&mut self) {
-        if let Some(place) = self.place() {
+        if let Some(place) = self.import_entry() {
             place.home.store(0, Ordering::Release);
         }
     }
@@ -281,35 +286,35 @@ impl SharedObject {
         }
     }
 
-    fn at_home(&self) -> (&'static Nic, &Arc<Peer>, ImportedKind, u32) {
+    fn home_kind_and_handle(&self) -> (&'static Nic, &Arc<Peer>, ImportedKind, u32) {
         match self {
-            Self::Own(own) => (own.nic, own.nic.me(), own.kind, own.handle),
-            Self::Again(nic, kind, handle) => (*nic, nic.me(), *kind, *handle),
+            Self::Own(own) => (own.nic, own.nic.this_process(), own.kind, own.handle),
+            Self::Again(nic, kind, handle) => (*nic, nic.this_process(), *kind, *handle),
             Self::Imported(import) => (import.nic, &import.home, import.kind, import.handle),
         }
     }
 
     /// Returns the process that the object belongs to.
     pub(crate) fn home(&self) -> &Arc<Peer> {
-        self.at_home().1
+        self.home_kind_and_handle().1
     }
 
     /// Returns the handle that the object has in its process.
     pub(crate) fn handle(&self) -> u32 {
-        self.at_home().3
+        self.home_kind_and_handle().3
     }
 
     /// Returns the number that queue pairs and regions of this process use for a protection domain.
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn pd_number(&self) -> u32 {
         match self {
-            Self::Imported(import) => import.number,
+            Self::Imported(import) => import.pd_number,
             _ => self.handle(),
         }
     }
 
     /// Returns false once a process that shares the object has destroyed it, or its process has ended.
     pub(crate) fn exists(&self) -> bool {
-        let (_, home, kind, handle) = self.at_home();
+        let (_, home, kind, handle) = self.home_kind_and_handle();
         find(home, kind, handle).is_some()
     }
 
@@ -318,8 +323,8 @@ impl SharedObject {
         match self {
             Self::Imported(import) => import.uses(),
             _ => {
-                let (_, home, kind, handle) = self.at_home();
-                Some(&kind.place(home, handle)?.uses)
+                let (_, home, kind, handle) = self.home_kind_and_handle();
+                Some(&kind.table_entry(home, handle)?.uses)
             }
         }
     }
@@ -329,17 +334,17 @@ impl SharedObject {
     /// # Errors
     /// `ENOENT` if it has been destroyed, or its process has ended; `EBUSY` while any process has objects made of it.
     pub(crate) fn destroy(&self) -> Result<(), i32> {
-        let (nic, home, kind, handle) = self.at_home();
+        let (nic, home, kind, handle) = self.home_kind_and_handle();
         destroy(nic, home, kind, handle)
     }
 }
 
 /// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
 fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
-    if handle == 0 || handle >= IMPORTED || home.has_ended() {
+    if handle == 0 || handle >= IMPORTED_PD_BIT || home.has_ended() {
         return None;
     }
-    let place = kind.place(home, handle)?;
+    let place = kind.table_entry(home, handle)?;
     (place.handle.load(Ordering::Acquire) == handle).then_some(place)
 }
 
@@ -390,11 +395,11 @@ fn imports_of<'p>(
 }
 
 /// Returns the home of protection domain `number` of `peer`, and the domain's handle there.
-fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)> {
-    if number & IMPORTED == 0 {
+fn home_of_pd(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)> {
+    if number & IMPORTED_PD_BIT == 0 {
         return Some((Arc::clone(peer), number));
     }
-    let import = import_of(peer, number)?;
+    let import = import_of_pd(peer, number)?;
     let incarnation = import.home.load(Ordering::Acquire);
     let home = nic
         .fabric
@@ -403,8 +408,8 @@ fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)>
 }
 
 /// Returns the import that gave a protection domain of `peer` its number.
-fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
-    // `IMPORTED` is a multiple of the table's length.
+fn import_of_pd(peer: &Peer, number: u32) -> Option<&ImportShared> {
+    // `IMPORTED_PD_BIT` is a multiple of the table's length.
     let import = peer.segment.find_import(number as usize % MAX_IMPORTS)?;
     let used = import.home.load(Ordering::Acquire) != 0;
     (used && import.number.load(Ordering::Relaxed) == number).then_some(import)
@@ -412,10 +417,10 @@ fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
 
 /// Returns the counter of objects that `peer` has made of its protection domain `number`.
 pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
-    if number & IMPORTED == 0 {
+    if number & IMPORTED_PD_BIT == 0 {
         find(peer, ImportedKind::Pd, number).map(|object| &object.uses)
     } else {
-        import_of(peer, number).map(|import| &import.uses)
+        import_of_pd(peer, number).map(|import| &import.uses)
     }
 }
 
@@ -428,16 +433,21 @@ pub(crate) struct FoundKey {
 
 /// Looks for `key` in the other processes that have protection domain `pd` of `peer`.
 #[cold]
-pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<FoundKey> {
+pub(crate) fn find_key_in_shared_pd(
+    nic: &Nic,
+    peer: &Arc<Peer>,
+    pd: u32,
+    key: u32,
+) -> Option<FoundKey> {
     // Larger numbers are those of no domain, which queue pairs without a domain have.
-    let shared = pd < Owner::MAX_DOMAIN && (pd & IMPORTED != 0 || is_exported(peer));
+    let shared = pd < Owner::PD_NUMBER_LIMIT && (pd & IMPORTED_PD_BIT != 0 || is_exported(peer));
     if !shared {
         return None;
     }
-    let (home, handle) = home_of(nic, peer, pd)?;
+    let (home, handle) = home_of_pd(nic, peer, pd)?;
     let in_domain = |owner: Arc<Peer>, pd: u32| {
         let (index, mr) = keys::find(&owner, key)?;
-        let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).number() == Some(pd);
+        let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd);
         (belongs && !owner.has_ended()).then_some(FoundKey { owner, index })
     };
     if home.slot != peer.slot

@@ -47,14 +47,14 @@ struct LiveHandle {
     /// The process that made the object: a forked child inherits the table, but owns none of the objects.
     pid: u32,
     /// Number of times that the handle is given out.
-    lives: usize,
+    times_given_out: usize,
     /// True while a verb destroys the object and waits for its events to be acknowledged.
-    ending: bool,
+    is_being_destroyed: bool,
 }
 
 impl LiveHandle {
     /// Returns the object, if it is of this type and this process has made it.
-    fn own<T: VerbsObject>(&self) -> Option<Arc<T>> {
+    fn object_of_this_process<T: VerbsObject>(&self) -> Option<Arc<T>> {
         self.object_of::<T>()
             .filter(|_| self.pid == std::process::id())
     }
@@ -71,7 +71,7 @@ const PARTS: usize = 16;
 static LIVE: [Mutex<Option<Handles>>; PARTS] = [const { Mutex::new(None) }; PARTS];
 
 /// Locks the part of the table for an address. Threads that create objects seldom need the same part.
-fn part(address: usize) -> MutexGuard<'static, Option<Handles>> {
+fn lock_part(address: usize) -> MutexGuard<'static, Option<Handles>> {
     // Allocations of objects are 64 bytes apart or more.
     LIVE[address / 64 % PARTS]
         .lock()
@@ -79,7 +79,7 @@ fn part(address: usize) -> MutexGuard<'static, Option<Handles>> {
 }
 
 /// Returns the number of objects of each kind, by its name in C, that this process has made and not destroyed.
-pub(crate) fn left() -> BTreeMap<&'static str, usize> {
+pub(crate) fn count_undestroyed() -> BTreeMap<&'static str, usize> {
     let pid = std::process::id();
     let mut left = BTreeMap::new();
     for part in &LIVE {
@@ -101,20 +101,20 @@ pub(crate) fn hand_out<T: VerbsObject>(object: Arc<T>) -> *mut T::C {
 /// Makes a handle whose address is not that of the object behind it.
 pub(crate) fn hand_out_as<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
     let pid = std::process::id();
-    let mut part = part(handle.addr());
+    let mut part = lock_part(handle.addr());
     let live = part.get_or_insert_default();
     if let Some(known) = live.get_mut(&handle.addr())
         && known.pid == pid
     {
-        known.lives += 1;
+        known.times_given_out += 1;
         return handle;
     }
     let new = LiveHandle {
         kind: T::KIND,
         object,
         pid,
-        lives: 1,
-        ending: false,
+        times_given_out: 1,
+        is_being_destroyed: false,
     };
     // An object that a forked child has inherited must not end here.
     std::mem::forget(live.insert(handle.addr(), new));
@@ -123,35 +123,38 @@ pub(crate) fn hand_out_as<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> 
 
 /// Returns the object behind a live handle.
 pub(crate) fn find<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    part(handle.addr()).as_ref()?.get(&handle.addr())?.own()
+    lock_part(handle.addr())
+        .as_ref()?
+        .get(&handle.addr())?
+        .object_of_this_process()
 }
 
 /// Returns the object behind a live handle, made by this process or by one from which it was forked.
 pub(crate) fn find_inherited<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    part(handle.addr())
+    lock_part(handle.addr())
         .as_ref()?
         .get(&handle.addr())?
         .object_of()
 }
 
 /// Marks the object as about to be destroyed. Returns false if it is not live or already marked.
-pub(crate) fn start_ending<T: VerbsObject>(handle: *mut T::C) -> bool {
-    let mut part = part(handle.addr());
+pub(crate) fn mark_being_destroyed<T: VerbsObject>(handle: *mut T::C) -> bool {
+    let mut part = lock_part(handle.addr());
     let known = part.as_mut().and_then(|live| live.get_mut(&handle.addr()));
     known
-        .filter(|known| known.own::<T>().is_some())
-        .is_some_and(|known| !std::mem::replace(&mut known.ending, true))
+        .filter(|known| known.object_of_this_process::<T>().is_some())
+        .is_some_and(|known| !std::mem::replace(&mut known.is_being_destroyed, true))
 }
 
 /// Takes a handle back once, and removes it from the table if it is given out no more. `None` if the handle is not
 /// live.
 pub(crate) fn take_back<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    let mut part = part(handle.addr());
+    let mut part = lock_part(handle.addr());
     let live = part.as_mut()?;
     let known = live.get_mut(&handle.addr())?;
-    let object = known.own()?;
-    known.lives -= 1;
-    if known.lives == 0 {
+    let object = known.object_of_this_process()?;
+    known.times_given_out -= 1;
+    if known.times_given_out == 0 {
         // `object` keeps a reference, so the object is not dropped under the lock.
         live.remove(&handle.addr());
     }
@@ -179,7 +182,7 @@ mod tests {
         assert!(find::<A>(handle).is_some() && find::<B>(handle).is_none());
         assert!(take_back::<B>(handle).is_none());
         assert_eq!(take_back::<A>(handle).map(|a| a.abi), Some(7));
-        assert!(start_ending::<A>(again) && !start_ending::<A>(again));
+        assert!(mark_being_destroyed::<A>(again) && !mark_being_destroyed::<A>(again));
         assert!(find_inherited::<A>(again).is_some());
         assert!(take_back::<A>(again).is_some());
         assert!(take_back::<A>(again).is_none() && find::<A>(again).is_none());

@@ -52,14 +52,14 @@ impl AttachmentLock {
         group: MulticastGroup,
     ) -> Result<bool, i32> {
         let _one = lock(&self.0);
-        let segment = &fabric.me.segment;
-        let used = in_use(&fabric.me);
+        let segment = &fabric.this_process.segment;
+        let used = attachments_in_use(&fabric.this_process);
         let free = |place: usize| {
             segment
                 .mcast(place)
-                .is_some_and(|m| m.qp.load(Ordering::Relaxed) == 0)
+                .is_some_and(|m| m.qp_index_plus_1.load(Ordering::Relaxed) == 0)
         };
-        if (0..used).any(|place| is_member(&fabric.me, place, group) == Some(index)) {
+        if (0..used).any(|place| member_qp_at(&fabric.this_process, place, group) == Some(index)) {
             return Ok(false);
         }
         let place = (0..used).find(|&p| free(p)).unwrap_or(used);
@@ -68,14 +68,14 @@ impl AttachmentLock {
             return Err(libc::ENOMEM);
         }
         fabric
-            .reserve(at, size_of::<McastShared>())
+            .back_with_memory(at, size_of::<McastShared>())
             .map_err(|_| libc::ENOMEM)?;
         let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
         for (to, word) in entry.mgid.iter().zip(group.to_words()) {
             to.store(word, Ordering::Relaxed);
         }
         let qp = u32::try_from(1 + index).map_err(|_| libc::EINVAL)?;
-        entry.qp.store(qp, Ordering::Release);
+        entry.qp_index_plus_1.store(qp, Ordering::Release);
         segment
             .header()
             .mcasts_used
@@ -86,11 +86,11 @@ impl AttachmentLock {
     /// Detaches queue pair `index`. Returns false if it is not attached.
     pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: MulticastGroup) -> bool {
         let _one = lock(&self.0);
-        let place =
-            (0..in_use(&fabric.me)).find(|&p| is_member(&fabric.me, p, group) == Some(index));
-        match place.and_then(|p| fabric.me.segment.mcast(p)) {
+        let place = (0..attachments_in_use(&fabric.this_process))
+            .find(|&p| member_qp_at(&fabric.this_process, p, group) == Some(index));
+        match place.and_then(|p| fabric.this_process.segment.mcast(p)) {
             Some(entry) => {
-                entry.qp.store(0, Ordering::Release);
+                entry.qp_index_plus_1.store(0, Ordering::Release);
                 true
             }
             None => false,
@@ -98,15 +98,15 @@ impl AttachmentLock {
     }
 }
 
-fn in_use(peer: &Peer) -> usize {
+fn attachments_in_use(peer: &Peer) -> usize {
     let used = peer.segment.header().mcasts_used.load(Ordering::Acquire);
     usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS)
 }
 
 /// Returns the queue pair that entry `place` of `peer` attaches to `group`. `None` if the entry does not.
-fn is_member(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usize> {
+fn member_qp_at(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usize> {
     let entry = peer.segment.mcast(place)?;
-    let qp = entry.qp.load(Ordering::Acquire);
+    let qp = entry.qp_index_plus_1.load(Ordering::Acquire);
     let [a, b] = group.to_words();
     let here = qp != 0
         && entry.mgid[0].load(Ordering::Relaxed) == a
@@ -116,7 +116,7 @@ fn is_member(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usize> 
 
 /// Returns the queue pairs of `peer` that are attached to `group`, by their indices in the process.
 pub(crate) fn members(peer: &Peer, group: MulticastGroup) -> impl Iterator<Item = usize> {
-    (0..in_use(peer)).filter_map(move |place| is_member(peer, place, group))
+    (0..attachments_in_use(peer)).filter_map(move |place| member_qp_at(peer, place, group))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ live::object!(Mw, ibv_mw);
 impl Mw {
     /// Makes a window that has been entered in the key table, with its first key.
     pub(crate) fn new(pd: Arc<Pd>, mw_type: ibv_mw_type, (id, key): (WindowId, u32)) -> Self {
-        pd.enter();
+        pd.add_user();
         let mut abi = ibv_mw::zeroed();
         abi.context = pd.context.handle();
         abi.pd = pd.handle();

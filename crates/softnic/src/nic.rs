@@ -86,7 +86,7 @@ impl From<PortError> for NicError {
 struct RetiredRing {
     offset: usize,
     bytes: usize,
-    to: Option<Arc<Peer>>,
+    receiver: Option<Arc<Peer>>,
 }
 
 /// The operations that a NIC needs of the objects made on it, which themselves use the NIC.
@@ -135,7 +135,7 @@ pub(crate) struct Nic {
     /// At least one.
     pub(crate) devices: Vec<Device>,
     /// Port 1 of the first device. Where the ports of the host are meant, it speaks for all of them.
-    pub(crate) port: Port,
+    pub(crate) first_port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: DeviceCapabilities,
     pub(crate) keys: KeyTable,
@@ -148,10 +148,10 @@ pub(crate) struct Nic {
     /// Descriptors that contexts show as `cmd_fd`, by device.
     cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
-    notices_at: AtomicUsize,
+    next_notice: AtomicUsize,
     retired: Mutex<Vec<RetiredRing>>,
     /// True while the engine checks every millisecond, called or not.
-    pub(crate) engine_ticks: AtomicBool,
+    pub(crate) engine_ticks_on: AtomicBool,
     /// Number of completion queues that can be overrun.
     pub(crate) watched_cqs: AtomicUsize,
     pub(crate) attachments: AttachmentLock,
@@ -184,12 +184,14 @@ pub fn fabric_dir() -> Result<PathBuf, FabricError> {
 impl Nic {
     /// Makes a NIC without any object.
     pub(crate) fn new(parts: NicParts) -> Self {
-        let header = parts.fabric.me.segment.header();
-        header.port_key.store(traffic::own_key(), Ordering::Relaxed);
+        let header = parts.fabric.this_process.segment.header();
+        header
+            .ports_key
+            .store(traffic::own_ports_key(), Ordering::Relaxed);
         Self {
             fabric: parts.fabric,
             devices: parts.devices,
-            port: parts.port,
+            first_port: parts.port,
             identity: parts.identity,
             capabilities: parts.capabilities,
             keys: KeyTable::new(),
@@ -198,9 +200,9 @@ impl Nic {
             objects: parts.objects,
             imports: SharedObjects::default(),
             cmd_fds: Mutex::new(HashMap::new()),
-            notices_at: AtomicUsize::new(0),
+            next_notice: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
-            engine_ticks: AtomicBool::new(false),
+            engine_ticks_on: AtomicBool::new(false),
             watched_cqs: AtomicUsize::new(0),
             attachments: AttachmentLock::default(),
             flows: OwnFlows::default(),
@@ -209,29 +211,29 @@ impl Nic {
         }
     }
 
-    /// Returns the number of this process's ports ([`traffic::own_key`]).
-    pub(crate) fn port_key(&self) -> u64 {
-        let header = self.me().segment.header();
-        header.port_key.load(Ordering::Relaxed)
+    /// Returns the number of this process's ports ([`traffic::own_ports_key`]).
+    pub(crate) fn ports_key(&self) -> u64 {
+        let header = self.this_process().segment.header();
+        header.ports_key.load(Ordering::Relaxed)
     }
 
     /// Returns this process as its own peer.
-    pub(crate) fn me(&self) -> &Arc<Peer> {
-        &self.fabric.me
+    pub(crate) fn this_process(&self) -> &Arc<Peer> {
+        &self.fabric.this_process
     }
 
-    /// The descriptor that stands for the contexts of a device of this process, as [`Name`] tells others.
+    /// The descriptor that stands for the contexts of a device of this process, as [`ProcessName`] tells others.
     ///
     /// # Errors
     /// The system's errno if there are no descriptors left.
     ///
-    /// [`Name`]: shm::fabric::Name
+    /// [`ProcessName`]: shm::fabric::name::ProcessName
     pub(crate) fn cmd_fd(&self, device: &Device) -> Result<RawFd, i32> {
         let mut made = lock(&self.cmd_fds);
         let file = match made.entry(device.number) {
             Entry::Occupied(file) => file.into_mut(),
             Entry::Vacant(none) => {
-                let name = self.me().name().with_device(device.number);
+                let name = self.this_process().name().with_device(device.number);
                 none.insert(name.as_file().map_err(|e| errno_of(&e))?)
             }
         };
@@ -241,7 +243,7 @@ impl Nic {
     /// Returns the QP number of queue pair `index` of this process.
     pub(crate) fn qpn(&self, index: usize) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 10 and 14 bits
-        let qpn = (self.fabric.me.slot << QP_BITS | index) as u32;
+        let qpn = (self.fabric.this_process.slot << QP_BITS | index) as u32;
         qpn
     }
 
@@ -249,16 +251,16 @@ impl Nic {
     pub(crate) fn call_engine(&self) {
         // SYNC POINT T: see `engine::run`.
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
-        if !self.engine_ticks.load(Ordering::Relaxed) {
-            self.me().wake();
+        if !self.engine_ticks_on.load(Ordering::Relaxed) {
+            self.this_process().wake_engine();
         }
     }
 
     /// Processes what peers have sent to queue pairs of this process: connection notices, and packets.
     #[inline]
     pub(crate) fn check_arrivals(&self) {
-        if path::in_use() {
-            self.network.note_poll();
+        if path::are_packets_in_use() {
+            self.network.note_program_check();
             self.network.flush_held_back();
             self.objects.deliver(self, PacketCheckCaller::Poll);
         }
@@ -267,19 +269,19 @@ impl Nic {
 
     /// Processes arrivals like [`check_arrivals`](Self::check_arrivals). All that has arrived by now is processed when
     /// it returns.
-    pub(crate) fn settle_arrivals(&self) {
-        if path::in_use() {
+    pub(crate) fn process_arrivals_with_answers(&self) {
+        if path::are_packets_in_use() {
             self.objects.deliver(self, PacketCheckCaller::Change);
         }
         self.take_notices();
     }
 
     /// Processes arrivals for the engine. Returns true if packets had arrived.
-    pub(crate) fn take_arrivals(&self) -> bool {
+    pub(crate) fn process_arrivals_for_engine(&self) -> bool {
         let came = self.network.is_open() && {
-            self.network.note_engine(true);
+            self.network.note_engine_checks(true);
             let came = self.objects.deliver(self, PacketCheckCaller::Engine);
-            self.network.note_engine(false);
+            self.network.note_engine_checks(false);
             came
         };
         self.take_notices();
@@ -288,7 +290,7 @@ impl Nic {
 
     /// Sends answers to packets that a poll has left to the next one: the program may not poll for long.
     pub(crate) fn send_owed_answers(&self) {
-        if path::in_use() {
+        if path::are_packets_in_use() {
             self.objects.send_owed_answers(self);
         }
     }
@@ -296,8 +298,8 @@ impl Nic {
     /// Processes the connection notices that have arrived.
     #[inline]
     pub(crate) fn take_notices(&self) {
-        let at = self.notices_at.load(Ordering::Relaxed) as u64;
-        if self.me().segment.mailbox().has_notice(at) {
+        let at = self.next_notice.load(Ordering::Relaxed) as u64;
+        if self.this_process().segment.mailbox().has_notice(at) {
             self.read_notices();
         }
     }
@@ -308,18 +310,18 @@ impl Nic {
     }
 
     /// Records that the connection notices before `next` have been read.
-    pub(crate) fn note_read(&self, next: u64) {
-        self.notices_at.store(next as usize, Ordering::Relaxed);
+    pub(crate) fn note_notices_read(&self, next: u64) {
+        self.next_notice.store(next as usize, Ordering::Relaxed);
     }
 
     /// Returns true if queue pairs reach a peer by packets. `local`: the peer is a port of this host. `carried`:
     /// packets carry what these queue pairs do.
-    pub(crate) fn takes_packets(&self, local: bool, carried: bool) -> bool {
+    pub(crate) fn uses_packets(&self, local: bool, carried: bool) -> bool {
         match self.network.mode() {
             PathMode::Auto => !local,
             PathMode::Local => false,
             PathMode::Packets => true,
-            PathMode::Captured => !local || (carried && self.port.has_routes()),
+            PathMode::Captured => !local || (carried && self.first_port.has_routes()),
         }
     }
 
@@ -333,23 +335,23 @@ impl Nic {
         }
         let folder = self.fabric.sockets_dir().map_err(|e| errno_of(&e))?;
         #[allow(clippy::cast_possible_truncation)] // 10 bits
-        let slot = self.fabric.me.slot as u16;
+        let slot = self.fabric.this_process.slot as u16;
         let fabric = link::Fabric { folder, slot };
         let audience = self.counted_ports().map(|ports| CounterFiles {
-            me: Arc::clone(self.me()),
+            me: Arc::clone(self.this_process()),
             ports,
             traffic: self.traffic_by_address(),
-            published: Mutex::default(),
+            published_traffic: Mutex::default(),
         });
         let opened = self
             .network
-            .open(self.port.addresses(), fabric, audience.ok());
+            .open(self.first_port.sendable_addresses(), fabric, audience.ok());
         opened.map_err(|e| {
             *lock(&LAST_MODIFY_ERROR) = Some(e.to_string());
             e.errno()
         })?;
         // The engine waits for packets from now on.
-        self.me().wake();
+        self.this_process().wake_engine();
         Ok(())
     }
 
@@ -358,7 +360,7 @@ impl Nic {
         let ports = self.devices.iter().flat_map(Device::ports);
         let counted = |port: &Port| {
             Ok(CountedPort {
-                place: port.place.number().into(),
+                place: port.place.host_wide_number().into(),
                 addresses: port.own_addresses().iter().map(|own| own.ip).collect(),
                 files: PortFiles::of_port(self.fabric.dir(), port.place)?,
             })
@@ -368,11 +370,14 @@ impl Nic {
 
     /// Returns the traffic counters of this process's ports by their addresses.
     fn traffic_by_address(&self) -> Vec<(IpAddr, Arc<PortTraffic>)> {
-        let key = self.port_key();
+        let key = self.ports_key();
         let mut found = Vec::new();
         for port in self.devices.iter().flat_map(Device::ports) {
-            let place = port.place.number().into();
-            let name = PortName { key, place };
+            let place = port.place.host_wide_number().into();
+            let name = PortName {
+                key,
+                port_number: place,
+            };
             if let Some(traffic) = self.traffic.port(self.fabric.dir(), name) {
                 let addresses = port.own_addresses().into_iter();
                 found.extend(addresses.map(|address| (address.ip, Arc::clone(&traffic))));
@@ -389,16 +394,20 @@ impl Nic {
 
     /// Frees a closed ring as soon as its receiver has detached.
     pub(crate) fn retire_ring(&self, offset: usize, bytes: usize, to: Option<Arc<Peer>>) {
-        lock(&self.retired).push(RetiredRing { offset, bytes, to });
+        lock(&self.retired).push(RetiredRing {
+            offset,
+            bytes,
+            receiver: to,
+        });
     }
 
     /// Frees the retired rings that have no reader any more.
     pub(crate) fn free_retired(&self) {
         lock(&self.retired).retain(|ring| {
-            let Some(header) = self.me().segment.ring_header(ring.offset) else {
+            let Some(header) = self.this_process().segment.ring_header(ring.offset) else {
                 return false;
             };
-            let unread = match &ring.to {
+            let unread = match &ring.receiver {
                 // The ring was never announced.
                 None => false,
                 Some(to) => header.detached.load(Ordering::Acquire) == 0 && !to.is_dead(),

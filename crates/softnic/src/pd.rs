@@ -23,10 +23,10 @@ pub(crate) struct Pd {
     /// The handle that the domain has in its home.
     handle: u32,
     /// Number of objects that were made with this handle.
-    pub(crate) uses: AtomicUsize,
+    pub(crate) user_count: AtomicUsize,
     /// True if the program has given the handle back while objects made with it are left.
     unimported: AtomicBool,
-    of: DomainOf,
+    domain: DomainOf,
 }
 
 live::object!(Pd, ibv_pd);
@@ -53,15 +53,15 @@ impl Pd {
             context,
             number,
             handle,
-            uses: AtomicUsize::new(0),
+            user_count: AtomicUsize::new(0),
             unimported: AtomicBool::new(false),
-            of,
+            domain: of,
         })
     }
 
     /// Makes the handle of a domain of this process, or of one that it imports.
     pub(crate) fn of_shared(context: &'static Context, shared: SharedObject) -> Arc<Self> {
-        let names = (shared.number(), shared.handle());
+        let names = (shared.pd_number(), shared.handle());
         Self::new(context, names, DomainOf::Itself(shared))
     }
 
@@ -71,12 +71,19 @@ impl Pd {
         of: Arc<Self>,
         td: Option<Arc<Td>>,
     ) -> Arc<Self> {
-        of.enter();
+        of.add_user();
         if let Some(td) = &td {
             td.uses.fetch_add(1, Ordering::Relaxed);
         }
         let names = (of.number, of.handle);
-        Self::new(context, names, DomainOf::Parent(ParentDomain { of, td }))
+        Self::new(
+            context,
+            names,
+            DomainOf::Parent(ParentDomain {
+                protection_domain: of,
+                td,
+            }),
+        )
     }
 
     /// Returns the program's handle.
@@ -86,7 +93,7 @@ impl Pd {
 
     /// Returns the shared domain, unless this is a parent domain.
     pub(crate) fn itself(&self) -> Option<&SharedObject> {
-        match &self.of {
+        match &self.domain {
             DomainOf::Itself(shared) => Some(shared),
             DomainOf::Parent(_) => None,
         }
@@ -96,9 +103,9 @@ impl Pd {
     fn root(&self) -> &SharedObject {
         let mut pd = self;
         loop {
-            match &pd.of {
+            match &pd.domain {
                 DomainOf::Itself(shared) => return shared,
-                DomainOf::Parent(parent) => pd = &parent.of,
+                DomainOf::Parent(parent) => pd = &parent.protection_domain,
             }
         }
     }
@@ -117,14 +124,14 @@ impl Pd {
     /// Takes the handle back from the program, perhaps before the program destroys the objects made with it.
     pub(crate) fn unimport(&self) {
         self.unimported.store(true, Ordering::Release);
-        if self.uses.load(Ordering::Acquire) == 0 {
+        if self.user_count.load(Ordering::Acquire) == 0 {
             self.let_go();
         }
     }
 
-    /// Counts an object that is made of the domain, and [leaves](Self::leave) it when it is destroyed.
-    pub(crate) fn enter(&self) {
-        self.uses.fetch_add(1, Ordering::Relaxed);
+    /// Counts an object that is made of the domain, and [leaves](Self::remove_user) it when it is destroyed.
+    pub(crate) fn add_user(&self) {
+        self.user_count.fetch_add(1, Ordering::Relaxed);
         // Objects of a parent domain count here, too: a process that destroys one by an import knows its domain only by
         // number.
         if let Some(uses) = self.root().uses() {
@@ -132,17 +139,17 @@ impl Pd {
         }
     }
 
-    /// Ends the count of an object that [entered](Self::enter) the domain and is destroyed.
-    pub(crate) fn leave(&self) {
+    /// Ends the count of an object that [entered](Self::add_user) the domain and is destroyed.
+    pub(crate) fn remove_user(&self) {
         if let Some(uses) = self.root().uses() {
             uses.fetch_sub(1, Ordering::Release);
         }
-        self.leave_unseen();
+        self.remove_uncounted_user();
     }
 
     /// Ends the count of an object that another process has destroyed and taken out of the shared count.
-    pub(crate) fn leave_unseen(&self) {
-        let last = self.uses.fetch_sub(1, Ordering::AcqRel) == 1;
+    pub(crate) fn remove_uncounted_user(&self) {
+        let last = self.user_count.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
             self.let_go();
         }
@@ -150,7 +157,7 @@ impl Pd {
 
     fn let_go(&self) {
         if let Some(pd) = live::take_back::<Self>(self.handle()) {
-            imports::let_go(pd);
+            imports::release_handle(pd);
         }
     }
 }
@@ -175,13 +182,13 @@ impl Td {
 
 /// The domains that a parent domain was made of.
 struct ParentDomain {
-    of: Arc<Pd>,
+    protection_domain: Arc<Pd>,
     td: Option<Arc<Td>>,
 }
 
 impl Drop for ParentDomain {
     fn drop(&mut self) {
-        self.of.leave();
+        self.protection_domain.remove_user();
         if let Some(td) = &self.td {
             td.uses.fetch_sub(1, Ordering::Relaxed);
         }

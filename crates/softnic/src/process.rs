@@ -18,10 +18,10 @@ use shm::fabric::Fabric;
 /// The NIC, and the pid of the process that joined the fabric: a forked child joins again.
 static NIC: Mutex<Option<(u32, &'static Nic)>> = Mutex::new(None);
 /// True once the function that leaves the fabric at exit is registered.
-static AT_EXIT: AtomicBool = AtomicBool::new(false);
+static EXIT_HANDLER_REGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the NIC of this process, and makes it at the first call.
-pub(crate) fn get() -> Result<&'static Nic, NicError> {
+pub(crate) fn process_nic() -> Result<&'static Nic, NicError> {
     let pid = std::process::id();
     let mut nic = lock(&NIC);
     if let Some((p, nic)) = *nic
@@ -32,8 +32,8 @@ pub(crate) fn get() -> Result<&'static Nic, NicError> {
     match new_nic() {
         Ok(new) => {
             *nic = Some((pid, new));
-            if !AT_EXIT.swap(true, Ordering::Relaxed) {
-                at_exit(leave);
+            if !EXIT_HANDLER_REGISTERED.swap(true, Ordering::Relaxed) {
+                at_exit(leave_fabric);
             }
             Ok(new)
         }
@@ -45,21 +45,21 @@ pub(crate) fn get() -> Result<&'static Nic, NicError> {
     }
 }
 
-extern "C" fn leave() {
+extern "C" fn leave_fabric() {
     if let Ok(nic) = NIC.try_lock()
         && let Some((pid, nic)) = *nic
         && pid == std::process::id()
     {
         let_notices_be_read(nic);
         registry::of(nic).send_last_answers();
-        nic.network.leave();
+        nic.network.close_sockets();
         nic.fabric.leave();
     }
 }
 
 /// Time for which an ending process waits until its peers have read their connection notices. It is longer than a busy
 /// machine keeps a thread from running. Only a stopped peer makes the process wait so long.
-const LAST_NOTICES: Duration = Duration::from_secs(2);
+const NOTICE_READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn new_nic() -> Result<&'static Nic, NicError> {
     let identity = Identity::from_env()?;
@@ -67,9 +67,9 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     let link_layer = std::env::var_os(LINK_LAYER_VAR);
     let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
     let capabilities = DeviceCapabilities::from_env()?;
-    crate::faults::check()?;
+    crate::faults::is_plan_active()?;
     let network = PacketPath::from_env()?;
-    shm::barrier::prepare();
+    shm::barrier::register_process();
     // The engine starts before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::start_engine_thread().map_err(NicError::Engine)?;
     let fabric = Fabric::join_fabric(&Fabric::default_dir()?)?;
@@ -105,10 +105,10 @@ fn let_notices_be_read(nic: &Nic) {
         .collect();
     let start = Instant::now();
     for (peer, count) in &unread {
-        peer.wake();
+        peer.wake_engine();
         while !peer.segment.mailbox().is_acknowledged(*count)
             && !peer.is_dead()
-            && start.elapsed() < LAST_NOTICES
+            && start.elapsed() < NOTICE_READ_TIMEOUT
         {
             cancellation::sleep(Duration::from_micros(100));
         }

@@ -49,18 +49,18 @@ pub(crate) struct Qp {
     /// The opcodes (`ibv_wr_opcode`) of the work requests that the queue pair accepts, as bits.
     pub(crate) opcodes: u32,
     /// The type with which the queue pair was created.
-    full_type: QpType,
+    created_type: QpType,
     pub(crate) xrc: Xrc,
     /// Number of uses: the creation, and every `ibv_open_qp`.
-    pub(crate) opened: AtomicUsize,
+    pub(crate) open_count: AtomicUsize,
     /// Number of multicast groups, or of flows, that the queue pair is attached to.
-    pub(crate) attached: AtomicUsize,
+    pub(crate) attachment_count: AtomicUsize,
     /// The table of work queues over which the queue pair spreads raw packets.
     pub(crate) spread: Option<SpreadUse>,
     /// The work queue that the program sees instead of the queue pair; NULL for a queue pair.
-    wq: AtomicPtr<ibv_wq>,
+    visible_wq: AtomicPtr<ibv_wq>,
     /// True if the queue pair does not receive what it sends to its own groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
-    pub(crate) block_self: AtomicBool,
+    pub(crate) blocks_multicast_loopback: AtomicBool,
     pub(crate) pd: u32,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -70,22 +70,22 @@ pub(crate) struct Qp {
     pub(crate) qkey: AtomicU32,
     pub(crate) max_rd_atomic: AtomicU32,
     /// `timeout` in bits 0 to 7, `retry_cnt` from bit 8 on, `rnr_retry` from bit 16 on.
-    timeout: AtomicU32,
+    coded_timeouts: AtomicU32,
     /// The work that the next poll of the send CQ finds in the send queue: a `SendWork`.
-    pub(crate) send_work: AtomicU8,
+    pub(crate) send_poll_work: AtomicU8,
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
     /// The state for requests that arrive by packets.
-    pub(crate) packets: Mutex<PacketSide>,
+    pub(crate) packet_side: Mutex<PacketSide>,
     /// Indices of the queue pair in the lists of its two CQs; written under their locks.
-    pub(crate) send_place: AtomicUsize,
-    pub(crate) recv_place: AtomicUsize,
+    pub(crate) send_cq_place: AtomicUsize,
+    pub(crate) recv_cq_place: AtomicUsize,
     control: Mutex<ModifiableState>,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     /// The protection domain, which the queue pair uses until it is destroyed.
     pub(crate) domain: Option<Arc<Pd>>,
     /// Number of the queue pair in the order of creation in this process, from 1 on.
-    pub(crate) number: u32,
+    pub(crate) creation_number: u32,
     /// The GID of the peer, which a fault plan may name.
     peer_gid: Mutex<Option<[u8; 16]>>,
 }
@@ -100,7 +100,7 @@ struct ModifiableState {
     /// The flow of packets to the peer, if packets reach it.
     flow: Option<PacketFlow>,
     /// Rings that arrived before the queue pair was ready to receive.
-    waiting: Vec<InboundRing>,
+    waiting_rings: Vec<InboundRing>,
 }
 
 // SAFETY: `abi` is written before the handle is given out, later only its `state` by `ibv_modify_qp`, as in
@@ -128,13 +128,13 @@ pub(crate) struct NewQp {
 /// A table of work queues over which a queue pair spreads raw packets.
 pub(crate) struct SpreadUse {
     /// The place in the segment that describes the table to peers.
-    pub(crate) place: usize,
+    pub(crate) segment_slot: usize,
     /// Number of queue pairs that use the table.
-    pub(crate) table: Arc<AtomicUsize>,
+    pub(crate) table_users: Arc<AtomicUsize>,
 }
 
 /// The number of the next queue pair.
-static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
+static NEXT_CREATION_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 impl Qp {
     /// Makes a queue pair. `None` if there is no memory for its queues.
@@ -164,15 +164,15 @@ impl Qp {
             context: new.context,
             index,
             qpn,
-            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            creation_number: NEXT_CREATION_NUMBER.fetch_add(1, Ordering::Relaxed),
             qp_type: new.qp_type.service(),
             opcodes: nic.capabilities.opcodes(new.qp_type.service()),
-            full_type: new.qp_type,
-            opened: AtomicUsize::new(1),
-            attached: AtomicUsize::new(0),
+            created_type: new.qp_type,
+            open_count: AtomicUsize::new(1),
+            attachment_count: AtomicUsize::new(0),
             spread: new.spread,
-            wq: AtomicPtr::default(),
-            block_self: AtomicBool::new(false),
+            visible_wq: AtomicPtr::default(),
+            blocks_multicast_loopback: AtomicBool::new(false),
             pd: new.pd,
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
@@ -181,27 +181,27 @@ impl Qp {
             state: AtomicU32::new(QpState::Reset.code()),
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
-            timeout: AtomicU32::new(0),
-            send_work: AtomicU8::new(SendWork::None as u8),
+            coded_timeouts: AtomicU32::new(0),
+            send_poll_work: AtomicU8::new(SendWork::None as u8),
             sq: BiasedLock::new(sq),
             rq: BiasedLock::new(rq),
-            packets: Mutex::default(),
-            send_place: AtomicUsize::new(usize::MAX),
-            recv_place: AtomicUsize::new(usize::MAX),
+            packet_side: Mutex::default(),
+            send_cq_place: AtomicUsize::new(usize::MAX),
+            recv_cq_place: AtomicUsize::new(usize::MAX),
             control: Mutex::new(ModifiableState {
                 attr: ibv_qp_attr::zeroed(),
                 peer: None,
                 flow: None,
-                waiting: Vec::new(),
+                waiting_rings: Vec::new(),
             }),
             peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
             unacknowledged: UnacknowledgedEvents::default(),
             domain: new.domain,
         };
-        faults::note_created_queue_pair(qp.facts());
+        faults::note_created_queue_pair(qp.fault_facts());
         let shared = qp.shared();
-        shared.remote_error.store(0, Ordering::Relaxed);
+        shared.remote_error_event.store(0, Ordering::Relaxed);
         shared.next_message_completes.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Qp {
             Xrc::No | Xrc::Send => 0,
         };
         shared.xrc_domain.store(domain, Ordering::Relaxed);
-        shared.port.store(0, Ordering::Relaxed);
+        shared.host_port_number.store(0, Ordering::Relaxed);
         shared
             .qp_type
             .store(new.init_attr.qp_type, Ordering::Relaxed);
@@ -242,20 +242,22 @@ impl Qp {
     }
 
     /// Returns the numbers of work requests that the send queue and the queue pair's own receive queue hold.
-    pub(crate) fn max_wr(&self) -> (u64, u64) {
+    pub(crate) fn max_send_and_recv_wrs(&self) -> (u64, u64) {
         let cap = &self.init_attr.cap;
         (cap.max_send_wr.into(), cap.max_recv_wr.into())
     }
 
-    /// Returns the number of its port ([`Place::number`]); 0 before the program has chosen one.
-    pub(crate) fn port_place(&self) -> u32 {
-        self.shared().port.load(Ordering::Relaxed)
+    /// Returns the number of its port ([`PortPlace::host_wide_number`]); 0 before the program has chosen one.
+    ///
+    /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
+    pub(crate) fn port_number(&self) -> u32 {
+        self.shared().host_port_number.load(Ordering::Relaxed)
     }
 
     /// Returns the part of the queue pair that peers see.
     #[inline(always)]
     pub(crate) fn shared(&self) -> &'static QpShared {
-        match self.nic.me().segment.qp(self.index) {
+        match self.nic.this_process().segment.qp(self.index) {
             Some(shared) => shared,
             None => unreachable!("a queue pair has an index below MAX_QPS"),
         }
@@ -287,15 +289,15 @@ impl Qp {
     }
 
     /// Returns `timeout` and `retry_cnt`, as coded.
-    pub(crate) fn timeout(&self) -> (u8, u8) {
-        let v = self.timeout.load(Ordering::Relaxed);
+    pub(crate) fn timeout_and_retry_cnt(&self) -> (u8, u8) {
+        let v = self.coded_timeouts.load(Ordering::Relaxed);
         ((v & 0xff) as u8, (v >> 8 & 0xff) as u8)
     }
 
     /// Returns the facts by which a fault plan selects the queue pair.
-    pub(crate) fn facts(&self) -> QueuePair {
+    pub(crate) fn fault_facts(&self) -> QueuePair {
         QueuePair {
-            number: self.number,
+            number: self.creation_number,
             qpn: self.qpn,
         }
     }
@@ -306,10 +308,10 @@ impl Qp {
     }
 
     /// Describes the queue pair for the report of a failure.
-    pub(crate) fn named(&self) -> why::QueuePair<'_> {
+    pub(crate) fn report_description(&self) -> why::QueuePair<'_> {
         why::QueuePair {
             qpn: self.qpn,
-            qp_type: self.full_type,
+            qp_type: self.created_type,
             peer_qpn: self
                 .qp_type
                 .is_connected()
@@ -321,7 +323,7 @@ impl Qp {
     /// Returns the time for which a fault plan can keep the receiver not ready before the requester gives up. `None`
     /// means no limit. The RNR timer is the queue pair's own, as if both ends had been given the same.
     pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
-        let rnr_retry = self.timeout.load(Ordering::Relaxed) >> 16;
+        let rnr_retry = self.coded_timeouts.load(Ordering::Relaxed) >> 16;
         let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
         rnr_timeout_ns(rnr_retry, timer.try_into().unwrap_or(0))
     }
@@ -334,7 +336,7 @@ impl Qp {
 
     /// Raises an asynchronous event.
     pub(crate) fn raise(&self, event: ibv_event_type) {
-        let wq = self.wq.load(Ordering::Acquire);
+        let wq = self.visible_wq.load(Ordering::Acquire);
         if wq.is_null() {
             self.context.raise_qp(event, self.handle());
         } else {
@@ -344,8 +346,8 @@ impl Qp {
     }
 
     /// Makes the queue pair appear to the program as a work queue.
-    pub(crate) fn stand_for(&self, wq: *mut ibv_wq) {
-        self.wq.store(wq, Ordering::Release);
+    pub(crate) fn show_as_wq(&self, wq: *mut ibv_wq) {
+        self.visible_wq.store(wq, Ordering::Release);
     }
 
     /// Returns the state of the queue pair as that of a work queue.
@@ -366,11 +368,11 @@ impl Qp {
         if self.srq.is_some() || matches!(self.xrc, Xrc::Recv(..)) {
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
-        self.send_work
+        self.send_poll_work
             .store(SendWork::Completions as u8, Ordering::Relaxed);
-        self.send_cq.nudge();
-        self.recv_cq.nudge();
-        self.call_peers();
+        self.send_cq.call_engine_if_armed();
+        self.recv_cq.call_engine_if_armed();
+        self.wake_peer();
     }
 
     /// Enters the error state and flushes the send queue. The caller does not hold the lock of the send queue.
@@ -405,17 +407,17 @@ impl Qp {
         }
         self.fail();
         if let Some(peer) = &control.peer {
-            peer.wake();
+            peer.wake_engine();
         }
         true
     }
 
     /// Wakes the peer, which may wait for something that this queue pair will never send.
-    fn call_peers(&self) {
+    fn wake_peer(&self) {
         if let Ok(control) = self.control.try_lock()
             && let Some(peer) = &control.peer
         {
-            peer.wake();
+            peer.wake_engine();
         }
     }
 
@@ -428,7 +430,7 @@ impl Qp {
         } else {
             SendWork::Completions
         };
-        self.send_work.load(Ordering::Relaxed) >= least as u8 && send::poll_sends(self, sink)
+        self.send_poll_work.load(Ordering::Relaxed) >= least as u8 && send::poll_sends(self, sink)
     }
 
     #[inline]
@@ -437,22 +439,22 @@ impl Qp {
     }
 
     /// Opens a ring that a peer has made for this queue pair.
-    pub(crate) fn new_ring(&self, peer: Arc<Peer>, offset: usize) {
+    pub(crate) fn open_inbound_ring(&self, peer: Arc<Peer>, offset: usize) {
         let Some(ring) = InboundRing::open(peer, offset) else {
             return;
         };
         let mut control = lock(&self.control);
-        if self.takes(&control, &ring) {
-            self.attach(ring);
+        if self.receives_from(&control, &ring) {
+            self.attach_ring(ring);
         } else if self.state() == QpState::Err {
             ring.detach();
         } else {
-            control.waiting.push(ring);
+            control.waiting_rings.push(ring);
         }
     }
 
     /// Starts to receive from `ring`.
-    fn attach(&self, ring: InboundRing) {
+    fn attach_ring(&self, ring: InboundRing) {
         self.with_receiver(|side| match side {
             Some(side) => side.attach(ring),
             None => ring.detach(),
@@ -460,7 +462,7 @@ impl Qp {
     }
 
     /// Returns true if this queue pair receives from `ring` in its present state.
-    fn takes(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
+    fn receives_from(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
         if !matches!(
             self.state(),
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
@@ -480,12 +482,12 @@ impl Qp {
     /// # Errors
     /// `EOPNOTSUPP` for an attribute that is not one of the [`STANDARD_ATTRIBUTES`]: of today's attributes for
     /// `IBV_QP_RATE_LIMIT`. `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room for a ring.
-    /// `ETIMEDOUT` for a destination that does not exist ([`Port::resolve`](crate::device::Port::resolve)).
+    /// `ETIMEDOUT` for a destination that does not exist ([`Port::check_destination`](crate::device::Port::check_destination)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         // So do `ibv_cmd_modify_qp` of rdma-core and nearly all drivers of the kernel (efa, erdma, irdma, mlx4, ocrdma,
         // rdmavt, rxe). Pacing is of mlx5, on raw packet queue pairs alone, and of new adapters of bnxt_re.
         if mask & !STANDARD_ATTRIBUTES != 0 {
-            why::because(|| {
+            why::record_refusal_reason(|| {
                 format!(
                     "attr_mask {mask:#x} has bits above IBV_QP_DEST_QPN, such as IBV_QP_RATE_LIMIT, which the device does not \
                      support (packet_pacing_caps of ibv_query_device_ex)"
@@ -493,9 +495,9 @@ impl Qp {
             });
             return Err(libc::EOPNOTSUPP);
         }
-        let mask = self.full_type.relevant(mask);
+        let mask = self.created_type.relevant_attributes(mask);
         // Rings and packets that are still in transit belong to the present state.
-        self.nic.settle_arrivals();
+        self.nic.process_arrivals_with_answers();
         let mut control = lock(&self.control);
         let from = self.state();
         let own = &self.nic.capabilities.limits;
@@ -507,13 +509,12 @@ impl Qp {
             max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
         };
-        let to = check_transition(self.full_type, from, mask, &attributes(new), &limits).map_err(
-            |e| {
+        let to = check_transition(self.created_type, from, mask, &attributes(new), &limits)
+            .map_err(|e| {
                 tracing::debug!("queue pair {:#x}: {e}", self.qpn);
                 *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
-                why::invalid(|| e)
-            },
-        )?;
+                why::einval_because(|| e)
+            })?;
         if mask & IBV_QP_AV != 0 {
             // The port of the queue pair: the kernel's `modify_qp` compares the two.
             let port_num = match mask & IBV_QP_PORT {
@@ -522,7 +523,7 @@ impl Qp {
             };
             let port = self.context.device.port(port_num)?;
             port.check_ah(&new.ah_attr)?;
-            port.resolve(&new.ah_attr)?;
+            port.check_destination(&new.ah_attr)?;
         }
         if to == QpState::Reset {
             self.reset(&mut control);
@@ -543,8 +544,8 @@ impl Qp {
             self.connect(&mut control, new)?;
         }
         if to == QpState::Rts && from == QpState::Rtr {
-            self.begin_requests(&control, new);
-            send::begin_traffic(self, &mut self.sq.lock(), &control.attr);
+            self.start_packet_requests(&control, new);
+            send::start_counting_traffic(self, &mut self.sq.lock(), &control.attr);
         }
         if to == QpState::Rtr {
             self.open_for_datagrams();
@@ -553,9 +554,9 @@ impl Qp {
         self.publish_attributes(&control);
         self.set_state(to);
         if to == QpState::Rts && from != QpState::Rtr {
-            self.sq.lock().resume();
+            self.sq.lock().resume_after_sqe();
             // Work requests that were held back continue even if the program does not poll.
-            self.nic.me().wake();
+            self.nic.this_process().wake_engine();
         }
         if to == QpState::Sqd
             && from != QpState::Sqd
@@ -566,10 +567,10 @@ impl Qp {
             self.raise(IBV_EVENT_SQ_DRAINED);
         }
         if to == QpState::Rtr {
-            let waiting = std::mem::take(&mut control.waiting);
+            let waiting = std::mem::take(&mut control.waiting_rings);
             for ring in waiting {
-                if self.takes(&control, &ring) {
-                    self.attach(ring);
+                if self.receives_from(&control, &ring) {
+                    self.attach_ring(ring);
                 } else {
                     ring.detach();
                 }
@@ -614,7 +615,7 @@ impl Qp {
         self.qkey.store(attr.qkey, Ordering::Relaxed);
         self.max_rd_atomic
             .store(u32::from(attr.max_rd_atomic), Ordering::Relaxed);
-        self.timeout.store(
+        self.coded_timeouts.store(
             u32::from(attr.timeout)
                 | u32::from(attr.retry_cnt) << 8
                 | u32::from(attr.rnr_retry) << 16,
@@ -642,9 +643,11 @@ impl Qp {
         let port = if attr.port_num == 0 {
             0
         } else {
-            place.number()
+            place.host_wide_number()
         };
-        shared.port.store(port.into(), Ordering::Relaxed);
+        shared
+            .host_port_number
+            .store(port.into(), Ordering::Relaxed);
         let port_num = attr.port_num.into();
         shared.port_num.store(port_num, Ordering::Relaxed);
         shared.sq_psn.store(attr.sq_psn, Ordering::Relaxed);
@@ -683,18 +686,18 @@ impl Qp {
         }
         self.rq.lock().clear();
         self.send_last_answers();
-        *lock(&self.packets) = PacketSide::default();
-        self.send_cq.forget(self.qpn);
+        *lock(&self.packet_side) = PacketSide::default();
+        self.send_cq.forget_qp(self.qpn);
         match &self.xrc {
-            Xrc::Recv(domain, _) => domain.forget(self.qpn),
-            Xrc::No | Xrc::Send => self.recv_cq.forget(self.qpn),
+            Xrc::Recv(domain, _) => domain.forget_qp(self.qpn),
+            Xrc::No | Xrc::Send => self.recv_cq.forget_qp(self.qpn),
         }
-        self.shared().remote_error.store(0, Ordering::Relaxed);
-        for ring in control.waiting.drain(..) {
+        self.shared().remote_error_event.store(0, Ordering::Relaxed);
+        for ring in control.waiting_rings.drain(..) {
             ring.detach();
         }
         if let Some(peer) = control.peer.take() {
-            peer.wake();
+            peer.wake_engine();
         }
         control.flow = None;
         control.attr = ibv_qp_attr::zeroed();
@@ -722,7 +725,7 @@ impl Qp {
     fn drain_receiver(&self) {
         match &self.xrc {
             Xrc::Recv(domain, _) => {
-                domain.progress();
+                domain.deliver_arrived();
             }
             Xrc::No | Xrc::Send => self.recv_cq.drain_receiver(self),
         }
@@ -730,7 +733,7 @@ impl Qp {
 
     /// Executes `ibv_destroy_qp`: removes the queue pair from everything that refers to it.
     pub(crate) fn destroy(&self) {
-        send::send_rest(self);
+        send::send_waiting_datagrams(self);
         self.reset(&mut lock(&self.control));
         self.send_cq.remove_sender(self);
         match &self.xrc {
@@ -738,7 +741,7 @@ impl Qp {
             Xrc::No | Xrc::Send => self.recv_cq.remove_receiver(self),
         }
         self.shared().state.store(0, Ordering::Release);
-        let wq = self.wq.load(Ordering::Acquire);
+        let wq = self.visible_wq.load(Ordering::Acquire);
         let handle = if wq.is_null() {
             self.handle().cast()
         } else {
@@ -747,17 +750,19 @@ impl Qp {
         self.context.discard_events(handle);
         self.unacknowledged.wait();
         self.nic.objects.remove_qp(self.index);
-        self.send_cq.leave();
-        self.recv_cq.leave();
+        self.send_cq.remove_user();
+        self.recv_cq.remove_user();
         if let Some(srq) = &self.srq {
-            srq.uses.fetch_sub(1, Ordering::Relaxed);
+            srq.user_count.fetch_sub(1, Ordering::Relaxed);
         }
         if let Xrc::Recv(_, uses) = &self.xrc {
             uses.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(spread) = &self.spread {
-            self.nic.spreads.remove(&self.nic.fabric, spread.place);
-            spread.table.fetch_sub(1, Ordering::Relaxed);
+            self.nic
+                .spreads
+                .remove(&self.nic.fabric, spread.segment_slot);
+            spread.table_users.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::imports::find_region;
+use crate::imports::find_key_in_shared_pd;
 use crate::nic::Nic;
 use crate::why::{FailureCause, MemorySide, NamedBytes};
 use nic_core::rights::Owner;
@@ -11,13 +11,13 @@ use shm::fabric::Peer;
 use shm::keys::{self, RegionPin};
 use shm::mem::{AccessibleRegion, MemoryFault};
 
-const ENTRIES: usize = 8;
+const CACHED_REGIONS: usize = 8;
 
 /// Regions of one process, by key, and regions of others that share a protection domain with it.
 pub(crate) struct RegionCache {
-    entries: [Option<AccessibleRegion>; ENTRIES],
+    entries: [Option<AccessibleRegion>; CACHED_REGIONS],
     /// Regions of other processes, with the domain's number in the process that was asked.
-    shared: Vec<(u32, AccessibleRegion)>,
+    shared_pd_regions: Vec<(u32, AccessibleRegion)>,
 }
 
 /// The reason why a key gives no access.
@@ -43,15 +43,15 @@ impl KeyError {
 impl RegionCache {
     pub(crate) const fn new() -> Self {
         Self {
-            entries: [const { None }; ENTRIES],
-            shared: Vec::new(),
+            entries: [const { None }; CACHED_REGIONS],
+            shared_pd_regions: Vec::new(),
         }
     }
 
     /// Drops all regions, and with them the mappings of a peer.
     pub(crate) fn clear(&mut self) {
-        self.entries = [const { None }; ENTRIES];
-        self.shared.clear();
+        self.entries = [const { None }; CACHED_REGIONS];
+        self.shared_pd_regions.clear();
     }
 
     /// Returns the region of `peer` with `key`, which stays registered while the pin lives. If `peer` has none in its
@@ -66,7 +66,7 @@ impl RegionCache {
         key: u32,
         pd: impl FnOnce() -> u32,
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
-        let at = key as usize % ENTRIES;
+        let at = key as usize % CACHED_REGIONS;
         if let Some(region) = &self.entries[at]
             && keys::key_of(region.entry) == key
             && let Some(pin) = nic.keys.pin(&nic.fabric, peer, region.index, region.entry)
@@ -77,18 +77,18 @@ impl RegionCache {
                 None => unreachable!("it was there a line ago"),
             }
         }
-        self.miss(nic, peer, key, pd())
+        self.look_up_uncached(nic, peer, key, pd())
     }
 
     /// Returns the cached region with `key`. Its facts are true if its entry can be pinned.
     #[inline(always)]
     pub(crate) fn known(&self, key: u32) -> Option<&AccessibleRegion> {
-        let region = self.entries[key as usize % ENTRIES].as_ref();
+        let region = self.entries[key as usize % CACHED_REGIONS].as_ref();
         region.filter(|region| keys::key_of(region.entry) == key)
     }
 
     #[cold]
-    fn miss(
+    fn look_up_uncached(
         &mut self,
         nic: &'static Nic,
         peer: &Arc<Peer>,
@@ -97,34 +97,34 @@ impl RegionCache {
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
         let known =
             |(of, region): &(u32, AccessibleRegion)| *of == pd && keys::key_of(region.entry) == key;
-        if let Some(at) = self.shared.iter().position(known) {
-            let region = &self.shared[at].1;
+        if let Some(at) = self.shared_pd_regions.iter().position(known) {
+            let region = &self.shared_pd_regions[at].1;
             let owner = region.owner.as_ref().filter(|owner| !owner.is_dead());
             let pin = owner
                 .and_then(|owner| nic.keys.pin(&nic.fabric, owner, region.index, region.entry));
             if let Some(pin) = pin {
-                return Ok((&self.shared[at].1, pin));
+                return Ok((&self.shared_pd_regions[at].1, pin));
             }
-            self.shared.swap_remove(at);
+            self.shared_pd_regions.swap_remove(at);
         }
         let own = keys::find(peer, key);
         let strange = own.is_none_or(|(_, mr)| {
             Owner::from_word(mr.pd.load(Ordering::Relaxed))
-                .number()
+                .pd_number()
                 .is_some_and(|its| its != pd)
         });
-        if strange && let Some(found) = find_region(nic, peer, pd, key) {
+        if strange && let Some(found) = find_key_in_shared_pd(nic, peer, pd, key) {
             let (mut region, pin) = open_region(nic, &found.owner, found.index, key)?;
-            region.rights.owner = region.rights.owner.in_domain(pd);
+            region.rights.owner = region.rights.owner.with_pd_number(pd);
             region.owner = Some(found.owner);
-            if self.shared.len() == ENTRIES {
-                self.shared.swap_remove(0);
+            if self.shared_pd_regions.len() == CACHED_REGIONS {
+                self.shared_pd_regions.swap_remove(0);
             }
-            self.shared.push((pd, region));
-            let last = self.shared.len() - 1;
-            return Ok((&self.shared[last].1, pin));
+            self.shared_pd_regions.push((pd, region));
+            let last = self.shared_pd_regions.len() - 1;
+            return Ok((&self.shared_pd_regions[last].1, pin));
         }
-        let entry = &mut self.entries[key as usize % ENTRIES];
+        let entry = &mut self.entries[key as usize % CACHED_REGIONS];
         *entry = None;
         let (index, _) = own.ok_or(KeyError::Unknown)?;
         let (region, pin) = open_region(nic, peer, index, key)?;

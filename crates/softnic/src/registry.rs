@@ -13,11 +13,13 @@ use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
 use crate::nic::{Nic, NicObjects, PacketCheckCaller};
-use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_use};
+use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::recv::{asks_later, has_answers, packets_dropped, send_answers, take_request};
-use crate::send::{go_on, take_answer};
+use crate::recv::{
+    has_answers, note_host_drops, requests_missing_later, send_answers, take_request,
+};
+use crate::send::{take_answer, transmit_after_answers};
 use shm::clock::now_ns;
 use shm::fabric::layout::*;
 use shm::fabric::mailbox::MAILBOX_SLOTS;
@@ -29,7 +31,7 @@ struct NoticeReader {
     /// Position of the next notice.
     next: u64,
     /// Notices of processes that could not be reached for want of descriptors or memory.
-    put_off: Vec<u64>,
+    postponed_notices: Vec<u64>,
 }
 
 /// The objects of a NIC.
@@ -41,9 +43,9 @@ pub(crate) struct ObjectRegistry {
     imported_contexts: Mutex<Vec<&'static Context>>,
     notices: SpinLock<NoticeReader>,
     /// Numbers of queue pairs whose answers the next check for packets sends.
-    owed: SpinLock<Vec<u32>>,
+    qps_owing_answers: SpinLock<Vec<u32>>,
     /// True if there are such queue pairs.
-    owes: AtomicBool,
+    has_owed_answers: AtomicBool,
 }
 
 /// Returns the objects of `nic`.
@@ -61,13 +63,15 @@ impl NicObjects for ObjectRegistry {
 
     /// Opens the rings that peers made for queue pairs of this process.
     fn read_notices(&self, nic: &Nic) {
-        let mailbox = nic.me().segment.mailbox();
+        let mailbox = nic.this_process().segment.mailbox();
         // Held until all notices are processed, in the order of their arrival.
         let mut notices = self.notices.lock();
         while let Some(notice) = mailbox.take_notice(&mut notices.next) {
-            nic.note_read(notices.next);
-            if self.open_ring(nic, notice).is_err() && notices.put_off.len() < MAILBOX_SLOTS {
-                notices.put_off.push(notice);
+            nic.note_notices_read(notices.next);
+            if self.open_ring(nic, notice).is_err()
+                && notices.postponed_notices.len() < MAILBOX_SLOTS
+            {
+                notices.postponed_notices.push(notice);
                 nic.call_engine();
             }
             mailbox.acknowledge(notices.next);
@@ -85,9 +89,9 @@ impl NicObjects for ObjectRegistry {
             return false;
         };
         let mut came = false;
-        let mut touched = self.take_owed();
+        let mut touched = self.take_postponed_answers();
         let leaves_answers = by == PacketCheckCaller::Poll && touched.answering.is_empty();
-        for _ in 0..DELIVERIES {
+        for _ in 0..MAX_DELIVERY_ROUNDS {
             let now = now_ns();
             let received = nic.network.receive(&mut delivery, now, |arrival, packet| {
                 if packet.bth.dest_qpn == GSI_QPN {
@@ -99,32 +103,35 @@ impl NicObjects for ObjectRegistry {
                 break;
             }
             came = true;
-            if nic.network.has_overrun(&mut delivery, received) {
-                touched.ask_again();
+            if nic.network.has_new_socket_drops(&mut delivery, received) {
+                touched.request_missing();
             }
-            if !leaves_answers || touched.within_process {
-                let heard = nic.network.heard_by(&delivery, now);
+            if !leaves_answers || touched.has_intra_process {
+                let heard = nic.network.delivered_until_ns_by(&delivery, now);
                 self.answer(&mut touched, now, heard);
             }
-            touched.go_on(now);
+            touched.transmit_next(now);
             nic.network.flush();
-            if by != PacketCheckCaller::Change && delivery.is_drained() && !touched.within_process {
+            if by != PacketCheckCaller::Change
+                && delivery.is_drained()
+                && !touched.has_intra_process
+            {
                 break;
             }
         }
         if leaves_answers {
-            self.owe(touched.answering);
+            self.postpone_answers(touched.answering);
         } else if !touched.answering.is_empty() {
-            self.answer(&mut touched, now_ns(), nic.network.heard_ns());
+            self.answer(&mut touched, now_ns(), nic.network.delivered_until_ns());
             nic.network.flush();
         }
         came
     }
 
     fn send_owed_answers(&self, nic: &Nic) {
-        let mut owed = self.take_owed();
+        let mut owed = self.take_postponed_answers();
         if !owed.answering.is_empty() {
-            self.answer(&mut owed, now_ns(), nic.network.heard_ns());
+            self.answer(&mut owed, now_ns(), nic.network.delivered_until_ns());
             nic.network.flush();
         }
     }
@@ -158,28 +165,28 @@ struct QpsWithPackets {
     answering: Vec<Arc<Qp>>,
     requesting: Vec<Arc<Qp>>,
     /// True if one of them is connected to a queue pair of this process: its packets come back here.
-    within_process: bool,
+    has_intra_process: bool,
 }
 
 impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
-    fn ask_again(&self) {
+    fn request_missing(&self) {
         for qp in &self.answering {
-            packets_dropped(qp);
+            note_host_drops(qp);
         }
     }
 
     /// Transmits the next packets of the requesters.
-    fn go_on(&mut self, now: u64) {
+    fn transmit_next(&mut self, now: u64) {
         for qp in self.requesting.drain(..) {
-            go_on(&qp, now);
+            transmit_after_answers(&qp, now);
         }
     }
 }
 
 /// Number of checks for packets in a row. Two queue pairs of one process can keep each other busy for ever. One
 /// of them may have no receive WR, for example, and the program can only post one when its poll returns.
-const DELIVERIES: usize = 4;
+const MAX_DELIVERY_ROUNDS: usize = 4;
 
 /// Adds `qp` once to a list of few queue pairs.
 fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
@@ -235,7 +242,7 @@ impl ObjectRegistry {
         if qp.qp_type != service {
             return Err(DropReason::UnknownQueuePair);
         }
-        note_use();
+        note_packets_in_use();
         let is_notification = bth.transport == Transport::Cnp;
         if bth.operation.is_response() {
             take_answer(&qp, arrival, packet, now)?;
@@ -250,7 +257,7 @@ impl ObjectRegistry {
             }
             if service == QpType::Rc {
                 let addresses = &arrival.flow.addresses;
-                touched.within_process |=
+                touched.has_intra_process |=
                     addresses.src() == addresses.dst() && qp.has_peer_in_process();
                 add(&mut touched.answering, &qp);
             }
@@ -262,27 +269,27 @@ impl ObjectRegistry {
     fn answer(&self, touched: &mut QpsWithPackets, now: u64, heard: u64) {
         let waits = |qp: &Arc<Qp>| {
             send_answers(qp, now, heard);
-            asks_later(qp)
+            requests_missing_later(qp)
         };
         touched.answering.retain(waits);
-        self.owe(std::mem::take(&mut touched.answering));
+        self.postpone_answers(std::mem::take(&mut touched.answering));
     }
 
     /// Leaves the answers of queue pairs to the next check.
-    fn owe(&self, answering: Vec<Arc<Qp>>) {
+    fn postpone_answers(&self, answering: Vec<Arc<Qp>>) {
         if !answering.is_empty() {
-            let mut owed = self.owed.lock();
+            let mut owed = self.qps_owing_answers.lock();
             owed.extend(answering.iter().map(|qp| qp.qpn));
-            self.owes.store(true, Ordering::Relaxed);
+            self.has_owed_answers.store(true, Ordering::Relaxed);
         }
     }
 
     /// Returns the queue pairs whose answers were left to this check.
-    fn take_owed(&self) -> QpsWithPackets {
+    fn take_postponed_answers(&self) -> QpsWithPackets {
         let mut touched = QpsWithPackets::default();
-        if self.owes.load(Ordering::Relaxed) {
-            let mut owed = self.owed.lock();
-            self.owes.store(false, Ordering::Relaxed);
+        if self.has_owed_answers.load(Ordering::Relaxed) {
+            let mut owed = self.qps_owing_answers.lock();
+            self.has_owed_answers.store(false, Ordering::Relaxed);
             let qps = owed.drain(..).filter_map(|qpn| self.qp_by_number(qpn));
             touched.answering.extend(qps);
             drop(owed);
@@ -300,8 +307,8 @@ impl ObjectRegistry {
             cqs: Mutex::new(Vec::new()),
             imported_contexts: Mutex::new(Vec::new()),
             notices: SpinLock::new(NoticeReader::default()),
-            owed: SpinLock::new(Vec::new()),
-            owes: AtomicBool::new(false),
+            qps_owing_answers: SpinLock::new(Vec::new()),
+            has_owed_answers: AtomicBool::new(false),
         }
     }
 
@@ -317,7 +324,7 @@ impl ObjectRegistry {
             let mut place = self.qps[index].lock();
             if place.is_none() {
                 nic.fabric
-                    .reserve(
+                    .back_with_memory(
                         QPS_AT + index * size_of::<QpShared>(),
                         size_of::<QpShared>(),
                     )
@@ -369,7 +376,7 @@ impl ObjectRegistry {
             return Err(libc::ENOMEM);
         }
         nic.fabric
-            .reserve(
+            .back_with_memory(
                 CQS_AT + index * size_of::<CqShared>(),
                 size_of::<CqShared>(),
             )
@@ -391,7 +398,7 @@ impl ObjectRegistry {
     pub(crate) fn add_imported_context(&self, context: &'static Context) {
         lock(&self.imported_contexts).push(context);
         // The process may have ended just now.
-        context.nic.me().wake();
+        context.nic.this_process().wake_engine();
     }
 
     /// Unregisters `context` from that event.
@@ -400,9 +407,12 @@ impl ObjectRegistry {
     }
 
     /// Raises `IBV_EVENT_DEVICE_FATAL` at the contexts whose device's process has ended.
-    pub(crate) fn tell_imported_contexts(&self) {
+    pub(crate) fn raise_fatal_for_imported(&self) {
         lock(&self.imported_contexts).retain(|context| {
-            let ended = context.home.as_ref().is_some_and(|home| home.is_dead());
+            let ended = context
+                .imported_from
+                .as_ref()
+                .is_some_and(|home| home.is_dead());
             if ended {
                 context.raise_fatal();
             }
@@ -411,12 +421,12 @@ impl ObjectRegistry {
     }
 
     /// Processes the notices that were put off. Returns true if some still are.
-    pub(crate) fn read_notices_put_off(&self, nic: &Nic) -> bool {
+    pub(crate) fn read_postponed_notices(&self, nic: &Nic) -> bool {
         let mut notices = self.notices.lock();
         notices
-            .put_off
+            .postponed_notices
             .retain(|&notice| self.open_ring(nic, notice).is_err());
-        !notices.put_off.is_empty()
+        !notices.postponed_notices.is_empty()
     }
 
     /// Opens the ring that a notice names.
@@ -436,10 +446,10 @@ impl ObjectRegistry {
         };
         let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
         let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
-            && header.dest_incarnation.load(Ordering::Relaxed) == nic.me().incarnation
-            && qpn >> QP_BITS == nic.me().slot;
+            && header.dest_incarnation.load(Ordering::Relaxed) == nic.this_process().incarnation
+            && qpn >> QP_BITS == nic.this_process().slot;
         match self.qp(qpn % MAX_QPS) {
-            Some(qp) if ours => qp.new_ring(peer, offset),
+            Some(qp) if ours => qp.open_inbound_ring(peer, offset),
             _ => header.detached.store(1, Ordering::Release),
         }
         Ok(())

@@ -19,7 +19,7 @@ pub struct PacketReport {
     /// Number of the port.
     pub port_num: u8,
     /// When packets are used: `auto`, `local` or `packets`, as in `VERBATIM_PATH`.
-    pub path: &'static str,
+    pub path_mode: &'static str,
     /// The network interface of each entry of the GID table, by index; `None` where an entry belongs to no interface.
     pub gid_interfaces: Vec<Option<String>>,
     /// The addresses that can have sockets; none on InfiniBand.
@@ -70,7 +70,7 @@ pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
 /// # Errors
 /// There is no software NIC in this process or no such port, or the fabric's folder cannot be used.
 pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicError> {
-    let nic = process::get()?;
+    let nic = process::process_nic()?;
     let of_device = nic.devices.get(device).map(|device| device.port(port_num));
     let port = of_device
         .and_then(Result::ok)
@@ -86,7 +86,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     let interfaces = Path::new(INTERFACES);
     let name_of = |number: u32| interface_name(interfaces, number);
     #[allow(clippy::cast_possible_truncation)] // 10 bits
-    let slot = nic.me().slot as u16;
+    let slot = nic.this_process().slot as u16;
     let probes = probe(&Config {
         fabric: Some(Fabric { folder, slot }),
         ..Config::new(port.own_addresses())
@@ -94,14 +94,22 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     let probes = probes.map_err(std::io::Error::other);
     let probes = probes.map_err(failed("look at the sockets of other processes"))?;
     let addresses = probes.into_iter().map(|probe| {
-        let socket = probe.socket;
-        let interface = name_of(probe.address.interface);
+        let socket = probe.socket_features;
+        let interface = name_of(probe.address.if_index);
         AddressReport {
             ip: probe.address.ip,
-            udp_port: UdpPort::of(probe.port),
+            udp_port: UdpPort::of(probe.port_state),
             receive_buffer_bytes: socket.map(|socket| socket.receive_buffer_bytes),
-            gso: socket.is_some_and(|SocketFeatures { segments, .. }| segments),
-            gro: socket.is_some_and(|SocketFeatures { coalesces, .. }| coalesces),
+            gso: socket.is_some_and(
+                |SocketFeatures {
+                     has_gso: segments, ..
+                 }| segments,
+            ),
+            gro: socket.is_some_and(
+                |SocketFeatures {
+                     has_gro: coalesces, ..
+                 }| coalesces,
+            ),
             path_mtu_bytes: interface
                 .as_ref()
                 .and_then(|name| mtu_of(interfaces, name))
@@ -111,7 +119,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     });
     Ok(PacketReport {
         port_num,
-        path: nic.network.mode().name(),
+        path_mode: nic.network.mode().name(),
         gid_interfaces: port.gid_interfaces.iter().map(|n| name_of(*n)).collect(),
         addresses: addresses.collect(),
         counters: files.values(path::NAMES),

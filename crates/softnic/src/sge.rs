@@ -29,21 +29,21 @@ impl AlignedSges {
     /// # Safety
     /// `list` has `count` SGEs, at most [`MAX_SGE`], which do not change while they are used.
     #[inline(always)]
-    pub(crate) unsafe fn of(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
+    pub(crate) unsafe fn align_sges(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
         // SAFETY: contract of this function.
         unsafe {
             if list.is_aligned() {
                 std::slice::from_raw_parts(list, count)
             } else {
-                self.copied(list, count)
+                self.copy_sges(list, count)
             }
         }
     }
 
     /// # Safety
-    /// As for [`of`](Self::of).
+    /// As for [`align_sges`](Self::align_sges).
     #[cold]
-    unsafe fn copied(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
+    unsafe fn copy_sges(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
         for (i, copy) in self.0.iter_mut().take(count).enumerate() {
             // SAFETY: one of the `count`, at any address.
             copy.write(unsafe { list.add(i).read_unaligned() });
@@ -70,7 +70,7 @@ pub(crate) enum SgeError {
 pub(crate) struct LastRegion<const WRITE: bool> {
     lkey: u32,
     grant: RegionGrant,
-    first: *mut u8,
+    mapped_base: *mut u8,
     pin: Option<RegionPin>,
 }
 
@@ -79,7 +79,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         Self {
             lkey: 0,
             grant: RegionGrant::NOTHING,
-            first: std::ptr::null_mut(),
+            mapped_base: std::ptr::null_mut(),
             pin: None,
         }
     }
@@ -94,9 +94,9 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         sge: &ibv_sge,
     ) -> Result<*mut u8, SgeError> {
         if sge.lkey == self.lkey
-            && let Ok(at) = self.grant.range(sge.addr, sge.length.into())
+            && let Ok(at) = self.grant.permit_range(sge.addr, sge.length.into())
         {
-            return Ok(self.first.wrapping_add(at.offset() as usize));
+            return Ok(self.mapped_base.wrapping_add(at.offset() as usize));
         }
         self.move_to(nic, pd, cache, sge)
     }
@@ -111,7 +111,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
     ) -> Result<*mut u8, SgeError> {
         self.close();
         let (region, at, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
-        let here = region.direct(at).ok_or(SgeError::Unmapped)?;
+        let here = region.mapped_address(at).ok_or(SgeError::Unmapped)?;
         // In a region of the whole address space, the mapping is looked up each time.
         if !at.is_on_demand()
             && let Ok(grant) =
@@ -120,7 +120,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
             *self = Self {
                 lkey: sge.lkey,
                 grant,
-                first: here.wrapping_sub(at.offset() as usize),
+                mapped_base: here.wrapping_sub(at.offset() as usize),
                 pin: Some(pin),
             };
         }
@@ -133,7 +133,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         LastRegionValues {
             lkey: self.lkey,
             grant: self.grant,
-            first: self.first,
+            mapped_base: self.mapped_base,
         }
     }
 
@@ -149,7 +149,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
 pub(crate) struct LastRegionValues {
     lkey: u32,
     grant: RegionGrant,
-    first: *mut u8,
+    mapped_base: *mut u8,
 }
 
 impl LastRegionValues {
@@ -159,8 +159,8 @@ impl LastRegionValues {
         if sge.lkey != self.lkey {
             return None;
         }
-        let at = self.grant.range(sge.addr, len as u64).ok()?;
-        Some(self.first.wrapping_add(at.offset() as usize))
+        let at = self.grant.permit_range(sge.addr, len as u64).ok()?;
+        Some(self.mapped_base.wrapping_add(at.offset() as usize))
     }
 }
 
@@ -184,10 +184,12 @@ pub(crate) fn checked_sge<'c>(
     sge: &ibv_sge,
     write: bool,
 ) -> Result<(&'c AccessibleRegion, PermittedRange, RegionPin), SgeError> {
-    let (region, pin) = cache.get(nic, nic.me(), sge.lkey, || pd).map_err(|error| {
-        why::note_cause(error.cause(MemorySide::Local, bytes_of(sge)));
-        SgeError::Protection
-    })?;
+    let (region, pin) = cache
+        .get(nic, nic.this_process(), sge.lkey, || pd)
+        .map_err(|error| {
+            why::note_cause(error.cause(MemorySide::Local, bytes_of(sge)));
+            SgeError::Protection
+        })?;
     let range = (sge.addr, sge.length.into());
     let at = authorize(
         &region.rights,
@@ -253,7 +255,7 @@ mod tests {
                 for n in 0..3 {
                     list.add(n as usize).write_unaligned(sge(n));
                 }
-                AlignedSges::none().of(list, 3).to_vec()
+                AlignedSges::none().align_sges(list, 3).to_vec()
             };
             let seen: Vec<_> = read.iter().map(|s| (s.addr, s.length, s.lkey)).collect();
             assert_eq!(

@@ -22,9 +22,9 @@ pub(crate) struct Srq {
     abi: AbiCell<ibv_srq>,
     pub(crate) context: &'static Context,
     pub(crate) queue: BiasedLock<RecvQueue>,
-    pub(crate) uses: AtomicUsize,
+    pub(crate) user_count: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
-    cq: AtomicUsize,
+    only_cq: AtomicUsize,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     pub(crate) xrc: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
@@ -50,8 +50,8 @@ impl Srq {
             context: pd.context,
             pd,
             queue: BiasedLock::new(queue),
-            uses: AtomicUsize::new(0),
-            cq: AtomicUsize::new(0),
+            user_count: AtomicUsize::new(0),
+            only_cq: AtomicUsize::new(0),
             unacknowledged: UnacknowledgedEvents::default(),
             xrc,
             tags_cq,
@@ -60,15 +60,17 @@ impl Srq {
 
     /// Notes that receives of this queue complete in the CQ with this index, too.
     pub(crate) fn note_cq(&self, index: usize) {
-        let noted = self.cq.compare_exchange(0, index + 1, Relaxed, Relaxed);
+        let noted = self
+            .only_cq
+            .compare_exchange(0, index + 1, Relaxed, Relaxed);
         if noted.is_err_and(|other| other != index + 1) {
-            self.cq.store(MANY_CQS, Relaxed);
+            self.only_cq.store(MANY_CQS, Relaxed);
         }
     }
 
     /// Returns true if all queue pairs of this queue have had the same receive CQ since its creation.
     pub(crate) fn has_one_cq(&self) -> bool {
-        self.xrc.is_none() && self.cq.load(Relaxed) != MANY_CQS
+        self.xrc.is_none() && self.only_cq.load(Relaxed) != MANY_CQS
     }
 
     /// Returns the program's handle.
@@ -100,8 +102,8 @@ impl Srq {
     /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).
     #[inline]
     pub(crate) fn check_limit(&self, queue: &mut BiasedGuard<'_, RecvQueue>) {
-        if queue.limit != 0 && queue.len() < u64::from(queue.limit) {
-            queue.limit = 0;
+        if queue.srq_limit != 0 && queue.len() < u64::from(queue.srq_limit) {
+            queue.srq_limit = 0;
             self.context
                 .raise_srq(IBV_EVENT_SRQ_LIMIT_REACHED, self.handle());
         }

@@ -59,7 +59,7 @@ pub fn sysfs_files(
     let (devices, _) = device::devices(link_layer.as_deref(), &identity, counts)?;
     let beside = device::network_interface();
     let says = (&identity, capabilities.transport);
-    let mut files = files(says, &devices, Path::new(INTERFACES), beside);
+    let mut files = device_files(says, &devices, Path::new(INTERFACES), beside);
     for device in &devices {
         for port in device.ports() {
             files.extend(traffic_of(&device.name, port));
@@ -74,8 +74,8 @@ fn traffic_of(device: &str, port: &Port) -> Option<SysfsFile> {
     let fabric = Fabric::default_dir().ok()?;
     Fabric::make_dir(&fabric).ok()?;
     let name = PortName {
-        key: traffic::own_key(),
-        place: port.place.number().into(),
+        key: traffic::own_ports_key(),
+        port_number: port.place.host_wide_number().into(),
     };
     let folder = traffic::make(&fabric, name).ok()?;
     Some(SysfsFile {
@@ -110,7 +110,7 @@ fn counters_of(device: &str, port: &Port) -> Option<SysfsFile> {
 pub(crate) const INTERFACES: &str = "/sys/class/net";
 
 /// `beside` is the interface beside the first port, by name and number.
-fn files(
+fn device_files(
     (identity, transport): (&Identity, Transport),
     devices: &[Device],
     interfaces: &Path,
@@ -158,7 +158,7 @@ fn files(
     // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
     file("class/infiniband_verbs/abi_version".to_owned(), "6");
     for device in devices {
-        files.extend(sysfs_pci::files(device, identity));
+        files.extend(sysfs_pci::function_files(device, identity));
     }
     files
 }
@@ -299,8 +299,8 @@ mod tests {
         let mut port = devices[0].ports()[0].clone();
         port.gids = vec![[0xfe; 16], v4];
         port.gid_interfaces = vec![0, 8];
-        devices[0].set_port(port);
-        let files = files(
+        devices[0].replace_first_port(port);
+        let files = device_files(
             (&Identity::default(), Transport::default()),
             &devices,
             folder.path(),

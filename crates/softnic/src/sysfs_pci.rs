@@ -74,15 +74,15 @@ impl PciIds {
 /// The OUI that Mellanox' adapters report as `vendor_id` of `ibv_query_device(3)`.
 pub(crate) const MELLANOX_OUI: u32 = 0x02c9;
 /// The list of the machine's processors.
-const ONLINE: &str = "/sys/devices/system/cpu/online";
+const ONLINE_CPUS_FILE: &str = "/sys/devices/system/cpu/online";
 /// Largest number of processors in a mask: `CONFIG_NR_CPUS` of x86-64 has no larger value.
 const MAX_CPUS: usize = 8192;
 /// Lines of `resource`: the six BARs and the ROM, and those of bridges.
-const RESOURCES: usize = 13;
+const RESOURCE_LINES: usize = 13;
 
 /// Returns the files of the function behind a device, with the links to it. The function is on no NUMA node (`-1`), and near
 /// all processors.
-pub(crate) fn files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
+pub(crate) fn function_files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
     let at = folder(device.number);
     let (address, number) = (address(device.number), device.number);
     let bus = format!("{DOMAIN}:{number:02x}");
@@ -101,7 +101,7 @@ pub(crate) fn files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
         ("revision", "0x00".to_owned()),
         ("irq", "0".to_owned()),
         ("enable", "1".to_owned()),
-        ("resource", resources()),
+        ("resource", empty_resource_file()),
         ("numa_node", "-1".to_owned()),
         // PCIe 3.0 x16 carries the 100 Gbit/s of the port.
         ("current_link_speed", "8.0 GT/s PCIe".to_owned()),
@@ -121,7 +121,7 @@ pub(crate) fn files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
         let content = SysfsContent::Text(format!("{text}\n"));
         add(format!("{at}/{name}"), content);
     }
-    let online = fs::read_to_string(ONLINE).unwrap_or_default();
+    let online = fs::read_to_string(ONLINE_CPUS_FILE).unwrap_or_default();
     if let Some(mask) = cpu_mask(online.trim()) {
         for (name, text) in [
             (format!("{at}/local_cpulist"), online.trim()),
@@ -159,9 +159,9 @@ pub(crate) fn files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
 }
 
 /// Lists no memory and no ports.
-fn resources() -> String {
+fn empty_resource_file() -> String {
     let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
-    [none; RESOURCES].join("\n")
+    [none; RESOURCE_LINES].join("\n")
 }
 
 /// Converts a list of processors (`0-3,8`) to a mask in words of 32 bits, the highest first, as in sysfs.

@@ -33,16 +33,16 @@ pub(crate) struct Xrcd {
     pub(crate) number: u32,
     pub(crate) file: Option<FileId>,
     /// The CQ that peers see at the queue pairs.
-    pub(crate) gatherer: Arc<Cq>,
+    pub(crate) gathering_cq: Arc<Cq>,
     srqs: Mutex<Vec<Arc<Srq>>>,
-    sides: SpinLock<Vec<RecvSide>>,
+    recv_sides: SpinLock<Vec<RecvSide>>,
 }
 
 /// The part of a shared receive queue that only XRC needs.
 pub(crate) struct XrcSrq {
     pub(crate) domain: Arc<Xrcd>,
     /// The use count of the domain's handle through which the queue was made.
-    pub(crate) uses: Arc<AtomicUsize>,
+    pub(crate) handle_uses: Arc<AtomicUsize>,
     /// The CQ in which receives of this queue complete.
     pub(crate) cq: Arc<Cq>,
     /// The number by which requesters name the queue.
@@ -60,12 +60,12 @@ pub(crate) enum Xrc {
 }
 
 /// True once this process has had a domain: polls then look for domains.
-static IN_USE: AtomicBool = AtomicBool::new(false);
+static XRC_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if this process has ever had an XRC domain.
 #[inline]
-pub(crate) fn in_use() -> bool {
-    IN_USE.load(Ordering::Relaxed)
+pub(crate) fn is_xrc_in_use() -> bool {
+    XRC_IN_USE.load(Ordering::Relaxed)
 }
 
 /// The domains of all NICs that this process has had (a forked child has one of its own).
@@ -83,7 +83,7 @@ fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
 /// The domain of a context's device that a file names.
 pub(crate) fn domain_of(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
     domains(context.nic).into_iter().find(|domain| {
-        let device = domain.gatherer.context.device;
+        let device = domain.gathering_cq.context.device;
         domain.file == Some(file) && device.number == context.device.number
     })
 }
@@ -95,18 +95,18 @@ pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
 
 /// Delivers the messages that have arrived in all domains.
 #[cold]
-pub(crate) fn progress(nic: &Nic) {
+pub(crate) fn deliver_in_all_domains(nic: &Nic) {
     for domain in domains(nic) {
-        domain.progress();
+        domain.deliver_arrived();
     }
 }
 
 /// Delivers arrived messages for the engine. Returns true if a record waits for a deadline.
-pub(crate) fn engine_progress(nic: &Nic) -> bool {
+pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
     let mut waiting = false;
     for domain in domains(nic) {
-        waiting |= domain.progress();
-        domain.settle_arming();
+        waiting |= domain.deliver_arrived();
+        domain.update_arming();
     }
     waiting
 }
@@ -116,7 +116,7 @@ pub(crate) fn engine_progress(nic: &Nic) -> bool {
 pub(crate) fn arm(nic: &Nic) {
     for domain in domains(nic) {
         // SYNC POINT A, as in `Cq::arm`.
-        domain.gatherer.arm_for_others();
+        domain.gathering_cq.arm_for_others();
     }
 }
 
@@ -124,16 +124,16 @@ impl Xrcd {
     /// Makes a domain.
     pub(crate) fn new(nic: &'static Nic, file: Option<FileId>, gatherer: Arc<Cq>) -> Arc<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        IN_USE.store(true, Ordering::Relaxed);
+        XRC_IN_USE.store(true, Ordering::Relaxed);
         #[allow(clippy::cast_possible_truncation)] // it only has to differ from those that exist
         let number = (NEXT.fetch_add(1, Ordering::Relaxed) as u32) | 1 << 31;
         Arc::new(Self {
             nic,
             number,
             file,
-            gatherer,
+            gathering_cq: gatherer,
             srqs: Mutex::new(Vec::new()),
-            sides: SpinLock::new(Vec::new()),
+            recv_sides: SpinLock::new(Vec::new()),
         })
     }
 
@@ -150,9 +150,9 @@ impl Xrcd {
             *next = (index + 1) % MAX_SRQS;
             let at = SRQS_AT + index * size_of::<SrqShared>();
             fabric
-                .reserve(at, size_of::<SrqShared>())
+                .back_with_memory(at, size_of::<SrqShared>())
                 .map_err(|_| libc::ENOMEM)?;
-            let Some(shared) = fabric.me.segment.srq(index) else {
+            let Some(shared) = fabric.this_process.segment.srq(index) else {
                 continue;
             };
             if shared.domain.load(Ordering::Relaxed) != 0 {
@@ -172,9 +172,14 @@ impl Xrcd {
     /// Removes a shared receive queue: messages that name it are refused from now on.
     pub(crate) fn remove_srq(&self, number: u32) {
         // With the lock, no message is being received for the queue when this returns.
-        let _sides = self.sides.lock();
+        let _sides = self.recv_sides.lock();
         lock(&self.srqs).retain(|srq| srq.number() != Some(number));
-        if let Some(shared) = self.nic.me().segment.find_srq(number as usize % MAX_SRQS) {
+        if let Some(shared) = self
+            .nic
+            .this_process()
+            .segment
+            .find_srq(number as usize % MAX_SRQS)
+        {
             shared.domain.store(0, Ordering::Release);
         }
     }
@@ -186,37 +191,37 @@ impl Xrcd {
     }
 
     pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
-        self.sides.lock().push(RecvSide::new(Arc::clone(qp)));
+        self.recv_sides.lock().push(RecvSide::new(Arc::clone(qp)));
     }
 
     pub(crate) fn remove_receiver(&self, qp: &Qp) {
-        let mut sides = self.sides.lock();
+        let mut sides = self.recv_sides.lock();
         if let Some(at) = sides.iter().position(|s| s.qp().index == qp.index) {
             sides.swap_remove(at).detach_all();
         }
         drop(sides);
-        self.forget(qp.qpn);
+        self.forget_qp(qp.qpn);
     }
 
     /// Drops the completions of a queue pair.
-    pub(crate) fn forget(&self, qpn: u32) {
+    pub(crate) fn forget_qp(&self, qpn: u32) {
         for srq in lock(&self.srqs).iter() {
             if let Some(xrc) = &srq.xrc {
-                xrc.cq.forget(qpn);
+                xrc.cq.forget_qp(qpn);
             }
         }
     }
 
     /// Runs `f` on the receive side of `qp`.
     pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
-        let mut sides = self.sides.lock();
+        let mut sides = self.recv_sides.lock();
         f(sides.iter_mut().find(|s| s.qp().index == qp.index));
     }
 
     /// Delivers arrived messages. Returns true if a record waits for a deadline.
-    pub(crate) fn progress(&self) -> bool {
+    pub(crate) fn deliver_arrived(&self) -> bool {
         let mut waiting = false;
-        for side in self.sides.lock().iter_mut() {
+        for side in self.recv_sides.lock().iter_mut() {
             waiting |= side.receive_xrc(self);
         }
         waiting
@@ -229,27 +234,27 @@ impl Xrcd {
     }
 
     /// Lets peers call the engine again, as long as a thread waits for completions.
-    fn settle_arming(&self) {
-        if !self.gatherer.is_armed() {
+    fn update_arming(&self) {
+        if !self.gathering_cq.is_armed() {
             return;
         }
         let armed = self.anyone_armed();
-        self.gatherer.disarm_for_others();
+        self.gathering_cq.disarm_for_others();
         if armed {
-            self.gatherer.arm_for_others();
+            self.gathering_cq.arm_for_others();
         }
-        barrier::everywhere();
+        barrier::membarrier_all_processes();
         // A CQ that was armed meanwhile may have found the gatherer armed, before this function disarmed it.
         if !armed && self.anyone_armed() {
             arm(self.nic);
         }
         // A peer may have published, and found the engine called already.
-        self.progress();
+        self.deliver_arrived();
     }
 }
 
 impl Drop for Xrcd {
     fn drop(&mut self) {
-        self.nic.objects.remove_cq(self.gatherer.index);
+        self.nic.objects.remove_cq(self.gathering_cq.index);
     }
 }

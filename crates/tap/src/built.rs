@@ -12,7 +12,7 @@ pub(crate) struct BuiltWr {
     pub(crate) flags: u32,
     pub(crate) num_sge: u32,
     pub(crate) bytes: u32,
-    pub(crate) destination: Option<RemoteAddress>,
+    pub(crate) remote_address: Option<RemoteAddress>,
     pub(crate) ah: *mut ibv_ah,
     pub(crate) qpn: u32,
     pub(crate) flush: Option<FlushParameters>,
@@ -42,7 +42,7 @@ impl BuiltWr {
             flags: 0,
             num_sge: 0,
             bytes: 0,
-            destination: None,
+            remote_address: None,
             ah: std::ptr::null_mut(),
             qpn: 0,
             flush: None,
@@ -52,7 +52,7 @@ impl BuiltWr {
     /// Returns a work request with a remote memory address.
     pub(crate) const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
         Self {
-            destination: Some(RemoteAddress { addr, rkey }),
+            remote_address: Some(RemoteAddress { addr, rkey }),
             ..Self::local(opcode)
         }
     }
@@ -67,15 +67,15 @@ impl Request for BuiltWr {
         self.flags
     }
 
-    fn payload(&self) -> (u32, u32) {
+    fn num_sge_and_bytes(&self) -> (u32, u32) {
         (self.num_sge, self.bytes)
     }
 
-    fn remote(&self) -> u64 {
-        self.destination.map_or(0, |to| to.addr)
+    fn remote_addr(&self) -> u64 {
+        self.remote_address.map_or(0, |to| to.addr)
     }
 
-    fn destination(&self) -> (*mut ibv_ah, u32) {
+    fn ud_destination(&self) -> (*mut ibv_ah, u32) {
         (self.ah, self.qpn)
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use verbs_abi::*;
 
-use crate::machines::{address, machine, record_address};
+use crate::machines::{address_hash, machine_id, record_ah_machine};
 use crate::objects::{
-    CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, qp_key, registry,
+    CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, lock_registry, qp_key,
 };
 use crate::provider::Provider;
 use crate::{data_path, extended, memory, session, trace};
@@ -33,9 +33,9 @@ unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
             create_cq_ex: own.and_then(|own| own.create_cq_ex),
             create_srq_ex: own.and_then(|own| own.create_srq_ex),
             session,
-            process_shift: P::PROCESS_SHIFT,
+            qpn_process_shift: P::PROCESS_SHIFT,
         }));
-        let _one = registry();
+        let _one = lock_registry();
         if !CONTEXTS.insert(key_of(handle), context) {
             return;
         }
@@ -55,14 +55,14 @@ unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
 ///
 /// # Safety
 /// `handle` is NULL or a new queue pair.
-unsafe fn created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> *mut ibv_qp {
+unsafe fn record_created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> *mut ibv_qp {
     // SAFETY: contract of this function.
     let Some(qp) = (unsafe { handle.as_ref() }) else {
         return handle;
     };
     if let Some(context) = CONTEXTS.find(key_of(qp.context)) {
         let new = Box::leak(Box::new(Qp::new(context, qp, cap, sq_sig_all)));
-        let _one = registry();
+        let _one = lock_registry();
         QPS.remove(qp_key(qp.context, qp.qp_num));
         QPS.insert(qp_key(qp.context, qp.qp_num), new);
         QP_HANDLES.remove(key_of(handle));
@@ -75,12 +75,12 @@ unsafe fn created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> 
 ///
 /// # Safety
 /// `handle` is NULL or a new completion queue.
-unsafe fn created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
+unsafe fn record_created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
     // SAFETY: contract of this function.
     let cq = unsafe { handle.as_ref() }?;
     let context = CONTEXTS.find(key_of(cq.context))?;
     let new: &'static Cq = Box::leak(Box::new(Cq::new(context, cq.context, cq.cqe)));
-    let _one = registry();
+    let _one = lock_registry();
     CQS.remove(key_of(handle));
     CQS.insert(key_of(handle), new).then_some(new)
 }
@@ -89,14 +89,14 @@ unsafe fn created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
 ///
 /// # Safety
 /// `handle` is NULL or a new shared receive queue.
-unsafe fn created_srq(handle: *mut ibv_srq) -> *mut ibv_srq {
+unsafe fn record_created_srq(handle: *mut ibv_srq) -> *mut ibv_srq {
     // SAFETY: contract of this function.
     let Some(srq) = (unsafe { handle.as_ref() }) else {
         return handle;
     };
     if let Some(context) = CONTEXTS.find(key_of(srq.context)) {
         let new = Box::leak(Box::new(Srq::new(context)));
-        let _one = registry();
+        let _one = lock_registry();
         SRQS.remove(key_of(handle));
         SRQS.insert(key_of(handle), new);
     }
@@ -114,13 +114,13 @@ unsafe extern "C" fn create_qp_ex(
     // values.
     unsafe {
         let Some(create) = own else {
-            return null_with_errno();
+            return null_with_eopnotsupp();
         };
         let qp = create(handle, init);
         let Some(init) = init.as_ref().filter(|_| !qp.is_null()) else {
             return qp;
         };
-        created_qp(qp, init.cap, init.sq_sig_all != 0);
+        record_created_qp(qp, init.cap, init.sq_sig_all != 0);
         let extended = init.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
         if let Some(known) = QPS
             .find(qp_key((*qp).context, (*qp).qp_num))
@@ -147,10 +147,10 @@ unsafe extern "C" fn create_cq_ex(
     // SAFETY: the caller promises `ibv_create_cq_ex(3)`.
     unsafe {
         let Some(create) = own else {
-            return null_with_errno();
+            return null_with_eopnotsupp();
         };
         let cq = create(handle, init);
-        if let Some(known) = created_cq(cq.cast()) {
+        if let Some(known) = record_created_cq(cq.cast()) {
             let wc_flags = init.as_ref().map_or(0, |init| init.wc_flags);
             extended::install_poll(known, &mut *cq, wc_flags);
         }
@@ -168,15 +168,15 @@ unsafe extern "C" fn create_srq_ex(
     // SAFETY: the caller promises `ibv_create_srq_ex(3)`.
     unsafe {
         match own {
-            Some(create) => created_srq(create(handle, init)),
-            None => null_with_errno(),
+            Some(create) => record_created_srq(create(handle, init)),
+            None => null_with_eopnotsupp(),
         }
     }
 }
 
 /// Sets errno to EOPNOTSUPP and returns NULL, as the header's functions do if a provider lacks an
 /// operation.
-fn null_with_errno<T>() -> *mut T {
+fn null_with_eopnotsupp<T>() -> *mut T {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
     std::ptr::null_mut()
@@ -186,7 +186,7 @@ fn null_with_errno<T>() -> *mut T {
 ///
 /// # Safety
 /// `mr` is NULL or a new region.
-unsafe fn on_registered(mr: *mut ibv_mr) -> *mut ibv_mr {
+unsafe fn record_registered_mr(mr: *mut ibv_mr) -> *mut ibv_mr {
     // SAFETY: contract of this function.
     if let Some(region) = unsafe { mr.as_ref() }
         && let Some(context) = CONTEXTS.find(key_of(region.context))
@@ -239,7 +239,7 @@ unsafe extern "C" fn open_device<P: Provider>(device: *mut ibv_device) -> *mut i
 
 unsafe extern "C" fn import_device<P: Provider>(cmd_fd: c_int) -> *mut ibv_context {
     let Some(later) = P::later_symbols() else {
-        return null_with_errno();
+        return null_with_eopnotsupp();
     };
     // SAFETY: as above.
     unsafe {
@@ -256,7 +256,7 @@ unsafe extern "C" fn reg_mr<P: Provider>(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: as above.
-    unsafe { on_registered((P::symbols().ibv_reg_mr)(pd, addr, length, access)) }
+    unsafe { record_registered_mr((P::symbols().ibv_reg_mr)(pd, addr, length, access)) }
 }
 
 unsafe extern "C" fn reg_mr_iova<P: Provider>(
@@ -267,10 +267,10 @@ unsafe extern "C" fn reg_mr_iova<P: Provider>(
     access: c_int,
 ) -> *mut ibv_mr {
     let Some(later) = P::later_symbols() else {
-        return null_with_errno();
+        return null_with_eopnotsupp();
     };
     // SAFETY: as above.
-    unsafe { on_registered((later.ibv_reg_mr_iova)(pd, addr, length, iova, access)) }
+    unsafe { record_registered_mr((later.ibv_reg_mr_iova)(pd, addr, length, iova, access)) }
 }
 
 unsafe extern "C" fn reg_mr_iova2<P: Provider>(
@@ -281,10 +281,10 @@ unsafe extern "C" fn reg_mr_iova2<P: Provider>(
     access: c_uint,
 ) -> *mut ibv_mr {
     let Some(later) = P::later_symbols() else {
-        return null_with_errno();
+        return null_with_eopnotsupp();
     };
     // SAFETY: as above.
-    unsafe { on_registered((later.ibv_reg_mr_iova2)(pd, addr, length, iova, access)) }
+    unsafe { record_registered_mr((later.ibv_reg_mr_iova2)(pd, addr, length, iova, access)) }
 }
 
 unsafe extern "C" fn rereg_mr<P: Provider>(
@@ -299,7 +299,7 @@ unsafe extern "C" fn rereg_mr<P: Provider>(
     unsafe {
         let result = (P::symbols().ibv_rereg_mr)(mr, flags, pd, addr, length, access);
         if result == 0 {
-            on_registered(mr);
+            record_registered_mr(mr);
         }
         result
     }
@@ -328,7 +328,7 @@ unsafe extern "C" fn create_cq<P: Provider>(
     // SAFETY: as above.
     unsafe {
         let cq = (P::symbols().ibv_create_cq)(context, cqe, cq_context, channel, comp_vector);
-        created_cq(cq);
+        record_created_cq(cq);
         cq
     }
 }
@@ -337,14 +337,14 @@ unsafe extern "C" fn destroy_cq<P: Provider>(cq: *mut ibv_cq) -> c_int {
     let known = CQS.find(key_of(cq));
     // Remove the object before the call, because the handle's address may be reused at once.
     let forget = || {
-        let _one = registry();
+        let _one = lock_registry();
         CQS.remove(key_of(cq));
     };
     forget();
     // SAFETY: as above.
     let result = unsafe { (P::symbols().ibv_destroy_cq)(cq) };
     if let Some(known) = known.filter(|_| result != 0) {
-        let _one = registry();
+        let _one = lock_registry();
         CQS.insert(key_of(cq), known);
     }
     result
@@ -355,19 +355,19 @@ unsafe extern "C" fn create_srq<P: Provider>(
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     // SAFETY: as above.
-    unsafe { created_srq((P::symbols().ibv_create_srq)(pd, init)) }
+    unsafe { record_created_srq((P::symbols().ibv_create_srq)(pd, init)) }
 }
 
 unsafe extern "C" fn destroy_srq<P: Provider>(srq: *mut ibv_srq) -> c_int {
     let known = SRQS.find(key_of(srq));
     {
-        let _one = registry();
+        let _one = lock_registry();
         SRQS.remove(key_of(srq));
     }
     // SAFETY: as above.
     let result = unsafe { (P::symbols().ibv_destroy_srq)(srq) };
     if let Some(known) = known.filter(|_| result != 0) {
-        let _one = registry();
+        let _one = lock_registry();
         SRQS.insert(key_of(srq), known);
     }
     result
@@ -381,7 +381,7 @@ unsafe extern "C" fn create_qp<P: Provider>(
     unsafe {
         let qp = (P::symbols().ibv_create_qp)(pd, init);
         match init.as_ref() {
-            Some(init) => created_qp(qp, init.cap, init.sq_sig_all != 0),
+            Some(init) => record_created_qp(qp, init.cap, init.sq_sig_all != 0),
             None => qp,
         }
     }
@@ -400,11 +400,15 @@ unsafe extern "C" fn modify_qp<P: Provider>(
             && let Some(known) = QPS.find(qp_key(qp.context, qp.qp_num))
         {
             if mask & IBV_QP_AV != 0 {
-                let machine = machine(known.context.process_shift, &attr.ah_attr, attr.dest_qp_num);
+                let machine = machine_id(
+                    known.context.qpn_process_shift,
+                    &attr.ah_attr,
+                    attr.dest_qp_num,
+                );
                 known.thread_entry().add_peer(machine);
             }
             if mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET {
-                data_path::reset(known);
+                data_path::reset_outstanding(known);
             }
         }
         result
@@ -420,13 +424,13 @@ unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
         let key = qp_key(qp.context, qp.qp_num);
         let known = QPS.find(key);
         {
-            let _one = registry();
+            let _one = lock_registry();
             QPS.remove(key);
             QP_HANDLES.remove(key_of(handle));
         }
         let result = (P::symbols().ibv_destroy_qp)(handle);
         if let Some(known) = known.filter(|_| result != 0) {
-            let _one = registry();
+            let _one = lock_registry();
             QPS.insert(key, known);
             QP_HANDLES.insert(key_of(handle), known);
         }
@@ -442,7 +446,7 @@ unsafe extern "C" fn create_ah<P: Provider>(
     unsafe {
         let ah = (P::symbols().ibv_create_ah)(pd, attr);
         if let Some(attr) = attr.as_ref().filter(|_| !ah.is_null()) {
-            record_address(ah, address(attr));
+            record_ah_machine(ah, address_hash(attr));
         }
         ah
     }
@@ -460,7 +464,7 @@ unsafe extern "C" fn create_ah_from_wc<P: Provider>(
         if let Some(pd) = pd.as_ref().filter(|_| !ah.is_null()) {
             let mut attr = ibv_ah_attr::zeroed();
             if (P::symbols().ibv_init_ah_from_wc)(pd.context, port_num, wc, grh, &mut attr) == 0 {
-                record_address(ah, address(&attr));
+                record_ah_machine(ah, address_hash(&attr));
             }
         }
         ah

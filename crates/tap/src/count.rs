@@ -7,16 +7,16 @@ use verbs_abi::*;
 use crate::layout::*;
 use crate::machines::machine_of_datagram;
 use crate::objects::{Context, Cq, QPS, Qp, QpThread, kind_index, qp_key};
-use crate::request::{NOTHING_REPEATS, Request, RequestPattern};
-use crate::session::{add, raise_to, set};
+use crate::request::{NO_REPEATABLE_PATTERN, Request, RequestPattern};
+use crate::session::{add, raise_to, store_if_changed};
 
 /// Number of work requests or completions (a power of two) per reading of the clock. The clock is also read
-/// for the first `TIME_FIRST` of them.
-const TIME_EVERY: u64 = 256;
-const TIME_FIRST: u64 = 64;
+/// for the first `FIRST_TIMED_REQUESTS` of them.
+const REQUESTS_PER_CLOCK_READ: u64 = 256;
+const FIRST_TIMED_REQUESTS: u64 = 64;
 /// Maximum number of look-ups of datagram destinations by a thread for a queue pair; later destinations are
 /// only counted.
-const MAX_LOOKUPS: u64 = 1 << 16;
+const MAX_DESTINATION_LOOKUPS: u64 = 1 << 16;
 
 /// Maximum number of posts that are counted as repetitions before they are added to all counters.
 const MAX_REPEATED: u64 = 255;
@@ -30,7 +30,7 @@ pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request>
         return;
     };
     let alone = first.next().is_none();
-    if alone && entry.is_repetition(qp, request.pattern(), || request.destination()) {
+    if alone && entry.is_repetition(qp, request.pattern(), || request.ud_destination()) {
         return add(&entry.cell.repeated, 1);
     }
     entry.count_repeated(qp);
@@ -44,8 +44,8 @@ fn count_each_posted(
     requests: impl Iterator<Item = impl Request>,
     alone: bool,
 ) {
-    let before = qp.posted.load(Relaxed);
-    let signaled_before = qp.signaled.load(Relaxed);
+    let before = qp.posted_wrs.load(Relaxed);
+    let signaled_before = qp.signaled_wrs.load(Relaxed);
     let (mut count, mut signaled) = (0u64, 0u64);
     let (mut key, mut in_row, mut signaled_in_row) = (OperationKey(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
@@ -65,7 +65,7 @@ fn count_each_posted(
                 Some(next)
                     if !fetches
                         && pattern == before
-                        && (!datagram || next.destination() == request.destination()) =>
+                        && (!datagram || next.ud_destination() == request.ud_destination()) =>
                 {
                     equal += 1;
                 }
@@ -81,7 +81,7 @@ fn count_each_posted(
         if is_signaled(qp, &request) {
             for _ in 0..equal {
                 count += 1;
-                qp.mark(signaled_before + signaled, before + count);
+                qp.record_signaled(signaled_before + signaled, before + count);
                 signaled += 1;
             }
             signaled_in_row += equal;
@@ -89,45 +89,52 @@ fn count_each_posted(
             count += equal;
         }
         if datagram {
-            entry.add_destination(qp.context, request.destination());
+            entry.add_destination(qp.context, request.ud_destination());
         } else if fetches {
-            entry.add_fetch(request.opcode(), request.remote(), request.payload().1);
+            entry.record_read_or_atomic(
+                request.opcode(),
+                request.remote_addr(),
+                request.num_sge_and_bytes().1,
+            );
         }
     }
     entry.add_sent(key, in_row, signaled_in_row);
-    qp.advance(&qp.posted, count);
+    qp.advance(&qp.posted_wrs, count);
     if signaled > 0 {
-        qp.advance(&qp.signaled, signaled);
+        qp.advance(&qp.signaled_wrs, signaled);
     }
     let cell = entry.cell;
-    add(&cell.lists[class_of(count, LIST_CLASSES)], 1);
+    add(
+        &cell.postlists_by_length[power_of_two_class(count, POSTLIST_LENGTH_CLASSES)],
+        1,
+    );
     let outstanding = before
-        .saturating_sub(qp.retired())
+        .saturating_sub(qp.completed_wrs())
         .min(qp.max_outstanding().saturating_sub(count));
     add(
         &cell.outstanding_sum,
         count * outstanding + count * (count + 1) / 2,
     );
     raise_to(&cell.outstanding_max, outstanding + count);
-    let found = entry.thread.found.load(Relaxed);
-    if entry.found.load(Relaxed) != found {
-        entry.found.store(found, Relaxed);
+    let found = entry.thread.successful_polls.load(Relaxed);
+    if entry.successful_polls_at_post.load(Relaxed) != found {
+        entry.successful_polls_at_post.store(found, Relaxed);
         add(&cell.runs, 1);
     }
     if alone && let Some(pattern) = first {
         entry.record_pattern(pattern, key, signaled > 0, outstanding + 1);
     }
-    if is_time(before, count) {
-        entry.record_time(qp);
+    if must_read_clock(before, count) {
+        entry.record_post_time(qp);
     }
 }
 
 /// Returns the kind under which a work request is counted.
 #[inline(always)]
 fn kind_of(qp: &Qp, request: &impl Request) -> OperationKey {
-    let (num_sge, bytes) = request.payload();
+    let (num_sge, bytes) = request.num_sge_and_bytes();
     let inline = (request.flags() | qp.implied_flags) & IBV_SEND_INLINE != 0;
-    OperationKey::new(request.opcode(), num_sge, bytes).inline(inline)
+    OperationKey::new(request.opcode(), num_sge, bytes).with_inline(inline)
 }
 
 #[inline(always)]
@@ -137,8 +144,8 @@ fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
 
 /// Returns true if the clock must be read when `more` work requests or completions are added to `before`.
 #[inline(always)]
-fn is_time(before: u64, more: u64) -> bool {
-    before < TIME_FIRST || (before ^ (before + more)) >= TIME_EVERY
+fn must_read_clock(before: u64, more: u64) -> bool {
+    before < FIRST_TIMED_REQUESTS || (before ^ (before + more)) >= REQUESTS_PER_CLOCK_READ
 }
 
 impl QpThread {
@@ -156,7 +163,8 @@ impl QpThread {
     ) -> bool {
         self.repeated_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
             && self.repeated_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
-            && self.found.load(Relaxed) == self.thread.found.load(Relaxed)
+            && self.successful_polls_at_post.load(Relaxed)
+                == self.thread.successful_polls.load(Relaxed)
             && RepeatedPosts(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
             && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))
     }
@@ -170,16 +178,16 @@ impl QpThread {
         signaled: bool,
         outstanding: u64,
     ) {
-        let place = self.sent_place.load(Relaxed) as usize;
-        let single = place < SINGLE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
+        let place = self.last_sent_kind_index.load(Relaxed) as usize;
+        let single = place < SINGLE_SIZE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
         if !single || fetches {
-            return set(&self.repeated_opcode_and_sges, NOTHING_REPEATS);
+            return store_if_changed(&self.repeated_opcode_and_sges, NO_REPEATABLE_PATTERN);
         }
-        set(&self.repeated_opcode_and_sges, pattern.opcode_and_sges);
-        set(&self.repeated_flags_and_bytes, pattern.flags_and_bytes);
-        set(&self.cell.repeated, RepeatedPosts::none(place, signaled).0);
-        set(&self.cell.repeated_outstanding, outstanding);
+        store_if_changed(&self.repeated_opcode_and_sges, pattern.opcode_and_sges);
+        store_if_changed(&self.repeated_flags_and_bytes, pattern.flags_and_bytes);
+        store_if_changed(&self.cell.repeated, RepeatedPosts::none(place, signaled).0);
+        store_if_changed(&self.cell.repeated_outstanding, outstanding);
     }
 
     /// Adds the posts that were only counted as repetitions to all counters.
@@ -193,12 +201,12 @@ impl QpThread {
 
     /// Records the time of a post; only some posts call this function.
     #[cold]
-    fn record_time(&self, qp: &Qp) {
-        let now = qp.context.session.record_time();
-        if self.cell.first_ns.load(Relaxed) == 0 {
-            self.cell.first_ns.store(now, Relaxed);
+    fn record_post_time(&self, qp: &Qp) {
+        let now = qp.context.session.record_use_time();
+        if self.cell.first_post_ns.load(Relaxed) == 0 {
+            self.cell.first_post_ns.store(now, Relaxed);
         }
-        self.cell.last_ns.store(now, Relaxed);
+        self.cell.last_post_ns.store(now, Relaxed);
     }
 
     #[inline(never)]
@@ -206,9 +214,9 @@ impl QpThread {
         let cell = self.cell;
         let count = repeated.count();
         cell.repeated.store(repeated.0 - count, Relaxed);
-        let kind = &cell.sent[repeated.place()];
+        let kind = &cell.sent[repeated.kind_index()];
         add(&kind.count, count);
-        add(&cell.lists[0], count);
+        add(&cell.postlists_by_length[0], count);
         let before = cell.repeated_outstanding.load(Relaxed);
         let sum = repeated.outstanding_sum(before, qp.max_outstanding());
         add(&cell.outstanding_sum, sum);
@@ -216,19 +224,19 @@ impl QpThread {
             &cell.outstanding_max,
             (before + count).min(qp.max_outstanding()),
         );
-        let posted = qp.posted.load(Relaxed);
-        let signaled = repeated.signaled();
+        let posted = qp.posted_wrs.load(Relaxed);
+        let signaled = repeated.signaled_count();
         if signaled > 0 {
-            let signaled_before = qp.signaled.load(Relaxed);
+            let signaled_before = qp.signaled_wrs.load(Relaxed);
             for index in 0..signaled {
-                qp.mark(signaled_before + index, posted + index + 1);
+                qp.record_signaled(signaled_before + index, posted + index + 1);
             }
             add(&kind.signaled, signaled);
-            qp.advance(&qp.signaled, signaled);
+            qp.advance(&qp.signaled_wrs, signaled);
         }
-        qp.advance(&qp.posted, count);
-        if is_time(posted, count) {
-            self.record_time(qp);
+        qp.advance(&qp.posted_wrs, count);
+        if must_read_clock(posted, count) {
+            self.record_post_time(qp);
         }
     }
 
@@ -242,7 +250,7 @@ impl QpThread {
             return;
         }
         let place = if self.sent_key.load(Relaxed) == key.0 {
-            self.sent_place.load(Relaxed) as usize
+            self.last_sent_kind_index.load(Relaxed) as usize
         } else {
             self.find_sent(key)
         };
@@ -250,7 +258,7 @@ impl QpThread {
             return add(&self.cell.unitemised_sent, count);
         };
         add(&kind.count, count);
-        if place >= SINGLE_SENT_KINDS {
+        if place >= SINGLE_SIZE_SENT_KINDS {
             add(&kind.bytes, count * u64::from(key.bytes()));
         }
         if signaled > 0 {
@@ -262,19 +270,19 @@ impl QpThread {
     #[inline(never)]
     fn find_sent(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.sent;
-        let place = kind_index(key, kinds.len(), SINGLE_SENT_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
         self.sent_key.store(key.0, Relaxed);
-        self.sent_place.store(place as u64, Relaxed);
+        self.last_sent_kind_index.store(place as u64, Relaxed);
         place
     }
 
     #[inline(always)]
     fn add_received(&self, key: OperationKey, count: u64) {
         let place = if self.received_key.load(Relaxed) == key.0 {
-            self.received_place.load(Relaxed) as usize
+            self.last_received_kind_index.load(Relaxed) as usize
         } else {
             self.find_received(key)
         };
@@ -282,7 +290,7 @@ impl QpThread {
             return add(&self.cell.unitemised_received, count);
         };
         add(&kind.count, count);
-        if place >= SINGLE_RECEIVED_KINDS {
+        if place >= SINGLE_SIZE_RECEIVED_KINDS {
             add(&kind.bytes, count * u64::from(key.bytes()));
         }
     }
@@ -290,25 +298,25 @@ impl QpThread {
     #[inline(never)]
     fn find_received(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
-        let place = kind_index(key, kinds.len(), SINGLE_RECEIVED_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
         self.received_key.store(key.0, Relaxed);
-        self.received_place.store(place as u64, Relaxed);
+        self.last_received_kind_index.store(place as u64, Relaxed);
         place
     }
 
     /// Records whether a READ continues the previous one, and the address slot of an atomic.
     #[inline(never)]
-    fn add_fetch(&self, opcode: ibv_wr_opcode, remote: u64, bytes: u32) {
+    fn record_read_or_atomic(&self, opcode: ibv_wr_opcode, remote: u64, bytes: u32) {
         match opcode {
             IBV_WR_RDMA_READ => {
-                if self.read_end.load(Relaxed) == remote {
+                if self.last_read_end_addr.load(Relaxed) == remote {
                     add(&self.cell.adjacent_reads, 1);
                 }
                 let end = remote.wrapping_add(bytes.into());
-                self.read_end.store(end, Relaxed);
+                self.last_read_end_addr.store(end, Relaxed);
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let slot = (remote as usize / 8) % ATOMIC_SLOTS;
@@ -320,7 +328,7 @@ impl QpThread {
 
     /// Returns the slot that remembers a destination, and the value that identifies the destination.
     #[inline(always)]
-    fn destination(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
+    fn destination_slot(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
         let known = (ah.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff);
         let place = (qpn as usize ^ ah.addr() >> 6) & (self.destinations.len() - 1);
         (&self.destinations[place], known)
@@ -329,27 +337,27 @@ impl QpThread {
     /// Returns true if this destination was looked up before.
     #[inline(always)]
     fn is_known_destination(&self, to: (*mut ibv_ah, u32)) -> bool {
-        let (place, known) = self.destination(to);
+        let (place, known) = self.destination_slot(to);
         place.load(Relaxed) == known
     }
 
     /// Records the destination of a datagram.
     #[inline]
     fn add_destination(&self, context: &Context, to: (*mut ibv_ah, u32)) {
-        let (place, known) = self.destination(to);
+        let (place, known) = self.destination_slot(to);
         if place.load(Relaxed) != known {
             place.store(known, Relaxed);
-            self.add_from_handle(context, to.0, to.1);
+            self.look_up_destination(context, to.0, to.1);
         }
     }
 
     #[cold]
-    fn add_from_handle(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
-        if self.destinations_missed.load(Relaxed) >= MAX_LOOKUPS {
+    fn look_up_destination(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
+        if self.destination_lookups.load(Relaxed) >= MAX_DESTINATION_LOOKUPS {
             return add(&self.cell.unlisted_peers, 1);
         }
-        add(&self.destinations_missed, 1);
-        self.add_peer(machine_of_datagram(context.process_shift, ah, qpn));
+        add(&self.destination_lookups, 1);
+        self.add_peer(machine_of_datagram(context.qpn_process_shift, ah, qpn));
     }
 
     /// Records a machine to which the queue pair sends.
@@ -370,10 +378,10 @@ impl QpThread {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CountedCompletion {
     pub(crate) qpn: u32,
-    pub(crate) ok: bool,
+    pub(crate) is_success: bool,
     pub(crate) opcode: ibv_wc_opcode,
     pub(crate) bytes: u32,
-    pub(crate) imm: bool,
+    pub(crate) has_imm: bool,
 }
 
 impl CountedCompletion {
@@ -381,22 +389,22 @@ impl CountedCompletion {
     pub(crate) fn of(wc: &ibv_wc) -> Self {
         Self {
             qpn: wc.qp_num,
-            ok: wc.status == IBV_WC_SUCCESS,
+            is_success: wc.status == IBV_WC_SUCCESS,
             opcode: wc.opcode,
             bytes: wc.byte_len,
-            imm: wc.wc_flags & IBV_WC_WITH_IMM != 0,
+            has_imm: wc.wc_flags & IBV_WC_WITH_IMM != 0,
         }
     }
 
     /// Returns the key of completions that are counted together.
     #[inline(always)]
     fn key(self) -> OperationKey {
-        if !self.ok {
+        if !self.is_success {
             OperationKey(u64::MAX)
         } else if self.opcode & IBV_WC_RECV == 0 {
             OperationKey(0)
         } else {
-            OperationKey::new(self.opcode, 0, self.bytes).imm(self.imm)
+            OperationKey::new(self.opcode, 0, self.bytes).with_imm(self.has_imm)
         }
     }
 }
@@ -413,11 +421,14 @@ pub(crate) fn count_poll(cq: &Cq, count: u64) {
     let entry = cq.thread_entry();
     let cell = entry.cell;
     let before = cell.completions.load(Relaxed);
-    add(&entry.thread.found, 1);
+    add(&entry.thread.successful_polls, 1);
     add(&cell.completions, count);
-    add(&cell.found[class_of(count, POLL_CLASSES)], 1);
-    if is_time(before, count) {
-        cq.context.session.record_time();
+    add(
+        &cell.polls_by_completions[power_of_two_class(count, POLL_CLASSES)],
+        1,
+    );
+    if must_read_clock(before, count) {
+        cq.context.session.record_use_time();
     }
 }
 
@@ -432,7 +443,7 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
     };
     let differ = completions
         .iter()
-        .fold(0, |differ, other| differ | difference(first, other));
+        .fold(0, |differ, other| differ | differing_bits(first, other));
     if differ == 0 {
         return add_completed(cq, CountedCompletion::of(first), completions.len() as u64);
     }
@@ -442,7 +453,7 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
 /// Counts completions like [`count_completions`], run by run.
 #[inline(never)]
 fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
-    for run in completions.chunk_by(|a, b| difference(a, b) == 0) {
+    for run in completions.chunk_by(|a, b| differing_bits(a, b) == 0) {
         if let Some(first) = run.first() {
             add_completed(cq, CountedCompletion::of(first), run.len() as u64);
         }
@@ -451,7 +462,7 @@ fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
 
 /// Returns 0 if two completions are equal in all counted fields.
 #[inline(always)]
-fn difference(a: &ibv_wc, b: &ibv_wc) -> u32 {
+fn differing_bits(a: &ibv_wc, b: &ibv_wc) -> u32 {
     let fate = (a.status ^ b.status) | (a.opcode ^ b.opcode) | (a.wc_flags ^ b.wc_flags);
     fate | (a.qp_num ^ b.qp_num) | (a.byte_len ^ b.byte_len)
 }
@@ -469,16 +480,16 @@ pub(crate) fn add_completed(cq: &Cq, completion: CountedCompletion, count: u64) 
             if let Some(entry) = qp.existing_entry() {
                 entry.count_repeated(qp);
             }
-            qp.advance(&qp.completed, count);
+            qp.advance(&qp.send_completions, count);
         }
         u64::MAX => {
             let entry = qp.thread_entry();
             entry.count_repeated(qp);
-            add(&entry.cell.failed, count);
+            add(&entry.cell.failed_completions, count);
             // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
             // receive. After a failure the queue pair is in error, and at most as many operations are
             // outstanding as are flushed.
-            qp.retire(count);
+            qp.complete_signaled(count);
         }
         _ => qp.thread_entry().add_received(key, count),
     }

@@ -63,17 +63,17 @@ unsafe extern "C" fn post_send(
         {
             let pattern =
                 RequestPattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
-            if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
+            if let Some(qp) = QP_HANDLES.find_in_first_slot(key_of(handle))
                 && let Some(post_send) = qp.post_send
                 && let Some(entry) = qp.existing_entry()
-                && entry.is_repetition(qp, pattern, || one.destination())
+                && entry.is_repetition(qp, pattern, || one.ud_destination())
             {
                 let cell = entry.cell;
                 let result = post_send(handle, wr, bad_wr);
                 let word = if result == 0 {
                     &cell.repeated
                 } else {
-                    &cell.refused
+                    &cell.refused_wrs
                 };
                 add(word, 1);
                 return result;
@@ -98,7 +98,7 @@ unsafe extern "C" fn post_send_counted(
     let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
-        if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
+        if let Some(qp) = QP_HANDLES.find_in_first_slot(key_of(handle))
             && let Some(post_send) = qp.post_send
         {
             let result = post_send(handle, wr, bad_wr);
@@ -177,14 +177,14 @@ unsafe extern "C" fn post_send_slow(
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let rest = PostedList::new(bad_wr, ptr::null_mut());
-    add(&qp.thread_entry().cell.refused, rest.count() as u64);
+    add(&qp.thread_entry().cell.refused_wrs, rest.count() as u64);
     bad_wr
 }
 
 unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller promises a live queue with room for the completions (`ibv_poll_cq(3)`).
     unsafe {
-        let cq = CQS.find_first(key_of(handle));
+        let cq = CQS.find_in_first_slot(key_of(handle));
         let cq = cq.or_else(|| CQS.find(key_of(handle)));
         let Some(poll_cq) = (match cq {
             Some(cq) => cq.context.ops.poll_cq,
@@ -199,14 +199,14 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
                     count::count_poll(cq, found as u64);
                     let completions = std::slice::from_raw_parts(wc, found);
                     if trace::is_on() {
-                        trace::write_found(handle, cq, completions);
+                        trace::write_found_completions(handle, cq, completions);
                     }
                     count::count_completions(cq, completions);
                 }
                 _ => {
                     count::count_empty_poll(cq);
                     if trace::is_on() {
-                        trace::empty_poll(handle.addr(), cq);
+                        trace::record_empty_poll(handle.addr(), cq);
                     }
                 }
             }
@@ -216,8 +216,10 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
 }
 
 /// Removes the outstanding operations of a queue pair from its counts, after a reset of the queue pair.
-pub(crate) fn reset(qp: &Qp) {
+pub(crate) fn reset_outstanding(qp: &Qp) {
     qp.thread_entry().count_repeated(qp);
-    qp.reset();
-    qp.thread_entry().read_end.store(u64::MAX, Relaxed);
+    qp.complete_all();
+    qp.thread_entry()
+        .last_read_end_addr
+        .store(u64::MAX, Relaxed);
 }

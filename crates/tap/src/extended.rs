@@ -29,7 +29,7 @@ unsafe fn qp_of(qp: *mut ibv_qp_ex) -> Option<&'static Qp> {
 unsafe fn list(qp: &Qp) -> &mut Vec<BuiltWr> {
     // SAFETY: only this thread uses the list, and only during the functions below, which do not call each
     // other.
-    unsafe { &mut *qp.thread_entry().list.get() }
+    unsafe { &mut *qp.thread_entry().built_wrs.get() }
 }
 
 /// Adds a work request to the list that the calling thread is building.
@@ -199,14 +199,14 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         let traced = trace::start_time();
         let result = own(handle);
         if let Some(at_ns) = traced {
-            trace::write_built(at_ns, handle, list(qp), result);
+            trace::write_built_list(at_ns, handle, list(qp), result);
         }
         // The provider has posted the whole list or none of it (`ibv_wr_post(3)`).
         let built = list(qp);
         if result == 0 {
             count::count_posted(qp, built.iter().copied());
         } else {
-            crate::session::add(&qp.thread_entry().cell.refused, built.len() as u64);
+            crate::session::add(&qp.thread_entry().cell.refused_wrs, built.len() as u64);
         }
         built.clear();
         result
@@ -264,13 +264,13 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
         .start_poll
         .map_or(libc::EINVAL, |start| unsafe { start(handle, attr) });
     if result == 0 {
-        cq.thread_entry().batch.store(1, Relaxed);
+        cq.thread_entry().completions_in_poll.store(1, Relaxed);
         // SAFETY: this thread has started polling the queue.
-        unsafe { count_current(cq, own, handle, "start_poll") };
+        unsafe { count_current_completion(cq, own, handle, "start_poll") };
     } else {
         count::count_empty_poll(cq);
         if trace::is_on() {
-            trace::empty_poll(handle.addr(), cq);
+            trace::record_empty_poll(handle.addr(), cq);
         }
     }
     result
@@ -285,9 +285,9 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
         .next_poll
         .map_or(libc::EINVAL, |next| unsafe { next(handle) });
     if result == 0 {
-        crate::session::add(&cq.thread_entry().batch, 1);
+        crate::session::add(&cq.thread_entry().completions_in_poll, 1);
         // SAFETY: as above.
-        unsafe { count_current(cq, own, handle, "next_poll") };
+        unsafe { count_current_completion(cq, own, handle, "next_poll") };
     }
     result
 }
@@ -296,7 +296,7 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     let Some((cq, own)) = cq_of(handle) else {
         return;
     };
-    count::count_poll(cq, cq.thread_entry().batch.swap(0, Relaxed));
+    count::count_poll(cq, cq.thread_entry().completions_in_poll.swap(0, Relaxed));
     if let Some(end) = own.end_poll {
         // SAFETY: the caller promises that this thread polls the queue.
         unsafe { end(handle) };
@@ -307,7 +307,7 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
 ///
 /// # Safety
 /// The calling thread polls the queue, and there is a current completion.
-unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &str) {
+unsafe fn count_current_completion(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &str) {
     // SAFETY: contract of this function; the fields were requested, or always exist.
     unsafe {
         let read = |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| {
@@ -317,10 +317,10 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
             // A provider that cannot read the QP number gives 0xffffff, which belongs to no queue pair: this
             // number is reserved for multicast (IBTA vol. 1, 3.5.3).
             qpn: own.read_qp_num.map_or(0xff_ffff, |read| read(handle)),
-            ok: (*handle).status == IBV_WC_SUCCESS,
+            is_success: (*handle).status == IBV_WC_SUCCESS,
             opcode: read(own.read_opcode),
             bytes: read(own.read_byte_len),
-            imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
+            has_imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
         };
         count::add_completed(cq, completion, 1);
         if trace::is_on() {
@@ -333,7 +333,7 @@ unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &s
                 qp_num: own.read_qp_num.map(|read| read(handle)),
                 vendor_err: (*handle).read_vendor_err.map_or(0, |read| read(handle)),
             };
-            trace::write_found_one(verb, handle, cq, &completion);
+            trace::write_found_completion(verb, handle, cq, &completion);
         }
     }
 }

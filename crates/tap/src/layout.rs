@@ -24,18 +24,18 @@ pub(crate) const SENT_KINDS: usize = 64;
 pub(crate) const RECEIVED_KINDS: usize = 32;
 /// Number of kinds of send operations and of received messages in a cell that have a single payload size. The other
 /// kinds stand for classes of payload sizes.
-pub(crate) const SINGLE_SENT_KINDS: usize = 40;
-pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
+pub(crate) const SINGLE_SIZE_SENT_KINDS: usize = 40;
+pub(crate) const SINGLE_SIZE_RECEIVED_KINDS: usize = 20;
 /// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
-pub(crate) const LIST_CLASSES: usize = 17;
+pub(crate) const POSTLIST_LENGTH_CLASSES: usize = 17;
 /// Number of peers that a queue pair's cell distinguishes.
-pub(crate) const PEERS: usize = 117;
+pub(crate) const MAX_PEERS: usize = 117;
 /// Number of 8-byte words that the low 12 bits of an aligned address distinguish.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
 /// Number of classes of polls by the number of completions found: 1, 2, up to 4 …
 pub(crate) const POLL_CLASSES: usize = 8;
 /// Maximum number of bytes of the command line that a file of counters stores.
-pub(crate) const PROGRAM_BYTES: usize = 8 * 488;
+pub(crate) const MAX_COMMAND_LINE_BYTES: usize = 8 * 488;
 
 /// The header of a file of counters.
 #[derive(FromBytes)]
@@ -45,16 +45,16 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) version: W,
     pub(crate) pid: W,
     /// 1 after the process has ended by `exit`.
-    pub(crate) complete: W,
+    pub(crate) exited_normally: W,
     /// Times of the first and last use of the data path, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) first_ns: W,
-    pub(crate) last_ns: W,
+    pub(crate) first_use_ns: W,
+    pub(crate) last_use_ns: W,
     /// Numbers of used cells of queue pairs, completion queues and shared receive queues.
     pub(crate) qp_cells: W,
     pub(crate) cq_cells: W,
     pub(crate) srq_cells: W,
     /// Number of objects that were not counted because no cell was free.
-    pub(crate) uncounted: W,
+    pub(crate) uncounted_objects: W,
     /// Number of created queue pairs.
     pub(crate) queue_pairs: W,
     pub(crate) threads: W,
@@ -66,11 +66,11 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) max_huge_page_bytes: W,
     /// Number of registered regions.
     pub(crate) regions: W,
-    pub(crate) program_len: W,
+    pub(crate) command_line_bytes: W,
     pub(crate) provider: [W; 2],
     pub(crate) reserved: [W; 4],
     /// Bytes of the command line, eight bytes per word.
-    pub(crate) program: [W; PROGRAM_BYTES / 8],
+    pub(crate) command_line: [W; MAX_COMMAND_LINE_BYTES / 8],
 }
 
 /// Counters of operations of one kind on a send queue.
@@ -102,14 +102,14 @@ pub(crate) struct ReceivedCounters<W> {
 #[repr(C)]
 pub(crate) struct RecvCounters<W> {
     /// Number of calls that posted receives.
-    pub(crate) posts: W,
-    pub(crate) wrs: W,
+    pub(crate) post_calls: W,
+    pub(crate) posted_recvs: W,
     /// Sum of the buffer sizes of the receives in bytes.
-    pub(crate) bytes: W,
+    pub(crate) buffer_bytes: W,
     /// Number of receives that were posted one per call with the same buffer size, and this buffer size in bytes.
     /// These receives are not yet included in the other counters.
-    pub(crate) repeated: W,
-    pub(crate) repeated_bytes: W,
+    pub(crate) repeated_posts: W,
+    pub(crate) repeated_buffer_bytes: W,
 }
 
 /// Counters of one thread for one queue pair.
@@ -117,11 +117,11 @@ pub(crate) struct RecvCounters<W> {
 #[repr(C)]
 pub(crate) struct QpCell<W> {
     /// Number of the queue pair within the process, because a QP number may be reused.
-    pub(crate) qp: W,
+    pub(crate) qp_id: W,
     pub(crate) qpn: W,
     /// `ibv_qp_type`.
     pub(crate) qp_type: W,
-    pub(crate) thread: W,
+    pub(crate) thread_id: W,
     pub(crate) max_send_wr: W,
     pub(crate) max_recv_wr: W,
     pub(crate) max_inline_data: W,
@@ -129,14 +129,14 @@ pub(crate) struct QpCell<W> {
     /// Number of runs. A run is a sequence of postlists between which the thread found no completion.
     pub(crate) runs: W,
     /// Number of work requests that the provider refused.
-    pub(crate) refused: W,
+    pub(crate) refused_wrs: W,
     /// Sum over all operations of the number of outstanding operations after the post of each.
     pub(crate) outstanding_sum: W,
     pub(crate) outstanding_max: W,
     pub(crate) adjacent_reads: W,
     pub(crate) recvs: RecvCounters<W>,
     /// Number of completions with an error.
-    pub(crate) failed: W,
+    pub(crate) failed_completions: W,
     /// Number of operations that were counted under no kind, because the cell had no room for their kinds.
     pub(crate) unitemised_sent: W,
     pub(crate) unitemised_received: W,
@@ -146,11 +146,11 @@ pub(crate) struct QpCell<W> {
     pub(crate) repeated: W,
     /// Number of operations that were outstanding after the last post that was counted in full.
     pub(crate) repeated_outstanding: W,
-    pub(crate) lists: [W; LIST_CLASSES],
-    pub(crate) peers: [W; PEERS],
+    pub(crate) postlists_by_length: [W; POSTLIST_LENGTH_CLASSES],
+    pub(crate) peers: [W; MAX_PEERS],
     /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) first_ns: W,
-    pub(crate) last_ns: W,
+    pub(crate) first_post_ns: W,
+    pub(crate) last_post_ns: W,
     pub(crate) sent: [SentCounters<W>; SENT_KINDS],
     pub(crate) received: [ReceivedCounters<W>; RECEIVED_KINDS],
     pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
@@ -160,13 +160,13 @@ pub(crate) struct QpCell<W> {
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct CqCell<W> {
-    pub(crate) cq: W,
-    pub(crate) thread: W,
+    pub(crate) cq_id: W,
+    pub(crate) thread_id: W,
     pub(crate) cqe: W,
     pub(crate) empty_polls: W,
     pub(crate) completions: W,
     /// Number of polls in each class of the number of completions found.
-    pub(crate) found: [W; POLL_CLASSES],
+    pub(crate) polls_by_completions: [W; POLL_CLASSES],
     pub(crate) reserved: [W; 3],
 }
 
@@ -174,8 +174,8 @@ pub(crate) struct CqCell<W> {
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct SrqCell<W> {
-    pub(crate) srq: W,
-    pub(crate) thread: W,
+    pub(crate) srq_id: W,
+    pub(crate) thread_id: W,
     pub(crate) recvs: RecvCounters<W>,
     pub(crate) reserved: [W; 1],
 }
@@ -220,12 +220,12 @@ impl OperationKey {
     }
 
     #[inline]
-    pub(crate) const fn inline(self, yes: bool) -> Self {
+    pub(crate) const fn with_inline(self, yes: bool) -> Self {
         Self(self.0 | if yes { Self::INLINE } else { 0 })
     }
 
     #[inline]
-    pub(crate) const fn imm(self, yes: bool) -> Self {
+    pub(crate) const fn with_imm(self, yes: bool) -> Self {
         Self(self.0 | if yes { Self::IMM } else { 0 })
     }
 
@@ -280,12 +280,12 @@ impl RepeatedPosts {
         self.0 & 0xffff_ffff
     }
 
-    pub(crate) const fn place(self) -> usize {
+    pub(crate) const fn kind_index(self) -> usize {
         (self.0 >> 32 & 0xff) as usize
     }
 
     /// Returns the number of signaled work requests among the repeated posts.
-    pub(crate) const fn signaled(self) -> u64 {
+    pub(crate) const fn signaled_count(self) -> u64 {
         if self.0 >> 40 & 1 == 1 {
             self.count()
         } else {
@@ -307,12 +307,14 @@ impl RepeatedPosts {
 
 impl RecvCounters<u64> {
     /// Returns the total numbers of calls and of receives, and the sum of the buffer sizes in bytes.
-    pub(crate) fn totals(&self) -> (u64, u64, u64) {
-        let room = self.repeated.saturating_mul(self.repeated_bytes);
+    pub(crate) fn calls_recvs_and_bytes(&self) -> (u64, u64, u64) {
+        let room = self
+            .repeated_posts
+            .saturating_mul(self.repeated_buffer_bytes);
         (
-            self.posts.saturating_add(self.repeated),
-            self.wrs.saturating_add(self.repeated),
-            self.bytes.saturating_add(room),
+            self.post_calls.saturating_add(self.repeated_posts),
+            self.posted_recvs.saturating_add(self.repeated_posts),
+            self.buffer_bytes.saturating_add(room),
         )
     }
 }
@@ -320,13 +322,13 @@ impl RecvCounters<u64> {
 /// Returns the class of a number that is at least 1: 1, 2, up to 4, up to 8 …; the last class contains all larger
 /// numbers.
 #[inline]
-pub(crate) fn class_of(number: u64, classes: usize) -> usize {
+pub(crate) fn power_of_two_class(number: u64, classes: usize) -> usize {
     let class = u64::BITS - number.saturating_sub(1).leading_zeros();
     usize::try_from(class).unwrap_or(classes).min(classes - 1)
 }
 
-/// Returns the largest number of a class of [`class_of`].
-pub(crate) fn class_end(class: usize) -> u64 {
+/// Returns the largest number of a class of [`power_of_two_class`].
+pub(crate) fn largest_of_class(class: usize) -> u64 {
     1 << class.min(63)
 }
 
@@ -336,15 +338,17 @@ mod tests {
 
     #[test]
     fn classes_end_at_powers_of_two() {
-        let of = |number| class_of(number, LIST_CLASSES);
+        let of = |number| power_of_two_class(number, POSTLIST_LENGTH_CLASSES);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 16].map(of), [0, 1, 2, 2, 3, 3, 4, 4]);
-        assert_eq!(of(u64::MAX), LIST_CLASSES - 1);
-        assert_eq!(class_end(of(13)), 16);
+        assert_eq!(of(u64::MAX), POSTLIST_LENGTH_CLASSES - 1);
+        assert_eq!(largest_of_class(of(13)), 16);
     }
 
     #[test]
     fn keys_give_back_what_they_were_made_of() {
-        let key = OperationKey::new(3, 2, 4096).inline(true).imm(true);
+        let key = OperationKey::new(3, 2, 4096)
+            .with_inline(true)
+            .with_imm(true);
         assert_eq!((key.opcode(), key.num_sge(), key.bytes()), (3, 2, 4096));
         assert!(key.is_inline() && key.has_imm() && key.is_used());
         assert!(!OperationKey(0).is_used());
@@ -367,9 +371,12 @@ mod tests {
     #[test]
     fn repeated_posts_say_what_they_repeat() {
         let three = RepeatedPosts(RepeatedPosts::none(41, true).0 + 3);
-        assert_eq!((three.count(), three.place(), three.signaled()), (3, 41, 3));
         assert_eq!(
-            RepeatedPosts(RepeatedPosts::none(0, false).0 + 3).signaled(),
+            (three.count(), three.kind_index(), three.signaled_count()),
+            (3, 41, 3)
+        );
+        assert_eq!(
+            RepeatedPosts(RepeatedPosts::none(0, false).0 + 3).signaled_count(),
             0
         );
         // The numbers of outstanding operations are 6, 7 and 8, or at most 7 in a queue of 7.

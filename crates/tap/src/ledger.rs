@@ -114,7 +114,7 @@ impl Ledger {
                 Err(error) => ledger.notes.push(format!("{}: {error}", path.display())),
             }
         }
-        recorded.sort_by_key(|one| one.first_ns);
+        recorded.sort_by_key(|one| one.first_use_ns);
         if let Some(one) = recorded.first() {
             ledger.provider.clone_from(&one.provider);
         }

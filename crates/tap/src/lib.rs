@@ -1,11 +1,11 @@
 //! The tap: a layer over any provider of verbs that counts the verbs that a program calls.
 //!
-//! A process writes a file of counters if the environment variable [`VARIABLE`] names a folder. The file has
+//! A process writes a file of counters if the environment variable [`TAP_DIR_VARIABLE`] names a folder. The file has
 //! a few hundred words for each queue pair and completion queue that a thread uses. The file outlives the
 //! process, so the counts of a crashed program remain. A [`Ledger`] then holds an operation profile of each
 //! process of a command.
 //!
-//! If the environment variable [`trace::VARIABLE`] is set, the tap also appends a line about each verb to a
+//! If the environment variable [`trace::TRACE_FILE_VARIABLE`] is set, the tap also appends a line about each verb to a
 //! file.
 //!
 //! Without these variables the provider's table is used unchanged: the tap costs nothing.
@@ -65,13 +65,13 @@ pub mod trace;
 pub use ledger::{LEDGER_VERSION, Ledger, LedgerError, PcieLines};
 pub use provider::Provider;
 pub use read::ReadError;
-pub use session::VARIABLE;
+pub use session::TAP_DIR_VARIABLE;
 use verbs_abi::{LaterSymbols, Symbols};
 
 /// Returns true if the verbs of this process are counted.
 #[must_use]
 pub fn is_counting() -> bool {
-    session::is_wanted()
+    session::is_counting_enabled()
 }
 
 /// Returns true if the verbs of this process are counted or traced.

@@ -11,15 +11,15 @@ static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 
 /// Returns a number that identifies a machine. The number is made from the address, or from the
 /// process if each process counts as a machine.
-pub(crate) fn machine(qpn_process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
+pub(crate) fn machine_id(qpn_process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
     if let Some(shift) = qpn_process_shift {
         return u64::from(qpn >> shift) + 1;
     }
-    address(to)
+    address_hash(to)
 }
 
 /// Returns a number that identifies the destination of an address vector.
-pub(crate) fn address(to: &ibv_ah_attr) -> u64 {
+pub(crate) fn address_hash(to: &ibv_ah_attr) -> u64 {
     let mut hash = DefaultHasher::new();
     if to.is_global != 0 {
         // SAFETY: any bytes are a GID.
@@ -41,7 +41,7 @@ pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, q
 }
 
 /// Records the machine of an address handle.
-pub(crate) fn record_address(ah: *mut ibv_ah, machine: u64) {
+pub(crate) fn record_ah_machine(ah: *mut ibv_ah, machine: u64) {
     let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
     machines.get_or_insert_default().insert(ah.addr(), machine);
 }

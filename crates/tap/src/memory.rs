@@ -76,16 +76,18 @@ fn huge_bytes_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u6
     // Number of bytes of the range in the mapping that the current lines describe.
     let mut here = 0;
     for line in lines {
-        if let Some((from, to)) = mapping(&line) {
+        if let Some((from, to)) = mapping_range(&line) {
             here = to.min(end).saturating_sub(from.max(addr));
             if from >= end {
                 break;
             }
         } else if here > 0 {
-            if field(&line, "KernelPageSize:").is_some_and(|page| page > SMALL_PAGE_BYTES) {
+            if smaps_field_bytes(&line, "KernelPageSize:")
+                .is_some_and(|page| page > SMALL_PAGE_BYTES)
+            {
                 huge += here;
                 here = 0;
-            } else if let Some(transparent) = field(&line, "AnonHugePages:") {
+            } else if let Some(transparent) = smaps_field_bytes(&line, "AnonHugePages:") {
                 huge += transparent.min(here);
             }
         }
@@ -94,14 +96,14 @@ fn huge_bytes_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u6
 }
 
 /// Returns the address range in a line that begins the description of a mapping.
-fn mapping(line: &str) -> Option<(u64, u64)> {
+fn mapping_range(line: &str) -> Option<(u64, u64)> {
     let (from, to) = line.split(' ').next()?.split_once('-')?;
     let hex = |text| u64::from_str_radix(text, 16).ok();
     Some((hex(from)?, hex(to)?))
 }
 
 /// Returns the value of the field `name` in a line of `smaps`, in bytes.
-fn field(line: &str, name: &str) -> Option<u64> {
+fn smaps_field_bytes(line: &str, name: &str) -> Option<u64> {
     let kib = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
     kib.parse::<u64>().ok()?.checked_mul(1024)
 }

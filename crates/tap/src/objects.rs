@@ -12,7 +12,7 @@ use verbs_abi::*;
 use crate::built::BuiltWr;
 use crate::layout::*;
 use crate::own_operations::{PollOps, PostOps};
-use crate::request::NOTHING_REPEATS;
+use crate::request::NO_REPEATABLE_PATTERN;
 use crate::session::{CqCounters, QpCounters, Session, SrqCounters, TappedThread, thread_token};
 use crate::table::OpenAddressingTable;
 
@@ -29,7 +29,7 @@ pub(crate) static SRQS: OpenAddressingTable<Srq> = OpenAddressingTable::new();
 pub(crate) static CONTEXTS: OpenAddressingTable<Context> = OpenAddressingTable::new();
 
 /// Locks the tables against concurrent creation and destruction of objects.
-pub(crate) fn registry() -> MutexGuard<'static, ()> {
+pub(crate) fn lock_registry() -> MutexGuard<'static, ()> {
     static REGISTRY: Mutex<()> = Mutex::new(());
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -58,7 +58,7 @@ pub(crate) struct Context {
     pub(crate) session: &'static Session,
     /// Shift of a QP number whose result identifies the process; `None` if QP numbers do not identify
     /// processes.
-    pub(crate) process_shift: Option<u32>,
+    pub(crate) qpn_process_shift: Option<u32>,
 }
 
 /// Returns the open device with this handle; used for objects that are not counted.
@@ -76,7 +76,7 @@ pub(crate) struct PerThread<U: 'static> {
 /// One thread's entry for an object.
 pub(crate) trait ThreadEntry: Sized {
     /// Returns the thread, as [`thread_token`] identifies it.
-    fn owner(&self) -> usize;
+    fn owner_token(&self) -> usize;
     /// Returns the next entry of the list.
     fn next(&self) -> &AtomicPtr<Self>;
 }
@@ -95,7 +95,7 @@ impl<U: ThreadEntry> PerThread<U> {
         let mut at = self.first.load(Ordering::Acquire);
         // SAFETY: entries live for ever.
         while let Some(this) = unsafe { at.as_ref() } {
-            if this.owner() == token {
+            if this.owner_token() == token {
                 return Some(this);
             }
             at = this.next().load(Ordering::Acquire);
@@ -116,7 +116,7 @@ impl<U: ThreadEntry> PerThread<U> {
     #[cold]
     fn insert(&self, new: U) -> &'static U {
         let new: &'static U = Box::leak(Box::new(new));
-        let _one = registry();
+        let _one = lock_registry();
         new.next().store(self.first.load(Relaxed), Relaxed);
         self.first
             .store(ptr::from_ref(new).cast_mut(), Ordering::Release);
@@ -146,52 +146,52 @@ pub(crate) struct Qp {
     pub(crate) implied_flags: u32,
     threads: PerThread<QpThread>,
     /// True if more than one thread posts to the queue pair or polls for it.
-    shared: AtomicBool,
+    used_by_several_threads: AtomicBool,
     /// Number of posted work requests, and number of posted signaled work requests.
-    pub(crate) posted: AtomicU64,
-    pub(crate) signaled: AtomicU64,
+    pub(crate) posted_wrs: AtomicU64,
+    pub(crate) signaled_wrs: AtomicU64,
     /// Number of completions of the send queue.
-    pub(crate) completed: AtomicU64,
+    pub(crate) send_completions: AtomicU64,
     /// Number of work requests posted up to each of the latest signaled work requests.
-    pub(crate) marks: Box<[AtomicU64]>,
+    pub(crate) posted_up_to_signaled: Box<[AtomicU64]>,
     pub(crate) post_ops: OnceLock<PostOps>,
 }
 
 /// One thread's entry for a queue pair.
 pub(crate) struct QpThread {
-    owner: usize,
+    owner_token: usize,
     next: AtomicPtr<QpThread>,
     pub(crate) cell: &'static QpCounters,
     pub(crate) thread: &'static TappedThread,
-    /// Value of `thread.found` at the thread's last post.
-    pub(crate) found: AtomicU64,
+    /// Value of `thread.successful_polls_at_post` at the thread's last post.
+    pub(crate) successful_polls_at_post: AtomicU64,
     /// Key and index of the kind of work requests that was counted last.
     pub(crate) sent_key: AtomicU64,
-    pub(crate) sent_place: AtomicU64,
+    pub(crate) last_sent_kind_index: AtomicU64,
     /// The [`RequestPattern`](crate::request::RequestPattern) of the last post; a post with an equal pattern is a
     /// repetition.
     pub(crate) repeated_opcode_and_sges: AtomicU64,
     pub(crate) repeated_flags_and_bytes: AtomicU64,
     pub(crate) received_key: AtomicU64,
-    pub(crate) received_place: AtomicU64,
+    pub(crate) last_received_kind_index: AtomicU64,
     /// Remote address behind the last byte of the previous READ.
-    pub(crate) read_end: AtomicU64,
+    pub(crate) last_read_end_addr: AtomicU64,
     /// Datagram destinations that were looked up, by hash; empty for connected queue pairs.
     pub(crate) destinations: Box<[AtomicU64]>,
-    pub(crate) destinations_missed: AtomicU64,
+    pub(crate) destination_lookups: AtomicU64,
     /// The postlist that this thread builds with `ibv_wr_*`.
-    pub(crate) list: UnsafeCell<Vec<BuiltWr>>,
+    pub(crate) built_wrs: UnsafeCell<Vec<BuiltWr>>,
 }
 
-// SAFETY: only the owning thread uses `list`; all other fields are atomic or never change.
+// SAFETY: only the owning thread uses `built_wrs`; all other fields are atomic or never change.
 unsafe impl Sync for QpThread {}
-// SAFETY: as above; the handles in `list` are only compared.
+// SAFETY: as above; the handles in `built_wrs` are only compared.
 unsafe impl Send for QpThread {}
 
 impl ThreadEntry for QpThread {
     #[inline(always)]
-    fn owner(&self) -> usize {
-        self.owner
+    fn owner_token(&self) -> usize {
+        self.owner_token
     }
 
     #[inline(always)]
@@ -201,9 +201,9 @@ impl ThreadEntry for QpThread {
 }
 
 /// Number of datagram destinations of a queue pair that are distinguished by hash, without a search.
-const DESTINATIONS: usize = 1024;
-/// Maximum number of entries of [`Qp::marks`].
-const MAX_MARKS: u32 = 1 << 16;
+const DESTINATION_SLOTS: usize = 1024;
+/// Maximum number of entries of [`Qp::posted_up_to_signaled`].
+const MAX_TRACKED_SIGNALED: u32 = 1 << 16;
 
 impl Qp {
     pub(crate) fn new(
@@ -212,7 +212,10 @@ impl Qp {
         cap: ibv_qp_cap,
         sq_sig_all: bool,
     ) -> Self {
-        let marks = cap.max_send_wr.clamp(1, MAX_MARKS).next_power_of_two();
+        let marks = cap
+            .max_send_wr
+            .clamp(1, MAX_TRACKED_SIGNALED)
+            .next_power_of_two();
         Self {
             context,
             post_send: context.ops.post_send,
@@ -223,11 +226,11 @@ impl Qp {
             cap,
             implied_flags: if sq_sig_all { IBV_SEND_SIGNALED } else { 0 },
             threads: PerThread::new(),
-            shared: AtomicBool::new(false),
-            posted: AtomicU64::new(0),
-            signaled: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
-            marks: (0..marks).map(|_| AtomicU64::new(0)).collect(),
+            used_by_several_threads: AtomicBool::new(false),
+            posted_wrs: AtomicU64::new(0),
+            signaled_wrs: AtomicU64::new(0),
+            send_completions: AtomicU64::new(0),
+            posted_up_to_signaled: (0..marks).map(|_| AtomicU64::new(0)).collect(),
             post_ops: OnceLock::new(),
         }
     }
@@ -247,16 +250,16 @@ impl Qp {
     #[cold]
     fn new_entry(&self, owner: usize) -> QpThread {
         if !self.threads.first.load(Relaxed).is_null() {
-            self.shared.store(true, Relaxed);
+            self.used_by_several_threads.store(true, Relaxed);
         }
         let session = self.context.session;
-        let thread = session.thread();
-        let cell = session.take_qp(|cell| {
+        let thread = session.current_thread();
+        let cell = session.take_qp_cell(|cell| {
             for (word, number) in [
-                (&cell.qp, self.id),
+                (&cell.qp_id, self.id),
                 (&cell.qpn, self.qpn.into()),
                 (&cell.qp_type, self.qp_type.into()),
-                (&cell.thread, thread.id),
+                (&cell.thread_id, thread.id),
                 (&cell.max_send_wr, self.cap.max_send_wr.into()),
                 (&cell.max_recv_wr, self.cap.max_recv_wr.into()),
                 (&cell.max_inline_data, self.cap.max_inline_data.into()),
@@ -266,26 +269,26 @@ impl Qp {
             }
         });
         let destinations = if self.qp_type == IBV_QPT_UD {
-            DESTINATIONS
+            DESTINATION_SLOTS
         } else {
             0
         };
         QpThread {
-            owner,
+            owner_token: owner,
             next: AtomicPtr::new(ptr::null_mut()),
             cell,
             thread,
-            found: AtomicU64::new(u64::MAX),
+            successful_polls_at_post: AtomicU64::new(u64::MAX),
             sent_key: AtomicU64::new(0),
-            sent_place: AtomicU64::new(0),
-            repeated_opcode_and_sges: AtomicU64::new(NOTHING_REPEATS),
+            last_sent_kind_index: AtomicU64::new(0),
+            repeated_opcode_and_sges: AtomicU64::new(NO_REPEATABLE_PATTERN),
             repeated_flags_and_bytes: AtomicU64::new(0),
             received_key: AtomicU64::new(0),
-            received_place: AtomicU64::new(0),
-            read_end: AtomicU64::new(u64::MAX),
+            last_received_kind_index: AtomicU64::new(0),
+            last_read_end_addr: AtomicU64::new(u64::MAX),
             destinations: (0..destinations).map(|_| AtomicU64::new(0)).collect(),
-            destinations_missed: AtomicU64::new(0),
-            list: UnsafeCell::new(Vec::new()),
+            destination_lookups: AtomicU64::new(0),
+            built_wrs: UnsafeCell::new(Vec::new()),
         }
     }
 
@@ -293,7 +296,7 @@ impl Qp {
     /// second thread starts to add.
     #[inline(always)]
     pub(crate) fn advance(&self, word: &AtomicU64, by: u64) {
-        if self.shared.load(Relaxed) {
+        if self.used_by_several_threads.load(Relaxed) {
             word.fetch_add(by, Relaxed);
         } else {
             crate::session::add(word, by);
@@ -303,40 +306,43 @@ impl Qp {
     /// Records that `posted` work requests were posted up to the signaled work request with number
     /// `signaled`.
     #[inline(always)]
-    pub(crate) fn mark(&self, signaled: u64, posted: u64) {
-        self.marks[signaled as usize & (self.marks.len() - 1)].store(posted, Relaxed);
+    pub(crate) fn record_signaled(&self, signaled: u64, posted: u64) {
+        self.posted_up_to_signaled[signaled as usize & (self.posted_up_to_signaled.len() - 1)]
+            .store(posted, Relaxed);
     }
 
     /// Returns the number of work requests up to the last completed signaled work request, which is
     /// included.
     #[inline(always)]
-    pub(crate) fn retired(&self) -> u64 {
+    pub(crate) fn completed_wrs(&self) -> u64 {
         let completed = self
-            .completed
+            .send_completions
             .load(Relaxed)
-            .min(self.signaled.load(Relaxed));
+            .min(self.signaled_wrs.load(Relaxed));
         match completed.checked_sub(1) {
-            Some(last) => self.marks[last as usize & (self.marks.len() - 1)].load(Relaxed),
+            Some(last) => self.posted_up_to_signaled
+                [last as usize & (self.posted_up_to_signaled.len() - 1)]
+                .load(Relaxed),
             None => 0,
         }
     }
 
     /// Counts `count` signaled work requests as completed, but no more than are outstanding.
-    pub(crate) fn retire(&self, count: u64) {
+    pub(crate) fn complete_signaled(&self, count: u64) {
         let outstanding = self
-            .signaled
+            .signaled_wrs
             .load(Relaxed)
-            .saturating_sub(self.completed.load(Relaxed));
-        self.advance(&self.completed, count.min(outstanding));
+            .saturating_sub(self.send_completions.load(Relaxed));
+        self.advance(&self.send_completions, count.min(outstanding));
     }
 
     /// Counts all outstanding work requests as completed, after a reset of the queue pair.
-    pub(crate) fn reset(&self) {
-        let signaled = self.signaled.load(Relaxed);
+    pub(crate) fn complete_all(&self) {
+        let signaled = self.signaled_wrs.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
-            self.mark(last, self.posted.load(Relaxed));
+            self.record_signaled(last, self.posted_wrs.load(Relaxed));
         }
-        self.completed.store(signaled, Relaxed);
+        self.send_completions.store(signaled, Relaxed);
     }
 
     /// Returns the maximum number of outstanding work requests.
@@ -364,20 +370,20 @@ unsafe impl Send for Cq {}
 
 /// One thread's entry for a completion queue.
 pub(crate) struct CqThread {
-    owner: usize,
+    owner_token: usize,
     next: AtomicPtr<CqThread>,
     pub(crate) cell: &'static CqCounters,
     pub(crate) thread: &'static TappedThread,
     /// Number of completions since `ibv_start_poll`.
-    pub(crate) batch: AtomicU64,
+    pub(crate) completions_in_poll: AtomicU64,
     /// Number of empty polls since the last trace line, if tracing is on.
-    pub(crate) empty: AtomicU64,
+    pub(crate) empty_polls_since_line: AtomicU64,
 }
 
 impl ThreadEntry for CqThread {
     #[inline(always)]
-    fn owner(&self) -> usize {
-        self.owner
+    fn owner_token(&self) -> usize {
+        self.owner_token
     }
 
     #[inline(always)]
@@ -410,18 +416,18 @@ impl Cq {
     #[cold]
     fn new_entry(&self, owner: usize) -> CqThread {
         let session = self.context.session;
-        let thread = session.thread();
+        let thread = session.current_thread();
         CqThread {
-            owner,
+            owner_token: owner,
             next: AtomicPtr::new(ptr::null_mut()),
-            cell: session.take_cq(|cell| {
-                cell.cq.store(self.id, Relaxed);
-                cell.thread.store(thread.id, Relaxed);
+            cell: session.take_cq_cell(|cell| {
+                cell.cq_id.store(self.id, Relaxed);
+                cell.thread_id.store(thread.id, Relaxed);
                 cell.cqe.store(self.cqe, Relaxed);
             }),
             thread,
-            batch: AtomicU64::new(0),
-            empty: AtomicU64::new(0),
+            completions_in_poll: AtomicU64::new(0),
+            empty_polls_since_line: AtomicU64::new(0),
         }
     }
 }
@@ -436,15 +442,15 @@ pub(crate) struct Srq {
 
 /// One thread's entry for a shared receive queue.
 pub(crate) struct SrqThread {
-    owner: usize,
+    owner_token: usize,
     next: AtomicPtr<SrqThread>,
     pub(crate) cell: &'static SrqCounters,
 }
 
 impl ThreadEntry for SrqThread {
     #[inline(always)]
-    fn owner(&self) -> usize {
-        self.owner
+    fn owner_token(&self) -> usize {
+        self.owner_token
     }
 
     #[inline(always)]
@@ -474,13 +480,13 @@ impl Srq {
     pub(crate) fn thread_entry(&self) -> &'static SrqThread {
         self.threads.thread_entry(|owner| {
             let session = self.context.session;
-            let thread = session.thread();
+            let thread = session.current_thread();
             SrqThread {
-                owner,
+                owner_token: owner,
                 next: AtomicPtr::new(ptr::null_mut()),
-                cell: session.take_srq(|cell| {
-                    cell.srq.store(self.id, Relaxed);
-                    cell.thread.store(thread.id, Relaxed);
+                cell: session.take_srq_cell(|cell| {
+                    cell.srq_id.store(self.id, Relaxed);
+                    cell.thread_id.store(thread.id, Relaxed);
                 }),
             }
         })

@@ -46,19 +46,19 @@ impl Request for &ibv_send_wr {
     }
 
     #[inline(always)]
-    fn payload(&self) -> (u32, u32) {
+    fn num_sge_and_bytes(&self) -> (u32, u32) {
         // SAFETY: the provider has accepted the work request with this list of elements.
         unsafe { sge_count_and_bytes(self.sg_list, self.num_sge) }
     }
 
     #[inline(always)]
-    fn remote(&self) -> u64 {
+    fn remote_addr(&self) -> u64 {
         // SAFETY: RDMA and atomics have the remote address, a plain number, at the same offset.
         unsafe { self.wr.rdma.remote_addr }
     }
 
     #[inline(always)]
-    fn destination(&self) -> (*mut ibv_ah, u32) {
+    fn ud_destination(&self) -> (*mut ibv_ah, u32) {
         // SAFETY: any bits are a valid value of this union member.
         unsafe { (self.wr.ud.ah, self.wr.ud.remote_qpn) }
     }

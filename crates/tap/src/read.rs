@@ -17,7 +17,7 @@ use verbs_abi::*;
 use zerocopy::FromBytes;
 
 use crate::layout::*;
-use kinds::{add_counted, narrow, received, sent};
+use kinds::{add_counted, received_operations, saturate_to_u32, sent_operations};
 
 /// The reason why a file is not a file of counters.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ pub enum ReadError {
 pub(crate) struct RecordedProfile {
     /// Time at which the process began to use the data path, by `CLOCK_MONOTONIC`; 0 if the process did not
     /// use it.
-    pub(crate) first_ns: u64,
+    pub(crate) first_use_ns: u64,
     pub(crate) provider: String,
     pub(crate) profile: OperationProfile,
 }
@@ -99,7 +99,7 @@ pub(crate) fn read_at(
     }
     for index in 0..header.qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
-        builder.add_qp(&read_struct(&fetch, offset)?, header.first_ns);
+        builder.add_qp(&read_struct(&fetch, offset)?, header.first_use_ns);
     }
     Ok(builder.finish(&header))
 }
@@ -124,22 +124,22 @@ struct ProfileBuilder {
     queue_pairs: BTreeMap<u64, (QueuePair, u64)>,
     peers: BTreeSet<u64>,
     unlisted_peers: u64,
-    unmodelled: u64,
+    unmodelled_operations: u64,
     unitemised: u64,
-    foreign_queue_pairs: BTreeSet<u64>,
+    qps_of_other_transports: BTreeSet<u64>,
 }
 
 impl ProfileBuilder {
     fn thread(&mut self, id: u64) -> &mut Thread {
         self.threads.entry(id).or_insert_with(|| Thread {
-            id: narrow(id),
+            id: saturate_to_u32(id),
             ..Thread::default()
         })
     }
 
     fn add_cq(&mut self, cell: &CqCell<u64>) {
-        let polls = sum(&cell.found).saturating_add(cell.empty_polls);
-        let thread = self.thread(cell.thread);
+        let polls = sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
+        let thread = self.thread(cell.thread_id);
         for (all, more) in [
             (&mut thread.polls, polls),
             (&mut thread.empty_polls, cell.empty_polls),
@@ -150,8 +150,10 @@ impl ProfileBuilder {
     }
 
     fn add_srq(&mut self, cell: &SrqCell<u64>) {
-        let thread = self.thread(cell.thread);
-        thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
+        let thread = self.thread(cell.thread_id);
+        thread.recv_posts = thread
+            .recv_posts
+            .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
     }
 
     /// Adds a queue pair's cell of a process that began to use the data path at `began`.
@@ -161,16 +163,18 @@ impl ProfileBuilder {
             Ok(IBV_QPT_UC) => Transport::Uc,
             Ok(IBV_QPT_UD) => Transport::Ud,
             _ => {
-                self.foreign_queue_pairs.insert(cell.qp);
+                self.qps_of_other_transports.insert(cell.qp_id);
                 return;
             }
         };
         let repeated = RepeatedPosts(cell.repeated);
-        let posts = sum(&cell.lists).saturating_add(repeated.count());
-        let thread = self.thread(cell.thread);
+        let posts = sum(&cell.postlists_by_length).saturating_add(repeated.count());
+        let thread = self.thread(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
-        thread.posted = union(thread.posted, span(cell, began));
-        thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
+        thread.posted = union_of_spans(thread.posted, posting_span(cell, began));
+        thread.recv_posts = thread
+            .recv_posts
+            .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
         self.peers
             .extend(cell.peers.iter().filter(|peer| **peer != 0));
         self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
@@ -179,18 +183,18 @@ impl ProfileBuilder {
         }
         let (qp, outstanding_sum) = self
             .queue_pairs
-            .entry(cell.qp)
-            .or_insert_with(|| (QueuePair::new(narrow(cell.qpn), transport), 0));
+            .entry(cell.qp_id)
+            .or_insert_with(|| (QueuePair::new(saturate_to_u32(cell.qpn), transport), 0));
         for more in [
             cell.outstanding_sum,
             repeated.outstanding_sum(cell.repeated_outstanding, cell.max_send_wr),
         ] {
             *outstanding_sum = outstanding_sum.saturating_add(more);
         }
-        qp.posted = union(qp.posted, span(cell, began));
+        qp.posted = union_of_spans(qp.posted, posting_span(cell, began));
         add_counts(qp, cell, repeated, posts);
         let unmodelled = add_kinds(qp, cell, repeated, transport);
-        self.unmodelled = self.unmodelled.saturating_add(unmodelled);
+        self.unmodelled_operations = self.unmodelled_operations.saturating_add(unmodelled);
     }
 
     /// Returns notes for readers of the profile; `uncounted` is the number of objects that were not counted.
@@ -206,11 +210,11 @@ impl ProfileBuilder {
             "objects were not counted: there were more than the tap has room for",
         );
         note(
-            self.foreign_queue_pairs.len() as u64,
+            self.qps_of_other_transports.len() as u64,
             "queue pairs are of a transport that the model does not have (not RC, UC or UD)",
         );
         note(
-            self.unmodelled,
+            self.unmodelled_operations,
             "work requests or messages are of kinds that the model does not have",
         );
         note(
@@ -225,18 +229,19 @@ impl ProfileBuilder {
     }
 
     fn finish(self, header: &CounterFileHeader<u64>) -> RecordedProfile {
-        let notes = self.notes(header.uncounted);
+        let notes = self.notes(header.uncounted_objects);
         let queue_pairs = self.queue_pairs.into_values();
-        let queue_pairs = queue_pairs.map(|(qp, outstanding_sum)| normalise(qp, outstanding_sum));
+        let queue_pairs =
+            queue_pairs.map(|(qp, outstanding_sum)| make_consistent(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
-            program: text(&header.program, header.program_len),
-            pid: narrow(header.pid),
-            duration_ns: header.last_ns.saturating_sub(header.first_ns),
-            complete: header.complete == 1,
+            program: text(&header.command_line, header.command_line_bytes),
+            pid: saturate_to_u32(header.pid),
+            duration_ns: header.last_use_ns.saturating_sub(header.first_use_ns),
+            complete: header.exited_normally == 1,
             threads: self.threads.into_values().collect(),
             queue_pairs: queue_pairs.collect(),
-            peers: narrow(self.peers.len() as u64),
+            peers: saturate_to_u32(self.peers.len() as u64),
             memory: RegisteredMemory {
                 registered_bytes: header.max_registered_bytes,
                 huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
@@ -245,7 +250,7 @@ impl ProfileBuilder {
             peers_work: None,
         };
         RecordedProfile {
-            first_ns: header.first_ns,
+            first_use_ns: header.first_use_ns,
             provider: text(&header.provider, u64::MAX),
             profile,
         }
@@ -259,23 +264,23 @@ fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: RepeatedPosts, p
         .saturating_add(repeated.count())
         .min(cell.max_send_wr)
         .max(cell.outstanding_max);
-    qp.max_outstanding = qp.max_outstanding.max(narrow(outstanding));
-    qp.max_send_wr = narrow(cell.max_send_wr);
-    qp.max_inline_data = narrow(cell.max_inline_data);
-    let (recv_posts, recvs, room) = cell.recvs.totals();
+    qp.max_outstanding = qp.max_outstanding.max(saturate_to_u32(outstanding));
+    qp.max_send_wr = saturate_to_u32(cell.max_send_wr);
+    qp.max_inline_data = saturate_to_u32(cell.max_inline_data);
+    let (recv_posts, recvs, room) = cell.recvs.calls_recvs_and_bytes();
     for (all, more) in [
         (&mut qp.postlists, posts),
         (&mut qp.runs, cell.runs),
         (&mut qp.adjacent_reads, cell.adjacent_reads),
-        (&mut qp.refused, cell.refused),
-        (&mut qp.failed, cell.failed),
+        (&mut qp.refused, cell.refused_wrs),
+        (&mut qp.failed, cell.failed_completions),
         (&mut qp.recvs.postlists, recv_posts),
         (&mut qp.recvs.count, recvs),
         (&mut qp.recvs.bytes, room),
     ] {
         *all = all.saturating_add(more);
     }
-    let mut lists = cell.lists;
+    let mut lists = cell.postlists_by_length;
     lists[0] = lists[0].saturating_add(repeated.count());
     add_lengths(&mut qp.postlist_lengths, &lists);
     for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
@@ -296,17 +301,17 @@ fn add_kinds(
     let mut unmodelled = 0u64;
     for (place, kind) in cell.sent.iter().enumerate() {
         let mut kind = *kind;
-        if place == repeated.place() {
+        if place == repeated.kind_index() {
             kind.count = kind.count.saturating_add(repeated.count());
-            kind.signaled = kind.signaled.saturating_add(repeated.signaled());
+            kind.signaled = kind.signaled.saturating_add(repeated.signaled_count());
         }
-        match sent(transport, &kind) {
+        match sent_operations(transport, &kind) {
             Some(counted) => add_counted(&mut qp.sent, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
     }
     for kind in &cell.received {
-        match received(transport, kind) {
+        match received_operations(transport, kind) {
             Some(counted) => add_counted(&mut qp.received, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
@@ -315,7 +320,7 @@ fn add_kinds(
 }
 
 /// Makes the numbers of a queue pair consistent with each other, for any content of the file.
-fn normalise(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
+fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     let operations = qp.operations();
     // Operations that the model does not have are missing from the list of operations.
     qp.postlists = qp.postlists.min(operations);
@@ -334,15 +339,18 @@ fn normalise(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
 
 /// Returns the period in which a thread posted to a queue pair, relative to the process's begin; `None` if no
 /// time was read.
-fn span(cell: &QpCell<u64>, began: u64) -> Option<TimeSpan> {
-    (cell.first_ns > 0).then(|| TimeSpan {
-        first_ns: cell.first_ns.saturating_sub(began),
-        last_ns: cell.last_ns.max(cell.first_ns).saturating_sub(began),
+fn posting_span(cell: &QpCell<u64>, began: u64) -> Option<TimeSpan> {
+    (cell.first_post_ns > 0).then(|| TimeSpan {
+        first_ns: cell.first_post_ns.saturating_sub(began),
+        last_ns: cell
+            .last_post_ns
+            .max(cell.first_post_ns)
+            .saturating_sub(began),
     })
 }
 
 /// Returns the shortest period that contains both periods, or the one period that is known.
-fn union(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<TimeSpan> {
+fn union_of_spans(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<TimeSpan> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.and(other)),
         (known, unknown) => known.or(unknown),
@@ -351,7 +359,7 @@ fn union(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<TimeSpan> {
 
 fn add_lengths(lengths: &mut Vec<PostlistsByLength>, classes: &[u64]) {
     for (class, count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
-        let at_most = class_end(class);
+        let at_most = largest_of_class(class);
         match lengths.iter_mut().find(|known| known.at_most == at_most) {
             Some(known) => known.count = known.count.saturating_add(*count),
             None => lengths.push(PostlistsByLength {
@@ -395,12 +403,12 @@ mod tests {
         words[4..7].copy_from_slice(&[1000, 3000, 1]);
         let cell = &mut words[QP_CELLS_AT / 8..];
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
-        let at = std::mem::offset_of!(QpCell<u64>, lists) / 8;
+        let at = std::mem::offset_of!(QpCell<u64>, postlists_by_length) / 8;
         (cell[at], cell[at + 2]) = (0, 22);
         let at = std::mem::offset_of!(QpCell<u64>, runs) / 8;
         cell[at] = 10;
         let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
-        let key = OperationKey::new(IBV_WR_SEND, 1, 60).inline(true);
+        let key = OperationKey::new(IBV_WR_SEND, 1, 60).with_inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
         let at = std::mem::offset_of!(QpCell<u64>, repeated) / 8;
@@ -415,7 +423,7 @@ mod tests {
     #[test]
     fn what_was_counted_is_read() {
         let read = from(&bytes(&words())).expect("a file");
-        assert_eq!(read.first_ns, 1000);
+        assert_eq!(read.first_use_ns, 1000);
         let profile = read.profile;
         assert_eq!((profile.pid, profile.duration_ns), (77, 2000));
         assert!(!profile.complete && profile.notes.is_empty());
@@ -460,9 +468,9 @@ mod tests {
         let mut builder = ProfileBuilder::default();
         for thread in [0, 1] {
             let mut cell = QpCell::<u64>::new_zeroed();
-            cell.thread = thread;
+            cell.thread_id = thread;
             cell.qp_type = IBV_QPT_RC.into();
-            cell.lists[0] = 3;
+            cell.postlists_by_length[0] = 3;
             cell.runs = 3;
             cell.sent[0] = SentCounters {
                 key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,

@@ -97,14 +97,14 @@ pub(crate) unsafe extern "C" fn post<Q: ReceivingQueue>(
             && one.num_sge == 1
             && !one.sg_list.is_null()
             && !bad_wr.is_null()
-            && let Some(queue) = Q::ALL.find_first(key_of(handle))
+            && let Some(queue) = Q::ALL.find_in_first_slot(key_of(handle))
             && let Some(post) = queue.post()
             && let Some(known) = queue.known()
-            && known.repeated_bytes.load(Relaxed) == u64::from(length_at(one.sg_list))
+            && known.repeated_buffer_bytes.load(Relaxed) == u64::from(length_at(one.sg_list))
         {
             let result = post(handle, wr, bad_wr);
             if result == 0 {
-                add(&known.repeated, 1);
+                add(&known.repeated_posts, 1);
             }
             return result;
         }
@@ -126,11 +126,11 @@ unsafe extern "C" fn post_counted<Q: ReceivingQueue>(
     let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
-        if let Some(queue) = Q::ALL.find_first(key_of(handle))
+        if let Some(queue) = Q::ALL.find_in_first_slot(key_of(handle))
             && let Some(post) = queue.post()
         {
             let result = post(handle, wr, bad_wr);
-            return count(queue, wr, bad_wr, result);
+            return count_posted_recvs(queue, wr, bad_wr, result);
         }
         post_traced::<Q>(handle, wr, bad_wr)
     }
@@ -169,7 +169,7 @@ pub(crate) unsafe extern "C" fn post_traced<Q: ReceivingQueue>(
             trace::write_posted_recvs(at_ns, queue, wr, first_refused(bad_wr, result), result);
         }
         match queue {
-            Some(queue) => count(queue, wr, bad_wr, result),
+            Some(queue) => count_posted_recvs(queue, wr, bad_wr, result),
             None => result,
         }
     }
@@ -195,7 +195,7 @@ unsafe fn first_refused(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ib
 /// The list is as `ibv_post_recv(3)` describes it. If `result` is an error, `bad_wr` points to the refused
 /// receive.
 #[inline(never)]
-unsafe fn count<Q: ReceivingQueue>(
+unsafe fn count_posted_recvs<Q: ReceivingQueue>(
     queue: &Q,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -212,24 +212,24 @@ unsafe fn count<Q: ReceivingQueue>(
             bytes += u64::from(sge_count_and_bytes(this.sg_list, this.num_sge).1);
             next = this.next;
         }
-        queue.counters().add(count, bytes);
+        queue.counters().count_post_call(count, bytes);
     }
     result
 }
 
 impl RecvCounters<AtomicU64> {
     /// Counts a call that posted `count` receives, whose buffers have `bytes` bytes in all.
-    fn add(&self, count: u64, bytes: u64) {
+    fn count_post_call(&self, count: u64, bytes: u64) {
         let (repeated, room) = (
-            self.repeated.load(Relaxed),
-            self.repeated_bytes.load(Relaxed),
+            self.repeated_posts.load(Relaxed),
+            self.repeated_buffer_bytes.load(Relaxed),
         );
-        self.repeated.store(0, Relaxed);
-        add(&self.posts, repeated + 1);
-        add(&self.wrs, repeated + count);
-        add(&self.bytes, repeated * room + bytes);
+        self.repeated_posts.store(0, Relaxed);
+        add(&self.post_calls, repeated + 1);
+        add(&self.posted_recvs, repeated + count);
+        add(&self.buffer_bytes, repeated * room + bytes);
         if count == 1 {
-            self.repeated_bytes.store(bytes, Relaxed);
+            self.repeated_buffer_bytes.store(bytes, Relaxed);
         }
     }
 }

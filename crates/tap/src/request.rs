@@ -7,17 +7,17 @@ pub(crate) trait Request {
     fn opcode(&self) -> ibv_wr_opcode;
     fn flags(&self) -> u32;
     /// Returns the number of scatter/gather elements, and the sum of their lengths in bytes.
-    fn payload(&self) -> (u32, u32);
+    fn num_sge_and_bytes(&self) -> (u32, u32);
     /// Returns the remote address of RDMA and atomics.
-    fn remote(&self) -> u64;
+    fn remote_addr(&self) -> u64;
     /// Returns the address handle and the QP number to which a datagram is sent.
-    fn destination(&self) -> (*mut ibv_ah, u32);
+    fn ud_destination(&self) -> (*mut ibv_ah, u32);
 
     /// Returns the pattern of the work request; work requests with equal patterns are counted
     /// together.
     #[inline(always)]
     fn pattern(&self) -> RequestPattern {
-        let (num_sge, bytes) = self.payload();
+        let (num_sge, bytes) = self.num_sge_and_bytes();
         RequestPattern::new(self.opcode(), self.flags(), num_sge, bytes)
     }
 }
@@ -42,4 +42,4 @@ impl RequestPattern {
 }
 
 /// Value of a pattern's word that differs from the words of every accepted work request.
-pub(crate) const NOTHING_REPEATS: u64 = u64::MAX;
+pub(crate) const NO_REPEATABLE_PATTERN: u64 = u64::MAX;

@@ -18,7 +18,7 @@ use crate::layout::*;
 
 /// Environment variable that names the folder in which each process makes its file of counters. Without the
 /// variable nothing is counted.
-pub const VARIABLE: &str = "VERBATIM_TAP_DIR";
+pub const TAP_DIR_VARIABLE: &str = "VERBATIM_TAP_DIR";
 /// Extension of the name of a file of counters.
 pub(crate) const EXTENSION: &str = "tap";
 
@@ -42,7 +42,7 @@ pub(crate) fn raise_to(word: &AtomicU64, number: u64) {
 
 /// Stores a number in a word that only this thread writes, if the word differs.
 #[inline(always)]
-pub(crate) fn set(word: &AtomicU64, number: u64) {
+pub(crate) fn store_if_changed(word: &AtomicU64, number: u64) {
     if word.load(Relaxed) != number {
         word.store(number, Relaxed);
     }
@@ -67,28 +67,28 @@ unsafe impl Sync for Session {}
 pub(crate) struct TappedThread {
     pub(crate) id: u64,
     /// Number of the thread's polls that found completions.
-    pub(crate) found: AtomicU64,
+    pub(crate) successful_polls: AtomicU64,
 }
 
 /// Returns the folder for files of counters; `None` if counting is off.
-fn folder() -> Option<&'static PathBuf> {
+fn counter_folder() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        let set: Option<OsString> = std::env::var_os(VARIABLE);
+        let set: Option<OsString> = std::env::var_os(TAP_DIR_VARIABLE);
         set.filter(|folder| !folder.is_empty()).map(PathBuf::from)
     });
     folder.as_ref()
 }
 
 /// Returns true if the verbs of this process are to be counted.
-pub(crate) fn is_wanted() -> bool {
-    folder().is_some()
+pub(crate) fn is_counting_enabled() -> bool {
+    counter_folder().is_some()
 }
 
 /// Returns this process's session, and begins it at the first call; `None` if that fails.
 pub(crate) fn current(provider: &str) -> Option<&'static Session> {
     static CURRENT: Mutex<Option<&'static Session>> = Mutex::new(None);
-    let folder = folder().map(PathBuf::as_path);
+    let folder = counter_folder().map(PathBuf::as_path);
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     // A forked child begins its own session.
@@ -131,12 +131,12 @@ fn register_exit_handlers() {
     static ONCE: OnceLock<()> = OnceLock::new();
     extern "C" fn ends() {
         if let Some(session) = latest().filter(|session| session.pid == std::process::id()) {
-            session.header().complete.store(1, Relaxed);
+            session.header().exited_normally.store(1, Relaxed);
         }
     }
     extern "C" fn child() {
         if let Some(session) = latest() {
-            session.detach();
+            session.detach_forked_child();
         }
     }
     ONCE.get_or_init(|| {
@@ -197,8 +197,8 @@ impl Session {
             .map(|arg| arg.to_string_lossy().into_owned())
             .collect::<Vec<_>>()
             .join(" ");
-        let len = store_text(&header.program, &program);
-        header.program_len.store(len, Relaxed);
+        let len = store_text(&header.command_line, &program);
+        header.command_line_bytes.store(len, Relaxed);
         store_text(&header.provider, provider);
         header.pid.store(u64::from(pid), Relaxed);
         header.version.store(VERSION, Relaxed);
@@ -213,7 +213,7 @@ impl Session {
 
     /// Detaches a forked child from its parent's file of counters. Further counts of the child go into private
     /// memory that is never read.
-    fn detach(&self) {
+    fn detach_forked_child(&self) {
         // SAFETY: replaces this session's mapping by one of the same size, in a process with a single thread.
         let _ = unsafe {
             mmap_anonymous(
@@ -227,11 +227,13 @@ impl Session {
 
     /// Records that the data path is in use, and returns the time.
     #[cold]
-    pub(crate) fn record_time(&self) -> u64 {
+    pub(crate) fn record_use_time(&self) -> u64 {
         let now = now_ns();
         let header = self.header();
-        let _ = header.first_ns.compare_exchange(0, now, Relaxed, Relaxed);
-        header.last_ns.fetch_max(now, Relaxed);
+        let _ = header
+            .first_use_ns
+            .compare_exchange(0, now, Relaxed, Relaxed);
+        header.last_use_ns.fetch_max(now, Relaxed);
         now
     }
 
@@ -252,7 +254,7 @@ impl Session {
         let index = used.load(Relaxed) as usize;
         let offset = at + index * size_of::<C>();
         if index >= max || reserve(&self.file, offset, size_of::<C>()).is_err() {
-            add(&self.header().uncounted, 1);
+            add(&self.header().uncounted_objects, 1);
             return discarded_cell();
         }
         // SAFETY: the cell is within the array of such cells, which consist of zeroed words; it was reserved,
@@ -263,23 +265,23 @@ impl Session {
         cell
     }
 
-    pub(crate) fn take_qp(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
+    pub(crate) fn take_qp_cell(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
         let used = &self.header().qp_cells;
         self.take_free_cell(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
     }
 
-    pub(crate) fn take_cq(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
+    pub(crate) fn take_cq_cell(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
         let used = &self.header().cq_cells;
         self.take_free_cell(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
     }
 
-    pub(crate) fn take_srq(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
+    pub(crate) fn take_srq_cell(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
         let used = &self.header().srq_cells;
         self.take_free_cell(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
     }
 
     /// Returns the calling thread's record.
-    pub(crate) fn thread(&self) -> &'static TappedThread {
+    pub(crate) fn current_thread(&self) -> &'static TappedThread {
         thread_local! {
             static THREAD: Cell<Option<(u32, &'static TappedThread)>> = const { Cell::new(None) };
         }
@@ -292,7 +294,7 @@ impl Session {
         }
         let thread: &'static TappedThread = Box::leak(Box::new(TappedThread {
             id: self.header().threads.fetch_add(1, Relaxed),
-            found: AtomicU64::new(0),
+            successful_polls: AtomicU64::new(0),
         }));
         let _ = THREAD.try_with(|known| known.set(Some((self.pid, thread))));
         thread

@@ -59,7 +59,7 @@ impl<T> OpenAddressingTable<T> {
 
     /// Returns the object of a key if it is in the first slot of the search, which is almost always so.
     #[inline(always)]
-    pub(crate) fn find_first(&self, key: u64) -> Option<&'static T> {
+    pub(crate) fn find_in_first_slot(&self, key: u64) -> Option<&'static T> {
         self.slots[Self::first_probe_index(key)].get(key).ok()?
     }
 

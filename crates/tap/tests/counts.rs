@@ -325,7 +325,7 @@ fn run(name: &str, folder: &Path) -> (ExitStatus, Ledger) {
     let status = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "program", "--nocapture"])
         .env(PROGRAM, name)
-        .env(tap::VARIABLE, folder)
+        .env(tap::TAP_DIR_VARIABLE, folder)
         .status()
         .expect("it starts");
     let ledger = Ledger::collect(folder, name).expect("the folder is there");
@@ -349,7 +349,7 @@ fn profile(name: &str) -> OperationProfile {
 
 /// Returns the queue pair that sent messages.
 fn sender(profile: &OperationProfile) -> &QueuePair {
-    profile.active().next().expect("one sent")
+    profile.posting_queue_pairs().next().expect("one sent")
 }
 
 #[test]
@@ -466,7 +466,7 @@ fn threads_are_told_apart_and_nothing_is_lost_between_them() {
 fn threads_one_after_the_other_are_not_there_together() {
     for (name, at_a_time) in [("in_turn", 1), ("together", 3)] {
         let profile = profile(name);
-        assert_eq!(profile.active().count(), 3, "{name}");
+        assert_eq!(profile.posting_queue_pairs().count(), 3, "{name}");
         let counts = [
             profile.concurrent_queue_pairs(),
             profile.even_queue_pairs(),
@@ -522,5 +522,5 @@ fn a_program_that_dies_leaves_what_it_did() {
 
 #[test]
 fn without_a_folder_the_tap_is_off() {
-    assert!(std::env::var_os(tap::VARIABLE).is_some() || !tap::is_on());
+    assert!(std::env::var_os(tap::TAP_DIR_VARIABLE).is_some() || !tap::is_on());
 }

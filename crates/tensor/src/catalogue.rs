@@ -11,20 +11,20 @@ use crate::message::TensorName;
 #[derive(Debug)]
 pub struct TensorCatalogue<T, W> {
     entries: HashMap<TensorName, CatalogueEntry<T>>,
-    waiting: HashMap<TensorName, Vec<W>>,
+    waiters_by_name: HashMap<TensorName, Vec<W>>,
     /// The stored tensors by the time of their last use.
     by_last_use: BTreeMap<u64, TensorName>,
-    clock: u64,
+    use_clock: u64,
     stored_bytes: u64,
     capacity_bytes: u64,
-    evicted: u64,
+    evicted_tensors: u64,
 }
 
 #[derive(Debug)]
 struct CatalogueEntry<T> {
     tensor: T,
     /// Of a stored tensor: its bytes, and when it was used last.
-    stored: Option<(u64, u64)>,
+    stored_bytes_and_last_use: Option<(u64, u64)>,
 }
 
 /// What a store holds.
@@ -35,7 +35,7 @@ pub struct StoreStatistics {
     /// Bytes of those that were stored.
     pub stored_bytes: u64,
     /// Stored tensors that had to go for others.
-    pub evicted: u64,
+    pub evicted_tensors: u64,
 }
 
 impl<T: Clone, W> TensorCatalogue<T, W> {
@@ -43,12 +43,12 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             entries: HashMap::new(),
-            waiting: HashMap::new(),
+            waiters_by_name: HashMap::new(),
             by_last_use: BTreeMap::new(),
-            clock: 0,
+            use_clock: 0,
             stored_bytes: 0,
             capacity_bytes,
-            evicted: 0,
+            evicted_tensors: 0,
         }
     }
 
@@ -67,15 +67,15 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// if the capacity requires it.
     #[must_use]
     pub fn store(&mut self, name: TensorName, tensor: T, bytes: u64) -> Vec<W> {
-        self.clock += 1;
-        let waiting = self.insert(name.clone(), tensor, Some((bytes, self.clock)));
-        self.by_last_use.insert(self.clock, name);
+        self.use_clock += 1;
+        let waiting = self.insert(name.clone(), tensor, Some((bytes, self.use_clock)));
+        self.by_last_use.insert(self.use_clock, name);
         self.stored_bytes += bytes;
         while self.stored_bytes > self.capacity_bytes {
             let Some((_, name)) = self.by_last_use.pop_first() else {
                 break;
             };
-            self.evicted += 1;
+            self.evicted_tensors += 1;
             self.remove(&name);
         }
         waiting
@@ -83,19 +83,25 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
 
     fn insert(&mut self, name: TensorName, tensor: T, stored: Option<(u64, u64)>) -> Vec<W> {
         self.remove(&name);
-        let waiting = self.waiting.remove(&name).unwrap_or_default();
-        self.entries.insert(name, CatalogueEntry { tensor, stored });
+        let waiting = self.waiters_by_name.remove(&name).unwrap_or_default();
+        self.entries.insert(
+            name,
+            CatalogueEntry {
+                tensor,
+                stored_bytes_and_last_use: stored,
+            },
+        );
         waiting
     }
 
     /// The tensor of this name, which is used hereby.
-    pub fn find(&mut self, name: &TensorName) -> Option<T> {
+    pub fn find_and_mark_used(&mut self, name: &TensorName) -> Option<T> {
         let entry = self.entries.get_mut(name)?;
-        if let Some((_, used)) = &mut entry.stored {
-            self.clock += 1;
+        if let Some((_, used)) = &mut entry.stored_bytes_and_last_use {
+            self.use_clock += 1;
             self.by_last_use.remove(used);
-            *used = self.clock;
-            self.by_last_use.insert(self.clock, name.clone());
+            *used = self.use_clock;
+            self.by_last_use.insert(self.use_clock, name.clone());
         }
         Some(entry.tensor.clone())
     }
@@ -105,9 +111,12 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// # Errors
     /// Nothing yet: somebody waits.
     pub fn find_or_wait(&mut self, name: &TensorName, waiter: W) -> Option<T> {
-        let found = self.find(name);
+        let found = self.find_and_mark_used(name);
         if found.is_none() {
-            self.waiting.entry(name.clone()).or_default().push(waiter);
+            self.waiters_by_name
+                .entry(name.clone())
+                .or_default()
+                .push(waiter);
         }
         found
     }
@@ -115,7 +124,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// Takes a tensor out.
     pub fn remove(&mut self, name: &TensorName) -> Option<T> {
         let entry = self.entries.remove(name)?;
-        if let Some((bytes, used)) = entry.stored {
+        if let Some((bytes, used)) = entry.stored_bytes_and_last_use {
             self.stored_bytes -= bytes;
             self.by_last_use.remove(&used);
         }
@@ -125,7 +134,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// Takes out waiters, by what `is_gone` says of them; how many.
     pub fn remove_waiters(&mut self, mut is_gone: impl FnMut(&W) -> bool) -> usize {
         let mut count = 0;
-        self.waiting.retain(|_, waiters| {
+        self.waiters_by_name.retain(|_, waiters| {
             let before = waiters.len();
             waiters.retain(|w| !is_gone(w));
             count += before - waiters.len();
@@ -135,11 +144,11 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     }
 
     /// What it holds.
-    pub fn holdings(&self) -> StoreStatistics {
+    pub fn statistics(&self) -> StoreStatistics {
         StoreStatistics {
             tensors: self.entries.len() as u64,
             stored_bytes: self.stored_bytes,
-            evicted: self.evicted,
+            evicted_tensors: self.evicted_tensors,
         }
     }
 }
@@ -163,11 +172,14 @@ mod tests {
         for step in 0..3 {
             assert!(c.store(name(step), step, 30).is_empty());
         }
-        assert_eq!(c.find(&name(0)), Some(0));
+        assert_eq!(c.find_and_mark_used(&name(0)), Some(0));
         assert!(c.store(name(3), 3, 30).is_empty());
-        let there = [0, 1, 2, 3].map(|step| c.find(&name(step)).is_some());
+        let there = [0, 1, 2, 3].map(|step| c.find_and_mark_used(&name(step)).is_some());
         assert_eq!(there, [true, false, true, true]);
-        assert_eq!((c.holdings().evicted, c.holdings().stored_bytes), (1, 90));
+        assert_eq!(
+            (c.statistics().evicted_tensors, c.statistics().stored_bytes),
+            (1, 90)
+        );
         assert!(c.can_store(100) && !c.can_store(101));
     }
 
@@ -178,7 +190,7 @@ mod tests {
         for step in 1..4 {
             assert!(c.store(name(step), step, 10).is_empty());
         }
-        let there = [0, 1, 2, 3].map(|step| c.find(&name(step)).is_some());
+        let there = [0, 1, 2, 3].map(|step| c.find_and_mark_used(&name(step)).is_some());
         assert_eq!(there, [true, false, false, true]);
     }
 
@@ -202,10 +214,10 @@ mod tests {
                 match action {
                     0 => drop(c.store(name(step), bytes, bytes)),
                     1 => drop(c.remove(&name(step))),
-                    _ => drop(c.find(&name(step))),
+                    _ => drop(c.find_and_mark_used(&name(step))),
                 }
-                let bytes: u64 = (0..8).filter_map(|s| c.find(&name(s))).sum();
-                prop_assert_eq!(c.holdings().stored_bytes, bytes);
+                let bytes: u64 = (0..8).filter_map(|s| c.find_and_mark_used(&name(s))).sum();
+                prop_assert_eq!(c.statistics().stored_bytes, bytes);
                 prop_assert!(bytes <= 100);
                 prop_assert_eq!(c.by_last_use.len(), c.entries.len());
             }

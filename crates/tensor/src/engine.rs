@@ -16,7 +16,7 @@ use crate::link::PeerLink;
 /// How long a caller, and the thread after its last completion, poll before they sleep: waking takes about as long.
 pub(crate) const SPIN_TIME: Duration = Duration::from_micros(200);
 /// How often peers are looked for that something is expected of.
-const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+const PEER_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The connections of a process, and who polls them.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(crate) struct ConnectionPoller {
     /// Peers may ask at any time.
     has_server: AtomicBool,
     /// Callers that poll.
-    pollers: AtomicUsize,
+    polling_callers: AtomicUsize,
     /// Callers that sleep, and operations that nobody waits for in a thread.
     sleepers: AtomicUsize,
     stop: AtomicBool,
-    parked: Mutex<bool>,
+    is_parked: Mutex<bool>,
     wake: Condvar,
 }
 
@@ -47,10 +47,10 @@ impl ConnectionPoller {
             links: Mutex::default(),
             channel,
             has_server: AtomicBool::new(false),
-            pollers: AtomicUsize::new(0),
+            polling_callers: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            parked: Mutex::new(false),
+            is_parked: Mutex::new(false),
             wake: Condvar::new(),
         })
     }
@@ -82,13 +82,13 @@ impl ConnectionPoller {
     }
 
     /// Polls a connection until `done`, or for [`SPIN_TIME`], or until `deadline`; whether it is done.
-    pub(crate) fn spin(
+    pub(crate) fn poll_until_done(
         &self,
         link: &PeerLink,
         deadline: Option<Instant>,
         done: impl Fn() -> bool,
     ) -> bool {
-        self.pollers.fetch_add(1, Ordering::SeqCst);
+        self.polling_callers.fetch_add(1, Ordering::SeqCst);
         let begun = Instant::now();
         let end = deadline.map_or(begun + SPIN_TIME, |d| d.min(begun + SPIN_TIME));
         let mut waiter = Waiter::never_sleeping();
@@ -107,8 +107,8 @@ impl ConnectionPoller {
                 break;
             }
         }
-        let others = self.pollers.fetch_sub(1, Ordering::SeqCst) - 1;
-        if others == 0 && self.is_needed() {
+        let others = self.polling_callers.fetch_sub(1, Ordering::SeqCst) - 1;
+        if others == 0 && self.has_waiters_or_server() {
             self.wake();
         }
         is_done
@@ -122,28 +122,35 @@ impl ConnectionPoller {
     }
 
     /// Whether anybody counts on the thread.
-    fn is_needed(&self) -> bool {
+    fn has_waiters_or_server(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) > 0 || self.has_server.load(Ordering::SeqCst)
     }
 
     /// Whether the thread has to poll now.
-    fn is_needed_now(&self) -> bool {
+    fn must_poll_now(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) > 0
-            || self.has_server.load(Ordering::SeqCst) && self.pollers.load(Ordering::SeqCst) == 0
+            || self.has_server.load(Ordering::SeqCst)
+                && self.polling_callers.load(Ordering::SeqCst) == 0
     }
 
     /// Wakes the thread if it is parked.
     fn wake(&self) {
-        let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        let parked = self
+            .is_parked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if *parked {
             self.wake.notify_all();
         }
     }
 
     fn park(&self) {
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parked = self
+            .is_parked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *parked = true;
-        if !self.is_needed_now() && !self.stop.load(Ordering::SeqCst) {
+        if !self.must_poll_now() && !self.stop.load(Ordering::SeqCst) {
             // A poller that crashes does not say that it leaves.
             let woken = self.wake.wait_timeout(parked, Duration::from_secs(1));
             parked = woken.unwrap_or_else(PoisonError::into_inner).0;
@@ -156,7 +163,7 @@ impl ConnectionPoller {
         let mut probed = Instant::now();
         let mut waiter = Waiter::never_sleeping();
         while !self.stop.load(Ordering::SeqCst) {
-            if !self.is_needed_now() {
+            if !self.must_poll_now() {
                 self.park();
                 continue;
             }
@@ -166,7 +173,7 @@ impl ConnectionPoller {
                 waiter.reset();
                 continue;
             }
-            if probed.elapsed() >= PROBE_INTERVAL {
+            if probed.elapsed() >= PEER_PROBE_INTERVAL {
                 probed = Instant::now();
                 links.iter().for_each(|link| link.probe());
                 self.update_links(|links| links.retain(|link| !link.has_ended()));
@@ -175,13 +182,13 @@ impl ConnectionPoller {
                 waiter.idle();
                 continue;
             }
-            links.iter().for_each(|link| link.arm());
+            links.iter().for_each(|link| link.arm_cq());
             if links.iter().fold(false, |some, link| link.poll() | some) {
                 last = Instant::now();
                 continue;
             }
             // An error of the channel shows at the next verb.
-            let _ = self.channel.wait_timeout(PROBE_INTERVAL);
+            let _ = self.channel.wait_timeout(PEER_PROBE_INTERVAL);
             last = Instant::now();
         }
     }

@@ -35,7 +35,7 @@ mod window;
 
 pub use catalogue::{StoreStatistics, TensorCatalogue};
 pub use error::Error;
-pub use memory::{POOL_BYTES, Tensor};
+pub use memory::{DEFAULT_POOL_BYTES, Tensor};
 pub use message::{
     KEY_BYTES_MAX, MESSAGE_BYTES, MessageError, PeerMessage, PeerRefusal, RequestedTensor,
     TensorName,

@@ -27,7 +27,7 @@ struct LinkState {
     /// None once it has ended.
     queues: Option<ConnectedQps>,
     protocol: Protocol,
-    reason: String,
+    end_reason: String,
 }
 
 impl PeerLink {
@@ -38,7 +38,7 @@ impl PeerLink {
             state: Mutex::new(LinkState {
                 queues: Some(queues),
                 protocol: Protocol::new(me.clone()),
-                reason: String::new(),
+                end_reason: String::new(),
             }),
             has_ended: AtomicBool::new(false),
         })
@@ -60,7 +60,7 @@ impl PeerLink {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        self.run(state, |talk, queues| {
+        self.run_locked(state, |talk, queues| {
             let count =
                 queues.poll(|queues, arrival| talk.handle_event(&self.store, queues, arrival))?;
             if count > 0 {
@@ -76,14 +76,14 @@ impl PeerLink {
         &self,
         work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<(), DisconnectReason>,
     ) {
-        self.run(self.state(), |talk, queues| {
+        self.run_locked(self.state(), |talk, queues| {
             work(talk, queues)?;
             talk.flush(queues)
         });
     }
 
     /// Does something, ends the connection if that fails, and then does without the lock what has come of it.
-    fn run<R>(
+    fn run_locked<R>(
         &self,
         mut state: MutexGuard<'_, LinkState>,
         work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<R, DisconnectReason>,
@@ -116,7 +116,7 @@ impl PeerLink {
     }
 
     /// Has the channel tell of what comes.
-    pub(crate) fn arm(&self) {
+    pub(crate) fn arm_cq(&self) {
         self.with_queues(|_, queues| queues.arm());
     }
 
@@ -138,7 +138,7 @@ impl PeerLink {
         };
         self.has_ended.store(true, Ordering::Release);
         drop(queues);
-        reason.clone_into(&mut state.reason);
+        reason.clone_into(&mut state.end_reason);
         let error = self.disconnected_error(reason);
         let waiting = state.protocol.end_connection(&self.store);
         drop(state);
@@ -163,9 +163,9 @@ impl PeerLink {
         let mut index = Err(Error::Busy(REQUESTS_MAX));
         let state = self.state();
         if state.queues.is_none() {
-            return Err(self.disconnected_error(&state.reason));
+            return Err(self.disconnected_error(&state.end_reason));
         }
-        self.run(state, |talk, queues| {
+        self.run_locked(state, |talk, queues| {
             index = talk.start_request(&self.store, ask, pending.clone());
             talk.flush(queues)
         });
@@ -173,8 +173,8 @@ impl PeerLink {
     }
 
     /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
-    /// says whether something may still come into it, and [`fence`](Self::fence) ends that.
-    pub(crate) fn cancel(&self, index: u32) -> bool {
+    /// says whether something may still come into it, and [`revoke_destination`](Self::revoke_destination) ends that.
+    pub(crate) fn cancel_request(&self, index: u32) -> bool {
         let mut is_caller_memory = false;
         self.with_queues(|talk, _| {
             is_caller_memory = talk.cancel(index);
@@ -190,7 +190,7 @@ impl PeerLink {
 
     /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails, and with
     /// it the connection.
-    pub(crate) fn fence(&self, index: u32) {
+    pub(crate) fn revoke_destination(&self, index: u32) {
         // The caller's region is deregistered when this was the last use of it.
         drop(self.state().protocol.take_destination(index));
     }

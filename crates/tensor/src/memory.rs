@@ -9,7 +9,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain, VerbError};
 use crate::meta::TensorMeta;
 
 /// Bytes of freed memory that are kept for the next tensors, unless configured.
-pub const POOL_BYTES: usize = 512 << 20;
+pub const DEFAULT_POOL_BYTES: usize = 512 << 20;
 
 /// A tensor: what it is, and its bytes. Clones are the same tensor.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ impl Tensor {
         region: Option<Arc<MemoryRegion>>,
     ) -> Result<Self, Option<Arc<MemoryRegion>>> {
         let there = region.as_ref().map_or(0, |r| r.len() as u64);
-        if there < meta.bytes() {
+        if there < meta.total_bytes() {
             return Err(region);
         }
         let memory = region.map_or(TensorMemory::Empty, TensorMemory::Registered);
@@ -87,12 +87,12 @@ impl Tensor {
 
     /// The memory with its bytes; the region may be longer. None if it is empty.
     pub fn region(&self) -> Option<&MemoryRegion> {
-        self.memory.region().filter(|_| self.meta.bytes() > 0)
+        self.memory.region().filter(|_| self.meta.total_bytes() > 0)
     }
 
     /// A copy of its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
-        let len = usize::try_from(self.meta.bytes()).unwrap_or(0);
+        let len = usize::try_from(self.meta.total_bytes()).unwrap_or(0);
         let mut bytes = vec![0; len];
         if let Some(region) = self.region() {
             // A tensor is inside of its region.
@@ -113,13 +113,13 @@ impl fmt::Debug for Tensor {
 pub(crate) struct RegisteredPool {
     pd: ProtectionDomain,
     free: Mutex<FreeRegions>,
-    keep_bytes: usize,
+    max_free_bytes: usize,
 }
 
 #[derive(Debug, Default)]
 struct FreeRegions {
     by_size: HashMap<usize, Vec<MemoryRegion>>,
-    bytes: usize,
+    total_bytes: usize,
 }
 
 /// Memory of a pool, which goes back there.
@@ -134,13 +134,13 @@ impl RegisteredPool {
         Arc::new(Self {
             pd,
             free: Mutex::default(),
-            keep_bytes,
+            max_free_bytes: keep_bytes,
         })
     }
 
     /// Memory for a tensor that comes.
     pub(crate) fn allocate(self: &Arc<Self>, meta: &TensorMeta) -> Result<TensorMemory, VerbError> {
-        let len = usize::try_from(meta.bytes()).unwrap_or(usize::MAX);
+        let len = usize::try_from(meta.total_bytes()).unwrap_or(usize::MAX);
         if len == 0 {
             return Ok(TensorMemory::Empty);
         }
@@ -159,7 +159,7 @@ impl RegisteredPool {
     fn take_free(&self, size: usize) -> Option<MemoryRegion> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let region = free.by_size.get_mut(&size)?.pop()?;
-        free.bytes -= size;
+        free.total_bytes -= size;
         Some(region)
     }
 }
@@ -177,8 +177,8 @@ impl Drop for PooledMemory {
         };
         let free = self.pool.free.lock();
         let mut free = free.unwrap_or_else(PoisonError::into_inner);
-        if free.bytes + region.len() <= self.pool.keep_bytes {
-            free.bytes += region.len();
+        if free.total_bytes + region.len() <= self.pool.max_free_bytes {
+            free.total_bytes += region.len();
             free.by_size.entry(region.len()).or_default().push(region);
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(address(&again), was);
         let large = pool.allocate(&meta(100_000)).expect("memory");
         drop((again, large));
-        let free = pool.free.lock().expect("whole").bytes;
+        let free = pool.free.lock().expect("whole").total_bytes;
         assert_eq!(free, 4096, "the large one was not kept");
         assert!(pool.allocate(&meta(0)).expect("nothing").region().is_none());
     }

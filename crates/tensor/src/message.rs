@@ -155,9 +155,9 @@ const OFFER: u8 = 5;
 const REMOVE: u8 = 6;
 const DONE: u8 = 7;
 
-const NAMED: u8 = 0;
-const NAMED_WAIT: u8 = 1;
-const OFFERED: u8 = 2;
+const REQUEST_BY_NAME: u8 = 0;
+const REQUEST_BY_NAME_OR_WAIT: u8 = 1;
+const REQUEST_BY_OFFER: u8 = 2;
 
 impl PeerMessage {
     /// Its bytes, at most [`MESSAGE_BYTES`]; `consumed` is the count for the peer's window.
@@ -165,7 +165,7 @@ impl PeerMessage {
         let mut out = MessageEncoder(Vec::with_capacity(128));
         out.u8(self.kind());
         out.u32(consumed);
-        out.u32(self.index());
+        out.u32(self.request_index());
         match self {
             Self::Request {
                 tensor: wanted,
@@ -249,7 +249,7 @@ impl PeerMessage {
         }
     }
 
-    fn index(&self) -> u32 {
+    fn request_index(&self) -> u32 {
         match *self {
             Self::Request { index, .. }
             | Self::Metadata { index, .. }
@@ -282,7 +282,11 @@ impl MessageEncoder {
         self.0.extend(name.key.as_bytes());
     }
     fn meta(&mut self, meta: &TensorMeta) {
-        let DType { code, bits, lanes } = meta.dtype();
+        let DType {
+            dlpack_type_code: code,
+            bits_per_lane: bits,
+            lanes,
+        } = meta.dtype();
         self.u8(code);
         self.u8(bits);
         self.0.extend(lanes.to_le_bytes());
@@ -292,11 +296,15 @@ impl MessageEncoder {
     fn requested_tensor(&mut self, wanted: &RequestedTensor) {
         match wanted {
             RequestedTensor::ByName { name, wait } => {
-                self.u8(if *wait { NAMED_WAIT } else { NAMED });
+                self.u8(if *wait {
+                    REQUEST_BY_NAME_OR_WAIT
+                } else {
+                    REQUEST_BY_NAME
+                });
                 self.name(name);
             }
             RequestedTensor::ByOffer(index) => {
-                self.u8(OFFERED);
+                self.u8(REQUEST_BY_OFFER);
                 self.u32(*index);
             }
         }
@@ -347,15 +355,22 @@ impl MessageDecoder<'_> {
         let shape = (0..dimensions)
             .map(|_| self.u64())
             .collect::<Result<_, _>>();
-        Ok(TensorMeta::new(DType { code, bits, lanes }, shape?)?)
+        Ok(TensorMeta::new(
+            DType {
+                dlpack_type_code: code,
+                bits_per_lane: bits,
+                lanes,
+            },
+            shape?,
+        )?)
     }
     fn requested_tensor(&mut self) -> Result<RequestedTensor, MessageError> {
         match self.u8()? {
-            how @ (NAMED | NAMED_WAIT) => Ok(RequestedTensor::ByName {
-                wait: how == NAMED_WAIT,
+            how @ (REQUEST_BY_NAME | REQUEST_BY_NAME_OR_WAIT) => Ok(RequestedTensor::ByName {
+                wait: how == REQUEST_BY_NAME_OR_WAIT,
                 name: self.name()?,
             }),
-            OFFERED => Ok(RequestedTensor::ByOffer(self.u32()?)),
+            REQUEST_BY_OFFER => Ok(RequestedTensor::ByOffer(self.u32()?)),
             code => {
                 let what = "the way to name a tensor";
                 Err(MessageError::UnknownCode { what, code })
@@ -403,7 +418,15 @@ mod tests {
     fn metas() -> impl Strategy<Value = TensorMeta> {
         let shape = prop::collection::vec(0..5u64, 0..DIMENSIONS_MAX);
         (0..7u8, 1..128u8, 1..4u16, shape).prop_filter_map("too large", |(code, bits, lanes, s)| {
-            TensorMeta::new(DType { code, bits, lanes }, s).ok()
+            TensorMeta::new(
+                DType {
+                    dlpack_type_code: code,
+                    bits_per_lane: bits,
+                    lanes,
+                },
+                s,
+            )
+            .ok()
         })
     }
 

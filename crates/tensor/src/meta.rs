@@ -11,9 +11,9 @@ pub const TENSOR_BYTES_MAX: u64 = 64 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DType {
     /// `DLDataTypeCode`: 0 signed integer, 1 unsigned integer, 2 IEEE floating point, 4 bfloat16, 5 complex, 6 Boolean.
-    pub code: u8,
+    pub dlpack_type_code: u8,
     /// Bits of one lane.
-    pub bits: u8,
+    pub bits_per_lane: u8,
     /// Lanes of a vector type; 1 for scalars.
     pub lanes: u16,
 }
@@ -27,28 +27,28 @@ impl DType {
     /// A scalar type.
     pub const fn scalar(code: u8, bits: u8) -> Self {
         Self {
-            code,
-            bits,
+            dlpack_type_code: code,
+            bits_per_lane: bits,
             lanes: 1,
         }
     }
 
     /// Bytes of an element; those of a last incomplete byte count.
-    pub fn bytes(self) -> u64 {
-        (u64::from(self.bits) * u64::from(self.lanes)).div_ceil(8)
+    pub fn element_bytes(self) -> u64 {
+        (u64::from(self.bits_per_lane) * u64::from(self.lanes)).div_ceil(8)
     }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code {
-            0 => write!(f, "int{}", self.bits)?,
-            1 => write!(f, "uint{}", self.bits)?,
-            2 => write!(f, "float{}", self.bits)?,
-            4 => write!(f, "bfloat{}", self.bits)?,
-            5 => write!(f, "complex{}", self.bits)?,
+        match self.dlpack_type_code {
+            0 => write!(f, "int{}", self.bits_per_lane)?,
+            1 => write!(f, "uint{}", self.bits_per_lane)?,
+            2 => write!(f, "float{}", self.bits_per_lane)?,
+            4 => write!(f, "bfloat{}", self.bits_per_lane)?,
+            5 => write!(f, "complex{}", self.bits_per_lane)?,
             6 => f.write_str("bool")?,
-            code => write!(f, "type {code} of {} bits", self.bits)?,
+            code => write!(f, "type {code} of {} bits", self.bits_per_lane)?,
         }
         if self.lanes == 1 {
             return Ok(());
@@ -62,7 +62,7 @@ impl fmt::Display for DType {
 pub struct TensorMeta {
     dtype: DType,
     shape: Vec<u64>,
-    bytes: u64,
+    total_bytes: u64,
 }
 
 /// Why there is no such tensor.
@@ -89,20 +89,20 @@ impl TensorMeta {
         if shape.len() > DIMENSIONS_MAX {
             return Err(MetaError::TooManyDimensions(shape.len()));
         }
-        if dtype.bytes() == 0 {
+        if dtype.element_bytes() == 0 {
             return Err(MetaError::ZeroSizedElement);
         }
         // A shape with a 0 in it is empty, however large its other dimensions are.
         let empty = shape.contains(&0);
         let product = shape
             .iter()
-            .try_fold(dtype.bytes(), |n, &d| n.checked_mul(d));
+            .try_fold(dtype.element_bytes(), |n, &d| n.checked_mul(d));
         let bytes = if empty { Some(0) } else { product };
         let bytes = bytes.filter(|&n| n <= TENSOR_BYTES_MAX);
         Ok(Self {
             dtype,
             shape,
-            bytes: bytes.ok_or(MetaError::TooManyBytes)?,
+            total_bytes: bytes.ok_or(MetaError::TooManyBytes)?,
         })
     }
 
@@ -117,8 +117,8 @@ impl TensorMeta {
     }
 
     /// Bytes of the whole tensor.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
     }
 }
 
@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_shape() {
-        let bytes = |shape: &[u64]| TensorMeta::new(DType::F32, shape.to_vec()).map(|m| m.bytes());
+        let bytes =
+            |shape: &[u64]| TensorMeta::new(DType::F32, shape.to_vec()).map(|m| m.total_bytes());
         assert_eq!(bytes(&[]), Ok(4));
         assert_eq!(bytes(&[3, 5]), Ok(60));
         assert_eq!(bytes(&[u64::MAX, 0]), Ok(0));
@@ -145,6 +146,6 @@ mod tests {
             TensorMeta::new(nothing, vec![1]),
             Err(MetaError::ZeroSizedElement)
         );
-        assert_eq!(DType::scalar(0, 4).bytes(), 1);
+        assert_eq!(DType::scalar(0, 4).element_bytes(), 1);
     }
 }

@@ -70,7 +70,7 @@ impl PendingOperation {
     }
 
     /// Sleeps until there is an outcome, or until `deadline`.
-    pub(crate) fn sleep(&self, deadline: Option<Instant>) {
+    pub(crate) fn wait_until_done(&self, deadline: Option<Instant>) {
         let mut state = self.state();
         while !self.is_done() {
             let Some(deadline) = deadline else {

@@ -16,7 +16,7 @@ use crate::catalogue::{StoreStatistics, TensorCatalogue};
 use crate::engine::{ConnectionPoller, EngineThread, SleeperGuard};
 use crate::error::Error;
 use crate::link::PeerLink;
-use crate::memory::{POOL_BYTES, RegisteredPool, Tensor};
+use crate::memory::{DEFAULT_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
 use crate::protocol::{CallerRequest, Store};
@@ -53,7 +53,7 @@ impl Default for Config {
             listen: None,
             queue_pairs: 4,
             capacity_bytes: 0,
-            pool_bytes: POOL_BYTES,
+            pool_bytes: DEFAULT_POOL_BYTES,
         }
     }
 }
@@ -134,7 +134,7 @@ impl Peer {
         });
         let base = Arc::new(PeerState {
             resources: NicResources {
-                port: config.nic.port(&context)?,
+                port: config.nic.port_and_gid(&context)?,
                 context: context.clone(),
                 pd,
                 channel: channel.clone(),
@@ -184,12 +184,12 @@ impl Peer {
 
     /// The tensor of this name that this process itself has.
     pub fn find(&self, name: &TensorName) -> Option<Tensor> {
-        self.state.store.catalogue().find(name)
+        self.state.store.catalogue().find_and_mark_used(name)
     }
 
     /// What it has.
     pub fn holdings(&self) -> StoreStatistics {
-        self.state.store.catalogue().holdings()
+        self.state.store.catalogue().statistics()
     }
 
     /// Memory of this process for a tensor: peers reach it by the fastest way, and it is used again once it is free.
@@ -339,9 +339,9 @@ impl Operation {
     pub fn wait(self, timeout: Option<Duration>) -> Outcome {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let done = || self.pending.is_done();
-        if !self.engine.spin(&self.link, deadline, done) {
+        if !self.engine.poll_until_done(&self.link, deadline, done) {
             let _sleeper = self.engine.register_sleeper();
-            self.pending.sleep(deadline);
+            self.pending.wait_until_done(deadline);
         }
         let outcome = self.pending.take_outcome();
         outcome.unwrap_or_else(|| Err(self.timed_out(timeout.unwrap_or_default())))
@@ -360,10 +360,10 @@ impl Operation {
         let deadline = Instant::now().checked_add(time);
         if !self
             .engine
-            .spin(&self.link, deadline, || self.pending.is_done())
+            .poll_until_done(&self.link, deadline, || self.pending.is_done())
         {
             let _sleeper = self.engine.register_sleeper();
-            self.pending.sleep(deadline);
+            self.pending.wait_until_done(deadline);
         }
         self.pending.is_done()
     }
@@ -380,7 +380,7 @@ impl Operation {
         if self.pending.is_done() {
             return;
         }
-        let is_caller_memory = self.link.cancel(self.index);
+        let is_caller_memory = self.link.cancel_request(self.index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
         if !is_caller_memory {
@@ -389,11 +389,11 @@ impl Operation {
         let begun = Instant::now();
         while self.link.is_outstanding(self.index) {
             if begun.elapsed() > FENCE_DELAY {
-                self.link.fence(self.index);
+                self.link.revoke_destination(self.index);
                 break;
             }
             let gone = || !self.link.is_outstanding(self.index);
-            self.engine.spin(&self.link, None, gone);
+            self.engine.poll_until_done(&self.link, None, gone);
         }
     }
 }

@@ -384,7 +384,9 @@ impl Protocol {
         destination: Option<(TensorMeta, RemoteMemory)>,
     ) -> Result<(), DisconnectReason> {
         let found = match wanted {
-            RequestedTensor::ByName { name, wait: false } => store.catalogue().find(&name),
+            RequestedTensor::ByName { name, wait: false } => {
+                store.catalogue().find_and_mark_used(&name)
+            }
             RequestedTensor::ByName { name, wait: true } => {
                 let waiting = WaitingRequest {
                     link: self.responder.clone(),
@@ -421,7 +423,7 @@ impl Protocol {
     ) -> Result<(), DisconnectReason> {
         match destination {
             Some((meta, memory)) if meta == tensor.meta() => {
-                if memory.len < meta.bytes() {
+                if memory.len < meta.total_bytes() {
                     self.refuse(index, PeerRefusal::Memory);
                     return Ok(());
                 }
@@ -493,7 +495,7 @@ impl Protocol {
         let (name, bytes) = match &removed {
             Some(OutstandingRequest::Get(get)) => (get.name.clone(), 0),
             Some(OutstandingRequest::Offer(name, tensor, _)) => {
-                (name.clone(), tensor.meta().bytes())
+                (name.clone(), tensor.meta().total_bytes())
             }
             Some(OutstandingRequest::Remove(name, _)) => (name.clone(), 0),
             // The offer was withdrawn.
@@ -520,7 +522,7 @@ impl Protocol {
         name: TensorName,
         meta: &TensorMeta,
     ) -> Result<(), DisconnectReason> {
-        if !store.catalogue().can_store(meta.bytes()) {
+        if !store.catalogue().can_store(meta.total_bytes()) {
             self.refuse(index, PeerRefusal::TooLarge);
             return Ok(());
         }
@@ -550,7 +552,7 @@ impl Protocol {
             OutstandingRequest::Offer(..) | OutstandingRequest::Remove(..) => return Err(none()),
         };
         *stripes += 1;
-        let expected = tensor.map(|t| stripes::count(t.meta().bytes(), queue_pairs));
+        let expected = tensor.map(|t| stripes::count(t.meta().total_bytes(), queue_pairs));
         if expected.is_some_and(|expected| *stripes < expected) {
             return Ok(());
         }
@@ -562,7 +564,7 @@ impl Protocol {
                 self.complete(get.pending, Ok(get.destination));
             }
             Some(OutstandingRequest::IncomingOffer(offer, name, tensor, _)) => {
-                let bytes = tensor.meta().bytes();
+                let bytes = tensor.meta().total_bytes();
                 let waiting = store.catalogue().store(name, tensor.clone(), bytes);
                 let serve = |w| DeferredAction::Serve(w, tensor.clone());
                 self.effects.extend(waiting.into_iter().map(serve));
@@ -593,7 +595,7 @@ fn remote_memory(tensor: &Tensor) -> RemoteMemory {
     };
     let region = tensor.memory.region().map(MemoryRegion::remote);
     region.map_or(nothing, |memory| RemoteMemory {
-        len: tensor.meta().bytes(),
+        len: tensor.meta().total_bytes(),
         ..memory
     })
 }

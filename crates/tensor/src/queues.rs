@@ -321,7 +321,7 @@ impl ConnectedQps {
         remote: RemoteMemory,
     ) -> Result<Option<usize>, DisconnectReason> {
         let count = self.data.len();
-        let stripes: Vec<_> = stripes::ranges(tensor.meta().bytes(), count as u64).collect();
+        let stripes: Vec<_> = stripes::ranges(tensor.meta().total_bytes(), count as u64).collect();
         let queue_pair = |i: usize| (index as usize + i) % count;
         for (i, stripe) in stripes.iter().enumerate() {
             let writes = stripes::writes(stripe.clone()).count();

@@ -155,7 +155,10 @@ fn a_store_keeps_what_was_used_last() {
     assert!(matches!(get(0), Err(Error::NotFound(_))));
     (2..5).for_each(|i| check(get(i), 3000, i));
     assert_eq!(
-        (store.holdings().stored_bytes, store.holdings().evicted),
+        (
+            store.holdings().stored_bytes,
+            store.holdings().evicted_tensors
+        ),
         (9000, 2)
     );
     let e = got(to.put(name("large"), bytes(&writer, 10_001, 0))).expect_err("too large");

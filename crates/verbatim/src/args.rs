@@ -35,11 +35,11 @@ pub(crate) struct NicArgs {
 #[command(next_help_heading = "NIC")]
 pub(crate) struct PortArgs {
     /// Port of the device
-    #[arg(long, value_name = "N", default_value = "1", value_parser = number("a port of a device", 1..=255u8))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = integer_in_range("a port of a device", 1..=255u8))]
     pub(crate) port_num: u8,
     /// Entry of the port's GID table, as `verbatim devices` prints them [default: RoCE v2 before v1,
     /// then IPv4 before IPv6, then a routable address before a link-local one]
-    #[arg(long, value_name = "N", value_parser = number("a GID index", 0..=255u8))]
+    #[arg(long, value_name = "N", value_parser = integer_in_range("a GID index", 0..=255u8))]
     pub(crate) gid_index: Option<u8>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum PathKind {
 
 impl PathKind {
     /// Returns the value of `VERBATIM_PATH` for this path.
-    fn value(self) -> &'static str {
+    fn env_var_value(self) -> &'static str {
         match self {
             PathKind::Auto => "auto",
             PathKind::Local => "local",
@@ -100,7 +100,7 @@ impl Provider {
     }
 
     /// Returns the words that describe this provider's NIC in the output of a measurement.
-    pub(crate) fn kind(self) -> &'static str {
+    pub(crate) fn nic_description(self) -> &'static str {
         match self {
             Provider::Softnic => "software NIC",
             Provider::System => "measured NIC",
@@ -110,7 +110,7 @@ impl Provider {
 
 /// A published experiment whose loops are simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Experiment {
+pub(crate) enum PublishedExperiment {
     /// The experiment of Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX ATC
     /// 2016. Its loops are those of the authors' benchmark (`rdma_bench`).
     Atc16,
@@ -127,7 +127,7 @@ pub(crate) enum LinkLayer {
 
 impl LinkLayer {
     /// Returns the value of `VERBATIM_LINK_LAYER` for this link layer.
-    fn value(self) -> &'static str {
+    fn env_var_value(self) -> &'static str {
         match self {
             LinkLayer::Ib => "ib",
             LinkLayer::Roce => "roce",
@@ -137,7 +137,7 @@ impl LinkLayer {
 
 /// The numbers of devices and ports of the software NIC.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct PortsArgs {
+pub(crate) struct DeviceAndPortCountArgs {
     /// Devices of the software NIC, 1 to 8 [default: VERBATIM_DEVICE_COUNT, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_DEVICES)))]
     devices: Option<u8>,
@@ -146,7 +146,7 @@ pub(crate) struct PortsArgs {
     ports: Option<u8>,
 }
 
-impl PortsArgs {
+impl DeviceAndPortCountArgs {
     /// Returns true if neither the number of devices nor the number of ports was given.
     pub(crate) fn are_default(&self) -> bool {
         self.devices.is_none() && self.ports.is_none()
@@ -154,7 +154,7 @@ impl PortsArgs {
 
     /// Returns the environment variables that pass the numbers to the software NIC. `ports` is the number of ports if
     /// neither an argument nor the environment sets one.
-    pub(crate) fn variables(
+    pub(crate) fn env_variables(
         &self,
         ports: Option<u8>,
     ) -> impl Iterator<Item = (&'static str, OsString)> + use<> {
@@ -178,24 +178,24 @@ const PATH_VARIABLE: &str = "VERBATIM_PATH";
 const ADDRESS_VARIABLE: &str = "VERBATIM_ADDRESS";
 
 /// Environment variables for the software NIC, each with its value.
-type Variables = Vec<(&'static str, OsString)>;
+type EnvVariables = Vec<(&'static str, OsString)>;
 
 impl NicArgs {
     /// Applies link layer, path, addresses and capture to this process, as
     /// [`LinkLayerArgs::apply_to_process`] does.
     pub(crate) fn apply_to_process(&self) -> Result<()> {
-        let mut wanted = self.link_layer.variables();
+        let mut wanted = self.link_layer.env_variables();
         if self.provider == Provider::System {
-            refuse_for_system(&wanted)?;
+            refuse_settings_for_system(&wanted)?;
             refuse_capture_for_system(&self.capture)?;
         }
         wanted.extend(self.link_layer.capture_variable(&self.capture, None)?);
-        start_with(&wanted)
+        reexec_with_env(&wanted)
     }
 }
 
 /// Refuses software NIC settings for `--provider system`, whose ports cannot be reconfigured.
-fn refuse_for_system(wanted: &Variables) -> Result<()> {
+fn refuse_settings_for_system(wanted: &EnvVariables) -> Result<()> {
     if !wanted.is_empty() {
         bail!(
             "--link-layer, --path, --address, --devices and --ports are for the software NIC, and --provider system uses ports as \
@@ -218,22 +218,27 @@ pub(crate) fn refuse_capture_for_system(capture: &CaptureArgs) -> Result<()> {
 impl LinkLayerArgs {
     /// Returns the environment variables that pass these arguments to the software NIC, with their
     /// values.
-    fn variables(&self) -> Variables {
-        let link_layer = self.link_layer.map(|l| (LINK_LAYER_VARIABLE, l.value()));
+    fn env_variables(&self) -> EnvVariables {
+        let link_layer = self
+            .link_layer
+            .map(|l| (LINK_LAYER_VARIABLE, l.env_var_value()));
         let link_layer = link_layer.map(|(name, value)| (name, value.into()));
-        link_layer.into_iter().chain(self.way()).collect()
+        link_layer
+            .into_iter()
+            .chain(self.path_and_address_variables())
+            .collect()
     }
 
     /// Returns the environment variables for the path to peers and for the port's addresses.
-    fn way(&self) -> impl Iterator<Item = (&'static str, OsString)> {
-        let path = self.path.map(|path| (PATH_VARIABLE, path.value()));
+    fn path_and_address_variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+        let path = self.path.map(|path| (PATH_VARIABLE, path.env_var_value()));
         let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
         let both = path.into_iter().chain(address);
         both.map(|(name, value)| (name, value.into()))
     }
 
     /// Creates the capture's file and returns the environment variable that names it. `default` is
-    /// as in [`Self::variable_or`].
+    /// as in [`Self::env_variable_or_default`].
     ///
     /// # Errors
     /// Returns an error if the port's link layer sends no packets, or the file cannot be written.
@@ -245,7 +250,9 @@ impl LinkLayerArgs {
         let Some(file) = capture.file() else {
             return Ok(None);
         };
-        let chosen = self.variable_or(default).map(|(_, value)| value.into());
+        let chosen = self
+            .env_variable_or_default(default)
+            .map(|(_, value)| value.into());
         let link_layer = chosen.or_else(|| std::env::var_os(LINK_LAYER_VARIABLE));
         if link_layer.is_some_and(|layer| layer == "ib" || layer == "infiniband") {
             bail!(
@@ -253,18 +260,18 @@ impl LinkLayerArgs {
             );
         }
         let file = writable_file(file).context("--pcap")?;
-        capture::variable(&file).map(Some)
+        capture::pcap_env_variable(&file).map(Some)
     }
 
     /// Returns the variable of the link layer; `default` applies if neither a flag nor the
     /// environment sets a link layer.
-    pub(crate) fn variable_or(
+    pub(crate) fn env_variable_or_default(
         &self,
         default: Option<LinkLayer>,
     ) -> Option<(&'static str, &'static str)> {
         let default = default.filter(|_| std::env::var_os(LINK_LAYER_VARIABLE).is_none());
         let chosen = self.link_layer.or(default)?;
-        Some((LINK_LAYER_VARIABLE, chosen.value()))
+        Some((LINK_LAYER_VARIABLE, chosen.env_var_value()))
     }
 
     /// Applies these arguments to this process and its children.
@@ -273,34 +280,38 @@ impl LinkLayerArgs {
     /// values, this process executes itself again, because only a new program can get an
     /// environment safely.
     pub(crate) fn apply_to_process(&self, provider: Option<Provider>) -> Result<()> {
-        let wanted = self.variables();
+        let wanted = self.env_variables();
         if provider == Some(Provider::System) {
-            refuse_for_system(&wanted)?;
+            refuse_settings_for_system(&wanted)?;
         }
-        start_with(&wanted)
+        reexec_with_env(&wanted)
     }
 
     /// Applies these arguments, and numbers of devices and ports, as [`apply_to_process`](Self::apply_to_process) does.
-    pub(crate) fn settle_with(&self, provider: Option<Provider>, ports: &PortsArgs) -> Result<()> {
-        let mut wanted = self.variables();
-        wanted.extend(ports.variables(None));
+    pub(crate) fn apply_with_ports(
+        &self,
+        provider: Option<Provider>,
+        ports: &DeviceAndPortCountArgs,
+    ) -> Result<()> {
+        let mut wanted = self.env_variables();
+        wanted.extend(ports.env_variables(None));
         if provider == Some(Provider::System) {
-            refuse_for_system(&wanted)?;
+            refuse_settings_for_system(&wanted)?;
         }
-        start_with(&wanted)
+        reexec_with_env(&wanted)
     }
 
     /// Applies the path to peers, the port's addresses and `others`, as [`apply_to_process`](Self::apply_to_process) does.
-    pub(crate) fn settle_way(
+    pub(crate) fn apply_path_and_address(
         &self,
         others: impl Iterator<Item = (&'static str, OsString)>,
     ) -> Result<()> {
-        start_with(&self.way().chain(others).collect())
+        reexec_with_env(&self.path_and_address_variables().chain(others).collect())
     }
 }
 
 /// Executes this program again with the environment variables `wanted`, unless all are set already.
-fn start_with(wanted: &Variables) -> Result<()> {
+fn reexec_with_env(wanted: &EnvVariables) -> Result<()> {
     let holds = |(name, value): &(&str, OsString)| std::env::var_os(name).as_deref() == Some(value);
     if wanted.iter().all(holds) {
         return Ok(());
@@ -316,7 +327,7 @@ fn start_with(wanted: &Variables) -> Result<()> {
 }
 
 /// Returns a parser of whole numbers within `range`; `what` names the number in the error message.
-pub(crate) fn number<T>(
+pub(crate) fn integer_in_range<T>(
     what: &'static str,
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
@@ -334,7 +345,7 @@ where
 
 /// Returns a parser of numbers with a fraction within `range`; `what` names the number in the error
 /// message.
-pub(crate) fn fraction(
+pub(crate) fn decimal_in_range(
     what: &'static str,
     range: RangeInclusive<f64>,
 ) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
@@ -351,7 +362,7 @@ pub(crate) fn fraction(
 }
 
 /// Returns a parser of byte counts up to `most`, such as `64`, `4K` (KiB) and `1M` (MiB).
-pub(crate) fn bytes(
+pub(crate) fn byte_count_up_to(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text| {
@@ -377,13 +388,13 @@ pub(crate) fn bytes(
 }
 
 /// The shortest time that [`duration`] accepts.
-const SHORTEST: Duration = Duration::from_millis(10);
+const MIN_DURATION: Duration = Duration::from_millis(10);
 
 /// Parses a time such as `2`, `2s`, `500ms` or `1min`, from 10 ms to a day.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
                  2.5s";
-    let time = time(text).filter(|time| *time >= SHORTEST);
+    let time = time_with_unit(text).filter(|time| *time >= MIN_DURATION);
     time.ok_or_else(|| wrong.to_owned())
 }
 
@@ -392,22 +403,22 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
                  1440min, such as 500ms or 2.5s";
-    let time = time(text).filter(|time| *time >= Duration::from_micros(10));
+    let time = time_with_unit(text).filter(|time| *time >= Duration::from_micros(10));
     time.ok_or_else(|| wrong.to_owned())
 }
 
 /// Refuses a [`run_time`] that is too short for a run in real time.
 pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
     match run_time {
-        Some(short) if short < SHORTEST => bail!(
-            "--duration {short:?} is too short for anything but virtual time (--nic); give {SHORTEST:?} or more"
+        Some(short) if short < MIN_DURATION => bail!(
+            "--duration {short:?} is too short for anything but virtual time (--nic); give {MIN_DURATION:?} or more"
         ),
         _ => Ok(()),
     }
 }
 
 /// Parses a time with its unit, of at most a day.
-fn time(text: &str) -> Option<Duration> {
+fn time_with_unit(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_s = match &text[digits.len()..] {
@@ -432,7 +443,7 @@ pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a 64-bit number, decimal or hexadecimal with `0x`.
-pub(crate) fn word(text: &str) -> Result<u64, String> {
+pub(crate) fn decimal_or_hex_u64(text: &str) -> Result<u64, String> {
     let plain = text.trim().replace('_', "");
     let parsed = match plain
         .strip_prefix("0x")
@@ -520,7 +531,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_range_and_say_it() {
-        let parse = number("a window", 1..=4096u32);
+        let parse = integer_in_range("a window", 1..=4096u32);
         assert_eq!(parse("64"), Ok(64));
         assert_eq!(parse("4_096"), Ok(4096));
         for wrong in [
@@ -542,7 +553,7 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        let parse = bytes(1 << 28);
+        let parse = byte_count_up_to(1 << 28);
         for (text, want) in [
             ("0", 0),
             ("64", 64),
@@ -600,10 +611,10 @@ mod tests {
 
     #[test]
     fn words_reach_the_last_number() {
-        assert_eq!(word("18446744073709551615"), Ok(u64::MAX));
-        assert_eq!(word("0xffff_fff0"), Ok(0xffff_fff0));
+        assert_eq!(decimal_or_hex_u64("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(decimal_or_hex_u64("0xffff_fff0"), Ok(0xffff_fff0));
         for wrong in ["", "-1", "18446744073709551616", "0x", "0xg", "2^32"] {
-            assert!(word(wrong).is_err(), "{wrong:?}");
+            assert!(decimal_or_hex_u64(wrong).is_err(), "{wrong:?}");
         }
     }
 

@@ -69,7 +69,7 @@ impl ChildCores {
 }
 
 /// Returns the command `verbatim COMMAND NAME --json` with the NIC's arguments.
-pub(crate) fn part_of(
+pub(crate) fn subcommand_with_nic(
     command: &str,
     name: &str,
     nic: &NicArgs,
@@ -92,7 +92,7 @@ pub(crate) fn part_of(
 ///
 /// The process has its own process group: a SIGINT of the terminal does not reach the process, so the
 /// current step completes.
-pub(crate) fn start<L: DeserializeOwned>(
+pub(crate) fn start_on_cores<L: DeserializeOwned>(
     mut command: Command,
     cores: &[usize],
     who: &'static str,
@@ -105,46 +105,49 @@ pub(crate) fn start<L: DeserializeOwned>(
 
 /// A reader of the JSON lines that a child process prints.
 pub(crate) struct ChildLines<L> {
-    line: PhantomData<L>,
+    line_type: PhantomData<L>,
     reader: BufReader<ChildStdout>,
-    who: &'static str,
+    process_name: &'static str,
 }
 
 impl<L: DeserializeOwned> ChildLines<L> {
     pub(crate) fn new(out: ChildStdout, who: &'static str) -> ChildLines<L> {
         ChildLines {
-            line: PhantomData,
+            line_type: PhantomData,
             reader: BufReader::new(out),
-            who,
+            process_name: who,
         }
     }
 
     /// Reads the next line; `None` when the child has closed its output.
-    pub(crate) fn next(&mut self) -> Result<Option<L>> {
+    pub(crate) fn next_line(&mut self) -> Result<Option<L>> {
         let mut text = String::new();
         let read = self.reader.read_line(&mut text);
-        if read.with_context(|| format!("cannot hear the {}", self.who))? == 0 {
+        if read.with_context(|| format!("cannot hear the {}", self.process_name))? == 0 {
             return Ok(None);
         }
         let line = serde_json::from_str(&text)
-            .with_context(|| format!("the {} said {:?}", self.who, text.trim_end()))?;
+            .with_context(|| format!("the {} said {:?}", self.process_name, text.trim_end()))?;
         Ok(Some(line))
     }
 
     /// Reads lines until `says` returns a value. Returns an error if the output ends before.
-    pub(crate) fn expect_some<T>(&mut self, mut says: impl FnMut(L) -> Option<T>) -> Result<T> {
+    pub(crate) fn read_until_some<T>(&mut self, mut says: impl FnMut(L) -> Option<T>) -> Result<T> {
         loop {
-            if let Some(said) = says(self.expect()?) {
+            if let Some(said) = says(self.next_line_or_error()?) {
                 return Ok(said);
             }
         }
     }
 
     /// Reads the next line. Returns an error if the output has ended.
-    pub(crate) fn expect(&mut self) -> Result<L> {
-        match self.next()? {
+    pub(crate) fn next_line_or_error(&mut self) -> Result<L> {
+        match self.next_line()? {
             Some(line) => Ok(line),
-            None => bail!("the {} ended early; its message is above", self.who),
+            None => bail!(
+                "the {} ended early; its message is above",
+                self.process_name
+            ),
         }
     }
 }

@@ -11,10 +11,10 @@ use serde::Serialize;
 use verbs::{Capability, Context, Device, GidType, InlineBytes, Lid, LinkLayer, MissingCapability};
 
 use crate::CommandOutcome;
-use crate::args::{LinkLayerArgs, PortsArgs, Provider};
+use crate::args::{DeviceAndPortCountArgs, LinkLayerArgs, Provider};
 use crate::output::{print, print_typed};
 use packets::PortDetails;
-use size::size;
+use size::format_byte_limit;
 
 /// Arguments of `verbatim devices`.
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     link_layer: LinkLayerArgs,
     #[command(flatten)]
-    ports: PortsArgs,
+    ports: DeviceAndPortCountArgs,
     /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
     #[arg(long, short)]
     verbose: bool,
@@ -66,7 +66,7 @@ struct DeviceReport {
     hw_ver: String,
     limits: DeviceLimits,
     capabilities: ShownCapabilities,
-    ports: Vec<Port>,
+    ports: Vec<PortReport>,
 }
 
 /// The limits that `ibv_query_device(3)` returns, under its names.
@@ -108,7 +108,7 @@ struct ShownCapabilities {
 
 /// The attributes that `ibv_query_port(3)` returns, and the GID table.
 #[derive(Serialize)]
-struct Port {
+struct PortReport {
     port_num: u8,
     state: String,
     link_layer: String,
@@ -159,7 +159,8 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.adapters {
         return adapters::print_adapters(args.verbose, args.json);
     }
-    args.link_layer.settle_with(args.provider, &args.ports)?;
+    args.link_layer
+        .apply_with_ports(args.provider, &args.ports)?;
     let all = [Provider::Softnic, Provider::System];
     let wanted = |p: &Provider| args.provider.is_none_or(|only| only == *p);
     let mut found = 0;
@@ -225,7 +226,7 @@ fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<
             "softnic" => PortDetails::of_softnic(number, port_num),
             _ => Ok(PortDetails::of_system(device.name(), port_num)),
         });
-        port(&context, port_num, details.transpose()?)
+        query_port_report(&context, port_num, details.transpose()?)
     });
     Ok(DeviceReport {
         provider: found.provider,
@@ -274,7 +275,11 @@ fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<
     })
 }
 
-fn port(context: &Context, port_num: u8, details: Option<PortDetails>) -> Result<Port> {
+fn query_port_report(
+    context: &Context,
+    port_num: u8,
+    details: Option<PortDetails>,
+) -> Result<PortReport> {
     let attr = context.query_port(port_num)?;
     let mut gids = Vec::new();
     for index in 0..attr.gid_tbl_len {
@@ -291,7 +296,7 @@ fn port(context: &Context, port_num: u8, details: Option<PortDetails>) -> Result
         }
     }
     let has_lid = attr.link_layer != LinkLayer::Ethernet && attr.lid != Lid(0);
-    Ok(Port {
+    Ok(PortReport {
         port_num,
         state: attr.state.to_string(),
         link_layer: attr.link_layer.to_string(),
@@ -341,10 +346,10 @@ fn format_device(device: &DeviceReport) -> String {
         limits.max_srq,
         limits.max_srq_wr,
         limits.max_mr,
-        size(limits.max_mr_size_bytes),
+        format_byte_limit(limits.max_mr_size_bytes),
         limits.max_qp_rd_atom,
         limits.atomic_cap,
-        capabilities(&device.capabilities),
+        format_capabilities(&device.capabilities),
     );
     for lack in &device.capabilities.lacks {
         let _ = write!(text, "\n  cannot: {} ({})", lack.capability, lack.why);
@@ -365,7 +370,7 @@ fn format_device(device: &DeviceReport) -> String {
             port.link_layer,
             port.active_mtu_bytes,
             port.max_mtu_bytes,
-            size(u64::from(port.max_msg_bytes)),
+            format_byte_limit(u64::from(port.max_msg_bytes)),
         );
         for entry in &port.gids {
             let gid_type = entry
@@ -387,14 +392,14 @@ fn format_device(device: &DeviceReport) -> String {
             );
         }
         if let Some(details) = &port.details {
-            text.push_str(&details.text());
+            text.push_str(&details.format_lines());
         }
     }
     text
 }
 
 /// Formats the capabilities of a device in one line.
-fn capabilities(shows: &ShownCapabilities) -> String {
+fn format_capabilities(shows: &ShownCapabilities) -> String {
     let InlineBytes { rc, uc, ud } = shows.inline_bytes;
     let names = shows.has.iter().map(|capability| match capability {
         Capability::Rc => format!("RC (inline up to {rc} bytes)"),

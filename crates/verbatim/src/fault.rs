@@ -28,7 +28,7 @@ pub(crate) struct FaultArgs {
 pub(crate) struct FaultPlanInForce {
     plan: Plan,
     seed: u64,
-    counts: TempDir,
+    counts_folder: TempDir,
 }
 
 impl FaultArgs {
@@ -38,7 +38,10 @@ impl FaultArgs {
     }
 
     /// Puts the plan into a command's environment.
-    pub(crate) fn prepare(&self, command: &mut Command) -> Result<Option<FaultPlanInForce>> {
+    pub(crate) fn add_to_environment(
+        &self,
+        command: &mut Command,
+    ) -> Result<Option<FaultPlanInForce>> {
         if self.fault.is_empty() {
             return Ok(None);
         }
@@ -48,13 +51,13 @@ impl FaultArgs {
         let faulty = FaultPlanInForce {
             plan,
             seed: self.fault_seed.map_or_else(new_seed, Ok)?,
-            counts: shared_folder("verbatim-faults-")
+            counts_folder: shared_folder("verbatim-faults-")
                 .context("cannot make a folder for what strikes")?,
         };
         command
             .env(FAULT_VAR, faulty.plan.to_string())
             .env(FAULT_SEED_VAR, faulty.seed.to_string())
-            .env(FAULT_COUNTS_VAR, faulty.counts.path());
+            .env(FAULT_COUNTS_VAR, faulty.counts_folder.path());
         Ok(Some(faulty))
     }
 }
@@ -84,14 +87,15 @@ fn new_seed() -> Result<u64> {
 impl FaultPlanInForce {
     /// Prints the counts of the faults that struck, on standard error.
     pub(crate) fn print_summary(&self) -> Result<()> {
-        let counts = softnic::read_counts(self.counts.path()).context("cannot read what struck")?;
-        eprint!("{}", summary(&self.plan, self.seed, &counts));
+        let counts =
+            softnic::read_counts(self.counts_folder.path()).context("cannot read what struck")?;
+        eprint!("{}", format_rule_counts(&self.plan, self.seed, &counts));
         Ok(())
     }
 }
 
 /// Lists each rule with its counts, and warns about rules that never struck.
-fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
+fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
     let mut text = format!("faults (repeat with --fault-seed {seed}):\n");
     let mut warnings = String::new();
     for (index, rule) in plan.rules().iter().enumerate() {
@@ -115,7 +119,7 @@ fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
         };
         warnings += &format!("warning: rule {number} never struck: {why}\n");
     }
-    for (pid, kinds) in &counts.left {
+    for (pid, kinds) in &counts.left_objects {
         let kinds: Vec<_> = kinds
             .iter()
             .map(|(kind, n)| format!("{n} {kind}"))
@@ -129,7 +133,7 @@ fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
 }
 
 /// Refuses `--fault` for `--provider system`: only the software NIC injects faults.
-pub(crate) fn refuse_for_system(args: &FaultArgs) -> Result<()> {
+pub(crate) fn refuse_faults_for_system(args: &FaultArgs) -> Result<()> {
     if args.is_wanted() {
         bail!("--fault is for the software NIC; leave it out, or --provider system");
     }
@@ -150,9 +154,9 @@ mod tests {
         let counts = FaultCounts {
             processes: 2,
             rules: vec![of(0, 0), of(5, 5), of(5, 0)],
-            left: vec![(17, [("ibv_cq".to_owned(), 2)].into())],
+            left_objects: vec![(17, [("ibv_cq".to_owned(), 2)].into())],
         };
-        let text = summary(&plan, 7, &counts);
+        let text = format_rule_counts(&plan, 7, &counts);
         assert!(text.contains("--fault-seed 7"), "{text}");
         assert!(
             text.contains("2: verb=ibv_reg_mr,errno=EIO: struck 5 of 5\n"),
@@ -165,7 +169,7 @@ mod tests {
             text.contains("process 17 ended with objects that it had not destroyed: 2 ibv_cq\n"),
             "{text}"
         );
-        let nobody = summary(&plan, 7, &FaultCounts::default());
+        let nobody = format_rule_counts(&plan, 7, &FaultCounts::default());
         assert!(
             nobody.contains("rule 2 never struck: no process"),
             "{nobody}"

@@ -16,7 +16,7 @@ use service::random::Random;
 
 use crate::CommandOutcome;
 use crate::args;
-use crate::children::start;
+use crate::children::start_on_cores;
 use crate::output::{self, print, print_typed};
 use crate::stop::stop_signals;
 
@@ -24,10 +24,10 @@ use crate::stop::stop_signals;
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     /// Client processes at the same time
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of clients", 1..=32usize))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of clients", 1..=32usize))]
     pub(crate) clients: usize,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "2", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     pub(crate) workers: usize,
     /// How long clients work
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
@@ -45,7 +45,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "FOLDER")]
     judge: Option<PathBuf>,
     /// What random choices start from
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// Print one JSON object per line: checked
     #[arg(long)]
@@ -58,7 +58,7 @@ pub(crate) struct RecorderArgs {
     pub(crate) server: String,
     folder: PathBuf,
     number: u64,
-    #[arg(long, value_parser = args::word)]
+    #[arg(long, value_parser = args::decimal_or_hex_u64)]
     pub(crate) seed: u64,
     /// Ignored, because a client prints no results.
     #[arg(long)]
@@ -67,13 +67,13 @@ pub(crate) struct RecorderArgs {
 
 impl RecorderArgs {
     /// Creates the file of this client's history.
-    pub(crate) fn recorder(&self) -> Result<HistoryRecorder> {
+    pub(crate) fn create_recorder(&self) -> Result<HistoryRecorder> {
         HistoryRecorder::create(&self.folder, self.number).context("cannot write a history")
     }
 }
 
 /// Returns a function for a polling loop that returns true once standard input has ended.
-pub(crate) fn end_of_input() -> Result<impl FnMut() -> bool> {
+pub(crate) fn stdin_end_poller() -> Result<impl FnMut() -> bool> {
     let stop = stop_signals(true)?;
     let mut polls = 0u32;
     Ok(move || {
@@ -92,19 +92,19 @@ pub(crate) trait CheckedSystem {
     fn name(&self) -> String;
     fn variant(&self) -> Self::Variant;
     /// Returns the command of the server, which ends when its standard input ends.
-    fn server(&self, workers: usize) -> Result<Command>;
+    fn server_command(&self, workers: usize) -> Result<Command>;
     /// Returns the command of a client, without its [`RecorderArgs`].
-    fn client(&self) -> Result<Command>;
+    fn client_command(&self) -> Result<Command>;
     /// Returns the server's address, if the line contains it.
-    fn address(line: &Self::Line) -> Option<&str>;
+    fn server_address(line: &Self::Line) -> Option<&str>;
     /// Returns the number of repeated changes that the server did not apply again, if the line
     /// contains it.
-    fn repeated(line: &Self::Line) -> Option<u64>;
+    fn repeated_changes(line: &Self::Line) -> Option<u64>;
 }
 
 /// Returns the designs that the user has named, or all designs that the device supports. Prints a note on each
 /// unsupported design.
-pub(crate) fn supported<D: Copy>(
+pub(crate) fn supported_designs<D: Copy>(
     asked: &[D],
     all: &[D],
     check: impl Fn(D) -> Result<(), UnsupportedDesign>,
@@ -142,7 +142,7 @@ struct SystemCheckResult<V> {
 
 impl CheckArgs {
     /// Judges a stored history, if the user has named one.
-    pub(crate) fn judged<S: CheckedSystem>(&self) -> Result<Option<CommandOutcome>> {
+    pub(crate) fn judge_stored_history<S: CheckedSystem>(&self) -> Result<Option<CommandOutcome>> {
         let Some(folder) = &self.judge else {
             return Ok(None);
         };
@@ -159,7 +159,10 @@ impl CheckArgs {
     }
 
     /// Checks the subjects one after the other.
-    pub(crate) fn check<S: CheckedSystem>(&self, subjects: &[S]) -> Result<CommandOutcome> {
+    pub(crate) fn check_subjects<S: CheckedSystem>(
+        &self,
+        subjects: &[S],
+    ) -> Result<CommandOutcome> {
         let temporary = tempfile::tempdir().context("cannot make a folder")?;
         let folder = match &self.keep {
             None => temporary.path(),
@@ -224,46 +227,52 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
 struct CheckClients<'a, S> {
     subject: &'a S,
     seed: u64,
-    address: String,
-    folder: &'a Path,
-    working: Vec<KillOnDrop>,
-    next: u64,
+    server_address: String,
+    history_folder: &'a Path,
+    running_processes: Vec<KillOnDrop>,
+    next_number: u64,
 }
 
 impl<S: CheckedSystem> CheckClients<'_, S> {
     /// Tells all clients to stop, and waits until they have ended.
     fn stop_clients(&mut self) -> Result<()> {
-        for client in &mut self.working {
+        for client in &mut self.running_processes {
             // A client stops when its standard input ends.
             drop(client.0.stdin.take());
         }
-        for client in &mut self.working {
-            let ended = verbs::poll_until(PATIENCE, || client.0.try_wait().transpose());
+        for client in &mut self.running_processes {
+            let ended = verbs::poll_until(CLIENT_EXIT_TIMEOUT, || client.0.try_wait().transpose());
             match ended.transpose()? {
                 Some(status) if status.success() => {}
                 Some(status) => bail!("a client ended badly ({status}); its message is above"),
-                None => bail!("a client did not end within {} s", PATIENCE.as_secs()),
+                None => bail!(
+                    "a client did not end within {} s",
+                    CLIENT_EXIT_TIMEOUT.as_secs()
+                ),
             }
         }
         Ok(())
     }
 
     fn start_client(&mut self) -> Result<KillOnDrop> {
-        let seed = self.seed.wrapping_mul(10_000).wrapping_add(self.next);
-        let mut command = self.subject.client()?;
+        let seed = self
+            .seed
+            .wrapping_mul(10_000)
+            .wrapping_add(self.next_number);
+        let mut command = self.subject.client_command()?;
         command
-            .arg(&self.address)
-            .arg(self.folder)
-            .arg(self.next.to_string())
+            .arg(&self.server_address)
+            .arg(self.history_folder)
+            .arg(self.next_number.to_string())
             .args(["--seed", &seed.to_string()])
             .stdin(Stdio::piped());
-        self.next += 1;
+        self.next_number += 1;
         let child = command.spawn().context("cannot start a client")?;
         Ok(KillOnDrop(child))
     }
 }
 
-fn signal(process: &KillOnDrop, signal: Signal) {
+fn send_signal(process: &KillOnDrop, signal: Signal) {
     if let Some(pid) = i32::try_from(process.0.id()).ok().and_then(Pid::from_raw) {
         // An error means that the process has ended; a later wait reports that.
         let _ = kill_process(pid, signal);
@@ -271,50 +280,51 @@ fn signal(process: &KillOnDrop, signal: Signal) {
 }
 
 /// Returns a random time from 0 to twice the average.
-fn about(random: &mut Random, average: Duration) -> Duration {
-    average.mul_f64(2.0 * random.unit())
+fn random_time_around(random: &mut Random, average: Duration) -> Duration {
+    average.mul_f64(2.0 * random.next_unit_f64())
 }
 
 /// The time that a client may take to end, because its pending requests may first have to reach their deadline.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CLIENT_EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn run_and_check_system<S: CheckedSystem>(
     args: &CheckArgs,
     subject: &S,
     folder: &Path,
 ) -> Result<SystemCheckResult<S::Variant>> {
-    let mut command = subject.server(args.workers)?;
+    let mut command = subject.server_command(args.workers)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
-    let (mut server, mut said) = start::<S::Line>(command, &bench::pin::allowed()?, "server")?;
+    let (mut server, mut said) =
+        start_on_cores::<S::Line>(command, &bench::pin::allowed()?, "server")?;
     let mut clients = CheckClients {
         subject,
         seed: args.seed,
-        address: said.expect_some(|line| S::address(&line).map(str::to_owned))?,
-        folder,
-        working: Vec::new(),
-        next: 1,
+        server_address: said.read_until_some(|line| S::server_address(&line).map(str::to_owned))?,
+        history_folder: folder,
+        running_processes: Vec::new(),
+        next_number: 1,
     };
     for _ in 0..args.clients {
         let client = clients.start_client()?;
-        clients.working.push(client);
+        clients.running_processes.push(client);
     }
     let name = subject.name();
     let bar = output::activity(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
     bar.set_message(format!("{name}: asking"));
-    let (kills, stops) = disturb(args, &mut clients, &server)?;
+    let (kills, stops) = inject_kills_and_stops(args, &mut clients, &server)?;
     bar.set_message(format!("{name}: waiting for the last answers"));
     clients.stop_clients()?;
     drop(server.0.stdin.take());
-    let repeated = said.expect_some(|line| S::repeated(&line))?;
+    let repeated = said.read_until_some(|line| S::repeated_changes(&line))?;
     bar.set_message(format!("{name}: judging"));
     let verdict = KeyHistories::read(folder)?.check();
     bar.finish_and_clear();
     let mut history = args.keep.is_some().then(|| folder.to_owned());
     if !verdict.is_linearizable() && history.is_none() {
-        history = Some(save(folder)?);
+        history = Some(copy_to_kept_folder(folder)?);
     }
     Ok(SystemCheckResult {
         name,
@@ -329,7 +339,7 @@ fn run_and_check_system<S: CheckedSystem>(
 
 /// Kills clients, and stops clients and the server for a while, until the time is over. Returns the numbers of kills
 /// and stops.
-fn disturb<S: CheckedSystem>(
+fn inject_kills_and_stops<S: CheckedSystem>(
     args: &CheckArgs,
     clients: &mut CheckClients<'_, S>,
     server: &KillOnDrop,
@@ -339,7 +349,7 @@ fn disturb<S: CheckedSystem>(
     let end = Instant::now() + args.duration;
     let next = |random: &mut Random, average: Duration| match average {
         Duration::ZERO => end,
-        average => end.min(Instant::now() + about(random, average)),
+        average => end.min(Instant::now() + random_time_around(random, average)),
     };
     let mut kill_at = next(&mut random, args.kill_every);
     let mut stop_at = next(&mut random, args.stop_every);
@@ -353,19 +363,22 @@ fn disturb<S: CheckedSystem>(
         let chosen = usize::try_from(chosen).unwrap_or(0);
         if kill_at <= stop_at {
             let client = chosen % args.clients;
-            if let Some(status) = clients.working[client].0.try_wait()? {
+            if let Some(status) = clients.running_processes[client].0.try_wait()? {
                 bail!("a client ended early ({status}); its message is above");
             }
             let new = clients.start_client()?;
             // Dropping the handle kills the client and waits for its end.
-            drop(std::mem::replace(&mut clients.working[client], new));
+            drop(std::mem::replace(
+                &mut clients.running_processes[client],
+                new,
+            ));
             kills += 1;
             kill_at = next(&mut random, args.kill_every);
         } else {
-            let stopped = clients.working.get(chosen).unwrap_or(server);
-            signal(stopped, Signal::STOP);
+            let stopped = clients.running_processes.get(chosen).unwrap_or(server);
+            send_signal(stopped, Signal::STOP);
             std::thread::sleep(Duration::from_millis(1 + random.below(400)));
-            signal(stopped, Signal::CONT);
+            send_signal(stopped, Signal::CONT);
             stops += 1;
             stop_at = next(&mut random, args.stop_every);
         }
@@ -373,7 +386,7 @@ fn disturb<S: CheckedSystem>(
 }
 
 /// Copies a history to a folder that is kept.
-fn save(folder: &Path) -> Result<PathBuf> {
+fn copy_to_kept_folder(folder: &Path) -> Result<PathBuf> {
     let to = tempfile::Builder::new()
         .prefix("verbatim-history-")
         .tempdir()

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::CommandOutcome;
 use crate::pcie_counters::PcieCounters;
-use crate::program::{shared_folder, wait_for};
+use crate::program::{run_to_end, shared_folder};
 
 /// Argument of commands whose verbs can be counted.
 #[derive(clap::Args, Clone, Debug)]
@@ -36,7 +36,7 @@ impl LedgerArgs {
     /// The tap reads its environment variable when a provider is first used, and child processes
     /// inherit the variable. A ledger has an entry for each process. A simulated cluster is one
     /// process, so no ledger is possible.
-    pub(crate) fn record_self(&self, simulated: bool) -> Result<Option<CommandOutcome>> {
+    pub(crate) fn rerun_under_tap(&self, simulated: bool) -> Result<Option<CommandOutcome>> {
         let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
         };
@@ -49,7 +49,7 @@ impl LedgerArgs {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
-        self.record(
+        self.run_and_record(
             Some(file),
             command,
             &join_command_line(std::env::args_os()),
@@ -69,11 +69,11 @@ impl LedgerArgs {
         if self.ledger.is_none() && summary.is_none() {
             return Ok(Err(command));
         }
-        self.record(self.ledger.as_deref(), command, words, summary)
+        self.run_and_record(self.ledger.as_deref(), command, words, summary)
             .map(Ok)
     }
 
-    fn record(
+    fn run_and_record(
         &self,
         file: Option<&Path>,
         command: Command,
@@ -82,7 +82,7 @@ impl LedgerArgs {
     ) -> Result<CommandOutcome> {
         let counters = self.pcie_counters.then(PcieCounters::find).transpose()?;
         let (outcome, ledger) = match file {
-            Some(file) => record(file, command, words, counters.as_ref())?,
+            Some(file) => run_and_write_file(file, command, words, counters.as_ref())?,
             None => run_and_read_ledger(command, words, counters.as_ref())?,
         };
         if let Some(summary) = summary {
@@ -104,7 +104,7 @@ pub(crate) fn join_command_line(args: impl IntoIterator<Item = impl AsRef<OsStr>
 }
 
 /// Runs a command until it ends, writes the ledger, and returns the command's outcome.
-fn record(
+fn run_and_write_file(
     file: &Path,
     command: Command,
     words: &str,
@@ -129,11 +129,11 @@ fn run_and_read_ledger(
     counters: Option<&PcieCounters>,
 ) -> Result<(CommandOutcome, Ledger)> {
     let mut command = match counters {
-        Some(counters) => counters.wrapped(&command),
+        Some(counters) => counters.perf_stat_command(&command),
         None => command,
     };
     let folder = shared_folder("verbatim-tap-").context("cannot make a folder for the counters")?;
-    let outcome = wait_for(command.env(tap::VARIABLE, folder.path()), words)?;
+    let outcome = run_to_end(command.env(tap::TAP_DIR_VARIABLE, folder.path()), words)?;
     let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
     ledger.pcie = counters.map(PcieCounters::read).transpose()?;
     Ok((outcome, ledger))
@@ -160,7 +160,9 @@ mod tests {
         let run = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            record(&file, command, script, None).expect("it runs").0
+            run_and_write_file(&file, command, script, None)
+                .expect("it runs")
+                .0
         };
         assert_eq!(run("exit 0"), CommandOutcome::Done);
         assert_eq!(run("exit 7"), CommandOutcome::Exit(7));
@@ -180,7 +182,7 @@ mod tests {
         let mut command = Command::new("touch");
         command.arg(&ran);
         let file = folder.path().join("missing/l.json");
-        assert!(record(&file, command, "touch", None).is_err());
+        assert!(run_and_write_file(&file, command, "touch", None).is_err());
         assert!(!ran.exists());
     }
 }

@@ -132,7 +132,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
-    if let Err(err) = run::as_rdma() {
+    if let Err(err) = run::exec_system_rdma() {
         eprintln!("error: {err:#}");
         return ExitCode::from(2);
     }
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(outcome) if let Some((done, of)) = steps::interrupted_at() => {
-            interrupted(&outcome, is_json, done, of)
+            report_interruption(&outcome, is_json, done, of)
         }
         Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
         Ok(CommandOutcome::No) => ExitCode::from(1),
@@ -184,7 +184,7 @@ fn asks_for_json(matches: &ArgMatches) -> bool {
 }
 
 /// Prints that the results cover a part of the measurement. A negative answer keeps its exit status.
-fn interrupted(outcome: &CommandOutcome, is_json: bool, done: u64, of: u64) -> ExitCode {
+fn report_interruption(outcome: &CommandOutcome, is_json: bool, done: u64, of: u64) -> ExitCode {
     eprintln!("interrupted: results are of {done} of {of} steps");
     let told = if is_json {
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
@@ -198,7 +198,9 @@ fn interrupted(outcome: &CommandOutcome, is_json: bool, done: u64, of: u64) -> E
     drop(told);
     match outcome {
         CommandOutcome::No => ExitCode::from(1),
-        CommandOutcome::Done | CommandOutcome::Exit(_) => ExitCode::from(steps::INTERRUPTED),
+        CommandOutcome::Done | CommandOutcome::Exit(_) => {
+            ExitCode::from(steps::INTERRUPTED_EXIT_STATUS)
+        }
     }
 }
 

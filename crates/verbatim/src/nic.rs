@@ -26,7 +26,7 @@ impl OpenNic {
             gid_index: port.gid_index,
         };
         let context = device.open()?;
-        config.port(&context)?;
+        config.port_and_gid(&context)?;
         Ok(OpenNic { config, context })
     }
 }

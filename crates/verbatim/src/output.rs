@@ -23,7 +23,7 @@ impl std::error::Error for StdoutClosed {}
 /// Prints a text and a newline to standard output.
 pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     let mut out = io::stdout().lock();
-    closed(writeln!(out, "{text}").and_then(|()| out.flush()))
+    map_broken_pipe(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
 /// Prints a value as one line of JSON.
@@ -31,7 +31,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
-    closed(out.write_all(&line).and_then(|()| out.flush()))
+    map_broken_pipe(out.write_all(&line).and_then(|()| out.flush()))
 }
 
 /// Prints `{"type": kind, "data": data}` as one line.
@@ -44,7 +44,7 @@ pub(crate) fn print_typed(kind: &str, data: &impl Serialize) -> Result<()> {
     print_json(&Line { r#type: kind, data })
 }
 
-fn closed(written: io::Result<()>) -> Result<()> {
+fn map_broken_pipe(written: io::Result<()>) -> Result<()> {
     match written {
         Err(err) if err.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
         other => Ok(other?),
@@ -85,7 +85,7 @@ pub(crate) fn activity(json: bool) -> ProgressBar {
 }
 
 /// Formats a figure with three significant digits.
-pub(crate) fn figure(value: f64) -> String {
+pub(crate) fn format_three_digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         size if size >= 100.0 => format!("{value:.0}"),
@@ -96,13 +96,13 @@ pub(crate) fn figure(value: f64) -> String {
 }
 
 /// Formats a time in ns, µs or ms.
-pub(crate) fn time(ns: f64) -> String {
+pub(crate) fn format_time_ns(ns: f64) -> String {
     if ns < 1000.0 {
-        format!("{} ns", figure(ns))
+        format!("{} ns", format_three_digits(ns))
     } else if ns < 1e6 {
-        format!("{} µs", figure(ns / 1e3))
+        format!("{} µs", format_three_digits(ns / 1e3))
     } else {
-        format!("{} ms", figure(ns / 1e6))
+        format!("{} ms", format_three_digits(ns / 1e6))
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn figures_have_three_digits() {
         let shown: Vec<_> = [0.0, 0.0123, 1.234, 12.34, 123.4, 12345.6]
-            .map(figure)
+            .map(format_three_digits)
             .into();
         assert_eq!(shown, ["0", "0.012", "1.23", "12.3", "123", "12346"]);
     }
@@ -125,15 +125,23 @@ mod tests {
     #[test]
     fn a_closed_pipe_is_told_from_other_failures() {
         let broken = io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(closed(Err(broken)).unwrap_err().is::<StdoutClosed>());
+        assert!(
+            map_broken_pipe(Err(broken))
+                .unwrap_err()
+                .is::<StdoutClosed>()
+        );
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        assert!(!closed(Err(full)).unwrap_err().is::<StdoutClosed>());
+        assert!(!map_broken_pipe(Err(full)).unwrap_err().is::<StdoutClosed>());
     }
 
     #[test]
     fn times_read_well() {
         assert_eq!(
-            [time(250.0), time(1500.0), time(2.5e6)],
+            [
+                format_time_ns(250.0),
+                format_time_ns(1500.0),
+                format_time_ns(2.5e6)
+            ],
             ["250 ns", "1.50 µs", "2.50 ms"]
         );
     }

@@ -14,7 +14,7 @@ use tap::PcieLines;
 use tempfile::NamedTempFile;
 
 /// The folder in which the kernel lists performance monitoring units.
-const UNITS: &str = "/sys/bus/event_source/devices";
+const PMU_FOLDER: &str = "/sys/bus/event_source/devices";
 /// The monitoring units of the last-level cache: for Skylake and later processors, and for earlier
 /// processors.
 const CACHE_UNITS: [&str; 2] = ["uncore_cha", "uncore_cbox"];
@@ -40,9 +40,9 @@ impl PcieCounters {
     /// Returns an error if the machine has no such counters, or perf may not read them; the message
     /// says why.
     pub(crate) fn find() -> Result<Self> {
-        if !has_cache_units(Path::new(UNITS)) {
+        if !has_cache_units(Path::new(PMU_FOLDER)) {
             bail!(
-                "this machine has no Intel uncore counters for PCIe ({UNITS} has no {}): leave out --pcie-counters; \
+                "this machine has no Intel uncore counters for PCIe ({PMU_FOLDER} has no {}): leave out --pcie-counters; \
                  verbatim explain says what the NIC is expected to read and write",
                 CACHE_UNITS.map(|unit| format!("{unit}*")).join(" and no ")
             );
@@ -52,7 +52,7 @@ impl PcieCounters {
             let output = NamedTempFile::new().context("cannot make a file for perf")?;
             let counters = Self { events, output };
             let tried = counters
-                .wrapped(&Command::new("true"))
+                .perf_stat_command(&Command::new("true"))
                 .output()
                 .context("cannot start perf, which reads the counters: install it (Debian: apt install linux-perf)")?;
             if tried.status.success() && counters.read().is_ok() {
@@ -67,7 +67,7 @@ impl PcieCounters {
     }
 
     /// Returns the command that runs `command` under perf.
-    pub(crate) fn wrapped(&self, command: &Command) -> Command {
+    pub(crate) fn perf_stat_command(&self, command: &Command) -> Command {
         let mut perf = Command::new("perf");
         perf.args(["stat", "-a", "-x,", "-e", &self.events.join(","), "-o"]);
         perf.arg(self.output.path()).arg("--");
@@ -82,9 +82,12 @@ impl PcieCounters {
     }
 
     /// Counts while `work` runs in this process; returns its result and the counts.
-    pub(crate) fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, PcieLines)> {
+    pub(crate) fn count_during<T>(
+        &self,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, PcieLines)> {
         // cat ends when its standard input ends.
-        let mut counts = self.wrapped(&Command::new("cat"));
+        let mut counts = self.perf_stat_command(&Command::new("cat"));
         let counts = counts.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut counts = counts.context("cannot start perf, which reads the counters")?;
         // perf needs a moment to start counting.

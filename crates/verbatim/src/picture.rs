@@ -25,7 +25,7 @@ pub(crate) struct PictureArgs {
 
 impl PictureArgs {
     /// Refuses files that cannot be written, before the measurement starts.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check_files_writable(&self) -> Result<()> {
         let files = [("--svg", &self.svg), ("--csv", &self.csv)];
         files
             .into_iter()
@@ -84,13 +84,13 @@ pub(crate) fn spread_point(x: f64, spread: MedianAndSpread, unit: f64) -> Point 
     Point {
         x,
         y: spread.median / unit,
-        range: (range.0 < range.1).then_some(range),
+        min_and_max: (range.0 < range.1).then_some(range),
     }
 }
 
 /// Returns the setting of a knob as a coordinate of a chart.
 #[allow(clippy::cast_precision_loss)] // settings are far below 2^52
-pub(crate) fn place(setting: usize) -> f64 {
+pub(crate) fn axis_coordinate(setting: usize) -> f64 {
     setting as f64
 }
 
@@ -107,14 +107,17 @@ mod tests {
             svg: Some(new.clone()),
             csv: Some(old.clone()),
         };
-        args.check().expect("both can be written");
+        args.check_files_writable().expect("both can be written");
         assert!(!new.exists());
         assert_eq!(std::fs::read_to_string(&old).expect("there"), "kept");
         let missing = PictureArgs {
             svg: Some(folder.path().join("no/new.svg")),
             csv: None,
         };
-        let error = format!("{:#}", missing.check().expect_err("no folder"));
+        let error = format!(
+            "{:#}",
+            missing.check_files_writable().expect_err("no folder")
+        );
         assert!(error.starts_with("--svg: the folder"), "{error}");
     }
 }

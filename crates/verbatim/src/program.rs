@@ -18,7 +18,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Runs a command until it ends and returns its outcome. Signals do not end this process before the
 /// command, since this process still has to write results.
-pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<CommandOutcome> {
+pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOutcome> {
     let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
     let handle = signals.handle();
     let mut child = command

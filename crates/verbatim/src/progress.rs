@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// The time between two lines of progress.
-const EVERY: Duration = Duration::from_secs(10);
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The progress of a command: a bar, or lines.
 pub(crate) struct Progress {
@@ -28,7 +28,7 @@ pub(crate) fn progress(steps: u64) -> Progress {
         bar.enable_steady_tick(Duration::from_millis(200));
         None
     } else {
-        Some(ProgressLines::start(steps, EVERY, |line| {
+        Some(ProgressLines::start(steps, LINE_INTERVAL, |line| {
             eprintln!("{line}")
         }))
     };
@@ -48,7 +48,7 @@ impl Progress {
     /// Adds `steps` completed steps.
     pub(crate) fn inc(&self, steps: u64) {
         if let Some(lines) = &self.lines {
-            lines.state().done += steps;
+            lines.state().completed_steps += steps;
         }
         self.bar.inc(steps);
     }
@@ -61,14 +61,14 @@ impl Progress {
 
 /// A thread that prints lines of progress until this value is dropped.
 struct ProgressLines {
-    shared: Arc<(Mutex<ProgressState>, Condvar)>,
+    state_and_wakeup: Arc<(Mutex<ProgressState>, Condvar)>,
     printer: Option<JoinHandle<()>>,
 }
 
 struct ProgressState {
     message: String,
-    done: u64,
-    of: u64,
+    completed_steps: u64,
+    total_steps: u64,
     is_over: bool,
 }
 
@@ -76,8 +76,8 @@ impl ProgressLines {
     fn start(of: u64, every: Duration, mut print: impl FnMut(&str) + Send + 'static) -> Self {
         let state = ProgressState {
             message: String::new(),
-            done: 0,
-            of,
+            completed_steps: 0,
+            total_steps: of,
             is_over: false,
         };
         let shared = Arc::new((Mutex::new(state), Condvar::new()));
@@ -92,24 +92,27 @@ impl ProgressLines {
                 if state.is_over {
                     return;
                 }
-                print(&line(&state, begun.elapsed()));
+                print(&format_line(&state, begun.elapsed()));
             }
         });
         ProgressLines {
-            shared,
+            state_and_wakeup: shared,
             printer: Some(printer),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, ProgressState> {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state_and_wakeup
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ProgressLines {
     fn drop(&mut self) {
         self.state().is_over = true;
-        self.shared.1.notify_all();
+        self.state_and_wakeup.1.notify_all();
         if let Some(printer) = self.printer.take() {
             // The thread returns no result, and an error would change nothing.
             let _ = printer.join();
@@ -118,9 +121,12 @@ impl Drop for ProgressLines {
 }
 
 /// Formats the steps done, the current step and an estimate of the remaining time.
-fn line(state: &ProgressState, elapsed: Duration) -> String {
+fn format_line(state: &ProgressState, elapsed: Duration) -> String {
     let ProgressState {
-        done, of, message, ..
+        completed_steps: done,
+        total_steps: of,
+        message,
+        ..
     } = state;
     let left = match done {
         0 => String::new(),
@@ -167,12 +173,12 @@ mod tests {
     fn what_is_left_is_estimated() {
         let state = ProgressState {
             message: "rpc".to_owned(),
-            done: 1,
-            of: 4,
+            completed_steps: 1,
+            total_steps: 4,
             is_over: false,
         };
         assert_eq!(
-            line(&state, Duration::from_secs(20)),
+            format_line(&state, Duration::from_secs(20)),
             "progress: 1 of 4 steps in 20 s, about 60 s left: rpc"
         );
     }

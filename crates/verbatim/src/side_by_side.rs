@@ -13,11 +13,11 @@ use service::{ConnectError, Server, ServerError, Service};
 
 use crate::CommandOutcome;
 use crate::children::ChildCores;
-use crate::output::{self, figure, print_typed};
+use crate::output::{self, format_three_digits, print_typed};
 use crate::steps::CommandSteps;
 
 /// Assigns cores to a server and its clients. Prints a note if the figures will be of little use.
-pub(crate) fn place(
+pub(crate) fn assign_cores(
     workers: usize,
     clients: usize,
     threads: usize,
@@ -59,7 +59,7 @@ pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
 
 /// Runs all contenders once in each round, so that a temporary disturbance of the machine affects
 /// all contenders alike. SIGINT ends the run early.
-pub(crate) fn interleaved<T: Copy, R: Serialize>(
+pub(crate) fn run_interleaved<T: Copy, R: Serialize>(
     rounds: u32,
     contenders: &[T],
     json: bool,
@@ -89,7 +89,7 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
 /// # Errors
 /// Returns the first error for another reason. If no setup ran, returns the error of the first setup
 /// that cannot run.
-pub(crate) fn simulated<S, R>(
+pub(crate) fn run_simulations<S, R>(
     setups: Vec<S>,
     name: impl Fn(&S) -> String,
     mut one: impl FnMut(S, &[R]) -> Result<R>,
@@ -162,7 +162,8 @@ pub(crate) fn outcome(verified: bool) -> CommandOutcome {
 
 /// Formats a rate for a table: median, minimum and maximum, in 10^6 a second.
 pub(crate) fn rate(rate: MedianAndSpread) -> String {
-    let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
+    let [median, min, max] =
+        [rate.median, rate.min, rate.max].map(|r| format_three_digits(r / 1e6));
     format!("{median} M ({min}..{max})")
 }
 
@@ -184,7 +185,7 @@ pub(crate) fn relative_error(error: Option<f64>) -> String {
 /// Waits until the server must stop, or has failed. Every second, the function calls `check`, whose
 /// error ends the wait, and shows `message`. `done` returns the server's number of requests, from
 /// which the function computes the rate in 10^6 a second.
-pub(crate) fn wait<S: Service>(
+pub(crate) fn wait_for_stop<S: Service>(
     (server, stop): (&Server<S>, &Receiver<()>),
     json: bool,
     check: impl Fn() -> Result<()>,
@@ -206,7 +207,7 @@ pub(crate) fn wait<S: Service>(
         let now = done(&stats);
         #[allow(clippy::cast_precision_loss)] // far below 2^52 in a second
         let rate = now.saturating_sub(before) as f64 / since.elapsed().as_secs_f64();
-        bar.set_message(message(&stats, &figure(rate / 1e6)));
+        bar.set_message(message(&stats, &format_three_digits(rate / 1e6)));
         (before, since) = (now, Instant::now());
     }
     bar.finish_and_clear();
@@ -214,7 +215,7 @@ pub(crate) fn wait<S: Service>(
 }
 
 /// Returns the outcome of a serving command.
-pub(crate) fn served(failure: Option<String>) -> Result<CommandOutcome> {
+pub(crate) fn serving_outcome(failure: Option<String>) -> Result<CommandOutcome> {
     match failure {
         Some(failure) => bail!("a worker ended: {failure}"),
         None => Ok(CommandOutcome::Done),

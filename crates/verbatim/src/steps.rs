@@ -2,7 +2,7 @@
 //!
 //! A command makes [`CommandSteps`] with the number of its steps and runs each step through
 //! [`CommandSteps::run`], which returns no result once SIGINT was received. The command then shows the
-//! results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED`].
+//! results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED_EXIT_STATUS`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ use signal_hook::flag;
 use crate::progress::{Progress, progress};
 
 /// The exit status that shells report for a process that SIGINT ended.
-pub(crate) const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED_EXIT_STATUS: u8 = 130;
 
 /// The steps of a command, with their display.
 pub(crate) struct CommandSteps {
@@ -27,8 +27,8 @@ pub(crate) struct CommandSteps {
 struct StepCount {
     is_registered: AtomicBool,
     is_interrupted: Arc<AtomicBool>,
-    done: AtomicU64,
-    of: AtomicU64,
+    completed: AtomicU64,
+    total: AtomicU64,
 }
 
 static COUNT: OnceLock<StepCount> = OnceLock::new();
@@ -41,10 +41,10 @@ impl CommandSteps {
     /// The system refuses a signal handler.
     pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
         let count = COUNT.get_or_init(StepCount::default);
-        count.of.fetch_add(steps, Ordering::Relaxed);
+        count.total.fetch_add(steps, Ordering::Relaxed);
         if !count.is_registered.swap(true, Ordering::Relaxed) {
             // In this order, so that the first signal finds the flag false.
-            let status = i32::from(INTERRUPTED);
+            let status = i32::from(INTERRUPTED_EXIT_STATUS);
             flag::register_conditional_shutdown(SIGINT, status, count.is_interrupted.clone())
                 .and_then(|_| flag::register(SIGINT, count.is_interrupted.clone()))
                 .context("cannot catch SIGINT")?;
@@ -86,14 +86,14 @@ impl CommandSteps {
     /// Shows a step that a library runs and reports.
     pub(crate) fn show_step(&self, name: impl Into<String>) {
         let name = name.into();
-        let [done, of] = self.count.both();
+        let [done, of] = self.count.completed_and_total();
         tracing::info!("step {} of {of}: {name}", done + 1);
         self.display.set_message(name);
     }
 
     /// Counts a completed step.
     pub(crate) fn complete_step(&self) {
-        self.count.done.fetch_add(1, Ordering::Relaxed);
+        self.count.completed.fetch_add(1, Ordering::Relaxed);
         self.display.inc(1);
     }
 }
@@ -106,8 +106,8 @@ impl Drop for CommandSteps {
 
 impl StepCount {
     /// Returns the completed steps and all steps.
-    fn both(&self) -> [u64; 2] {
-        [&self.done, &self.of].map(|count| count.load(Ordering::Relaxed))
+    fn completed_and_total(&self) -> [u64; 2] {
+        [&self.completed, &self.total].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -119,6 +119,9 @@ pub(crate) fn is_interrupted() -> bool {
 
 /// Returns the completed steps and all steps, if SIGINT was received and not all are complete.
 pub(crate) fn interrupted_at() -> Option<(u64, u64)> {
-    let [done, of] = COUNT.get().filter(|_| is_interrupted())?.both();
+    let [done, of] = COUNT
+        .get()
+        .filter(|_| is_interrupted())?
+        .completed_and_total();
     (done < of).then_some((done, of))
 }

@@ -62,5 +62,5 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 
 /// Returns a parser of payload sizes.
 pub(crate) fn payload() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    args::number("a payload in bytes", 0..=1_048_576usize)
+    args::integer_in_range("a payload in bytes", 0..=1_048_576usize)
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output;
-use crate::picture::{place, spread_point};
+use crate::picture::{axis_coordinate, spread_point};
 use crate::side_by_side::{or_nothing, rate, yes_or_no};
 
 /// A setting that a sweep varies.
@@ -70,7 +70,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
     pub(crate) over: Option<SweepSetting>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::bytes(1 << 30))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::byte_count_up_to(1 << 30))]
     pub(crate) values: Vec<usize>,
 }
 
@@ -108,7 +108,7 @@ impl SweepArgs {
     }
 
     /// Describes the settings of a measurement, and names the swept knob.
-    pub(crate) fn told(&self, settings: &str) -> String {
+    pub(crate) fn caption_with_knob(&self, settings: &str) -> String {
         match self.over {
             Some(knob) => format!("{settings}; {} as listed", knob.name()),
             None => settings.to_owned(),
@@ -128,7 +128,7 @@ pub(crate) fn profiles(
 ) -> Result<Vec<Profile>> {
     let one = |nic: Option<&String>| {
         let (nic, nic_file) = (nic.cloned(), nic_file.cloned());
-        NicProfileArgs { nic, nic_file }.chosen()
+        NicProfileArgs { nic, nic_file }.chosen_or_default_profile()
     };
     match nics {
         [] => Ok(vec![one(None)?]),
@@ -137,7 +137,7 @@ pub(crate) fn profiles(
 }
 
 /// Returns a value of `--values`; returns an error if the value exceeds the limit of its knob.
-pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
+pub(crate) fn check_knob_limit(value: usize, most: usize) -> Result<usize> {
     if value > most {
         bail!("--values: {value} is more than {most}");
     }
@@ -145,24 +145,25 @@ pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
 }
 
 /// Formats the distinct values of a setting in all rows.
-pub(crate) fn all_of(values: impl Iterator<Item = usize>) -> String {
+pub(crate) fn join_distinct(values: impl Iterator<Item = usize>) -> String {
     let values: BTreeSet<_> = values.collect();
     let words: Vec<_> = values.iter().map(usize::to_string).collect();
     words.join(", ")
 }
 
 /// A function that returns a part of a series' name; `None` if the part does not apply to the row.
-type Part<'a, R> = &'a dyn Fn(&R) -> Option<String>;
+type SeriesNamePart<'a, R> = &'a dyn Fn(&R) -> Option<String>;
 
 /// Groups rows into series, in the order of the rows. The first part always appears in a series'
 /// name. Other parts appear only if rows differ in them.
 pub(crate) fn series<R>(
     rows: &[R],
-    parts: &[Part<'_, R>],
+    parts: &[SeriesNamePart<'_, R>],
     point: impl Fn(&R) -> Point,
     published: impl Fn(&R) -> Option<f64>,
 ) -> Vec<Series> {
-    let differs = |part: &Part<'_, R>| rows.windows(2).any(|pair| part(&pair[0]) != part(&pair[1]));
+    let differs =
+        |part: &SeriesNamePart<'_, R>| rows.windows(2).any(|pair| part(&pair[0]) != part(&pair[1]));
     let names = |row: &R| {
         let used = parts.iter().enumerate();
         let used = used.filter(|(at, part)| *at == 0 || differs(part));
@@ -207,7 +208,7 @@ impl<R> SweptResult<R> {
     }
 
     /// Groups the results by setting; `settings` is the number of settings.
-    pub(crate) fn sorted(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
+    pub(crate) fn grouped_by_setting(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
         let mut sorted: Vec<Vec<R>> = (0..settings).map(|_| Vec::new()).collect();
         for turned in all {
             sorted[turned.index].push(turned.of);
@@ -220,7 +221,7 @@ impl<R> SweptResult<R> {
 pub(crate) struct DesignResult {
     pub(crate) name: String,
     /// The value of the swept knob.
-    pub(crate) at: usize,
+    pub(crate) swept_value: usize,
     pub(crate) rate_per_s: MedianAndSpread,
     pub(crate) latency_ns_p50: Option<f64>,
     pub(crate) latency_ns_p99: Option<f64>,
@@ -234,11 +235,11 @@ pub(crate) fn print_rows(sweep: &SweepArgs, rows: &[DesignResult]) -> Result<()>
     let mut table = output::table(header, &[0, 2, 3, 4]);
     for row in rows {
         table.add_row([
-            row.at.to_string(),
+            row.swept_value.to_string(),
             row.name.clone(),
             rate(row.rate_per_s),
-            or_nothing(row.latency_ns_p50, output::time),
-            or_nothing(row.latency_ns_p99, output::time),
+            or_nothing(row.latency_ns_p50, output::format_time_ns),
+            or_nothing(row.latency_ns_p99, output::format_time_ns),
             yes_or_no(row.verified).to_owned(),
         ]);
     }
@@ -255,7 +256,7 @@ pub(crate) fn chart(
     let series = series(
         rows,
         &[&|row| Some(row.name.clone())],
-        |row| spread_point(place(row.at), row.rate_per_s, 1e6),
+        |row| spread_point(axis_coordinate(row.swept_value), row.rate_per_s, 1e6),
         |_| None,
     );
     Chart {

@@ -526,7 +526,7 @@ fn unmodified_programs_are_counted_and_traced_on_the_device() {
     assert_eq!(worked.len(), 2, "{ledger:?}");
     for process in worked {
         assert_eq!((process.operations(), process.peers), (200, 1));
-        let qp = process.active().next().expect("it sent");
+        let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
         assert_eq!(qp.received[0].count, 200);
     }

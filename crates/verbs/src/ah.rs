@@ -9,7 +9,7 @@ use verbs_abi as abi;
 
 use crate::attr::PortGid;
 use crate::endpoint::QpEndpoint;
-use crate::error::{AddressError, invalid, last_error};
+use crate::error::{AddressError, invalid_input, last_error};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::route::Route;
 use crate::types::{QKey, Qpn};
@@ -87,7 +87,7 @@ impl ProtectionDomain {
         let Some(qkey) = peer.qkey else {
             return Err(AddressError::NoQKey {
                 verb: "ibv_create_ah",
-                source: invalid("the peer's endpoint has no Q_Key: it is no UD queue pair"),
+                source: invalid_input("the peer's endpoint has no Q_Key: it is no UD queue pair"),
             });
         };
         let route = Route {

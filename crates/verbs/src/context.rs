@@ -238,7 +238,7 @@ impl Context {
             "softnic" if ethernet() => Some(GidType::RoceV2),
             "softnic" => Some(GidType::Ib),
             "system" => {
-                let text = self.sysfs(&format!("ports/{port_num}/gid_attrs/types/{index}"))?;
+                let text = self.read_sysfs(&format!("ports/{port_num}/gid_attrs/types/{index}"))?;
                 match text.trim() {
                     "RoCE v2" => Some(GidType::RoceV2),
                     // The text is the same for both, which have the same header on the wire.
@@ -290,7 +290,7 @@ impl Context {
     }
 
     /// Reads a file of the device in sysfs, which contains only system devices.
-    pub(crate) fn sysfs(&self, file: &str) -> Option<String> {
+    pub(crate) fn read_sysfs(&self, file: &str) -> Option<String> {
         std::fs::read_to_string(self.sysfs_path(file)?).ok()
     }
 

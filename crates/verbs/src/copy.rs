@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// From so many bytes on, a copy goes by vector instructions.
-const LONG_COPY: usize = 256;
+const MIN_VECTOR_COPY_BYTES: usize = 256;
 
 /// Copies by the vector instructions of the software NIC. Returns false if this program or processor lacks them.
 ///
@@ -34,9 +34,10 @@ unsafe fn copy_long(_to: *mut u8, _from: *const u8, _len: usize) -> bool {
 ///
 /// # Safety
 /// `from` is valid for reads of `into.len()` bytes.
-pub(crate) unsafe fn copy_out(from: *mut u8, into: &mut [u8]) {
+pub(crate) unsafe fn copy_from_shared(from: *mut u8, into: &mut [u8]) {
+    let (to, len) = (into.as_mut_ptr(), into.len());
     // SAFETY: within the caller's range; `into` is nobody else's.
-    if into.len() >= LONG_COPY && unsafe { copy_long(into.as_mut_ptr(), from, into.len()) } {
+    if len >= MIN_VECTOR_COPY_BYTES && unsafe { copy_long(to, from, len) } {
         return;
     }
     let head = from.align_offset(8).min(into.len());
@@ -68,9 +69,9 @@ pub(crate) unsafe fn copy_out(from: *mut u8, into: &mut [u8]) {
 ///
 /// # Safety
 /// `to` is valid for writes of `from.len()` bytes.
-pub(crate) unsafe fn copy_in(to: *mut u8, from: &[u8]) {
+pub(crate) unsafe fn copy_to_shared(to: *mut u8, from: &[u8]) {
     // SAFETY: within the caller's range.
-    if from.len() >= LONG_COPY && unsafe { copy_long(to, from.as_ptr(), from.len()) } {
+    if from.len() >= MIN_VECTOR_COPY_BYTES && unsafe { copy_long(to, from.as_ptr(), from.len()) } {
         return;
     }
     let head = to.align_offset(8).min(from.len());
@@ -107,14 +108,17 @@ mod tests {
     #[test]
     fn copies_at_every_alignment_move_exactly_their_bytes() {
         for start in 0..17 {
-            for len in (0..40).chain(LONG_COPY - 2..LONG_COPY + 40).chain([4103]) {
+            for len in (0..40)
+                .chain(MIN_VECTOR_COPY_BYTES - 2..MIN_VECTOR_COPY_BYTES + 40)
+                .chain([4103])
+            {
                 let mut memory = vec![0xa5u8; len + 64];
                 let bytes: Vec<u8> = (0..len).map(|i| (i % 251).to_le_bytes()[0]).collect();
                 // SAFETY: start < 64.
-                unsafe { copy_in(memory.as_mut_ptr().add(start), &bytes) };
+                unsafe { copy_to_shared(memory.as_mut_ptr().add(start), &bytes) };
                 let mut back = vec![0u8; bytes.len()];
                 // SAFETY: as above.
-                unsafe { copy_out(memory.as_mut_ptr().add(start), &mut back) };
+                unsafe { copy_from_shared(memory.as_mut_ptr().add(start), &mut back) };
                 assert_eq!(back, bytes, "start {start} len {len}");
                 assert!(
                     memory[..start]

@@ -13,8 +13,10 @@ use std::time::Duration;
 use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
-use crate::error::{CreateError, EventError, PollError, check, errno_of, invalid, last_error};
-use crate::id::{id_context, id_of, next_id};
+use crate::error::{
+    CreateError, EventError, PollError, check, errno_of, invalid_input, last_error,
+};
+use crate::id::{id_context, id_from_context, next_id};
 use crate::types::{Lid, Qpn};
 use crate::wait::wait_readable;
 use crate::wc_codes::{WcOpcode, WcStatus};
@@ -122,7 +124,7 @@ impl Context {
         if !Arc::ptr_eq(&channel.inner.context, &self.inner) {
             return Err(CreateError::OtherContext {
                 verb: "ibv_create_cq",
-                source: invalid("the completion channel belongs to another context"),
+                source: invalid_input("the completion channel belongs to another context"),
             });
         }
         self.cq(cqe, Some(channel.clone()))
@@ -308,7 +310,7 @@ impl CompletionChannel {
         // SAFETY: ibv_destroy_cq waits until every event that was taken is acknowledged. So the CQ
         // still exists, even if another thread is dropping it.
         unsafe { (symbols.ibv_ack_cq_events)(cq, 1) };
-        Ok(id_of(context))
+        Ok(id_from_context(context))
     }
 
     /// Waits for an event for at most `timeout`; returns `None` after that time.

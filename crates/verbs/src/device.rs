@@ -10,7 +10,7 @@ use verbs_abi as abi;
 
 use crate::attr::{NodeType, TransportType};
 use crate::context::{Context, ContextInner};
-use crate::error::{DeviceError, OpenError, invalid, last_error};
+use crate::error::{DeviceError, OpenError, invalid_input, last_error};
 use crate::provider::Provider;
 
 /// A device of a provider.
@@ -181,7 +181,7 @@ impl Provider {
                 DeviceError::NoSuchDevice {
                     existing: there,
                     verb: "ibv_get_device_list",
-                    source: invalid(format!(
+                    source: invalid_input(format!(
                         "no such device: wanted {wanted}, provider {provider} has {has}"
                     )),
                 }

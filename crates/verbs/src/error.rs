@@ -159,7 +159,7 @@ pub(crate) fn last_error() -> io::Error {
 }
 
 /// Returns the error of a call that was refused before it reached the provider.
-pub(crate) fn invalid(what: impl Into<String>) -> io::Error {
+pub(crate) fn invalid_input(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.into())
 }
 

@@ -8,7 +8,7 @@ use verbs_abi as abi;
 
 use crate::context::Context;
 use crate::error::{EventError, last_error};
-use crate::id::id_of;
+use crate::id::id_from_context;
 use crate::types::{Qpn, c_enum};
 use crate::wait::wait_readable;
 
@@ -143,11 +143,15 @@ impl AsyncEvent {
         // SAFETY: see the function's contract; the type determines the valid member.
         unsafe {
             match event.event_type {
-                abi::IBV_EVENT_CQ_ERR => Self::CqErr(id_of((*event.element.cq).cq_context)),
-                abi::IBV_EVENT_SRQ_LIMIT_REACHED => {
-                    Self::SrqLimitReached(id_of((*event.element.srq).srq_context))
+                abi::IBV_EVENT_CQ_ERR => {
+                    Self::CqErr(id_from_context((*event.element.cq).cq_context))
                 }
-                abi::IBV_EVENT_SRQ_ERR => Self::SrqErr(id_of((*event.element.srq).srq_context)),
+                abi::IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    Self::SrqLimitReached(id_from_context((*event.element.srq).srq_context))
+                }
+                abi::IBV_EVENT_SRQ_ERR => {
+                    Self::SrqErr(id_from_context((*event.element.srq).srq_context))
+                }
                 abi::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
                 t => match (QpEvent::from_raw(t), PortEvent::from_raw(t)) {
                     (QpEvent::Other(_), PortEvent::Other(_)) => Self::Other(t),

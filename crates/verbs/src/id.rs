@@ -14,6 +14,6 @@ pub(crate) fn id_context(id: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(id).unwrap_or(usize::MAX))
 }
 
-pub(crate) fn id_of(context: *mut c_void) -> u64 {
+pub(crate) fn id_from_context(context: *mut c_void) -> u64 {
     context.addr() as u64
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use verbs_abi as abi;
 
-use crate::copy::{copy_in, copy_out};
+use crate::copy::{copy_from_shared, copy_to_shared};
 use crate::error::{RegisterError, last_error};
 use crate::memory::SharedMemory;
 use crate::mr_slice::{MrSlice, RemoteMemory};
@@ -136,7 +136,7 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// As for [`register`](Self::register).
-    pub(crate) unsafe fn of_caller(
+    pub(crate) unsafe fn register_borrowed(
         pd: &ProtectionDomain,
         addr: *mut u8,
         len: usize,
@@ -233,7 +233,7 @@ impl MemoryRegion {
         let len = end
             .checked_sub(start)
             .ok_or_else(|| self.range_error(start, 0, "inside"))?;
-        self.check(start, len)?;
+        self.check_range(start, len)?;
         let len = u32::try_from(len)
             .map_err(|_| self.range_error(start, len, "inside and below 4 GiB"))?;
         Ok(MrSlice {
@@ -249,9 +249,9 @@ impl MemoryRegion {
     /// # Errors
     /// [`RangeError`] where the bytes are not all of the region.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), RangeError> {
-        self.check(offset, into.len())?;
+        self.check_range(offset, into.len())?;
         // SAFETY: in bounds just now, and the region's memory is live.
-        unsafe { copy_out(self.addr.add(offset), into) };
+        unsafe { copy_from_shared(self.addr.add(offset), into) };
         Ok(())
     }
 
@@ -260,9 +260,9 @@ impl MemoryRegion {
     /// # Errors
     /// [`RangeError`] where the bytes are not all of the region.
     pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<(), RangeError> {
-        self.check(offset, from.len())?;
+        self.check_range(offset, from.len())?;
         // SAFETY: in bounds just now, and the region's memory is live.
-        unsafe { copy_in(self.addr.add(offset), from) };
+        unsafe { copy_to_shared(self.addr.add(offset), from) };
         Ok(())
     }
 
@@ -291,7 +291,7 @@ impl MemoryRegion {
     /// [`RangeError`] where the word is not of the region, or not aligned.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
-        self.check(offset, 8)?;
+        self.check_range(offset, 8)?;
         // SAFETY: in bounds just now, memory live as long as the region is borrowed.
         let word = unsafe { self.addr.add(offset) };
         if !word.addr().is_multiple_of(8) {
@@ -310,7 +310,7 @@ impl MemoryRegion {
         let bytes = count
             .checked_mul(8)
             .ok_or_else(|| self.range_error(offset, usize::MAX, "inside"))?;
-        self.check(offset, bytes)?;
+        self.check_range(offset, bytes)?;
         // SAFETY: in bounds just now.
         let first = unsafe { self.addr.add(offset) };
         if !first.addr().is_multiple_of(8) {
@@ -365,7 +365,7 @@ impl MemoryRegion {
     }
 
     #[inline]
-    fn check(&self, offset: usize, len: usize) -> Result<(), RangeError> {
+    fn check_range(&self, offset: usize, len: usize) -> Result<(), RangeError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
             _ => Err(self.range_error(offset, len, "inside")),
@@ -410,7 +410,7 @@ impl Memory {
     fn free(self) {
         match self {
             Self::Shared(memory) => drop(memory),
-            // SAFETY: allocated with this layout by `alloc_pages`; the region was the only owner.
+            // SAFETY: allocated with this layout by `alloc_private`; the region was the only owner.
             Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),

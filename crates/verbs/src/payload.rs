@@ -30,7 +30,7 @@ pub(crate) mod sealed {
 
     pub trait Payload {
         /// Fills the space; returns the number of SGEs and the send flags.
-        fn put(self, room: WrSpace<'_>) -> (i32, u32);
+        fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32);
     }
 }
 use sealed::WrSpace;
@@ -39,7 +39,7 @@ impl Payload for HeaderOnly {}
 impl Gather for HeaderOnly {}
 impl sealed::Payload for HeaderOnly {
     #[inline]
-    fn put(self, _: WrSpace<'_>) -> (i32, u32) {
+    fn fill_wr_space(self, _: WrSpace<'_>) -> (i32, u32) {
         (0, 0)
     }
 }
@@ -48,7 +48,7 @@ impl Payload for MrSlice {}
 impl Gather for MrSlice {}
 impl sealed::Payload for MrSlice {
     #[inline]
-    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
+    fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
         room.sges[0] = abi::ibv_sge {
             addr: self.addr,
             length: self.len,
@@ -62,7 +62,7 @@ impl Payload for &[MrSlice] {}
 impl Gather for &[MrSlice] {}
 impl sealed::Payload for &[MrSlice] {
     #[inline]
-    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
+    fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
         assert!(
             self.len() <= room.sges.len(),
             "{} SGEs in a list made for {}",
@@ -84,15 +84,15 @@ impl<const N: usize> Payload for [MrSlice; N] {}
 impl<const N: usize> Gather for [MrSlice; N] {}
 impl<const N: usize> sealed::Payload for [MrSlice; N] {
     #[inline]
-    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
-        sealed::Payload::put(&self[..], room)
+    fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
+        sealed::Payload::fill_wr_space(&self[..], room)
     }
 }
 
 impl Payload for Inline<'_> {}
 impl sealed::Payload for Inline<'_> {
     #[inline]
-    fn put(self, room: WrSpace<'_>) -> (i32, u32) {
+    fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
         let (bytes, area) = (self.0, room.inline);
         assert!(
             bytes.len() <= area.len(),

@@ -83,9 +83,9 @@ pub struct Postlist<T: Transport> {
     context: ContextRef,
     len: usize,
     /// The number of WRs ever filled; never decreases.
-    filled: usize,
+    max_filled: usize,
     /// The index of the WR whose `next` is NULL (besides the last slot).
-    end: usize,
+    chain_end_index: usize,
     max_sge: usize,
     max_inline: usize,
     transport: PhantomData<T>,
@@ -130,8 +130,8 @@ impl<T: Transport> Postlist<T> {
             address_handles: (0..capacity).map(|_| None).collect(),
             context: Arc::clone(context),
             len: 0,
-            filled: 0,
-            end: capacity - 1,
+            max_filled: 0,
+            chain_end_index: capacity - 1,
             max_sge,
             max_inline,
             transport: PhantomData,
@@ -176,9 +176,9 @@ impl<T: Transport> Postlist<T> {
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(
-            len <= self.filled,
+            len <= self.max_filled,
             "{len} WRs of {} that have been built",
-            self.filled
+            self.max_filled
         );
         self.len = len;
     }
@@ -208,8 +208,8 @@ impl<T: Transport> Postlist<T> {
 
     #[inline]
     fn wr(&mut self, index: usize) -> &mut abi::ibv_send_wr {
-        assert!(index < self.filled, "WR {index} of {}", self.filled);
-        // SAFETY: in bounds (`filled` is at most the capacity); `&mut self` is exclusive.
+        assert!(index < self.max_filled, "WR {index} of {}", self.max_filled);
+        // SAFETY: in bounds (`max_filled` is at most the capacity); `&mut self` is exclusive.
         unsafe { &mut self.wrs.at(index).0 }
     }
 
@@ -234,9 +234,9 @@ impl<T: Transport> Postlist<T> {
             "the postlist is full: it was made for {} WRs",
             self.wrs.len
         );
-        let (num_sge, flags) = payload.put(self.wr_space(i));
+        let (num_sge, flags) = payload.fill_wr_space(self.wr_space(i));
         self.len = i + 1;
-        self.filled = self.filled.max(self.len);
+        self.max_filled = self.max_filled.max(self.len);
         // SAFETY: in bounds, `&mut self`.
         let wr = unsafe { &mut self.wrs.at(i).0 };
         wr.wr_id = 0;
@@ -269,16 +269,17 @@ impl<T: Transport> Postlist<T> {
             return Ok(());
         }
         let last = stop - 1;
-        if self.end != last {
-            // SAFETY: both indices are below the capacity; the successor of `end` exists unless
-            // `end` is the last slot.
+        if self.chain_end_index != last {
+            // SAFETY: both indices are below the capacity; the successor of `chain_end_index` exists unless
+            // `chain_end_index` is the last slot.
             unsafe {
-                if self.end + 1 < self.wrs.len {
-                    self.wrs.at(self.end).0.next = self.wrs.ptr.add(self.end + 1).cast();
+                if self.chain_end_index + 1 < self.wrs.len {
+                    self.wrs.at(self.chain_end_index).0.next =
+                        self.wrs.ptr.add(self.chain_end_index + 1).cast();
                 }
                 self.wrs.at(last).0.next = std::ptr::null_mut();
             }
-            self.end = last;
+            self.chain_end_index = last;
         }
         let mut bad: *mut abi::ibv_send_wr = std::ptr::null_mut();
         // SAFETY: `start` is below the capacity.
@@ -458,7 +459,7 @@ impl Postlist<Ud> {
     /// The WR was never built, or the destination belongs to another device context.
     #[inline]
     pub fn set_destination(&mut self, index: usize, to: &UdDestination) {
-        assert!(index < self.filled, "WR {index} of {}", self.filled);
+        assert!(index < self.max_filled, "WR {index} of {}", self.max_filled);
         self.set_ud_address(index, to);
     }
 
@@ -467,7 +468,7 @@ impl Postlist<Ud> {
         let held = &mut self.address_handles[index];
         // Most lists keep their destinations, and then hold the handle already.
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &to.ah.inner)) {
-            keep_handle(held, &self.context, &to.ah.inner);
+            keep_address_handle(held, &self.context, &to.ah.inner);
         }
         // SAFETY: below the capacity; `&mut self` is exclusive.
         let wr = unsafe { &mut self.wrs.at(index).0 };
@@ -481,7 +482,7 @@ impl Postlist<Ud> {
 }
 
 #[inline(never)]
-fn keep_handle(held: &mut Option<Arc<AhInner>>, context: &ContextRef, ah: &Arc<AhInner>) {
+fn keep_address_handle(held: &mut Option<Arc<AhInner>>, context: &ContextRef, ah: &Arc<AhInner>) {
     assert!(
         Arc::ptr_eq(&ah.pd.context, context),
         "the destination belongs to another device context"

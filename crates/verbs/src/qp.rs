@@ -28,10 +28,10 @@ use crate::types::{LinkLayer, Mtu, QpState, Qpn};
 pub(crate) struct QpInner {
     pub(crate) raw: *mut abi::ibv_qp,
     pub(crate) context: ContextRef,
-    pub(crate) rest: Box<QpRest>,
+    pub(crate) cold_fields: Box<QpColdFields>,
 }
 
-pub(crate) struct QpRest {
+pub(crate) struct QpColdFields {
     pub(crate) caps: abi::ibv_qp_cap,
     pub(crate) endpoint: QpEndpoint,
     pub(crate) link_layer: LinkLayer,
@@ -48,10 +48,10 @@ unsafe impl Send for QpInner {}
 unsafe impl Sync for QpInner {}
 
 impl std::ops::Deref for QpInner {
-    type Target = QpRest;
+    type Target = QpColdFields;
 
-    fn deref(&self) -> &QpRest {
-        &self.rest
+    fn deref(&self) -> &QpColdFields {
+        &self.cold_fields
     }
 }
 
@@ -78,7 +78,7 @@ impl QpInner {
         let context = Context {
             inner: Arc::clone(&self.context),
         };
-        let ranges = qp_ranges::ranges(&context, self.port.port_num, attr, mask);
+        let ranges = qp_ranges::attribute_ranges(&context, self.port.port_num, attr, mask);
         ModifyError::of("ibv_modify_qp", source, (from, to), &ranges)
     }
 

@@ -12,9 +12,9 @@ use crate::attr::PortGid;
 use crate::context::ContextRef;
 use crate::cq::CompletionQueue;
 use crate::endpoint::QpEndpoint;
-use crate::error::{CreateQpError, ModifyError, PostError, check, invalid, last_error};
+use crate::error::{CreateQpError, ModifyError, PostError, check, invalid_input, last_error};
 use crate::pd::ProtectionDomain;
-use crate::qp::{QpInner, QpRest, QueuePair};
+use crate::qp::{QpColdFields, QpInner, QueuePair};
 use crate::recv_list::RecvList;
 use crate::route::Route;
 use crate::srq::SharedReceiveQueue;
@@ -177,7 +177,7 @@ impl<T: Transport> QpBuilder<T> {
             .unwrap_or_default();
         let (raw, caps) = self.create_raw()?;
         let is_ud = T::QP_TYPE == abi::IBV_QPT_UD;
-        let rest = QpRest {
+        let rest = QpColdFields {
             caps,
             endpoint: QpEndpoint {
                 // SAFETY: live QP; the number never changes.
@@ -201,10 +201,10 @@ impl<T: Transport> QpBuilder<T> {
         let qp = QpInner {
             raw,
             context: Arc::clone(&self.pd.inner.context),
-            rest: Box::new(rest),
+            cold_fields: Box::new(rest),
         };
         self.check_inline(qp.caps.max_inline_data)?;
-        self.to_init(&qp)?;
+        self.move_to_init(&qp)?;
         Ok((qp, self))
     }
 
@@ -219,7 +219,7 @@ impl<T: Transport> QpBuilder<T> {
         {
             return Err(CreateQpError::OtherContext {
                 verb: "ibv_create_qp",
-                source: invalid("the CQs, the SRQ and the PD belong to different contexts"),
+                source: invalid_input("the CQs, the SRQ and the PD belong to different contexts"),
             });
         }
         Ok(())
@@ -284,7 +284,7 @@ impl<T: Transport> QpBuilder<T> {
                 requested: bytes,
                 granted,
                 verb: "ibv_create_qp",
-                source: invalid(format!(
+                source: invalid_input(format!(
                     "the device grants {granted} of {bytes} bytes of inline payload"
                 )),
             }),
@@ -292,7 +292,7 @@ impl<T: Transport> QpBuilder<T> {
         }
     }
 
-    fn to_init(&self, qp: &QpInner) -> Result<(), ModifyError> {
+    fn move_to_init(&self, qp: &QpInner) -> Result<(), ModifyError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_INIT;
         attr.pkey_index = self.pkey_index;
@@ -346,7 +346,7 @@ fn create_raw(
 
 /// Creates and destroys the smallest queue pair of transport `T` with this inline payload. Returns
 /// the granted inline payload, or the reason of the refusal.
-pub(crate) fn probe<T: Transport>(
+pub(crate) fn probe_max_inline<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
     max_inline_data: u32,
@@ -506,7 +506,7 @@ impl<T: Connected> PreparedQp<T> {
 
 impl<T: Connected> PreparedQp<T> {
     /// Connects the queue pair by the attributes of a connection manager.
-    pub(crate) fn connect_by(
+    pub(crate) fn connect_with_steps(
         self,
         steps: &mut [(abi::ibv_qp_attr, i32)],
     ) -> Result<QueuePair<T>, ModifyError> {

@@ -9,9 +9,9 @@ const LIMIT_24_BITS: u32 = (1 << 24) - 1;
 
 /// The largest values that the device and the port allow; `u32::MAX` if unknown.
 struct Limits {
-    ports: u32,
-    pkeys: u32,
-    mtu: u32,
+    max_port_num: u32,
+    pkey_table_len: u32,
+    max_mtu: u32,
     max_rd_atomic: u32,
     max_dest_rd_atomic: u32,
 }
@@ -22,9 +22,9 @@ impl Limits {
         let port = context.query_port(port_num).ok();
         let (device, port) = (device.as_ref(), port.as_ref());
         Self {
-            ports: device.map_or(u32::MAX, |d| d.phys_port_cnt.into()),
-            pkeys: port.map_or(u32::MAX, |p| p.pkey_tbl_len.into()),
-            mtu: port.map_or(u32::MAX, |p| p.max_mtu as u32),
+            max_port_num: device.map_or(u32::MAX, |d| d.phys_port_cnt.into()),
+            pkey_table_len: port.map_or(u32::MAX, |p| p.pkey_tbl_len.into()),
+            max_mtu: port.map_or(u32::MAX, |p| p.max_mtu as u32),
             max_rd_atomic: device.map_or(u32::MAX, |d| d.max_qp_init_rd_atom),
             max_dest_rd_atomic: device.map_or(u32::MAX, |d| d.max_qp_rd_atom),
         }
@@ -33,26 +33,31 @@ impl Limits {
 
 /// Returns name, value and largest allowed value of each attribute in `mask`, by `ibv_modify_qp(3)` and the limits of the
 /// device.
-pub(crate) fn ranges(
+pub(crate) fn attribute_ranges(
     context: &Context,
     port_num: u8,
     a: &ibv_qp_attr,
     mask: i32,
 ) -> Vec<(&'static str, u32, u32)> {
     let most = Limits::of(context, port_num);
-    let pkey_index = most.pkeys.saturating_sub(1);
+    let pkey_index = most.pkey_table_len.saturating_sub(1);
     let (rd, dest_rd) = (most.max_rd_atomic, most.max_dest_rd_atomic);
     let (max_rd, max_dest_rd) = (a.max_rd_atomic.into(), a.max_dest_rd_atomic.into());
     let timer = a.min_rnr_timer.into();
     let all = [
-        (IBV_QP_PORT, "port_num", a.port_num.into(), most.ports),
+        (
+            IBV_QP_PORT,
+            "port_num",
+            a.port_num.into(),
+            most.max_port_num,
+        ),
         (
             IBV_QP_PKEY_INDEX,
             "pkey_index",
             a.pkey_index.into(),
             pkey_index,
         ),
-        (IBV_QP_PATH_MTU, "path_mtu", a.path_mtu, most.mtu),
+        (IBV_QP_PATH_MTU, "path_mtu", a.path_mtu, most.max_mtu),
         (IBV_QP_DEST_QPN, "dest_qp_num", a.dest_qp_num, LIMIT_24_BITS),
         (IBV_QP_RQ_PSN, "rq_psn", a.rq_psn, LIMIT_24_BITS),
         (IBV_QP_SQ_PSN, "sq_psn", a.sq_psn, LIMIT_24_BITS),

@@ -65,7 +65,7 @@ pub unsafe fn register(
     access: Access,
 ) -> Result<MemoryRegion, RegisterError> {
     // SAFETY: contract of this function.
-    unsafe { MemoryRegion::of_caller(pd, addr, len, access) }
+    unsafe { MemoryRegion::register_borrowed(pd, addr, len, access) }
 }
 
 /// Returns the `ibv_cq` of a completion queue.
@@ -102,7 +102,7 @@ pub fn connect<T: Connected>(
     qp: PreparedQp<T>,
     steps: &mut [(abi::ibv_qp_attr, i32)],
 ) -> Result<QueuePair<T>, ModifyError> {
-    qp.connect_by(steps)
+    qp.connect_with_steps(steps)
 }
 
 /// Returns the `ibv_qp` of a queue pair that is not connected yet.

@@ -34,8 +34,8 @@ pub struct RecvList {
     sges: Array<abi::ibv_sge>,
     context: ContextRef,
     len: usize,
-    filled: usize,
-    end: usize,
+    max_filled: usize,
+    chain_end_index: usize,
     max_sge: usize,
 }
 
@@ -83,8 +83,8 @@ impl RecvList {
             sges,
             context: Arc::clone(context),
             len: 0,
-            filled: 0,
-            end: capacity - 1,
+            max_filled: 0,
+            chain_end_index: capacity - 1,
             max_sge,
         }
     }
@@ -110,14 +110,14 @@ impl RecvList {
         } else {
             std::slice::from_mut(sge)
         };
-        let (num_sge, _) = buffer.put(WrSpace {
+        let (num_sge, _) = buffer.fill_wr_space(WrSpace {
             sges,
             inline: &mut [],
         });
         wr.wr_id = wr_id;
         wr.num_sge = num_sge;
         self.len = i + 1;
-        self.filled = self.filled.max(self.len);
+        self.max_filled = self.max_filled.max(self.len);
     }
 
     /// Returns the number of WRs for which the list has room.
@@ -151,9 +151,9 @@ impl RecvList {
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(
-            len <= self.filled,
+            len <= self.max_filled,
             "{len} WRs of {} that have been built",
-            self.filled
+            self.max_filled
         );
         self.len = len;
     }
@@ -178,15 +178,16 @@ impl RecvList {
             return Ok(());
         }
         let last = stop - 1;
-        if self.end != last {
+        if self.chain_end_index != last {
             // SAFETY: as in `Postlist::post`.
             unsafe {
-                if self.end + 1 < self.wrs.len {
-                    self.wrs.at(self.end).wr.next = self.wrs.ptr.add(self.end + 1).cast();
+                if self.chain_end_index + 1 < self.wrs.len {
+                    self.wrs.at(self.chain_end_index).wr.next =
+                        self.wrs.ptr.add(self.chain_end_index + 1).cast();
                 }
                 self.wrs.at(last).wr.next = std::ptr::null_mut();
             }
-            self.end = last;
+            self.chain_end_index = last;
         }
         let mut bad: *mut abi::ibv_recv_wr = std::ptr::null_mut();
         // SAFETY: `start` is below the capacity.

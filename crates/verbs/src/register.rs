@@ -22,7 +22,7 @@ impl ProtectionDomain {
     /// - [`RegisterError::Refused`] (any other errno).
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         if self.inner.context.provider.is_simulated() {
-            return self.alloc_pages(len, access);
+            return self.alloc_private(len, access);
         }
         let memory = alloc_shared(len, None)
             .map_err(|e| RegisterError::of_allocation("alloc_shared", e, len, false))?;
@@ -41,7 +41,7 @@ impl ProtectionDomain {
         pages: PageSize,
     ) -> Result<MemoryRegion, RegisterError> {
         if self.inner.context.provider.is_simulated() {
-            return self.alloc_pages(len, access);
+            return self.alloc_private(len, access);
         }
         let huge = pages == PageSize::Huge;
         let memory = alloc_shared(len, Some(pages))
@@ -62,7 +62,7 @@ impl ProtectionDomain {
     }
 
     /// The same in memory of this process alone: many small regions take little.
-    fn alloc_pages(&self, len: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+    fn alloc_private(&self, len: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         let layout = Layout::from_size_align(len.max(1), 4096);
         let no_memory = || {
             let source = std::io::Error::from_raw_os_error(libc::ENOMEM);

@@ -51,7 +51,7 @@ fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
                 dest_qpn: pair.dest_qpn,
                 rq_psn: pair.rq_psn,
                 sq_psn: pair.sq_psn,
-                domain: pair.domain,
+                domain: pair.pd_number,
             })
             .collect(),
         completion_queues: completion_queues
@@ -75,7 +75,7 @@ fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
                 key: region.key,
                 iova: region.addr,
                 len_bytes: region.len,
-                domain: region.domain,
+                domain: region.pd_number,
             })
             .collect(),
     })

@@ -5,7 +5,9 @@
 use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
-use super::probes::{LINK_BYTES, LOCK_BITS, ProbeResults, ProbedStream, UNIT_LISTS};
+use super::probes::{
+    COUNTER_DISTANCE_BITS, LINK_PAYLOADS_BYTES, ProbeResults, ProbedStream, UNIT_POSTLIST_LENGTHS,
+};
 
 /// Result for one number of the profile.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +33,7 @@ pub enum FittedNumber {
 /// Keys of a profile, such as `processing.send_ns`, each with its result.
 pub(super) type Findings = Vec<(&'static str, FittedNumber)>;
 
-type Number = Result<f64, String>;
+type FitResult = Result<f64, String>;
 
 /// Collects fitted numbers; a later number may build on an earlier one.
 struct FittedProfile<'r> {
@@ -41,13 +43,13 @@ struct FittedProfile<'r> {
 
 impl FittedProfile<'_> {
     /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
-    fn add(
+    fn record_number(
         &mut self,
         key: &'static str,
         from: &[ProbedStream],
-        number: Number,
+        number: FitResult,
         how: &str,
-    ) -> Number {
+    ) -> FitResult {
         let number = number.and_then(|value| {
             if value.is_finite() && value >= 0.0 {
                 Ok(value)
@@ -80,21 +82,21 @@ pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
         results,
         findings: Vec::new(),
     };
-    fit_cores(&mut fit);
-    let units = fit_units(&mut fit);
-    fit_arrivals(&mut fit);
-    fit_locks(&mut fit);
+    fit_cpu_times(&mut fit);
+    let units = fit_processing_units(&mut fit);
+    fit_arrival_times(&mut fit);
+    fit_atomic_locks(&mut fit);
     fit_link(&mut fit, like);
     fit_pcie(&mut fit, like);
     fit_latencies(&mut fit, &units);
-    fit_cache(&mut fit);
+    fit_wqe_cache(&mut fit);
     fit.findings
 }
 
 /// Fits the CPU time of each verb.
-fn fit_cores(fit: &mut FittedProfile<'_>) {
+fn fit_cpu_times(fit: &mut FittedProfile<'_>) {
     use ProbedStream::{OneLine, Postlists, Receive, SignaledPostlists, ThreeLines};
-    let ns = |probe| fit.results.ns(probe);
+    let ns = |probe| fit.results.ns_per_operation(probe);
     let numbers = || -> Result<[f64; 4], String> {
         let (one, three) = (ns(OneLine)?, ns(ThreeLines)?);
         let mmio = (three - one) / 2.0;
@@ -113,27 +115,27 @@ fn fit_cores(fit: &mut FittedProfile<'_>) {
     };
     let of = |place: usize| each.clone().map(|()| numbers[place]);
     let (mmio, poll, post, receive) = (of(0), of(1), of(2), of(3));
-    let _ = fit.add(
+    let _ = fit.record_number(
         "host.mmio_write_ns",
         &[OneLine, ThreeLines],
         mmio,
         "half of what two more lines take",
     );
-    let _ = fit.add(
+    let _ = fit.record_number(
         "host.poll_cqe_ns",
         &[Postlists, SignaledPostlists],
         poll,
         "what a completion each takes instead of one in 64",
     );
     let from = &[Postlists];
-    let _ = fit.add(
+    let _ = fit.record_number(
         "host.post_wqe_ns",
         from,
         post,
         "less one MMIO write in 32 and one completion in 64",
     );
     let how = "less a completion, and a report of 64 messages";
-    let _ = fit.add("host.post_recv_ns", &[Receive], receive, how);
+    let _ = fit.record_number("host.post_recv_ns", &[Receive], receive, how);
 }
 
 /// NIC time per operation: the time for which an operation occupies one of the NIC's processing
@@ -141,14 +143,14 @@ fn fit_cores(fit: &mut FittedProfile<'_>) {
 struct ProcessingTime {
     /// Times of a WRITE and of a READ. If the processing units do not show, these are times of the
     /// whole NIC.
-    write_ns: Number,
-    read_ns: Number,
+    write_ns: FitResult,
+    read_ns: FitResult,
 }
 
-fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
+fn fit_processing_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
     use ProbedStream::{OneLine, Read, Send, UnitPostlists, UnitSingleWrites};
-    let ns = |probe| fit.results.ns(probe);
-    let [short, _] = UNIT_LISTS.map(UnitPostlists);
+    let ns = |probe| fit.results.ns_per_operation(probe);
+    let [short, _] = UNIT_POSTLIST_LENGTHS.map(UnitPostlists);
     // If one queue pair is as fast as several queue pairs of one core, the core is the bottleneck. The
     // rates then do not depend on the number of units.
     let unit = ns(UnitSingleWrites).and_then(|unit| {
@@ -161,7 +163,7 @@ fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let waits = unit
         .clone()
-        .and_then(|unit| Ok(UNIT_LISTS[0] as f64 * (ns(short)? - unit)));
+        .and_then(|unit| Ok(UNIT_POSTLIST_LENGTHS[0] as f64 * (ns(short)? - unit)));
     let peak = ns(Send);
     let send = match (&unit, &waits) {
         (Ok(unit), Ok(wait)) => peak.map(|peak| peak / (1.0 + wait.max(0.0) / (16.0 * unit))),
@@ -172,29 +174,29 @@ fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
         .and_then(|unit| Ok((unit / send.clone()?).round().max(1.0)));
     let shows = units.is_ok();
     let how = "the peak of the NIC, less the wait of its units for WQEs, one in 16";
-    let send = fit.add("processing.send_ns", &[Send], send, how);
+    let send = fit.record_number("processing.send_ns", &[Send], send, how);
     if shows {
         let from = &[UnitSingleWrites, Send];
-        let units = fit.add(
+        let units = fit.record_number(
             "processing.units",
             from,
             units,
             "a queue pair is served by one of them; rounded",
         );
         let how = "in lists of 4 a WRITE takes a quarter of it more";
-        let _ = fit.add(
+        let _ = fit.record_number(
             "processing.wqe_fetch_wait_ns",
             &[UnitSingleWrites, short],
             waits,
             how,
         );
-        let read = fit.add(
+        let read = fit.record_number(
             "processing.read_ns",
             &[Read],
             ns(Read),
             "the peak of the NIC",
         );
-        let of_unit = |number: Number| number.and_then(|ns| Ok(ns * units.clone()?));
+        let of_unit = |number: FitResult| number.and_then(|ns| Ok(ns * units.clone()?));
         return ProcessingTime {
             write_ns: of_unit(send),
             read_ns: of_unit(read),
@@ -203,7 +205,7 @@ fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
         fit.findings.push((key, FittedNumber::Omitted));
     }
-    let read_ns = fit.add(
+    let read_ns = fit.record_number(
         "processing.read_ns",
         &[Read],
         ns(Read),
@@ -216,57 +218,61 @@ fn fit_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
 }
 
 /// Fits the NIC time of arriving messages.
-fn fit_arrivals(fit: &mut FittedProfile<'_>) {
+fn fit_arrival_times(fit: &mut FittedProfile<'_>) {
     use ProbedStream::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
-    let ns = |probe| fit.results.ns(probe);
+    let ns = |probe| fit.results.ns_per_operation(probe);
     let write = ns(InboundWrite);
     let second =
         ns(InboundPayload).and_then(|payload| Ok((payload - ns(InboundHeaderOnly)?).max(0.0)));
     let atomics = ns(Atomics);
-    let _ = fit.add(
+    let _ = fit.record_number(
         "processing.inbound_ns",
         &[InboundWrite],
         write,
         "the peak of the NIC",
     );
     let from = &[InboundHeaderOnly, InboundPayload];
-    let _ = fit.add(
+    let _ = fit.record_number(
         "processing.inbound_dma_ns",
         from,
         second,
         "what payload takes more",
     );
     let how = "with more counters than locks that are outstanding, no lock holds them up";
-    let _ = fit.add("processing.atomic_ns", &[Atomics], atomics, how);
+    let _ = fit.record_number("processing.atomic_ns", &[Atomics], atomics, how);
 }
 
 /// Fits the address bits and the hold time of the NIC's locks for atomics.
-fn fit_locks(fit: &mut FittedProfile<'_>) {
+fn fit_atomic_locks(fit: &mut FittedProfile<'_>) {
     use ProbedStream::{OneLock, TwoLocks};
-    let ns = |probe| fit.results.ns(probe);
+    let ns = |probe| fit.results.ns_per_operation(probe);
     let one = ns(OneLock);
     let bits = one.clone().and_then(|one| {
-        for bits in LOCK_BITS {
+        for bits in COUNTER_DISTANCE_BITS {
             // Two locks give about twice the rate of one; 0.75 leaves room for noise.
             if ns(TwoLocks(bits))? > 0.75 * one {
-                return Ok(if bits == *LOCK_BITS.start() { 0 } else { bits });
+                return Ok(if bits == *COUNTER_DISTANCE_BITS.start() {
+                    0
+                } else {
+                    bits
+                });
             }
         }
         Err(format!(
             "counters 2^{} bytes apart have two locks still",
-            LOCK_BITS.end()
+            COUNTER_DISTANCE_BITS.end()
         ))
     });
     let last = bits
         .as_ref()
         .copied()
-        .unwrap_or(*LOCK_BITS.end())
-        .max(*LOCK_BITS.start());
-    let before = last.saturating_sub(1).max(*LOCK_BITS.start());
+        .unwrap_or(*COUNTER_DISTANCE_BITS.end())
+        .max(*COUNTER_DISTANCE_BITS.start());
+    let before = last.saturating_sub(1).max(*COUNTER_DISTANCE_BITS.start());
     let from = [OneLock, TwoLocks(before), TwoLocks(last)];
     let how = "the first two counters, 2^bits apart, that are no faster than one";
-    let _ = fit.add("atomics.lock_bits", &from, bits.map(f64::from), how);
-    let _ = fit.add(
+    let _ = fit.record_number("atomics.lock_bits", &from, bits.map(f64::from), how);
+    let _ = fit.record_number(
         "atomics.lock_hold_ns",
         &[OneLock],
         one,
@@ -276,9 +282,9 @@ fn fit_locks(fit: &mut FittedProfile<'_>) {
 
 /// Fits the network link to long inbound READs, whose responses leave by the measured port.
 fn fit_link(fit: &mut FittedProfile<'_>, like: &Profile) {
-    let [short, long] = LINK_BYTES;
-    let probes = LINK_BYTES.map(ProbedStream::Link);
-    let ns = |bytes| fit.results.ns(ProbedStream::Link(bytes));
+    let [short, long] = LINK_PAYLOADS_BYTES;
+    let probes = LINK_PAYLOADS_BYTES.map(ProbedStream::Link);
+    let ns = |bytes| fit.results.ns_per_operation(ProbedStream::Link(bytes));
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
     // Bytes between two response packets, beside their headers and the gap that the link has
@@ -297,20 +303,20 @@ fn fit_link(fit: &mut FittedProfile<'_>, like: &Profile) {
     };
     fit.findings.push(("port.count", count));
     let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
-    let _ = fit.add(
+    let _ = fit.record_number(
         "port.gbps",
         &probes,
         bytes_per_ns.map(|bytes_per_ns| 8.0 * bytes_per_ns),
         how,
     );
     let how = "what a READ of 256 bytes takes of the link beside payload and headers";
-    let _ = fit.add("port.read_response_gap_bytes", &probes, gap, how);
+    let _ = fit.record_number("port.read_response_gap_bytes", &probes, gap, how);
 }
 
 /// Fits the PCIe link from streams that are limited by it.
 fn fit_pcie(fit: &mut FittedProfile<'_>, like: &Profile) {
     use ProbedStream::{PcieLists, PcieMmio, Send};
-    let ns = |probe| fit.results.ns(probe);
+    let ns = |probe| fit.results.ns_per_operation(probe);
     let lanes = f64::from(like.pcie.lanes.value);
     let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
     // Time for which the link would be busy per operation at the speed that the profile `like`
@@ -344,18 +350,18 @@ fn fit_pcie(fit: &mut FittedProfile<'_>, like: &Profile) {
     let how =
         format!("what their WQEs take of the link, with {lanes} lanes and headers as assumed");
     let lane = gbytes.map(|gbytes| 1e3 * gbytes / lanes);
-    let _ = fit.add("pcie.lane_mbps", &[PcieLists], lane, &how);
+    let _ = fit.record_number("pcie.lane_mbps", &[PcieLists], lane, &how);
     let how = "what a line takes of the link beside its bytes, if the link binds";
-    let _ = fit.add("pcie.mmio_overhead_bytes", &[PcieMmio], overhead, how);
+    let _ = fit.record_number("pcie.mmio_overhead_bytes", &[PcieMmio], overhead, how);
 }
 
 /// Fits the latencies of PCIe and of the port.
 fn fit_latencies(fit: &mut FittedProfile<'_>, units: &ProcessingTime) {
     use ProbedStream::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
-    let ns = |probe| fit.results.ns(probe);
+    let ns = |probe| fit.results.ns_per_operation(probe);
     let pcie = ns(CompleteFetched).and_then(|fetched| Ok((fetched - ns(CompleteInline)?) / 2.0));
     let how = "payload that is fetched takes a read, to and fro";
-    let pcie = fit.add(
+    let pcie = fit.record_number(
         "pcie.latency_ns",
         &[CompleteInline, CompleteFetched],
         pcie,
@@ -371,11 +377,11 @@ fn fit_latencies(fit: &mut FittedProfile<'_>, units: &ProcessingTime) {
     });
     let from = &[CompleteRead, CompleteFetched];
     let how = "half of what a READ takes longer than a WRITE whose payload is fetched, less the NICs' own times and pcie.latency_ns";
-    let _ = fit.add("port.latency_ns", from, port, how);
+    let _ = fit.record_number("port.latency_ns", from, port, how);
 }
 
 /// Fits the NIC's cache of WQEs.
-fn fit_cache(fit: &mut FittedProfile<'_>) {
+fn fit_wqe_cache(fit: &mut FittedProfile<'_>) {
     let results = fit.results;
     // Responses are written and WQEs arrive by MMIO, so the NIC reads memory only for WQEs that its
     // cache has lost. If the windows just fit, the NIC loses a few, because some cores run ahead of
@@ -385,7 +391,7 @@ fn fit_cache(fit: &mut FittedProfile<'_>) {
             .lines_read(ProbedStream::ReadWindow(*window))
             .is_some_and(|lines| lines > 0.1)
     };
-    let windows: Vec<usize> = results.windows().collect();
+    let windows: Vec<usize> = results.measured_read_windows().collect();
     let first = windows.iter().position(misses);
     let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
     let Some(&best) = best else {
@@ -405,8 +411,8 @@ fn fit_cache(fit: &mut FittedProfile<'_>) {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (best, threads) = (best as f64, threads as f64);
     let how = "the longest window for which the NIC reads fewer than one WQE in ten again";
-    let _ = fit.add("cache.read_window", &from, Ok(best), how);
-    let _ = fit.add(
+    let _ = fit.record_number("cache.read_window", &from, Ok(best), how);
+    let _ = fit.record_number(
         "cache.read_window_threads",
         &from,
         Ok(threads),

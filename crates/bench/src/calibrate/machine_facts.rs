@@ -14,7 +14,7 @@ pub struct MachineFacts {
     /// Link layer of the NIC's port.
     pub link_layer: LinkLayer,
     /// Published numbers: key, value, and source.
-    pub published: Vec<(&'static str, f64, String)>,
+    pub published_numbers: Vec<(&'static str, f64, String)>,
     /// Number of cores that post.
-    pub cores: usize,
+    pub posting_core_count: usize,
 }

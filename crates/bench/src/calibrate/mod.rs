@@ -51,12 +51,12 @@ pub struct Calibration {
     /// Calibrated profile.
     pub profile: Profile,
     /// Text of the profile's file.
-    pub text: String,
+    pub profile_toml: String,
 }
 
 /// Returns the number of measurements of a calibration.
 #[must_use]
-pub fn measurements(machine: &dyn ProbeMachine) -> usize {
+pub fn measurement_count(machine: &dyn ProbeMachine) -> usize {
     ProbedStream::all(machine.counts_lines_read()).len()
 }
 
@@ -78,21 +78,26 @@ pub fn calibrate(
         if should_end() {
             break;
         }
-        let stream = probe.stream(facts.cores, machine.duration_ms())?;
+        let stream = probe.stream(facts.posting_core_count, machine.duration_ms())?;
         let sample = machine.measure(&stream);
         if sample.is_err() && should_end() {
             break;
         }
         results.add(*probe, stream, sample);
     }
-    if let Some(why) = results.failure_of_all() {
+    if let Some(why) = results.failure_if_none_succeeded() {
         bail!("nothing could be measured: {why}");
     }
     let mut findings = fit::fit(&results, like);
     loop {
         let text = write::profile(&facts, &findings, like);
         let problems = match Profile::parse(&text) {
-            Ok(profile) => return Ok(Calibration { profile, text }),
+            Ok(profile) => {
+                return Ok(Calibration {
+                    profile,
+                    profile_toml: text,
+                });
+            }
             Err(ProfileError::Impossible(problems)) => problems,
             Err(error) => return Err(error).context("what was measured makes no profile"),
         };
@@ -134,12 +139,12 @@ impl ProbeMachine for SimulatedMachine<'_> {
             title: format!("Calibrated on a simulated NIC: {}", profile.title),
             remarks: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
             link_layer: profile.link_layer,
-            published: vec![
+            published_numbers: vec![
                 ("host.cores", f64::from(cores), says("ibv_devices")),
                 ("port.mtu_bytes", port, says("ibv_query_port: active_mtu")),
                 ("wqe.max_inline_bytes", inline, says("ibv_create_qp: max_inline_data")),
             ],
-            cores: usize::try_from(cores)?,
+            posting_core_count: usize::try_from(cores)?,
         })
     }
 
@@ -156,7 +161,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
         let (outcome, counters) = crate::simulated::micro::run_counted(self.0, &task)?;
         let rate = rate(outcome)?;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let lines = counters.read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES);
+        let lines = counters.dma_read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines_read = Some(lines / rate.verified_ops.max(1) as f64);
         Ok(MeasuredRate { rate, lines_read })
@@ -167,7 +172,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
 #[derive(Debug)]
 pub struct RealMachine {
     nic: NicChoice,
-    runner: WorkerPool,
+    worker_pool: WorkerPool,
     duration_ms: u64,
     rounds: u32,
 }
@@ -179,7 +184,7 @@ impl RealMachine {
     pub fn new(nic: NicChoice, runner: WorkerPool, duration_ms: u64, rounds: u32) -> RealMachine {
         RealMachine {
             nic,
-            runner,
+            worker_pool: runner,
             duration_ms,
             rounds,
         }
@@ -190,7 +195,7 @@ impl RealMachine {
 ///
 /// # Errors
 /// When the system does not report the number of cores.
-pub fn tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
+pub fn measurement_tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
     let cores = posting_cores()?;
     let task = |probe: ProbedStream| Ok(MeasurementTask::Stream(probe.stream(cores, duration_ms)?));
     ProbedStream::all(false).into_iter().map(task).collect()
@@ -240,7 +245,7 @@ impl ProbeMachine for RealMachine {
                 .map(|clock| ("host.clock_ghz", clock, "/proc/cpuinfo: cpu MHz".to_owned())),
         );
         Ok(MachineFacts {
-            name: name(&device),
+            name: profile_name(&device),
             title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
             remarks: if software {
                 "Measured on the software NIC: what stands for the NIC here is code that the requester's processor runs."
@@ -252,8 +257,8 @@ impl ProbeMachine for RealMachine {
                 verbs::LinkLayer::InfiniBand => LinkLayer::Infiniband,
                 _ => LinkLayer::Roce,
             },
-            published,
-            cores: posting_cores()?,
+            published_numbers: published,
+            posting_core_count: posting_cores()?,
         })
     }
 
@@ -269,7 +274,7 @@ impl ProbeMachine for RealMachine {
         let mut rates = Vec::new();
         for _ in 0..self.rounds.max(1) {
             rates.push(rate(
-                self.runner
+                self.worker_pool
                     .measure(&self.nic, &MeasurementTask::Stream(*stream))?,
             )?);
         }
@@ -282,7 +287,7 @@ impl ProbeMachine for RealMachine {
 }
 
 /// Makes a profile's name from a device's name.
-fn name(device: &str) -> String {
+fn profile_name(device: &str) -> String {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
     let name: String = device
         .to_lowercase()

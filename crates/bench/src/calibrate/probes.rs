@@ -57,17 +57,17 @@ pub(super) enum ProbedStream {
 const COUNTERS: usize = 1 << 16;
 
 /// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
-const THREE_LINES: usize = 100;
+const THREE_LINE_PAYLOAD_BYTES: usize = 100;
 
 /// Exponents of the distances between two counters that are tried, in bits.
-pub(super) const LOCK_BITS: std::ops::RangeInclusive<u32> = 3..=16;
+pub(super) const COUNTER_DISTANCE_BITS: std::ops::RangeInclusive<u32> = 3..=16;
 
 /// Payload sizes from which the link's numbers follow. Both make the link the bottleneck and fit
 /// one packet.
-pub(super) const LINK_BYTES: [usize; 2] = [256, 1024];
+pub(super) const LINK_PAYLOADS_BYTES: [usize; 2] = [256, 1024];
 
 /// Postlist lengths of [`ProbedStream::UnitPostlists`].
-pub(super) const UNIT_LISTS: [usize; 2] = [4, 64];
+pub(super) const UNIT_POSTLIST_LENGTHS: [usize; 2] = [4, 64];
 
 const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 
@@ -96,9 +96,9 @@ impl ProbedStream {
             PcieLists,
             PcieMmio,
         ];
-        all.extend(UNIT_LISTS.map(UnitPostlists));
-        all.extend(LINK_BYTES.map(Link));
-        all.extend(LOCK_BITS.map(TwoLocks));
+        all.extend(UNIT_POSTLIST_LENGTHS.map(UnitPostlists));
+        all.extend(LINK_PAYLOADS_BYTES.map(Link));
+        all.extend(COUNTER_DISTANCE_BITS.map(TwoLocks));
         if counted {
             all.extend(READ_WINDOWS.map(ReadWindow));
         }
@@ -159,7 +159,7 @@ impl ProbedStream {
                 Verb::RcWrite,
                 MicroParameters {
                     inline: Some(true),
-                    ..payload(THREE_LINES, one)
+                    ..payload(THREE_LINE_PAYLOAD_BYTES, one)
                 },
             ),
             ProbedStream::Postlists => (
@@ -281,7 +281,7 @@ impl ProbedStream {
                     inline: Some(true),
                     ..all
                 };
-                (Verb::RcWrite, payload(THREE_LINES, singly))
+                (Verb::RcWrite, payload(THREE_LINE_PAYLOAD_BYTES, singly))
             }
             ProbedStream::ReadWindow(window) => {
                 let sliding = MicroParameters {
@@ -379,13 +379,13 @@ impl ProbeResults {
     }
 
     /// Returns why the first probe failed if no probe succeeded at all.
-    pub(super) fn failure_of_all(&self) -> Option<&str> {
+    pub(super) fn failure_if_none_succeeded(&self) -> Option<&str> {
         let first = self.failures.values().next().map(String::as_str);
         first.filter(|_| self.samples.is_empty())
     }
 
     /// Returns the time of one operation, in ns.
-    pub(super) fn ns(&self, probe: ProbedStream) -> Result<f64, String> {
+    pub(super) fn ns_per_operation(&self, probe: ProbedStream) -> Result<f64, String> {
         match self.samples.get(&probe) {
             Some((_, sample)) => Ok(1e3 / sample.rate.rate_mops),
             None => Err(match self.failures.get(&probe) {
@@ -405,13 +405,13 @@ impl ProbeResults {
 
     /// Returns the result as the evidence in a profile names it.
     pub(super) fn evidence(&self, probe: ProbedStream) -> String {
-        match self.ns(probe) {
+        match self.ns_per_operation(probe) {
             Ok(ns) => format!("{probe}: {:.4} M/s", 1e3 / ns),
             Err(why) => why,
         }
     }
 
-    pub(super) fn windows(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn measured_read_windows(&self) -> impl Iterator<Item = usize> {
         self.samples.keys().filter_map(|probe| match probe {
             ProbedStream::ReadWindow(window) => Some(*window),
             _ => None,

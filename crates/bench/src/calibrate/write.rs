@@ -9,7 +9,7 @@ use super::fit::{Findings, FittedNumber};
 use super::machine_facts::MachineFacts;
 
 /// The tables of a profile, in their order.
-const TABLES: [&str; 7] = [
+const PROFILE_TABLES: [&str; 7] = [
     "host",
     "pcie",
     "wqe",
@@ -37,11 +37,11 @@ pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile)
         quoted(link_layer),
     );
     let assumed = like.numbers();
-    for table in TABLES {
+    for table in PROFILE_TABLES {
         let _ = write!(text, "\n[{table}]\n");
         let of_table = |key: &str| key.split_once('.').is_some_and(|(of, _)| of == table);
         let mut keys: Vec<&str> = Vec::new();
-        let published = facts.published.iter().map(|(key, ..)| *key);
+        let published = facts.published_numbers.iter().map(|(key, ..)| *key);
         let known = assumed.iter().map(|number| number.key.as_str());
         for key in published
             .chain(known)
@@ -52,7 +52,7 @@ pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile)
             }
         }
         for key in keys {
-            let line = line(key, facts, findings, like);
+            let line = profile_number_line(key, facts, findings, like);
             if let (Some(line), Some((_, field))) = (line, key.split_once('.')) {
                 let _ = writeln!(text, "{field} = {{ {line} }}");
             }
@@ -62,9 +62,14 @@ pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile)
 }
 
 /// Returns a number with its evidence, or `None` if the number is left out.
-fn line(key: &str, facts: &MachineFacts, findings: &Findings, like: &Profile) -> Option<String> {
+fn profile_number_line(
+    key: &str,
+    facts: &MachineFacts,
+    findings: &Findings,
+    like: &Profile,
+) -> Option<String> {
     if let Some((_, value, who)) = facts
-        .published
+        .published_numbers
         .iter()
         .find(|(published, ..)| *published == key)
     {

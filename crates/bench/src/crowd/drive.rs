@@ -62,7 +62,7 @@ impl Crowd {
         let mut links = Vec::new();
         for _ in 0..config.processes {
             let (here, mut there) = WorkerLink::pair()?;
-            std::thread::spawn(move || crate::worker::serve(&mut there, None));
+            std::thread::spawn(move || crate::worker::run_jobs(&mut there, None));
             links.push(here);
         }
         Ok(Crowd {
@@ -78,7 +78,7 @@ impl Crowd {
     /// # Errors
     /// When a verb fails, messages are out of order, or no message arrives for 30 s.
     pub fn run_all(&mut self) -> Result<RunResult> {
-        let pairs = self.config.pairs();
+        let pairs = self.config.process_pairs();
         let both = [self.cores.requester, self.cores.responder];
         if self.config.kind != CrowdPattern::BesideBusy {
             return self.run(&pairs, [&both, &both]);
@@ -107,7 +107,7 @@ impl Crowd {
     pub fn run_one_by_one(&mut self) -> Result<RunResult> {
         let (one, other) = ([self.cores.requester], [self.cores.responder]);
         let mut sum = RunResult::default();
-        for pair in self.config.pairs() {
+        for pair in self.config.process_pairs() {
             let result = self.run(&[pair], [&one, &other])?;
             sum.elapsed_ns += result.elapsed_ns;
             sum.verified += result.verified;

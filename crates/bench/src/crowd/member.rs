@@ -11,9 +11,9 @@ use verbs::{
 
 use super::config::FlowControl;
 use crate::clock::now_ns;
-use crate::connect::exchange;
+use crate::connect::exchange_endpoints;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, small};
+use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
 use crate::pin::pinned_to;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
@@ -49,13 +49,13 @@ pub(super) struct MemberResult {
 /// Bytes of a message: its number, and a word that is nonzero in answers.
 const MESSAGE_BYTES: usize = 16;
 /// Completions that one poll takes at most.
-const POLL: usize = 16;
+const MAX_COMPLETIONS_PER_POLL: usize = 16;
 
 /// Runs one member in the worker process.
 ///
 /// # Errors
 /// When a verb fails, messages are out of order, or the driver is gone.
-pub(crate) fn work(link: &mut WorkerLink, order: &MemberJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MemberJob) -> Result<()> {
     pinned_to(&order.cores, || {
         let nic = OpenNic::open(&order.nic)?;
         let mut member = Member::new(link, &nic, order)?;
@@ -78,55 +78,55 @@ struct Peer {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     recvs: RecvList,
-    in_flight: usize,
+    outstanding_wrs: usize,
     /// Messages to send in all, sent so far, and answered so far.
     messages_to_send: u64,
-    sent: u64,
-    answered: u64,
+    messages_sent: u64,
+    messages_answered: u64,
     /// Messages to receive in all, and received so far.
     messages_to_receive: u64,
-    received: u64,
+    messages_received: u64,
     /// Number that the next answer carries; `None` if no answer is due.
-    answer: Option<u64>,
+    pending_answer_number: Option<u64>,
 }
 
 impl Peer {
     fn is_done(&self) -> bool {
-        self.answered == self.messages_to_send
-            && self.received == self.messages_to_receive
-            && self.answer.is_none()
-            && self.in_flight == 0
+        self.messages_answered == self.messages_to_send
+            && self.messages_received == self.messages_to_receive
+            && self.pending_answer_number.is_none()
+            && self.outstanding_wrs == 0
     }
 
     /// Posts the answers and messages that may be sent now, and the receives.
     fn post_ready(&mut self, flow_control: FlowControl) -> Result<()> {
         self.list.clear();
-        let room = |peer: &Self| peer.in_flight + peer.list.len() < peer.list.capacity();
-        if let Some(number) = self.answer
+        let room = |peer: &Self| peer.outstanding_wrs + peer.list.len() < peer.list.capacity();
+        if let Some(number) = self.pending_answer_number
             && room(self)
         {
-            self.add(number, 1);
-            self.answer = None;
+            self.add_message(number, 1);
+            self.pending_answer_number = None;
         }
-        while self.sent < self.messages_to_send
-            && self.sent - self.answered < flow_control.window
+        while self.messages_sent < self.messages_to_send
+            && self.messages_sent - self.messages_answered < flow_control.window
             && room(self)
         {
-            self.sent += 1;
-            self.add(self.sent, 0);
+            self.messages_sent += 1;
+            self.add_message(self.messages_sent, 0);
         }
         if !self.recvs.is_empty() {
             self.qp.post_recv(&mut self.recvs)?;
             self.recvs.clear();
         }
         if !self.list.is_empty() {
-            self.in_flight += self.list.len();
+            self.outstanding_wrs += self.list.len();
             self.qp.post_send(&mut self.list)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, number: u64, is_answer: u64) {
+    fn add_message(&mut self, number: u64, is_answer: u64) {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..8].copy_from_slice(&number.to_ne_bytes());
         bytes[8..].copy_from_slice(&is_answer.to_ne_bytes());
@@ -141,18 +141,21 @@ impl Peer {
         flow_control: FlowControl,
     ) -> Result<bool> {
         if is_answer {
-            if number <= self.answered || number > self.sent {
-                bail!("an answer to message {number} of {} came", self.sent);
+            if number <= self.messages_answered || number > self.messages_sent {
+                bail!(
+                    "an answer to message {number} of {} came",
+                    self.messages_sent
+                );
             }
-            self.answered = number;
+            self.messages_answered = number;
             return Ok(false);
         }
-        self.received += 1;
-        if number != self.received {
-            bail!("message {number} came as number {}", self.received);
+        self.messages_received += 1;
+        if number != self.messages_received {
+            bail!("message {number} came as number {}", self.messages_received);
         }
         if number.is_multiple_of(flow_control.answer_every) || number == self.messages_to_receive {
-            self.answer = Some(number);
+            self.pending_answer_number = Some(number);
         }
         Ok(true)
     }
@@ -161,8 +164,8 @@ impl Peer {
 struct Member {
     cq: CompletionQueue,
     peers: Vec<Peer>,
-    numbers: HashMap<Qpn, usize>,
-    memory: MemoryRegion,
+    peer_index_by_qpn: HashMap<Qpn, usize>,
+    recv_buffers: MemoryRegion,
     flow_control: FlowControl,
 }
 
@@ -179,8 +182,8 @@ impl Member {
         for number in 0..order.roles.len() {
             let qp = nic
                 .qp::<Rc>(&cq, &cq)
-                .max_send_wr(small(sends))
-                .max_recv_wr(small(recvs))
+                .max_send_wr(saturating_u32(sends))
+                .max_recv_wr(saturating_u32(recvs))
                 .build()?;
             let mut list = qp.recv_list(recvs);
             for place in number * recvs..(number + 1) * recvs {
@@ -191,7 +194,7 @@ impl Member {
             qps.push(qp);
         }
         let own: Vec<QpEndpoint> = qps.iter().map(verbs::PreparedQp::endpoint).collect();
-        let theirs = exchange(link, &own)?;
+        let theirs = exchange_endpoints(link, &own)?;
         let mut peers = Vec::new();
         for ((qp, to), role) in qps.into_iter().zip(&theirs).zip(&order.roles) {
             let qp = qp.connect(to)?;
@@ -199,13 +202,13 @@ impl Member {
             peers.push(Peer {
                 list: qp.postlist(sends),
                 recvs: qp.recv_list(recvs),
-                in_flight: 0,
+                outstanding_wrs: 0,
                 messages_to_send: messages(role.asks),
-                sent: 0,
-                answered: 0,
+                messages_sent: 0,
+                messages_answered: 0,
                 messages_to_receive: messages(role.answers),
-                received: 0,
-                answer: None,
+                messages_received: 0,
+                pending_answer_number: None,
                 qp,
             });
         }
@@ -214,8 +217,8 @@ impl Member {
         Ok(Member {
             cq,
             peers,
-            numbers,
-            memory,
+            peer_index_by_qpn: numbers,
+            recv_buffers: memory,
             flow_control,
         })
     }
@@ -223,7 +226,7 @@ impl Member {
     /// Runs until all messages are sent, answered and received. Returns the number of messages
     /// received.
     fn run(&mut self) -> Result<u64> {
-        let mut wcs = WcBuffer::<POLL>::new();
+        let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
         let mut timeout = PollTimeout::without_pause(3 * TIMEOUT_NS);
         let (mut verified, mut left) = (0, self.peers.len());
         let mut changed: Vec<usize> = (0..self.peers.len()).collect();
@@ -234,8 +237,8 @@ impl Member {
             let Self {
                 cq,
                 peers,
-                numbers,
-                memory,
+                peer_index_by_qpn: numbers,
+                recv_buffers: memory,
                 flow_control,
             } = self;
             let came = reap(cq, &mut wcs, |wc| {
@@ -252,7 +255,7 @@ impl Member {
                     peer.recvs
                         .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());
                 } else {
-                    peer.in_flight -= 1;
+                    peer.outstanding_wrs -= 1;
                 }
                 if !changed.contains(&number) {
                     changed.push(number);
@@ -260,7 +263,7 @@ impl Member {
                 Ok(())
             })?;
             if came == 0 {
-                timeout.check("a message of a crowd")?;
+                timeout.fail_if_over("a message of a crowd")?;
             } else {
                 timeout.reset();
                 left = self.peers.iter().filter(|peer| !peer.is_done()).count();

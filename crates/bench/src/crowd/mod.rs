@@ -12,7 +12,7 @@ mod member;
 
 pub use config::{CrowdConfig, CrowdPattern};
 pub use drive::{Crowd, RunResult};
-pub(crate) use member::{MemberJob, work};
+pub(crate) use member::{MemberJob, run_worker_side};
 
 #[cfg(test)]
 mod tests {

@@ -8,13 +8,15 @@ use verbs::{
     Access, CompletionQueue, MemoryRegion, Postlist, Qpn, QueuePair, Rc, RecvList, WcBuffer,
 };
 
-use super::config::{DepthJob, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb};
-use super::data::{check, stamp};
+use super::config::{
+    DepthJob, ExchangeConfig, MAX_COMPLETIONS_PER_POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
+};
+use super::data::{check_marks, write_marks};
 use crate::clock::now_ns;
 use crate::connect::connect_all;
 use crate::job::Job;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, small};
+use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
 use crate::pin::pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
@@ -37,10 +39,12 @@ pub fn run(
     nic: &NicChoice,
     config: &ExchangeConfig,
 ) -> Result<ExchangeRate> {
-    pinned(core, || drive(link, nic, &OpenNic::open(nic)?, config))
+    pinned(core, || {
+        run_driver_side(link, nic, &OpenNic::open(nic)?, config)
+    })
 }
 
-pub(super) fn drive(
+pub(super) fn run_driver_side(
     link: &mut WorkerLink,
     choice: &NicChoice,
     nic: &OpenNic,
@@ -53,10 +57,10 @@ pub(super) fn drive(
     let mut client = Client::new(link, nic, config)?;
     let requests_per_s = client.exchange()?;
     let verified: u64 = link.recv()?;
-    if verified != client.answered {
+    if verified != client.requests_answered {
         bail!(
             "the server moved the data of {verified} requests, and {} were answered",
-            client.answered
+            client.requests_answered
         );
     }
     Ok(ExchangeRate {
@@ -70,41 +74,41 @@ struct ClientQp {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
     recvs: RecvList,
-    in_flight: usize,
+    outstanding_wrs: usize,
 }
 
 struct Client<'s> {
     config: &'s ExchangeConfig,
     cq: CompletionQueue,
-    ends: Vec<ClientQp>,
-    numbers: HashMap<Qpn, usize>,
-    requests: MemoryRegion,
-    data: MemoryRegion,
-    responses: MemoryRegion,
+    qps: Vec<ClientQp>,
+    qp_index_by_qpn: HashMap<Qpn, usize>,
+    request_memory: MemoryRegion,
+    data_memory: MemoryRegion,
+    response_memory: MemoryRegion,
     /// For each slot, the number of its outstanding request, or 0.
     outstanding_requests: Vec<u64>,
-    sent: u64,
-    answered: u64,
+    requests_sent: u64,
+    requests_answered: u64,
 }
 
 /// Bit of the `wr_id` of a request's SEND; `wr_id`s of RECVs lack this bit.
-const SENT: u64 = 1 << 32;
+const SEND_WR_ID_BIT: u64 = 1 << 32;
 
 impl<'s> Client<'s> {
     fn new(link: &mut WorkerLink, nic: &OpenNic, config: &'s ExchangeConfig) -> Result<Self> {
-        let (slots, depth) = (config.slots(), config.depth);
+        let (slots, depth) = (config.slot_count(), config.depth);
         // A response may arrive before the SEND of its request has completed, so the send queue
         // holds more than `depth` requests.
         let sends = 4 * depth + 1;
         let cq = nic.cq(config.queue_pairs * (sends + 2 * depth))?;
         let mut qps = Vec::new();
         for _ in 0..config.queue_pairs {
-            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(small(sends));
-            qps.push(qp.max_recv_wr(small(2 * depth)).build()?);
+            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(saturating_u32(sends));
+            qps.push(qp.max_recv_wr(saturating_u32(2 * depth)).build()?);
         }
         let data = config
             .memory
-            .register(nic, slots * config.stride(), Access::ALL)?;
+            .register(nic, slots * config.slot_stride_bytes(), Access::ALL)?;
         // One slot more, for the request that ends the exchange.
         let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
@@ -127,21 +131,21 @@ impl<'s> Client<'s> {
             list: qp.postlist(sends),
             recvs: qp.recv_list(2 * depth),
             qp,
-            in_flight: 0,
+            outstanding_wrs: 0,
         });
         let ends = ends.collect();
         link.barrier()?;
         Ok(Self {
             config,
             cq,
-            ends,
-            numbers,
-            requests,
-            data,
-            responses,
+            qps: ends,
+            qp_index_by_qpn: numbers,
+            request_memory: requests,
+            data_memory: data,
+            response_memory: responses,
             outstanding_requests: vec![0; slots],
-            sent: 0,
-            answered: 0,
+            requests_sent: 0,
+            requests_answered: 0,
         })
     }
 
@@ -151,7 +155,7 @@ impl<'s> Client<'s> {
         let span = self.config.duration_ms * 1_000_000;
         let begin = now_ns() + span / 10;
         let mut measured = None;
-        let mut wcs = WcBuffer::<POLL>::new();
+        let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let mut free: Vec<_> = (0..self.outstanding_requests.len()).collect();
         let (mut looked, mut first) = (0, None);
@@ -160,18 +164,19 @@ impl<'s> Client<'s> {
                 self.add_requests(&mut free)?;
             }
             self.post()?;
-            if self.answered == self.sent {
+            if self.requests_answered == self.requests_sent {
                 break;
             }
             self.poll(&mut wcs, &mut timeout, &mut free)?;
-            if self.answered - looked >= 64 {
-                looked = self.answered;
+            if self.requests_answered - looked >= 64 {
+                looked = self.requests_answered;
                 let now = now_ns();
                 if now >= begin {
-                    let (since, before) = *first.get_or_insert((now, self.answered));
+                    let (since, before) = *first.get_or_insert((now, self.requests_answered));
                     if now - since >= span && measured.is_none() {
                         #[allow(clippy::cast_precision_loss)] // far below 2^52
-                        let rate = (self.answered - before) as f64 * 1e9 / (now - since) as f64;
+                        let rate =
+                            (self.requests_answered - before) as f64 * 1e9 / (now - since) as f64;
                         measured = Some(rate);
                     }
                 }
@@ -186,8 +191,8 @@ impl<'s> Client<'s> {
         let mut waiting = 0;
         for turn in 0..free.len() {
             let slot = free[turn];
-            let end = &self.ends[slot / self.config.depth];
-            if end.in_flight + end.list.len() < end.list.capacity() {
+            let end = &self.qps[slot / self.config.depth];
+            if end.outstanding_wrs + end.list.len() < end.list.capacity() {
                 self.add_request(slot)?;
             } else {
                 free[waiting] = slot;
@@ -200,28 +205,33 @@ impl<'s> Client<'s> {
 
     /// Adds a request for a slot to the postlist of its queue pair.
     fn add_request(&mut self, slot: usize) -> Result<()> {
-        self.sent += 1;
-        self.outstanding_requests[slot] = self.sent;
+        self.requests_sent += 1;
+        self.outstanding_requests[slot] = self.requests_sent;
         if self.config.verb == TransferVerb::Read {
-            let at = slot * self.config.stride();
-            stamp(&self.data, at, self.config.payload_bytes, self.sent)?;
+            let at = slot * self.config.slot_stride_bytes();
+            write_marks(
+                &self.data_memory,
+                at,
+                self.config.payload_bytes,
+                self.requests_sent,
+            )?;
         }
         let at = slot * REQUEST_BYTES;
-        self.requests.write_u64(at, self.sent)?;
-        let request = self.requests.slice(at..at + REQUEST_BYTES)?;
-        let end = &mut self.ends[slot / self.config.depth];
-        end.list.send(request).signaled().wr_id(SENT);
+        self.request_memory.write_u64(at, self.requests_sent)?;
+        let request = self.request_memory.slice(at..at + REQUEST_BYTES)?;
+        let end = &mut self.qps[slot / self.config.depth];
+        end.list.send(request).signaled().wr_id(SEND_WR_ID_BIT);
         Ok(())
     }
 
     fn post(&mut self) -> Result<()> {
-        for end in &mut self.ends {
+        for end in &mut self.qps {
             if !end.recvs.is_empty() {
                 end.qp.post_recv(&mut end.recvs)?;
                 end.recvs.clear();
             }
             if !end.list.is_empty() {
-                end.in_flight += end.list.len();
+                end.outstanding_wrs += end.list.len();
                 end.qp.post_send(&mut end.list)?;
                 end.list.clear();
             }
@@ -232,19 +242,19 @@ impl<'s> Client<'s> {
     /// Takes completions. Slots whose requests were answered are added to `free`.
     fn poll(
         &mut self,
-        wcs: &mut WcBuffer<POLL>,
+        wcs: &mut WcBuffer<MAX_COMPLETIONS_PER_POLL>,
         timeout: &mut PollTimeout,
         free: &mut Vec<usize>,
     ) -> Result<()> {
         let Self {
             config,
             cq,
-            ends,
-            numbers,
-            data,
-            responses,
+            qps: ends,
+            qp_index_by_qpn: numbers,
+            data_memory: data,
+            response_memory: responses,
             outstanding_requests: waits_for,
-            answered,
+            requests_answered: answered,
             ..
         } = self;
         let came = reap(cq, wcs, |wc| {
@@ -252,8 +262,8 @@ impl<'s> Client<'s> {
                 .get(&wc.qp_num())
                 .context("not of a queue pair here")?;
             let end = &mut ends[number];
-            if wc.wr_id() & SENT != 0 {
-                end.in_flight -= 1;
+            if wc.wr_id() & SEND_WR_ID_BIT != 0 {
+                end.outstanding_wrs -= 1;
                 return Ok(());
             }
             let at = usize::try_from(wc.wr_id())? * RESPONSE_BYTES;
@@ -263,7 +273,12 @@ impl<'s> Client<'s> {
                 bail!("a response to request {number} in slot {slot}, which waits for none");
             }
             if config.verb == TransferVerb::Write {
-                check(data, slot * config.stride(), config.payload_bytes, number)?;
+                check_marks(
+                    data,
+                    slot * config.slot_stride_bytes(),
+                    config.payload_bytes,
+                    number,
+                )?;
             }
             waits_for[slot] = 0;
             *answered += 1;
@@ -273,20 +288,24 @@ impl<'s> Client<'s> {
             Ok(())
         })?;
         if came == 0 {
-            return timeout.check("a response");
+            return timeout.fail_if_over("a response");
         }
         timeout.reset();
         Ok(())
     }
 
     /// Tells the server that no more requests follow.
-    fn announce_end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
-        let at = self.config.slots() * REQUEST_BYTES;
-        let request = self.requests.slice(at..at + REQUEST_BYTES)?;
-        self.ends[0].list.send(request).signaled().wr_id(SENT);
+    fn announce_end(&mut self, wcs: &mut WcBuffer<MAX_COMPLETIONS_PER_POLL>) -> Result<()> {
+        let at = self.config.slot_count() * REQUEST_BYTES;
+        let request = self.request_memory.slice(at..at + REQUEST_BYTES)?;
+        self.qps[0]
+            .list
+            .send(request)
+            .signaled()
+            .wr_id(SEND_WR_ID_BIT);
         self.post()?;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        while self.ends.iter().any(|end| end.in_flight > 0) {
+        while self.qps.iter().any(|end| end.outstanding_wrs > 0) {
             self.poll(wcs, &mut timeout, &mut Vec::new())?;
         }
         Ok(())

@@ -57,11 +57,13 @@ impl DataMemory {
         bytes: usize,
         access: Access,
     ) -> anyhow::Result<MemoryRegion> {
-        const LARGE: usize = 65 << 20;
+        const MIN_LARGE_REGION_BYTES: usize = 65 << 20;
         Ok(match self {
             DataMemory::Shared => nic.alloc(bytes, access, None)?,
             DataMemory::Heap => nic.pd.register_vec(vec![0; bytes], access)?,
-            DataMemory::Large => nic.pd.register_vec(vec![0; bytes.max(LARGE)], access)?,
+            DataMemory::Large => nic
+                .pd
+                .register_vec(vec![0; bytes.max(MIN_LARGE_REGION_BYTES)], access)?,
         })
     }
 }
@@ -90,16 +92,16 @@ pub(super) const REQUEST_BYTES: usize = 64;
 pub(super) const RESPONSE_BYTES: usize = 16;
 /// Completions that one poll takes at most. A quarter of a depth of 32 lets both sides work at the
 /// same time, so that neither waits for the other's batches.
-pub(super) const POLL: usize = 8;
+pub(super) const MAX_COMPLETIONS_PER_POLL: usize = 8;
 
 impl ExchangeConfig {
     /// Returns the number of slots: the requests in flight on all queue pairs.
-    pub(super) fn slots(&self) -> usize {
+    pub(super) fn slot_count(&self) -> usize {
         self.depth * self.queue_pairs
     }
 
     /// Returns the distance of two slots of data, in bytes.
-    pub(super) fn stride(&self) -> usize {
+    pub(super) fn slot_stride_bytes(&self) -> usize {
         self.payload_bytes.next_multiple_of(64)
     }
 }

@@ -13,7 +13,7 @@ fn marked_word_offsets(payload_bytes: usize, number: u64) -> [usize; 3] {
 }
 
 /// Writes the marks of request `number` into the payload at `at`.
-pub(super) fn stamp(
+pub(super) fn write_marks(
     memory: &MemoryRegion,
     at: usize,
     payload_bytes: usize,
@@ -26,7 +26,7 @@ pub(super) fn stamp(
 }
 
 /// Fails unless the payload at `at` has the marks of request `number`.
-pub(super) fn check(
+pub(super) fn check_marks(
     memory: &MemoryRegion,
     at: usize,
     payload_bytes: usize,
@@ -58,10 +58,10 @@ mod tests {
         let nic = OpenNic::open(&NicChoice::first_of("softnic")).unwrap();
         let memory = nic.alloc(128, verbs::Access::LOCAL_WRITE, None).unwrap();
         for wrong in marked_word_offsets(64, 5) {
-            stamp(&memory, 64, 64, 5).unwrap();
-            check(&memory, 64, 64, 5).unwrap();
+            write_marks(&memory, 64, 64, 5).unwrap();
+            check_marks(&memory, 64, 64, 5).unwrap();
             memory.write_u64(64 + wrong, 4).unwrap();
-            assert!(check(&memory, 64, 64, 5).is_err());
+            assert!(check_marks(&memory, 64, 64, 5).is_err());
         }
     }
 }

@@ -14,7 +14,7 @@ mod server;
 pub use client::{ExchangeRate, run};
 pub(crate) use config::DepthJob;
 pub use config::{DataMemory, ExchangeConfig, TransferVerb};
-pub(crate) use server::work;
+pub(crate) use server::run_worker_side;
 
 #[cfg(test)]
 mod tests {
@@ -28,10 +28,11 @@ mod tests {
         let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || match right.recv()? {
-                Job::Depth(order) => work(&mut right, &order),
+                Job::Depth(order) => run_worker_side(&mut right, &order),
                 job => anyhow::bail!("{job:?} is no exchange of requests"),
             });
-            let rate = client::drive(&mut left, &nic, &OpenNic::open(&nic).unwrap(), &config);
+            let rate =
+                client::run_driver_side(&mut left, &nic, &OpenNic::open(&nic).unwrap(), &config);
             drop(left);
             worker.join().unwrap().unwrap();
             rate.unwrap()

@@ -9,14 +9,14 @@ use verbs::{
 use super::end::{EpollWait, MESSAGE_BYTES, Message, SleepingEndpoint};
 use crate::connect::connect;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, small};
+use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
 
 /// RECVs of a side; each is posted again when its message is taken. One message is under way at a
 /// time.
 const RECVS: usize = 4;
 
-/// Depth of a side's send queue; every (`SENDS` / 2)th WR is signaled.
-const SENDS: usize = 16;
+/// Depth of a side's send queue; every (`SEND_QUEUE_DEPTH` / 2)th WR is signaled.
+const SEND_QUEUE_DEPTH: usize = 16;
 
 /// A queue pair whose receive CQ has a completion channel, as in an event-driven server.
 pub(super) struct EventDrivenQp {
@@ -24,9 +24,9 @@ pub(super) struct EventDrivenQp {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     channel: CompletionChannel,
-    wait: EpollWait,
+    channel_wait: EpollWait,
     sends: Postlist<Rc>,
-    sent: usize,
+    messages_sent: usize,
     recvs: Vec<RecvList>,
     memory: MemoryRegion,
     _nic: OpenNic,
@@ -36,13 +36,15 @@ impl EventDrivenQp {
     pub(super) fn open(link: &mut WorkerLink, nic: &NicChoice) -> Result<EventDrivenQp> {
         let nic = OpenNic::open(nic)?;
         let channel = nic.context.create_comp_channel()?;
-        let send_cq = nic.cq(SENDS)?;
-        let recv_cq = nic.context.create_cq_with_channel(small(RECVS), &channel)?;
+        let send_cq = nic.cq(SEND_QUEUE_DEPTH)?;
+        let recv_cq = nic
+            .context
+            .create_cq_with_channel(saturating_u32(RECVS), &channel)?;
         let qp = nic
             .qp::<Rc>(&send_cq, &recv_cq)
-            .max_send_wr(small(SENDS))
-            .max_recv_wr(small(RECVS))
-            .max_inline_data(small(MESSAGE_BYTES))
+            .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
+            .max_recv_wr(saturating_u32(RECVS))
+            .max_inline_data(saturating_u32(MESSAGE_BYTES))
             .build()?;
         let memory = nic.pd.alloc(RECVS * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
         let mut recvs = Vec::new();
@@ -57,13 +59,13 @@ impl EventDrivenQp {
         recv_cq.req_notify(false)?;
         link.barrier()?;
         Ok(EventDrivenQp {
-            wait: EpollWait::new(&channel)?,
+            channel_wait: EpollWait::new(&channel)?,
             sends: qp.postlist(1),
             qp,
             send_cq,
             recv_cq,
             channel,
-            sent: 0,
+            messages_sent: 0,
             recvs,
             memory,
             _nic: nic,
@@ -93,10 +95,10 @@ impl EventDrivenQp {
 
 impl SleepingEndpoint for EventDrivenQp {
     fn send(&mut self, message: &Message) -> Result<()> {
-        self.sent += 1;
+        self.messages_sent += 1;
         self.sends.clear();
         let wr = self.sends.send(Inline(message));
-        if self.sent.is_multiple_of(SENDS / 2) {
+        if self.messages_sent.is_multiple_of(SEND_QUEUE_DEPTH / 2) {
             wr.signaled();
             reap(&self.send_cq, &mut WcBuffer::<2>::new(), |_| Ok(()))?;
         }
@@ -109,7 +111,7 @@ impl SleepingEndpoint for EventDrivenQp {
             if let Some(message) = self.poll()? {
                 return Ok(message);
             }
-            self.wait.until_readable()?;
+            self.channel_wait.until_readable()?;
             self.channel.wait()?;
             self.recv_cq.req_notify(false)?;
         }

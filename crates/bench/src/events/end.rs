@@ -20,10 +20,10 @@ pub const MESSAGE_BYTES: usize = 64;
 pub(super) type Message = [u8; MESSAGE_BYTES];
 
 /// The number of the request that ends the ping-pong.
-const END: u64 = u64::MAX >> 1;
+const LAST_REQUEST_NUMBER: u64 = u64::MAX >> 1;
 
 /// Round trips between two reads of the clock.
-const CLOCK_EVERY: u64 = 16;
+const ROUND_TRIPS_PER_CLOCK_READ: u64 = 16;
 
 /// One side of a connection, which sleeps until a message arrives.
 pub(super) trait SleepingEndpoint {
@@ -65,7 +65,7 @@ fn message_number(message: &Message) -> Result<u64> {
     Ok(number)
 }
 
-fn exchange(end: &mut impl SleepingEndpoint, number: u64) -> Result<()> {
+fn make_round_trip(end: &mut impl SleepingEndpoint, number: u64) -> Result<()> {
     end.send(&message(number))?;
     let answer = message_number(&end.receive()?)?;
     ensure!(
@@ -77,7 +77,7 @@ fn exchange(end: &mut impl SleepingEndpoint, number: u64) -> Result<()> {
 
 /// Opens an end with `open` and makes round trips for `duration`, after a warm-up of an eighth of
 /// that time.
-pub(super) fn drive_end<E: SleepingEndpoint, A>(
+pub(super) fn measure_round_trips<E: SleepingEndpoint, A>(
     link: &mut WorkerLink,
     open: impl FnOnce(&mut WorkerLink, &A) -> Result<E>,
     with: &A,
@@ -88,15 +88,16 @@ pub(super) fn drive_end<E: SleepingEndpoint, A>(
     let used = || -> Result<(u64, u64)> {
         let own = ResourceUsage::of(std::process::id())?;
         let other = worker.map(ResourceUsage::of).transpose()?;
-        let (cpu_ns, sleeps) = other.map_or((0, 0), |usage| (usage.cpu_ns, usage.sleeps));
-        Ok((own.cpu_ns + cpu_ns, own.sleeps + sleeps))
+        let (cpu_ns, sleeps) =
+            other.map_or((0, 0), |usage| (usage.cpu_ns, usage.voluntary_switches));
+        Ok((own.cpu_ns + cpu_ns, own.voluntary_switches + sleeps))
     };
     let mut next = 0;
     let mut exchange_for = |time: Duration| -> Result<(u64, Duration)> {
         let (first, begin) = (next, Instant::now());
         loop {
-            for _ in 0..CLOCK_EVERY {
-                exchange(&mut end, next)?;
+            for _ in 0..ROUND_TRIPS_PER_CLOCK_READ {
+                make_round_trip(&mut end, next)?;
                 next += 1;
             }
             let elapsed = begin.elapsed();
@@ -109,7 +110,7 @@ pub(super) fn drive_end<E: SleepingEndpoint, A>(
     let before = used()?;
     let (timed, elapsed) = exchange_for(duration)?;
     let after = used()?;
-    exchange(&mut end, END)?;
+    make_round_trip(&mut end, LAST_REQUEST_NUMBER)?;
     let answered: u64 = link.recv()?;
     ensure!(
         answered == next + 1,
@@ -133,12 +134,12 @@ pub(super) fn answer_all(end: &mut dyn SleepingEndpoint) -> Result<u64> {
     let mut answered = 0;
     loop {
         let number = message_number(&end.receive()?)?;
-        if number != END && number != answered {
+        if number != LAST_REQUEST_NUMBER && number != answered {
             bail!("request {number:#x} came in the place of {answered:#x}");
         }
         end.send(&message(!number))?;
         answered += 1;
-        if number == END {
+        if number == LAST_REQUEST_NUMBER {
             return Ok(answered);
         }
     }
@@ -200,18 +201,21 @@ mod tests {
 
     #[test]
     fn wrong_answers_and_requests_are_refused() {
-        assert!(exchange(&mut PreparedMessages(vec![message(!7)]), 7).is_ok());
-        assert!(exchange(&mut PreparedMessages(vec![message(7)]), 7).is_err());
+        assert!(make_round_trip(&mut PreparedMessages(vec![message(!7)]), 7).is_ok());
+        assert!(make_round_trip(&mut PreparedMessages(vec![message(7)]), 7).is_err());
         let mut torn = message(!7);
         torn[MESSAGE_BYTES - 1] ^= 1;
-        let refused = exchange(&mut PreparedMessages(vec![torn]), 7)
+        let refused = make_round_trip(&mut PreparedMessages(vec![torn]), 7)
             .unwrap_err()
             .to_string();
         assert!(refused.contains("differ"), "{refused}");
 
         let requests =
             |numbers: &[u64]| PreparedMessages(numbers.iter().rev().map(|n| message(*n)).collect());
-        assert_eq!(answer_all(&mut requests(&[0, 1, END])).unwrap(), 3);
-        assert!(answer_all(&mut requests(&[0, 2, END])).is_err());
+        assert_eq!(
+            answer_all(&mut requests(&[0, 1, LAST_REQUEST_NUMBER])).unwrap(),
+            3
+        );
+        assert!(answer_all(&mut requests(&[0, 2, LAST_REQUEST_NUMBER])).is_err());
     }
 }

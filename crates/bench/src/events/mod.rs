@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use self::end::{SleepingEndpoint, answer_all, drive_end};
+use self::end::{SleepingEndpoint, answer_all, measure_round_trips};
 use crate::job::{EventsJob, Job};
 use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
@@ -46,15 +46,25 @@ pub fn run(
             transport,
         };
         link.send(&Job::Events(order.clone()))?;
-        drive(&mut link, &order, duration)
+        run_driver_side(&mut link, &order, duration)
     })
 }
 
-fn drive(link: &mut WorkerLink, order: &EventsJob, duration: Duration) -> Result<RoundTrips> {
+fn run_driver_side(
+    link: &mut WorkerLink,
+    order: &EventsJob,
+    duration: Duration,
+) -> Result<RoundTrips> {
     match order.transport {
-        Transport::Verbs => drive_end(link, channel::EventDrivenQp::open, &order.nic, duration),
-        Transport::Tcp => drive_end(link, |link, ()| socket::connect_tcp(link), &(), duration),
-        Transport::Unix => drive_end(link, |link, ()| socket::connect_unix(link), &(), duration),
+        Transport::Verbs => {
+            measure_round_trips(link, channel::EventDrivenQp::open, &order.nic, duration)
+        }
+        Transport::Tcp => {
+            measure_round_trips(link, |link, ()| socket::connect_tcp(link), &(), duration)
+        }
+        Transport::Unix => {
+            measure_round_trips(link, |link, ()| socket::connect_unix(link), &(), duration)
+        }
     }
 }
 
@@ -62,7 +72,7 @@ fn drive(link: &mut WorkerLink, order: &EventsJob, duration: Duration) -> Result
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn work(link: &mut WorkerLink, order: &EventsJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &EventsJob) -> Result<()> {
     let mut end: Box<dyn SleepingEndpoint> = match order.transport {
         Transport::Verbs => Box::new(channel::EventDrivenQp::open(link, &order.nic)?),
         Transport::Tcp => Box::new(socket::accept_tcp(link)?),
@@ -85,8 +95,8 @@ mod tests {
             };
             let (mut left, mut right) = WorkerLink::pair().expect("pipes");
             let measured = std::thread::scope(|scope| {
-                let worker = scope.spawn(|| work(&mut right, &order));
-                let measured = drive(&mut left, &order, Duration::from_millis(20));
+                let worker = scope.spawn(|| run_worker_side(&mut right, &order));
+                let measured = run_driver_side(&mut left, &order, Duration::from_millis(20));
                 worker.join().expect("no panic").expect("the worker works");
                 measured.expect("the driver works")
             });

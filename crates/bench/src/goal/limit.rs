@@ -13,7 +13,7 @@ pub struct SendStream {
     /// Payload bytes; 0 for header-only messages.
     pub payload_bytes: usize,
     /// WRs per postlist.
-    pub list: usize,
+    pub wrs_per_postlist: usize,
 }
 
 impl SendStream {
@@ -25,7 +25,7 @@ impl SendStream {
             (bytes, true) => format!("{bytes} B inline"),
             (bytes, false) => format!("{bytes} bytes inline, 1 in 16 signaled"),
         };
-        let list = match (self.list, in_few_words) {
+        let list = match (self.wrs_per_postlist, in_few_words) {
             (1, true) => "1 a post".to_owned(),
             (1, false) => "1 WR a post".to_owned(),
             (list, true) => format!("lists of {list}"),
@@ -40,7 +40,7 @@ impl SendStream {
         BareRingLimit {
             exchange: BareMessageExchange::Stream,
             has_payload: self.payload_bytes > 0,
-            list: self.list,
+            list: self.wrs_per_postlist,
         }
     }
 }

@@ -19,7 +19,7 @@ const SEND_PACKET_BYTES: usize = 12 + 8 + 4;
 const WRITE_PACKET_BYTES: usize = SEND_PACKET_BYTES + 16;
 
 /// UDP payload of a packet in the middle of a long message.
-const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
+const MIDDLE_UDP_PAYLOAD_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 
 /// Peer that is measured beside a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ impl PeerSystem {
         match self {
             PeerSystem::UdpOfSends => Some((stream(16), SEND_PACKET_BYTES)),
             PeerSystem::UdpOfWrites => Some((stream(16), WRITE_PACKET_BYTES)),
-            PeerSystem::UdpBulk => Some((stream(15), BULK_PACKET_BYTES)),
+            PeerSystem::UdpBulk => Some((stream(15), MIDDLE_UDP_PAYLOAD_BYTES)),
             PeerSystem::UdpPingPong => Some((DatagramExchange::PingPong, SEND_PACKET_BYTES)),
             _ => None,
         }

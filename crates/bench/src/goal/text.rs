@@ -6,7 +6,7 @@ impl Row {
     /// Describes the row in full.
     #[must_use]
     pub fn description(self) -> String {
-        if let Some(sends) = self.sends() {
+        if let Some(sends) = self.send_stream() {
             return sends.describe(false);
         }
         let text = match self {
@@ -54,7 +54,7 @@ impl Row {
     /// Describes the row in few words, for a table.
     #[must_use]
     pub fn label(self) -> String {
-        if let Some(sends) = self.sends() {
+        if let Some(sends) = self.send_stream() {
             return sends.describe(true);
         }
         let text = match self {

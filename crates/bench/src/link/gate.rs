@@ -61,7 +61,7 @@ impl CancellableBarrier {
     }
 
     /// Makes all waiting threads fail, because this thread will not arrive.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn cancel(&self) {
         self.state().is_cancelled = true;
         self.changed.notify_all();
     }
@@ -91,7 +91,7 @@ mod tests {
         let gate = CancellableBarrier::new(2);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| gate.wait());
-            gate.give_up();
+            gate.cancel();
             assert!(
                 waits
                     .join()

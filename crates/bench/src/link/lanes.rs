@@ -32,20 +32,20 @@ impl WorkerLink {
             let thread = |(number, lines)| {
                 let mut link = WorkerLink {
                     reader: Box::new(BufReader::new(LaneReader {
-                        lines,
-                        rest: Vec::new(),
+                        line_receiver: lines,
+                        unread_bytes: Vec::new(),
                     })),
                     writer: Box::new(LaneWriter {
                         number,
                         writer: Arc::clone(&writer),
                     }),
                     child: None,
-                    gate: None,
+                    thread_barrier: None,
                 };
                 scope.spawn(move || {
                     let result = each(number, &mut link);
                     if let Err(error) = &result {
-                        link.fail(error);
+                        link.send_failure(error);
                     }
                     result
                 })
@@ -93,19 +93,19 @@ fn dispatch_lines(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Se
 }
 
 struct LaneReader {
-    lines: Receiver<Vec<u8>>,
-    rest: Vec<u8>,
+    line_receiver: Receiver<Vec<u8>>,
+    unread_bytes: Vec<u8>,
 }
 
 impl Read for LaneReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.rest.is_empty() {
+        if self.unread_bytes.is_empty() {
             // A dropped sender means the end of the stream.
-            self.rest = self.lines.recv().unwrap_or_default();
+            self.unread_bytes = self.line_receiver.recv().unwrap_or_default();
         }
-        let count = self.rest.len().min(into.len());
-        into[..count].copy_from_slice(&self.rest[..count]);
-        self.rest.drain(..count);
+        let count = self.unread_bytes.len().min(into.len());
+        into[..count].copy_from_slice(&self.unread_bytes[..count]);
+        self.unread_bytes.drain(..count);
         Ok(count)
     }
 }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn an_end_that_fails_as_a_whole_fails_all_lanes() {
         let (mut one, mut other) = WorkerLink::pair().unwrap();
-        other.fail(&anyhow!("no device"));
+        other.send_failure(&anyhow!("no device"));
         drop(other);
         for result in one.split_into_lanes(2, |_, link| link.recv::<u32>()) {
             let error = result.unwrap_err().to_string();

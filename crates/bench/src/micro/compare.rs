@@ -23,11 +23,11 @@ pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];
 
 /// Goal for 8-byte messages: the software NIC's rate is at least this multiple of the device's
 /// rate.
-pub const RATE_GOAL: f64 = 20.0;
+pub const MIN_RATE_RATIO: f64 = 20.0;
 
 /// Goal for 8-byte messages: the software NIC's latency is at most this share of the device's
 /// latency.
-pub const LATENCY_GOAL: f64 = 0.1;
+pub const MAX_LATENCY_RATIO: f64 = 0.1;
 
 /// Extent of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct Comparison {
     /// NIC that the software NIC is compared with.
     pub system: NicChoice,
     /// Device name of `system`.
-    pub device: String,
+    pub system_device_name: String,
     /// Index of the entry in the device's GID table that is used as source GID.
     pub gid_index: u8,
     /// Smaller path MTU of the two devices, which is the longest datagram.
@@ -75,15 +75,15 @@ impl Comparison {
         softnic: NicChoice,
         system: NicChoice,
     ) -> Result<Comparison> {
-        let (device, gid_index, mtu) = port(&system)?;
-        let (_, _, own_mtu) = port(&softnic)?;
+        let (device, gid_index, mtu) = device_and_port(&system)?;
+        let (_, _, own_mtu) = device_and_port(&softnic)?;
         Ok(Comparison {
             settings,
             cores,
             worker,
             softnic,
             system,
-            device,
+            system_device_name: device,
             gid_index,
             mtu_bytes: mtu.min(own_mtu),
         })
@@ -120,7 +120,7 @@ impl Comparison {
 }
 
 /// Returns the name of a device, and the GID index and the active MTU of its port.
-fn port(choice: &NicChoice) -> Result<(String, u8, u32)> {
+fn device_and_port(choice: &NicChoice) -> Result<(String, u8, u32)> {
     let device = Provider::by_name(&choice.provider)?.device(choice.device.as_deref())?;
     let context = device.open()?;
     let mtu = context.query_port(choice.port_num)?.active_mtu.bytes();
@@ -221,7 +221,7 @@ pub struct ComparisonSummary {
 impl ComparisonSummary {
     /// Returns true if every goal is met and every row was measured on both NICs.
     #[must_use]
-    pub fn met(&self) -> bool {
+    pub fn are_goals_met(&self) -> bool {
         self.rows.iter().all(|row| row.goal_met != Some(false))
             && self.rows.iter().all(|row| row.ratio.is_some())
     }
@@ -260,7 +260,7 @@ pub fn run(
                 };
                 match runner.measure(nic, task) {
                     Ok(outcome) => {
-                        let value = value(&outcome);
+                        let value = rate_or_latency(&outcome);
                         if side == NicSide::System {
                             on_device = Some(value);
                         }
@@ -277,7 +277,7 @@ pub fn run(
             {
                 let side = NicSide::Perftest;
                 on_event(&ComparisonEvent::Begin { task: *task, side });
-                match by_perftest(comparison, task, on_device) {
+                match measure_with_perftest(comparison, task, on_device) {
                     Ok(value) => samples.sample(round, row, side, value, None, &mut on_event),
                     Err(_) if should_end() => break 'rounds,
                     Err(err) => samples.failed(round, row, side, &err),
@@ -293,7 +293,11 @@ pub fn run(
     Ok(ComparisonSummary { rows })
 }
 
-fn by_perftest(comparison: &Comparison, task: &MeasurementTask, on_device: f64) -> Result<f64> {
+fn measure_with_perftest(
+    comparison: &Comparison,
+    task: &MeasurementTask,
+    on_device: f64,
+) -> Result<f64> {
     let per_s = match task {
         MeasurementTask::Stream(_) => on_device * 1e6,
         MeasurementTask::PingPong(ping) => {
@@ -310,15 +314,15 @@ fn by_perftest(comparison: &Comparison, task: &MeasurementTask, on_device: f64) 
     let report = perftest::run(
         task,
         wanted,
-        &comparison.device,
+        &comparison.system_device_name,
         (comparison.system.port_num, comparison.gid_index),
         comparison.cores,
     )
     .context("perftest")?;
-    Ok(report.value())
+    Ok(report.mops_or_ns())
 }
 
-fn value(outcome: &TaskResult) -> f64 {
+fn rate_or_latency(outcome: &TaskResult) -> f64 {
     match outcome {
         TaskResult::Rate(rate) => rate.rate_mops,
         TaskResult::Latency(latency) => latency.latency_ns_p50,
@@ -383,8 +387,8 @@ impl ComparisonSamples {
             lost.sum()
         };
         let (unit, goal) = match task {
-            MeasurementTask::Stream(_) => ("mops", RATE_GOAL),
-            MeasurementTask::PingPong(_) => ("ns", LATENCY_GOAL),
+            MeasurementTask::Stream(_) => ("mops", MIN_RATE_RATIO),
+            MeasurementTask::PingPong(_) => ("ns", MAX_LATENCY_RATIO),
         };
         let goal = (task.payload_bytes() == 8).then_some(goal);
         let to_device = ratio(NicSide::Softnic, NicSide::System);
@@ -493,7 +497,7 @@ mod tests {
         };
         let summary = run(&comparison(2, vec![8]), on_event, || false).unwrap();
         assert_eq!((begun, summary.rows.len()), (2 * 2 * 6, 6));
-        assert!(!summary.met());
+        assert!(!summary.are_goals_met());
         for row in &summary.rows {
             assert_eq!(row.goal_met, Some(false));
             assert_eq!(row.errors.len(), 4);

@@ -6,21 +6,21 @@ use anyhow::{Context, Result};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
 
 use super::parameters::{MeasuredRole, VerbStream};
-use super::verb::{Verb, tail};
+use super::verb::{Verb, last_word_offset};
 use crate::link::WorkerLink;
 use crate::nic::{OpenNic, reap};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send WRs of the responder on each queue pair.
-pub(super) const SEND_WRS: usize = 16;
+pub(super) const RESPONDER_SEND_WRS: usize = 16;
 
 /// Bytes of a reported number. Numbers are in registered memory, because not every NIC supports
 /// inline data.
-const NUMBER_BYTES: usize = 8;
+const CREDIT_BYTES: usize = 8;
 
 /// Bytes of the word behind the slots in the responder's memory. A nonzero word says that the
 /// requester has ended.
-pub(super) const END_BYTES: usize = NUMBER_BYTES;
+pub(super) const END_WORD_BYTES: usize = CREDIT_BYTES;
 
 /// Returns true if the stream's requester needs credits.
 pub(super) fn needs_credits(stream: &VerbStream) -> bool {
@@ -44,13 +44,13 @@ pub(super) struct ResponderCredits {
 }
 
 impl ResponderCredits {
-    pub(super) fn offer(
+    pub(super) fn offer_memory(
         link: &mut WorkerLink,
         nic: &OpenNic,
         stream: &VerbStream,
     ) -> Result<ResponderCredits> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let memory = nic.alloc(NUMBER_BYTES * stream.queue_pairs, access, stream.pages)?;
+        let memory = nic.alloc(CREDIT_BYTES * stream.queue_pairs, access, stream.pages)?;
         link.send(&memory.remote())?;
         let part = writes_per_credit(stream) as u64;
         Ok(ResponderCredits {
@@ -68,8 +68,10 @@ impl ResponderCredits {
     /// Waits until `until` WRITEs have arrived on a queue pair.
     pub(super) fn wait(&self, queue_pair: usize, until: u64) -> Result<()> {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
-        while u64::from_le(self.memory.read_u64(NUMBER_BYTES * queue_pair)?) < until {
-            timeout.check("word of the responder that WRITEs have arrived (UC may lose some)")?;
+        while u64::from_le(self.memory.read_u64(CREDIT_BYTES * queue_pair)?) < until {
+            timeout.fail_if_over(
+                "word of the responder that WRITEs have arrived (UC may lose some)",
+            )?;
         }
         Ok(())
     }
@@ -82,7 +84,7 @@ pub(super) fn announce_end(
     stream: &VerbStream,
     remote: RemoteMemory,
 ) -> Result<()> {
-    let word = nic.pd.alloc(NUMBER_BYTES, Access::LOCAL_READ)?;
+    let word = nic.pd.alloc(CREDIT_BYTES, Access::LOCAL_READ)?;
     word.write_u64(0, 1u64.to_le())?;
     let to = remote.at(stream.window_bytes() as u64);
     let mut list = qp.postlist(1);
@@ -94,7 +96,7 @@ pub(super) fn announce_end(
     qp.post_send(&mut list)?;
     let (mut wcs, mut timeout) = (WcBuffer::<1>::new(), PollTimeout::new(TIMEOUT_NS));
     while reap(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
-        timeout.check("completion of the last WRITE")?;
+        timeout.fail_if_over("completion of the last WRITE")?;
     }
     Ok(())
 }
@@ -105,7 +107,7 @@ struct CreditSender<'q> {
     list: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
     next_credit_at: u64,
-    outstanding: usize,
+    outstanding_writes: usize,
 }
 
 /// Reports the arrived WRITEs until the requester has ended.
@@ -122,61 +124,62 @@ pub(super) fn send_credits(
     // still be outstanding.
     let numbers = nic
         .pd
-        .alloc(NUMBER_BYTES * parts * qps.len(), Access::LOCAL_READ)?;
+        .alloc(CREDIT_BYTES * parts * qps.len(), Access::LOCAL_READ)?;
     let sender = |(place, qp): (usize, _)| {
         let mut list = QueuePair::postlist(qp, parts);
-        let to = to.at((NUMBER_BYTES * place) as u64);
+        let to = to.at((CREDIT_BYTES * place) as u64);
         let to = to.context("the requester offers too little memory")?;
         for turn in 0..parts {
-            let at = NUMBER_BYTES * (place * parts + turn);
-            list.rdma_write(numbers.slice(at..at + NUMBER_BYTES)?, to)
+            let at = CREDIT_BYTES * (place * parts + turn);
+            list.rdma_write(numbers.slice(at..at + CREDIT_BYTES)?, to)
                 .signaled();
         }
         Ok(CreditSender {
             qp,
             list,
             next_credit_at: part as u64,
-            outstanding: 0,
+            outstanding_writes: 0,
         })
     };
     let mut senders: Vec<_> = qps.iter().enumerate().map(sender).collect::<Result<_>>()?;
-    let mut wcs = WcBuffer::<SEND_WRS>::new();
+    let mut wcs = WcBuffer::<RESPONDER_SEND_WRS>::new();
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
     while word(stream.window_bytes())? == 0 {
         let mut came = false;
         for (place, sender) in senders.iter_mut().enumerate() {
             let slot = usize::try_from((sender.next_credit_at - 1) % stream.window as u64)?;
-            let at = (place * stream.window + slot) * stream.stride() + tail(stream.payload_bytes);
+            let at = (place * stream.window + slot) * stream.slot_stride_bytes()
+                + last_word_offset(stream.payload_bytes);
             if word(at)? < sender.next_credit_at {
                 continue;
             }
             came = true;
-            while sender.outstanding >= parts.min(SEND_WRS) {
-                sender.outstanding -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-                timeout.check("completion of a WRITE to the requester")?;
+            while sender.outstanding_writes >= parts.min(RESPONDER_SEND_WRS) {
+                sender.outstanding_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+                timeout.fail_if_over("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
             numbers.write_u64(
-                NUMBER_BYTES * (place * parts + turn),
+                CREDIT_BYTES * (place * parts + turn),
                 sender.next_credit_at.to_le(),
             )?;
             sender
                 .qp
                 .post_send_range(&mut sender.list, turn..turn + 1)?;
-            sender.outstanding += 1;
+            sender.outstanding_writes += 1;
             sender.next_credit_at += part as u64;
         }
         if came {
             timeout.reset();
         } else {
-            timeout.check("WRITEs, or word of the requester that it has ended")?;
+            timeout.fail_if_over("WRITEs, or word of the requester that it has ended")?;
         }
     }
     for sender in &mut senders {
-        while sender.outstanding > 0 {
-            sender.outstanding -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-            timeout.check("completion of a WRITE to the requester")?;
+        while sender.outstanding_writes > 0 {
+            sender.outstanding_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            timeout.fail_if_over("completion of a WRITE to the requester")?;
         }
     }
     Ok(())

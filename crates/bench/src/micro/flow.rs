@@ -16,11 +16,11 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Consecutive WRs of one queue pair, in consecutive slots of its window.
 pub(super) struct SlotRun {
-    pub(super) queue_pair: usize,
+    pub(super) qp_index: usize,
     /// Number of the first WR, among those of its queue pair.
-    pub(super) number: u64,
+    pub(super) first_wr_number: u64,
     /// Slots of the WRs, among those of all queue pairs.
-    pub(super) places: Range<usize>,
+    pub(super) window_slots: Range<usize>,
 }
 
 /// The WRs that are posted, and the check of their results on completion.
@@ -48,15 +48,15 @@ struct WindowedQp<'q, T: Connected> {
     qp: &'q QueuePair<T>,
     stream: &'q VerbStream,
     list: Postlist<T>,
-    signals: SelectiveSignaling,
+    signaling: SelectiveSignaling,
     /// Index of the queue pair.
-    number: usize,
+    qp_index: usize,
     /// Number of the next WR to post, and its slot of the window.
-    next: u64,
-    slot: usize,
+    next_wr_number: u64,
+    next_slot: usize,
     /// Number of completed WRs, and the slot of the next WR to complete.
-    completed: u64,
-    completed_slot: usize,
+    completed_wrs: u64,
+    next_slot_to_complete: usize,
 }
 
 impl<'q, T: Connected> WindowedQp<'q, T> {
@@ -71,15 +71,15 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
             qp,
             stream,
             list: qp.postlist(if R::REUSES_WRS { stream.window } else { batch }),
-            signals: SelectiveSignaling::new(batch, every),
-            number,
-            next: 0,
-            slot: 0,
-            completed: 0,
-            completed_slot: 0,
+            signaling: SelectiveSignaling::new(batch, every),
+            qp_index: number,
+            next_wr_number: 0,
+            next_slot: 0,
+            completed_wrs: 0,
+            next_slot_to_complete: 0,
         };
         if R::REUSES_WRS {
-            let window = flow.run(0, 0, stream.window);
+            let window = flow.slot_run(0, 0, stream.window);
             requests.add(&mut flow.list, &window)?;
             SelectiveSignaling::new(stream.window, every).mark(&mut flow.list);
         }
@@ -87,66 +87,78 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
     }
 
     #[inline]
-    fn run(&self, number: u64, slot: usize, count: usize) -> SlotRun {
-        let first = self.number * self.stream.window + slot;
+    fn slot_run(&self, number: u64, slot: usize, count: usize) -> SlotRun {
+        let first = self.qp_index * self.stream.window + slot;
         SlotRun {
-            queue_pair: self.number,
-            number,
-            places: first..first + count,
+            qp_index: self.qp_index,
+            first_wr_number: number,
+            window_slots: first..first + count,
         }
     }
 
     /// Posts the next postlist.
     #[inline]
     fn post<R: WindowRequests<T>>(&mut self, requests: &mut R) -> Result<()> {
-        let (slot, end) = (self.slot, self.slot + self.stream.batch);
+        let (slot, end) = (self.next_slot, self.next_slot + self.stream.batch);
         if R::REUSES_WRS {
             self.qp.post_send_range(&mut self.list, slot..end)?;
         } else {
             self.list.clear();
-            let run = self.run(self.next, slot, self.stream.batch);
+            let run = self.slot_run(self.next_wr_number, slot, self.stream.batch);
             requests.add(&mut self.list, &run)?;
-            self.signals.mark(&mut self.list);
+            self.signaling.mark(&mut self.list);
             self.qp.post_send(&mut self.list)?;
         }
-        self.next += self.stream.batch as u64;
-        self.slot = if end == self.stream.window { 0 } else { end };
+        self.next_wr_number += self.stream.batch as u64;
+        self.next_slot = if end == self.stream.window { 0 } else { end };
         Ok(())
     }
 
     /// Waits until `until` WRs have completed.
     #[inline]
-    fn wait<R: WindowRequests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
-        if self.completed >= until {
+    fn wait_until_completed<R: WindowRequests<T>>(
+        &mut self,
+        until: u64,
+        requests: &mut R,
+    ) -> Result<()> {
+        if self.completed_wrs >= until {
             return Ok(());
         }
-        self.wait_slow(until, requests)
+        self.poll_until_completed(until, requests)
     }
 
-    fn wait_slow<R: WindowRequests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
+    fn poll_until_completed<R: WindowRequests<T>>(
+        &mut self,
+        until: u64,
+        requests: &mut R,
+    ) -> Result<()> {
         let mut wcs = WcBuffer::<32>::new();
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
-        while self.completed < until {
+        while self.completed_wrs < until {
             let came = reap(self.qp.send_cq(), &mut wcs, |_| Ok(()))?;
             if came == 0 {
-                timeout.check("completions")?;
+                timeout.fail_if_over("completions")?;
                 continue;
             }
             timeout.reset();
-            self.complete(came * self.stream.signal_every, requests)?;
+            self.check_completed(came * self.stream.signal_every, requests)?;
         }
         Ok(())
     }
 
     /// Checks `count` completed WRs, wrapping around at the end of the window.
-    fn complete<R: WindowRequests<T>>(&mut self, mut count: usize, requests: &mut R) -> Result<()> {
+    fn check_completed<R: WindowRequests<T>>(
+        &mut self,
+        mut count: usize,
+        requests: &mut R,
+    ) -> Result<()> {
         while count > 0 {
-            let slot = self.completed_slot;
+            let slot = self.next_slot_to_complete;
             let part = count.min(self.stream.window - slot);
-            requests.check(&self.run(self.completed, slot, part))?;
-            self.completed += part as u64;
+            requests.check(&self.slot_run(self.completed_wrs, slot, part))?;
+            self.completed_wrs += part as u64;
             let end = slot + part;
-            self.completed_slot = if end == self.stream.window { 0 } else { end };
+            self.next_slot_to_complete = if end == self.stream.window { 0 } else { end };
             count -= part;
         }
         Ok(())
@@ -176,9 +188,9 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
         let room = stream.completions_before_turn(posted);
         for flow in &mut flows {
             if let Some(credits) = credits {
-                credits.wait(flow.number, room)?;
+                credits.wait(flow.qp_index, room)?;
             }
-            flow.wait(room, &mut requests)?;
+            flow.wait_until_completed(room, &mut requests)?;
             if stream.burst && room == posted {
                 meter.tick(posted * qps.len() as u64);
             }
@@ -195,9 +207,9 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
     }
     let ended_ns = now_ns();
     for flow in &mut flows {
-        flow.wait(posted, &mut requests)?;
+        flow.wait_until_completed(posted, &mut requests)?;
         if let Some(credits) = credits {
-            credits.wait(flow.number, posted)?;
+            credits.wait(flow.qp_index, posted)?;
         }
     }
     let ended_ns = if stream.burst { now_ns() } else { ended_ns };

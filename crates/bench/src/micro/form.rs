@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use verbs::{Access, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, WorkCompletion};
 
-use super::verb::tail;
+use super::verb::last_word_offset;
 use crate::nic::{MemoryPages, OpenNic};
 use crate::peers::copy::pattern;
 
@@ -22,7 +22,7 @@ pub(super) struct WindowLayout {
 
 impl WindowLayout {
     /// Returns the distance of two payloads, in bytes.
-    pub(super) fn stride(&self) -> usize {
+    pub(super) fn slot_stride_bytes(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
     }
 }
@@ -35,13 +35,13 @@ pub(super) trait PayloadForm: Sized {
         Self: 'f;
 
     /// Bit that marks the stamp of the last message.
-    const LAST: u64;
+    const LAST_MARK: u64;
 
     /// True if the stamp is the immediate.
-    const IMM: bool = false;
+    const STAMP_IS_IMM: bool = false;
 
     /// True if the NIC reads the payload from memory, which must not change until the WR completes.
-    const IN_MEMORY: bool = false;
+    const NIC_READS_PAYLOAD: bool = false;
 
     fn new(nic: &OpenNic, layout: &WindowLayout) -> Result<Self>;
 
@@ -49,7 +49,7 @@ pub(super) trait PayloadForm: Sized {
     fn payload(&mut self, slot: usize, stamp: u64) -> Result<Self::Payload<'_>>;
 
     /// Returns the stamps at both ends of a message that has arrived.
-    fn received(
+    fn received_stamps(
         memory: &MemoryRegion,
         wc: &WorkCompletion<'_>,
         payload_bytes: usize,
@@ -58,17 +58,17 @@ pub(super) trait PayloadForm: Sized {
     /// Makes the stamp of a message.
     #[inline]
     fn stamp(number: u64, last: bool) -> u64 {
-        (number & (Self::LAST - 1)) | if last { Self::LAST } else { 0 }
+        (number & (Self::LAST_MARK - 1)) | if last { Self::LAST_MARK } else { 0 }
     }
 
     /// Returns the message number nearest to `near` that has this stamp.
     fn nearest_number(stamp: u64, near: u64) -> u64 {
-        let half = Self::LAST / 2;
-        let ahead = stamp.wrapping_sub(near) & (Self::LAST - 1);
+        let half = Self::LAST_MARK / 2;
+        let ahead = stamp.wrapping_sub(near) & (Self::LAST_MARK - 1);
         if ahead < half {
             near + ahead
         } else {
-            near.saturating_sub(Self::LAST - ahead)
+            near.saturating_sub(Self::LAST_MARK - ahead)
         }
     }
 }
@@ -83,18 +83,18 @@ pub(super) fn low_half(stamp: u64) -> u32 {
 }
 
 /// Mark of the last message in a stamp of 32 bits.
-const LAST_OF_32: u64 = 1 << 31;
+const LAST_MARK_32_BIT: u64 = 1 << 31;
 
 /// Mark of the last message in a stamp of 64 bits.
-const LAST_OF_64: u64 = 1 << 63;
+const LAST_MARK_64_BIT: u64 = 1 << 63;
 
 /// No payload: the stamp is the immediate.
 pub(super) struct ImmOnly;
 
 impl PayloadForm for ImmOnly {
     type Payload<'f> = HeaderOnly;
-    const LAST: u64 = LAST_OF_32;
-    const IMM: bool = true;
+    const LAST_MARK: u64 = LAST_MARK_32_BIT;
+    const STAMP_IS_IMM: bool = true;
 
     fn new(_: &OpenNic, _: &WindowLayout) -> Result<ImmOnly> {
         Ok(ImmOnly)
@@ -106,7 +106,7 @@ impl PayloadForm for ImmOnly {
     }
 
     #[inline]
-    fn received(_: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+    fn received_stamps(_: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
         let imm = wc.imm().context("a message without its number")?;
         Ok([imm.into(); 2])
     }
@@ -117,7 +117,7 @@ pub(super) struct InlineShort([u8; 4]);
 
 impl PayloadForm for InlineShort {
     type Payload<'f> = Inline<'f>;
-    const LAST: u64 = LAST_OF_32;
+    const LAST_MARK: u64 = LAST_MARK_32_BIT;
 
     fn new(_: &OpenNic, _: &WindowLayout) -> Result<InlineShort> {
         Ok(InlineShort([0; 4]))
@@ -130,7 +130,11 @@ impl PayloadForm for InlineShort {
     }
 
     #[inline]
-    fn received(memory: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+    fn received_stamps(
+        memory: &MemoryRegion,
+        wc: &WorkCompletion<'_>,
+        _: usize,
+    ) -> Result<[u64; 2]> {
         let word = memory.read_u64(usize::try_from(wc.wr_id())?)?.to_ne_bytes();
         let stamp = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         Ok([stamp.into(); 2])
@@ -142,7 +146,7 @@ pub(super) struct InlineWord([u8; 8]);
 
 impl PayloadForm for InlineWord {
     type Payload<'f> = Inline<'f>;
-    const LAST: u64 = LAST_OF_64;
+    const LAST_MARK: u64 = LAST_MARK_64_BIT;
 
     fn new(_: &OpenNic, _: &WindowLayout) -> Result<InlineWord> {
         Ok(InlineWord([0; 8]))
@@ -155,7 +159,11 @@ impl PayloadForm for InlineWord {
     }
 
     #[inline]
-    fn received(memory: &MemoryRegion, wc: &WorkCompletion<'_>, _: usize) -> Result<[u64; 2]> {
+    fn received_stamps(
+        memory: &MemoryRegion,
+        wc: &WorkCompletion<'_>,
+        _: usize,
+    ) -> Result<[u64; 2]> {
         let stamp = memory.read_u64(usize::try_from(wc.wr_id())?)?;
         Ok([u64::from_le(stamp); 2])
     }
@@ -166,7 +174,7 @@ pub(super) struct InlineBytes(Vec<u8>);
 
 impl PayloadForm for InlineBytes {
     type Payload<'f> = Inline<'f>;
-    const LAST: u64 = LAST_OF_64;
+    const LAST_MARK: u64 = LAST_MARK_64_BIT;
 
     fn new(_: &OpenNic, layout: &WindowLayout) -> Result<InlineBytes> {
         Ok(InlineBytes(pattern(layout.payload_bytes)))
@@ -174,37 +182,37 @@ impl PayloadForm for InlineBytes {
 
     #[inline]
     fn payload(&mut self, _: usize, stamp: u64) -> Result<Inline<'_>> {
-        let (stamp, tail) = (stamp.to_le_bytes(), tail(self.0.len()));
+        let (stamp, tail) = (stamp.to_le_bytes(), last_word_offset(self.0.len()));
         self.0[..8].copy_from_slice(&stamp);
         self.0[tail..tail + 8].copy_from_slice(&stamp);
         Ok(Inline(&self.0))
     }
 
     #[inline]
-    fn received(
+    fn received_stamps(
         memory: &MemoryRegion,
         wc: &WorkCompletion<'_>,
         payload_bytes: usize,
     ) -> Result<[u64; 2]> {
-        both_ends(memory, usize::try_from(wc.wr_id())?, payload_bytes)
+        read_end_stamps(memory, usize::try_from(wc.wr_id())?, payload_bytes)
     }
 }
 
 /// Registered memory that the NIC reads, with a place for each slot; the stamp is at both ends.
 pub(super) struct InMemory {
-    source: MemoryRegion,
+    payload_memory: MemoryRegion,
     slices: Vec<MrSlice>,
-    stride: usize,
-    tail: usize,
+    slot_stride_bytes: usize,
+    last_word_offset: usize,
 }
 
 impl PayloadForm for InMemory {
     type Payload<'f> = MrSlice;
-    const LAST: u64 = LAST_OF_64;
-    const IN_MEMORY: bool = true;
+    const LAST_MARK: u64 = LAST_MARK_64_BIT;
+    const NIC_READS_PAYLOAD: bool = true;
 
     fn new(nic: &OpenNic, layout: &WindowLayout) -> Result<InMemory> {
-        let (stride, payload_bytes) = (layout.stride(), layout.payload_bytes);
+        let (stride, payload_bytes) = (layout.slot_stride_bytes(), layout.payload_bytes);
         let source = nic.alloc(stride * layout.slots, Access::LOCAL_READ, layout.pages)?;
         let bytes = pattern(payload_bytes);
         for slot in 0..layout.slots {
@@ -214,40 +222,41 @@ impl PayloadForm for InMemory {
             .map(|slot| source.slice(slot * stride..slot * stride + payload_bytes));
         Ok(InMemory {
             slices: slices.collect::<Result<_, _>>()?,
-            source,
-            stride,
-            tail: tail(payload_bytes),
+            payload_memory: source,
+            slot_stride_bytes: stride,
+            last_word_offset: last_word_offset(payload_bytes),
         })
     }
 
     #[inline]
     fn payload(&mut self, slot: usize, stamp: u64) -> Result<MrSlice> {
-        let at = slot * self.stride;
-        self.source.write_u64(at, stamp.to_le())?;
-        self.source.write_u64(at + self.tail, stamp.to_le())?;
+        let at = slot * self.slot_stride_bytes;
+        self.payload_memory.write_u64(at, stamp.to_le())?;
+        self.payload_memory
+            .write_u64(at + self.last_word_offset, stamp.to_le())?;
         Ok(self.slices[slot])
     }
 
     #[inline]
-    fn received(
+    fn received_stamps(
         memory: &MemoryRegion,
         wc: &WorkCompletion<'_>,
         payload_bytes: usize,
     ) -> Result<[u64; 2]> {
-        both_ends(memory, usize::try_from(wc.wr_id())?, payload_bytes)
+        read_end_stamps(memory, usize::try_from(wc.wr_id())?, payload_bytes)
     }
 }
 
 /// Reads the words at both ends of a payload.
 #[inline]
-pub(super) fn both_ends(
+pub(super) fn read_end_stamps(
     memory: &MemoryRegion,
     at: usize,
     payload_bytes: usize,
 ) -> Result<[u64; 2]> {
     let ends = [
         memory.read_u64(at)?,
-        memory.read_u64(at + tail(payload_bytes))?,
+        memory.read_u64(at + last_word_offset(payload_bytes))?,
     ];
     Ok(ends.map(u64::from_le))
 }
@@ -308,7 +317,7 @@ mod tests {
                 if let Some(number) = near.checked_add_signed(ahead) {
                     let stamp = F::stamp(number, false);
                     assert_eq!(F::nearest_number(stamp, near), number, "{near} {ahead}");
-                    assert_eq!(F::stamp(number, true) & !F::LAST, stamp);
+                    assert_eq!(F::stamp(number, true) & !F::LAST_MARK, stamp);
                 }
             }
         }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::{StreamRate, TaskResult};
 use super::sides::{run_measured_side, run_other_side};
-use super::target::{ResponderMemory, check};
+use super::target::{ResponderMemory, fail_if_wrong};
 use super::task::MeasurementTask;
 use crate::job::{Job, MicroJob};
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
@@ -68,10 +68,10 @@ pub(crate) fn measure(
         }))?;
     }
     let lane = |lane: usize, link: &mut WorkerLink| {
-        link.set_gate(&gate);
+        link.set_thread_barrier(&gate);
         let done = on_core(here, lane, || run_measured_side(link, &nic, task, &target));
         if done.is_err() {
-            gate.give_up();
+            gate.cancel();
         }
         done
     };
@@ -95,10 +95,10 @@ pub(crate) fn measure(
             .collect()
     });
     let outcome = combine(results)?;
-    check(target.find_wrong_sum()?)?;
+    fail_if_wrong(target.find_wrong_sum()?)?;
     for link in links {
         let end: LanesEnded = link.recv()?;
-        check(end.wrong)?;
+        fail_if_wrong(end.wrong)?;
     }
     Ok(outcome)
 }
@@ -107,7 +107,7 @@ pub(crate) fn measure(
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut WorkerLink, order: &MicroJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
     let target = ResponderMemory::new(&nic, &order.task)?;
     let results = link.split_into_lanes(order.lanes, |lane, link| {

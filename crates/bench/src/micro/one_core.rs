@@ -14,8 +14,8 @@ use super::sender::Sender;
 use super::transport::{SendQp, SendTransport};
 use super::verb::Verb;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, small};
-use crate::phases::{self, OneCore, PhaseMeasurement, verified_or_fault};
+use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
+use crate::phases::{self, OneCoreConnection, PhaseMeasurement, verified_or_fault};
 
 /// Measures the SENDs of a stream for its duration.
 ///
@@ -24,13 +24,13 @@ use crate::phases::{self, OneCore, PhaseMeasurement, verified_or_fault};
 pub(crate) fn measure(choice: &NicChoice, stream: &VerbStream) -> Result<PhaseMeasurement> {
     let nic = OpenNic::open(choice)?;
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
-        Verb::UdSend => of::<Ud, F>(&nic, stream),
-        Verb::UcSend => of::<Uc, F>(&nic, stream),
-        _ => of::<Rc, F>(&nic, stream),
+        Verb::UdSend => measure_with_transport::<Ud, F>(&nic, stream),
+        Verb::UcSend => measure_with_transport::<Uc, F>(&nic, stream),
+        _ => measure_with_transport::<Rc, F>(&nic, stream),
     })
 }
 
-fn of<T: SendTransport, F: PayloadForm>(
+fn measure_with_transport<T: SendTransport, F: PayloadForm>(
     nic: &OpenNic,
     stream: &VerbStream,
 ) -> Result<PhaseMeasurement>
@@ -40,7 +40,7 @@ where
     QueuePair<T>: Send,
 {
     let to = qp::<T>(nic, stream.window, 1)?;
-    let to = T::build(to.max_inline_data(small(stream.inline_bytes())))?;
+    let to = T::build(to.max_inline_data(saturating_u32(stream.inline_bytes())))?;
     // The receiver sends no reports here, so these RECVs are never posted.
     let reports = T::recv_list(&to, 1);
     let from = T::build(qp::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
@@ -72,35 +72,35 @@ struct OneCoreEnds<'q, T: SendTransport, F: PayloadForm> {
     wcs: WcBuffer<32>,
 }
 
-impl<T: SendTransport, F: PayloadForm> OneCore for OneCoreEnds<'_, T, F> {
-    fn window(&self) -> u64 {
+impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, F> {
+    fn window_messages(&self) -> u64 {
         self.stream.window as u64
     }
 
-    fn post(&mut self) -> Result<()> {
+    fn post_window(&mut self) -> Result<()> {
         for _ in 0..self.stream.window / self.stream.batch {
             self.sender.post(false)?;
         }
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u64> {
-        let (from, receiver) = (self.receiver.from, &mut self.receiver);
+    fn poll_messages(&mut self) -> Result<u64> {
+        let (from, receiver) = (self.receiver.source_qp, &mut self.receiver);
         let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| {
             receiver.check_message(&wc)
         })?;
         Ok(came as u64)
     }
 
-    fn post_recv(&mut self) -> Result<()> {
+    fn repost_window_recvs(&mut self) -> Result<()> {
         self.receiver.post_window_again()
     }
 
-    fn poll(&mut self) -> Result<u64> {
+    fn poll_send_completions(&mut self) -> Result<u64> {
         Ok(self.sender.reap_sends()? as u64 * self.stream.signal_every as u64)
     }
 
-    fn verified(&self) -> Result<u64> {
+    fn verified_messages(&self) -> Result<u64> {
         verified_or_fault(self.receiver.fault.as_deref(), self.receiver.next_expected)
     }
 }
@@ -121,7 +121,7 @@ mod tests {
                 };
                 let stream = VerbStream::new(verb, &parameters, 2).unwrap();
                 let measured = measure(&NicChoice::first_of("softnic"), &stream).unwrap();
-                assert!(measured.ns.sender() > 0.0 && measured.ns.receiver() > 0.0);
+                assert!(measured.ns.sender_sum() > 0.0 && measured.ns.receiver_sum() > 0.0);
                 assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");
             }
         }

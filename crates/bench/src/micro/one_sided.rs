@@ -17,28 +17,28 @@ use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 
 use super::credit::{self, ResponderCredits};
 use super::flow::run;
-use super::form::{both_ends, with_write_form};
+use super::form::{read_end_stamps, with_write_form};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
 use super::requests::{NumberedReads, RandomCounterAdds, SingleCounterAdds, StampedWrites};
-use super::target::{ResponderMemory, check};
+use super::target::{ResponderMemory, fail_if_wrong};
 use super::timer::TimedOperations;
-use super::verb::{Verb, tail};
+use super::verb::{Verb, last_word_offset};
 use crate::connect::connect_all;
 use crate::link::WorkerLink;
-use crate::nic::{OpenNic, small};
+use crate::nic::{OpenNic, saturating_u32};
 use crate::peers::copy::pattern;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Maximum wait of the worker for a WRITE that has completed at the requester, in ns. On UC,
 /// completion only means that the WRITE was sent.
-const ARRIVAL_NS: u64 = TIMEOUT_NS / 5;
+const ARRIVAL_TIMEOUT_NS: u64 = TIMEOUT_NS / 5;
 
 /// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct WriteCount(u64);
 
-pub(super) fn drive(
+pub(super) fn run_driver_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -46,11 +46,11 @@ pub(super) fn drive(
     let remote: RemoteMemory = link.recv()?;
     let (timed, count) = match stream.verb {
         Verb::UcWrite => {
-            let credits =
-                credit::needs_credits(stream).then(|| ResponderCredits::offer(link, nic, stream));
+            let credits = credit::needs_credits(stream)
+                .then(|| ResponderCredits::offer_memory(link, nic, stream));
             let credits = credits.transpose()?;
             let qps = connected::<Uc>(link, nic, stream)?;
-            let written = writes(nic, &qps, stream, remote, credits.as_ref())?;
+            let written = run_writes(nic, &qps, stream, remote, credits.as_ref())?;
             if credits.is_some() {
                 credit::announce_end(nic, &qps[0], stream, remote)?;
             }
@@ -76,12 +76,12 @@ pub(super) fn drive(
         }
         _ => {
             let qps = connected::<Rc>(link, nic, stream)?;
-            writes(nic, &qps, stream, remote, None)?
+            run_writes(nic, &qps, stream, remote, None)?
         }
     };
     link.send(&WriteCount(count))?;
     let wrong: Option<String> = link.recv()?;
-    check(wrong)?;
+    fail_if_wrong(wrong)?;
     Ok(StreamRate::new(
         stream,
         timed,
@@ -90,7 +90,7 @@ pub(super) fn drive(
     ))
 }
 
-fn writes<T: Connected>(
+fn run_writes<T: Connected>(
     nic: &OpenNic,
     qps: &[QueuePair<T>],
     stream: &VerbStream,
@@ -108,12 +108,12 @@ fn connected<T: Connected>(
     stream: &VerbStream,
 ) -> Result<Vec<QueuePair<T>>> {
     let prepared = (0..stream.queue_pairs).map(|_| {
-        let cq = nic.cq(stream.window.max(credit::SEND_WRS) + 1)?;
-        let send_wrs = stream.window.max(credit::SEND_WRS);
-        let qp = nic.qp::<T>(&cq, &cq).max_send_wr(small(send_wrs));
+        let cq = nic.cq(stream.window.max(credit::RESPONDER_SEND_WRS) + 1)?;
+        let send_wrs = stream.window.max(credit::RESPONDER_SEND_WRS);
+        let qp = nic.qp::<T>(&cq, &cq).max_send_wr(saturating_u32(send_wrs));
         let qp = qp
             .max_recv_wr(1u32)
-            .max_inline_data(small(stream.inline_bytes()));
+            .max_inline_data(saturating_u32(stream.inline_bytes()));
         let qp = qp.build();
         qp.context("cannot make a queue pair for this window and inline payload; lower them")
     });
@@ -123,7 +123,7 @@ fn connected<T: Connected>(
     Ok(qps)
 }
 
-pub(super) fn work(
+pub(super) fn run_worker_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -133,7 +133,7 @@ pub(super) fn work(
         link.send(&target.counters()?)?;
         let _qps = connected::<Rc>(link, nic, stream)?;
         let WriteCount(count) = link.recv()?;
-        target.added(count * stream.queue_pairs as u64);
+        target.record_adds(count * stream.queue_pairs as u64);
         return link.send(&None::<String>);
     }
     let access = Access::LOCAL_WRITE
@@ -142,7 +142,7 @@ pub(super) fn work(
             _ => Access::REMOTE_WRITE,
         };
     let credits = credit::needs_credits(stream);
-    let end_bytes = if credits { credit::END_BYTES } else { 0 };
+    let end_bytes = if credits { credit::END_WORD_BYTES } else { 0 };
     let bytes = stream.window_bytes() + end_bytes;
     let memory = if stream.private {
         nic.pd.register_vec(vec![0; bytes], access)?
@@ -150,10 +150,13 @@ pub(super) fn work(
         nic.alloc(bytes, access, stream.pages)?
     };
     if stream.verb == Verb::RcRead {
-        for place in 0..stream.places() {
-            let (at, word) = (place * stream.stride(), (place as u64 + 1).to_le());
+        for place in 0..stream.slots_per_thread() {
+            let (at, word) = (
+                place * stream.slot_stride_bytes(),
+                (place as u64 + 1).to_le(),
+            );
             memory.write_u64(at, word)?;
-            memory.write_u64(at + tail(stream.payload_bytes), word)?;
+            memory.write_u64(at + last_word_offset(stream.payload_bytes), word)?;
         }
     }
     link.send(&memory.remote())?;
@@ -173,7 +176,7 @@ pub(super) fn work(
 /// Receives the number of operations and sends a description of the first wrong slot, or `None`.
 fn verify(link: &mut WorkerLink, stream: &VerbStream, memory: &MemoryRegion) -> Result<()> {
     let WriteCount(count) = link.recv()?;
-    let mut timeout = PollTimeout::new(ARRIVAL_NS);
+    let mut timeout = PollTimeout::new(ARRIVAL_TIMEOUT_NS);
     let wrong = loop {
         let wrong = match stream.verb {
             Verb::RcRead => None,
@@ -196,16 +199,16 @@ fn find_wrong_slot(
     let window = stream.window as u64;
     let want = pattern(stream.payload_bytes);
     let mut got = vec![0; stream.payload_bytes];
-    let tail = tail(stream.payload_bytes);
-    for place in 0..stream.places() {
+    let tail = last_word_offset(stream.payload_bytes);
+    for place in 0..stream.slots_per_thread() {
         let slot = (place % stream.window) as u64;
         let turns = (count + window - 1 - slot) / window;
         let number = turns.checked_sub(1).map_or(0, |t| t * window + slot + 1);
-        let at = place * stream.stride();
+        let at = place * stream.slot_stride_bytes();
         for (word, got) in
             [at, at + tail]
                 .into_iter()
-                .zip(both_ends(memory, at, stream.payload_bytes)?)
+                .zip(read_end_stamps(memory, at, stream.payload_bytes)?)
         {
             if got != number {
                 return Ok(Some(format!("{got} at offset {word}, not {number}")));

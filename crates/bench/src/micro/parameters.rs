@@ -19,10 +19,10 @@ pub const MAX_QUEUE_PAIRS: usize = 1024;
 pub const MAX_THREADS: usize = 256;
 
 /// Maximum number of counters for atomics.
-pub const MAX_ADDRESSES: usize = 1 << 24;
+pub const MAX_ATOMIC_COUNTERS: usize = 1 << 24;
 
 /// Maximum distance of two counters, in bytes.
-pub const MAX_SPACING_BYTES: usize = 1 << 21;
+pub const MAX_COUNTER_SPACING_BYTES: usize = 1 << 21;
 
 /// Largest payload that is inline by default, in bytes: one cache line.
 pub const AUTO_INLINE_BYTES: usize = 64;
@@ -64,11 +64,11 @@ pub struct MicroParameters {
     /// WRs per doorbell; 16 by default, or fewer if the window is too small.
     pub batch: Option<usize>,
     /// Maximum outstanding WRs on each queue pair; 256 by default. The default is smaller for long
-    /// payloads, or where `reads_kept` allows fewer READs.
+    /// payloads, or where `max_reads_in_wqe_cache` allows fewer READs.
     pub window: Option<usize>,
     /// READs that a requester's NIC can have outstanding without losing WQEs from its cache. The
     /// default window of READs stays within it.
-    pub reads_kept: Option<usize>,
+    pub max_reads_in_wqe_cache: Option<usize>,
     /// One WR in this many is signaled; 16 by default, or fewer if the window is too small.
     pub signal_every: Option<usize>,
     /// True if the payload is inline; by default it is up to [`AUTO_INLINE_BYTES`].
@@ -177,7 +177,7 @@ impl VerbStream {
         let queue_pairs = parameters.queue_pairs.unwrap_or(1);
         let window = parameters.window.unwrap_or_else(|| {
             let mut fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
-            if let (Verb::RcRead, Some(kept)) = (verb, parameters.reads_kept) {
+            if let (Verb::RcRead, Some(kept)) = (verb, parameters.max_reads_in_wqe_cache) {
                 let threads_of_requester = match parameters.direction {
                     MeasuredRole::Outbound => threads,
                     MeasuredRole::Inbound => threads.div_ceil(processes.max(1)),
@@ -243,7 +243,7 @@ impl VerbStream {
             ("queue pairs", self.queue_pairs, MAX_QUEUE_PAIRS),
             ("threads", self.threads, MAX_THREADS),
             ("processes", self.processes, MAX_THREADS),
-            ("addresses", self.addresses, MAX_ADDRESSES),
+            ("addresses", self.addresses, MAX_ATOMIC_COUNTERS),
         ] {
             if !(1..=most).contains(&count) {
                 bail!("there can be 1 to {most} {name}, not {count}");
@@ -257,11 +257,11 @@ impl VerbStream {
             );
         }
         if !self.spacing_bytes.is_multiple_of(8)
-            || !(8..=MAX_SPACING_BYTES).contains(&self.spacing_bytes)
+            || !(8..=MAX_COUNTER_SPACING_BYTES).contains(&self.spacing_bytes)
         {
             bail!(
                 "counters are 8 bytes and aligned: the spacing is a multiple of 8 up to \
-                 {MAX_SPACING_BYTES}, not {}",
+                 {MAX_COUNTER_SPACING_BYTES}, not {}",
                 self.spacing_bytes
             );
         }
@@ -292,18 +292,19 @@ impl VerbStream {
     }
 
     /// Returns the distance of two payload slots, in bytes.
-    pub(super) fn stride(&self) -> usize {
+    pub(super) fn slot_stride_bytes(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
     }
 
     /// Returns the payload slots of a thread: a window for each queue pair.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn slots_per_thread(&self) -> usize {
         self.window * self.queue_pairs
     }
 
     /// Returns the bytes of all payload slots of a thread.
     pub(super) fn window_bytes(&self) -> usize {
-        self.stride().saturating_mul(self.places())
+        self.slot_stride_bytes()
+            .saturating_mul(self.slots_per_thread())
     }
 
     /// Returns the inline payload bytes of a WR.

@@ -16,7 +16,7 @@ use verbs::{Access, Connected, Rc, Uc, Ud};
 
 use self::fetches::FetchRequester;
 use self::sends::SendEnd;
-use self::timed::timed;
+use self::timed::run_timed_exchanges;
 use self::writes::WriteEnd;
 use super::form::{with_form, with_write_form};
 use super::outcome::PingPongLatency;
@@ -27,7 +27,7 @@ use crate::connect::connect;
 use crate::link::WorkerLink;
 use crate::nic::OpenNic;
 
-pub(super) fn drive(
+pub(super) fn run_driver_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     ping: &PingPong,
@@ -41,7 +41,7 @@ pub(super) fn drive(
         Verb::RcRead | Verb::Atomics => {
             let latency = {
                 let mut end = FetchRequester::new(link, nic, ping)?;
-                timed(ping, |number| end.fetch(number))?
+                run_timed_exchanges(ping, |number| end.fetch(number))?
             };
             link.send(&"done")?;
             Ok(latency)
@@ -56,7 +56,7 @@ fn drive_sends<T: SendTransport>(
 ) -> Result<PingPongLatency> {
     with_form!(ping.payload_bytes, ping.inline, F => {
         let mut end = SendEnd::<T, F>::new(link, nic, ping)?;
-        timed(ping, |number| end.exchange(number))
+        run_timed_exchanges(ping, |number| end.exchange(number))
     })
 }
 
@@ -67,11 +67,11 @@ fn drive_writes<T: Connected>(
 ) -> Result<PingPongLatency> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
         let mut end = WriteEnd::<T, F>::new(link, nic, ping)?;
-        timed(ping, |number| end.exchange(number))
+        run_timed_exchanges(ping, |number| end.exchange(number))
     })
 }
 
-pub(super) fn work(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
+pub(super) fn run_worker_side(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
     match ping.verb {
         Verb::RcSend => echo_sends::<Rc>(link, nic, ping),
         Verb::UdSend => echo_sends::<Ud>(link, nic, ping),

@@ -7,7 +7,7 @@ use verbs::{Access, HeaderOnly, MemoryRegion, Postlist, RecvList, WcBuffer, Work
 
 use super::form::{ImmOnly, PayloadForm, low_half};
 use super::parameters::VerbStream;
-use super::receiver_result::{LOST_NS, ReceiverResult, chunk};
+use super::receiver_result::{LOSS_TIMEOUT_NS, ReceiverResult, messages_per_report};
 use super::timer::OperationMeter;
 use super::transport::{SendQp, SendTransport};
 use crate::nic::{OpenNic, reap};
@@ -17,7 +17,7 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 pub(super) const REPORT_WRS: usize = 64;
 
 /// One report in this many is signaled.
-const REPORTS_SIGNALED: usize = 8;
+const REPORT_SIGNAL_EVERY: usize = 8;
 
 /// Receives on all queue pairs until each has its last message, or until messages stop arriving.
 pub(super) fn receive<T: SendTransport, F: PayloadForm>(
@@ -30,13 +30,17 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
     let mut receivers: Vec<_> = receivers.collect();
     let mut wcs = WcBuffer::<32>::new();
     let mut meter = OperationMeter::new(stream.duration_ms);
-    let mut timeout = PollTimeout::new(if T::IS_LOSSY { 4 * LOST_NS } else { TIMEOUT_NS });
+    let mut timeout = PollTimeout::new(if T::IS_LOSSY {
+        4 * LOSS_TIMEOUT_NS
+    } else {
+        TIMEOUT_NS
+    });
     let mut received = 0u64;
     let mut quiet = false;
     while !quiet && receivers.iter().any(|receiver| !receiver.has_ended) {
         let mut taken = 0;
         for receiver in receivers.iter_mut().filter(|receiver| !receiver.has_ended) {
-            let from = receiver.from;
+            let from = receiver.source_qp;
             let came = reap(from.qp.recv_cq(), &mut wcs, |wc| {
                 receiver.check_message(&wc)
             })?;
@@ -85,7 +89,7 @@ impl RecvBuffers {
         };
         let bytes = (stride * stream.window).max(room);
         let memory = nic.alloc(bytes, Access::LOCAL_WRITE, stream.pages)?;
-        let chunk = chunk(stream);
+        let chunk = messages_per_report(stream);
         let mut lists = Vec::new();
         for first in (0..stream.window).step_by(chunk) {
             let mut recvs = T::recv_list(qp, chunk);
@@ -101,19 +105,19 @@ impl RecvBuffers {
 }
 
 pub(super) struct Receiver<'q, T: SendTransport, F: PayloadForm> {
-    pub(super) from: &'q SendQp<T>,
+    pub(super) source_qp: &'q SendQp<T>,
     payload_bytes: usize,
     /// Length that a completion reports for a message.
     byte_len: u32,
-    chunk: usize,
+    messages_per_report: usize,
     recv_buffers: RecvBuffers,
     /// Messages whose RECVs are not posted again yet, and the index of the next RECV list to post
     /// again.
     unposted_recvs: usize,
-    next: usize,
+    next_recv_list: usize,
     report: Postlist<T>,
-    reported: usize,
-    signals: usize,
+    reports_sent: usize,
+    outstanding_signaled_reports: usize,
     /// Number of the next expected message.
     pub(super) next_expected: u64,
     has_ended: bool,
@@ -129,16 +133,16 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     ) -> Receiver<'q, T, F> {
         let byte_len = u32::try_from(T::HEADER_BYTES + stream.payload_bytes);
         Receiver {
-            from,
+            source_qp: from,
             payload_bytes: stream.payload_bytes,
             byte_len: byte_len.unwrap_or(u32::MAX),
-            chunk: chunk(stream),
+            messages_per_report: messages_per_report(stream),
             recv_buffers,
             unposted_recvs: 0,
-            next: 0,
+            next_recv_list: 0,
             report: from.qp.postlist(1),
-            reported: 0,
-            signals: 0,
+            reports_sent: 0,
+            outstanding_signaled_reports: 0,
             next_expected: 0,
             has_ended: false,
             fault: None,
@@ -149,7 +153,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     /// Checks a message. Nearly every message is the expected one, which one comparison confirms.
     #[inline]
     pub(super) fn check_message(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
-        let stamps = F::received(&self.recv_buffers.memory, wc, self.payload_bytes)?;
+        let stamps = F::received_stamps(&self.recv_buffers.memory, wc, self.payload_bytes)?;
         let is_due = stamps == [F::stamp(self.next_expected, false); 2];
         if is_due & (wc.byte_len() == self.byte_len) {
             self.next_expected += 1;
@@ -168,7 +172,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
         if behind != stamp {
             wrong(format!("{behind:#x} at the end of message {stamp:#x}"));
         }
-        let number = F::nearest_number(stamp & !F::LAST, due);
+        let number = F::nearest_number(stamp & !F::LAST_MARK, due);
         if number < due || (number > due && !T::IS_LOSSY) {
             wrong(format!("number {number} where {due} was due"));
         }
@@ -176,7 +180,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
             wrong(format!("a message of {byte_len} bytes"));
         }
         self.next_expected = number + 1;
-        self.has_ended |= stamp & F::LAST != 0;
+        self.has_ended |= stamp & F::LAST_MARK != 0;
     }
 
     /// Counts `came` messages, posts RECVs again in whole chunks, and reports each chunk. Returns
@@ -184,13 +188,13 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     #[inline]
     fn repost_recvs(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
         self.unposted_recvs += came;
-        let whole = self.unposted_recvs >= self.chunk;
-        while self.unposted_recvs >= self.chunk {
-            self.unposted_recvs -= self.chunk;
-            self.from
+        let whole = self.unposted_recvs >= self.messages_per_report;
+        while self.unposted_recvs >= self.messages_per_report {
+            self.unposted_recvs -= self.messages_per_report;
+            self.source_qp
                 .qp
-                .post_recv(&mut self.recv_buffers.lists[self.next])?;
-            self.next = (self.next + 1) % self.recv_buffers.lists.len();
+                .post_recv(&mut self.recv_buffers.lists[self.next_recv_list])?;
+            self.next_recv_list = (self.next_recv_list + 1) % self.recv_buffers.lists.len();
             // Exclude messages whose RECVs are not posted again yet.
             self.report(self.next_expected - self.unposted_recvs as u64, wcs)?;
         }
@@ -200,7 +204,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     /// Posts all RECVs of the window again, without a report.
     pub(super) fn post_window_again(&mut self) -> Result<()> {
         for list in &mut self.recv_buffers.lists {
-            self.from.qp.post_recv(list)?;
+            self.source_qp.qp.post_recv(list)?;
         }
         Ok(())
     }
@@ -208,22 +212,22 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     /// Reports the progress to the sender: RECVs are posted for a window of messages from `credit`
     /// on.
     fn report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
-        self.reported += 1;
-        let signaled = self.reported.is_multiple_of(REPORTS_SIGNALED);
+        self.reports_sent += 1;
+        let signaled = self.reports_sent.is_multiple_of(REPORT_SIGNAL_EVERY);
         self.report.clear();
         let imm = low_half(ImmOnly::stamp(credit, false));
-        let wr = T::add(&mut self.report, HeaderOnly, Some(imm), &self.from.to);
+        let wr = T::add(&mut self.report, HeaderOnly, Some(imm), &self.source_qp.to);
         if signaled {
             wr.signaled();
-            self.signals += 1;
+            self.outstanding_signaled_reports += 1;
         }
-        self.from.qp.post_send(&mut self.report)?;
+        self.source_qp.qp.post_send(&mut self.report)?;
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
-        while self.signals >= REPORT_WRS / REPORTS_SIGNALED / 2 {
-            let done = reap(self.from.qp.send_cq(), wcs, |_| Ok(()))?;
-            self.signals -= done;
+        while self.outstanding_signaled_reports >= REPORT_WRS / REPORT_SIGNAL_EVERY / 2 {
+            let done = reap(self.source_qp.qp.send_cq(), wcs, |_| Ok(()))?;
+            self.outstanding_signaled_reports -= done;
             if done == 0 {
-                timeout.check("completions of reports")?;
+                timeout.fail_if_over("completions of reports")?;
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::parameters::{VerbStream, gcd};
 use crate::poll_timeout::TIMEOUT_NS;
 
 /// Time after which a missing datagram counts as lost, in ns.
-pub(super) const LOST_NS: u64 = TIMEOUT_NS / 20;
+pub(super) const LOSS_TIMEOUT_NS: u64 = TIMEOUT_NS / 20;
 
 /// Result of the receiver at the end of a stream.
 #[derive(Debug, Serialize, Deserialize)]
@@ -18,13 +18,13 @@ pub(super) struct ReceiverResult {
 }
 
 /// Returns the number of messages that the receiver takes between two reports.
-pub(super) fn chunk(stream: &VerbStream) -> usize {
+pub(super) fn messages_per_report(stream: &VerbStream) -> usize {
     gcd(stream.window, (stream.window / 4).max(1))
 }
 
 /// Returns the maximum number of reports that are on their way to the sender.
-pub(super) fn reports(stream: &VerbStream) -> usize {
-    2 * stream.window / chunk(stream)
+pub(super) fn max_outstanding_reports(stream: &VerbStream) -> usize {
+    2 * stream.window / messages_per_report(stream)
 }
 
 #[cfg(test)]
@@ -43,9 +43,9 @@ mod tests {
                 ..MicroParameters::default()
             };
             let stream = VerbStream::new(Verb::RcSend, &parameters, 1).unwrap();
-            let chunk = chunk(&stream);
+            let chunk = messages_per_report(&stream);
             assert!(window.is_multiple_of(chunk) && chunk <= (window / 4).max(1));
-            assert!(reports(&stream) >= 2);
+            assert!(max_outstanding_reports(&stream) >= 2);
         }
     }
 }

@@ -4,16 +4,16 @@ use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, RemoteMemory};
 
 use super::flow::{SlotRun, WindowRequests};
-use super::form::{PayloadForm, WindowLayout, both_ends};
+use super::form::{PayloadForm, WindowLayout, read_end_stamps};
 use super::parameters::VerbStream;
-use super::verb::tail;
+use super::verb::last_word_offset;
 use crate::nic::OpenNic;
 
 /// Returns the slots of all queue pairs in `remote`.
 fn remote_places(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
-    (0..stream.places())
+    (0..stream.slots_per_thread())
         .map(|place| {
-            let at = (place * stream.stride()) as u64;
+            let at = (place * stream.slot_stride_bytes()) as u64;
             remote.at(at).context("the worker offers too little memory")
         })
         .collect()
@@ -21,8 +21,8 @@ fn remote_places(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<Remote
 
 /// Returns the slots of all queue pairs in `local`.
 fn local_places(stream: &VerbStream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
-    let places = (0..stream.places()).map(|place| {
-        let at = place * stream.stride();
+    let places = (0..stream.slots_per_thread()).map(|place| {
+        let at = place * stream.slot_stride_bytes();
         local.slice(at..at + stream.payload_bytes)
     });
     Ok(places.collect::<Result<_, _>>()?)
@@ -31,7 +31,7 @@ fn local_places(stream: &VerbStream, local: &MemoryRegion) -> Result<Vec<MrSlice
 /// RDMA WRITEs; number `n` carries the stamp `n + 1`.
 pub(super) struct StampedWrites<F: PayloadForm> {
     form: F,
-    to: Vec<RemoteMemory>,
+    remote_slots: Vec<RemoteMemory>,
 }
 
 impl<F: PayloadForm> StampedWrites<F> {
@@ -42,12 +42,12 @@ impl<F: PayloadForm> StampedWrites<F> {
     ) -> Result<StampedWrites<F>> {
         let layout = WindowLayout {
             payload_bytes: stream.payload_bytes,
-            slots: stream.places(),
+            slots: stream.slots_per_thread(),
             pages: stream.pages,
         };
         Ok(StampedWrites {
             form: F::new(nic, &layout)?,
-            to: remote_places(stream, remote)?,
+            remote_slots: remote_places(stream, remote)?,
         })
     }
 }
@@ -55,8 +55,8 @@ impl<F: PayloadForm> StampedWrites<F> {
 impl<T: Connected, F: PayloadForm> WindowRequests<T> for StampedWrites<F> {
     #[inline]
     fn add(&mut self, list: &mut Postlist<T>, run: &SlotRun) -> Result<()> {
-        let to = &self.to[run.places.clone()];
-        for ((place, to), number) in run.places.clone().zip(to).zip(run.number..) {
+        let to = &self.remote_slots[run.window_slots.clone()];
+        for ((place, to), number) in run.window_slots.clone().zip(to).zip(run.first_wr_number..) {
             list.rdma_write(self.form.payload(place, number + 1)?, *to);
         }
         Ok(())
@@ -65,10 +65,10 @@ impl<T: Connected, F: PayloadForm> WindowRequests<T> for StampedWrites<F> {
 
 /// RDMA READs; each slot of the target holds its own number, counted from 1.
 pub(super) struct NumberedReads {
-    results: MemoryRegion,
-    into: Vec<MrSlice>,
-    from: Vec<RemoteMemory>,
-    stride: usize,
+    result_memory: MemoryRegion,
+    local_slots: Vec<MrSlice>,
+    remote_slots: Vec<RemoteMemory>,
+    slot_stride_bytes: usize,
     payload_bytes: usize,
 }
 
@@ -80,10 +80,10 @@ impl NumberedReads {
     ) -> Result<NumberedReads> {
         let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
         Ok(NumberedReads {
-            into: local_places(stream, &results)?,
-            from: remote_places(stream, remote)?,
-            results,
-            stride: stream.stride(),
+            local_slots: local_places(stream, &results)?,
+            remote_slots: remote_places(stream, remote)?,
+            result_memory: results,
+            slot_stride_bytes: stream.slot_stride_bytes(),
             payload_bytes: stream.payload_bytes,
         })
     }
@@ -92,19 +92,24 @@ impl NumberedReads {
 impl WindowRequests<Rc> for NumberedReads {
     #[inline]
     fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
-        for place in run.places.clone() {
+        for place in run.window_slots.clone() {
             // Clear the results, so that data of an earlier READ are not taken for this one's.
-            let at = place * self.stride;
-            self.results.write_u64(at, 0)?;
-            self.results.write_u64(at + tail(self.payload_bytes), 0)?;
-            list.rdma_read(self.into[place], self.from[place]);
+            let at = place * self.slot_stride_bytes;
+            self.result_memory.write_u64(at, 0)?;
+            self.result_memory
+                .write_u64(at + last_word_offset(self.payload_bytes), 0)?;
+            list.rdma_read(self.local_slots[place], self.remote_slots[place]);
         }
         Ok(())
     }
 
     fn check(&mut self, run: &SlotRun) -> Result<()> {
-        for (place, number) in run.places.clone().zip(run.number..) {
-            let got = both_ends(&self.results, place * self.stride, self.payload_bytes)?;
+        for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
+            let got = read_end_stamps(
+                &self.result_memory,
+                place * self.slot_stride_bytes,
+                self.payload_bytes,
+            )?;
             let want = place as u64 + 1;
             if got != [want; 2] {
                 bail!("READ {number} brought {got:?} instead of {want}");
@@ -116,13 +121,13 @@ impl WindowRequests<Rc> for NumberedReads {
 
 /// Fetch-and-adds of 1 on one counter.
 pub(super) struct SingleCounterAdds {
-    results: MemoryRegion,
-    into: Vec<MrSlice>,
+    result_memory: MemoryRegion,
+    result_slots: Vec<MrSlice>,
     counter: RemoteMemory,
     /// For each queue pair, the value that the next add must return. With other adders it is a
     /// lower bound.
-    next: Vec<u64>,
-    exact: bool,
+    next_values: Vec<u64>,
+    expects_exact_value: bool,
 }
 
 impl SingleCounterAdds {
@@ -133,11 +138,11 @@ impl SingleCounterAdds {
     ) -> Result<SingleCounterAdds> {
         let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
         Ok(SingleCounterAdds {
-            into: local_places(stream, &results)?,
-            results,
+            result_slots: local_places(stream, &results)?,
+            result_memory: results,
             counter,
-            next: vec![0; stream.queue_pairs],
-            exact: stream.has_own_counters(),
+            next_values: vec![0; stream.queue_pairs],
+            expects_exact_value: stream.has_own_counters(),
         })
     }
 }
@@ -146,38 +151,38 @@ impl WindowRequests<Rc> for SingleCounterAdds {
     const REUSES_WRS: bool = true;
 
     fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
-        for into in &self.into[run.places.clone()] {
+        for into in &self.result_slots[run.window_slots.clone()] {
             list.atomic_fetch_and_add(*into, self.counter, 1);
         }
         Ok(())
     }
 
     fn check(&mut self, run: &SlotRun) -> Result<()> {
-        let mut next = self.next[run.queue_pair];
-        for (place, number) in run.places.clone().zip(run.number..) {
-            let got = self.results.read_u64(8 * place)?;
-            if got != next && (self.exact || got < next) {
-                return Err(wrong_sum(number, 0, got, next, self.exact));
+        let mut next = self.next_values[run.qp_index];
+        for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
+            let got = self.result_memory.read_u64(8 * place)?;
+            if got != next && (self.expects_exact_value || got < next) {
+                return Err(wrong_sum(number, 0, got, next, self.expects_exact_value));
             }
             next = got + 1;
         }
-        self.next[run.queue_pair] = next;
+        self.next_values[run.qp_index] = next;
         Ok(())
     }
 }
 
 /// Fetch-and-adds of 1 on counters that are chosen at random.
 pub(super) struct RandomCounterAdds {
-    results: MemoryRegion,
-    into: Vec<MrSlice>,
+    result_memory: MemoryRegion,
+    result_slots: Vec<MrSlice>,
     counters: Vec<RemoteMemory>,
     random: UniformRandom,
     /// Counters of the outstanding adds, by slot.
     outstanding_counters: Vec<usize>,
     /// For each queue pair and counter, the value that the next add must return. With other adders
     /// it is a lower bound.
-    next: Vec<u64>,
-    exact: bool,
+    next_values: Vec<u64>,
+    expects_exact_value: bool,
 }
 
 impl RandomCounterAdds {
@@ -191,13 +196,13 @@ impl RandomCounterAdds {
         let counter = |number: usize| remote.at((number * stream.spacing_bytes) as u64);
         let counters: Option<Vec<_>> = (0..stream.addresses).map(counter).collect();
         Ok(RandomCounterAdds {
-            into: local_places(stream, &results)?,
-            results,
+            result_slots: local_places(stream, &results)?,
+            result_memory: results,
             counters: counters.context("the worker offers too few counters")?,
             random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.addresses),
-            outstanding_counters: vec![0; stream.places()],
-            next: vec![0; stream.addresses * qps.len()],
-            exact: stream.has_own_counters(),
+            outstanding_counters: vec![0; stream.slots_per_thread()],
+            next_values: vec![0; stream.addresses * qps.len()],
+            expects_exact_value: stream.has_own_counters(),
         })
     }
 }
@@ -205,21 +210,27 @@ impl RandomCounterAdds {
 impl WindowRequests<Rc> for RandomCounterAdds {
     #[inline]
     fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
-        for place in run.places.clone() {
+        for place in run.window_slots.clone() {
             let counter = self.random.next();
             self.outstanding_counters[place] = counter;
-            list.atomic_fetch_and_add(self.into[place], self.counters[counter], 1);
+            list.atomic_fetch_and_add(self.result_slots[place], self.counters[counter], 1);
         }
         Ok(())
     }
 
     fn check(&mut self, run: &SlotRun) -> Result<()> {
-        for (place, number) in run.places.clone().zip(run.number..) {
-            let got = self.results.read_u64(8 * place)?;
+        for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
+            let got = self.result_memory.read_u64(8 * place)?;
             let counter = self.outstanding_counters[place];
-            let next = &mut self.next[run.queue_pair * self.counters.len() + counter];
-            if got != *next && (self.exact || got < *next) {
-                return Err(wrong_sum(number, counter, got, *next, self.exact));
+            let next = &mut self.next_values[run.qp_index * self.counters.len() + counter];
+            if got != *next && (self.expects_exact_value || got < *next) {
+                return Err(wrong_sum(
+                    number,
+                    counter,
+                    got,
+                    *next,
+                    self.expects_exact_value,
+                ));
             }
             *next = got + 1;
         }

@@ -74,7 +74,7 @@ impl WorkerPool {
         let mut links = self.links(processes)?;
         let (here, there) = match &self.worker_host {
             WorkerHost::Local(_) => self.cores.thread_cores(threads)?,
-            WorkerHost::Remote(_) => (self.cores.all(threads)?, Vec::new()),
+            WorkerHost::Remote(_) => (self.cores.one_side_cores(threads)?, Vec::new()),
         };
         let used = links.get_mut(..processes);
         let used = used.context("the other host has too few processes for this")?;

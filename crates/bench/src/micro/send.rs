@@ -14,14 +14,14 @@ use super::form::{PayloadForm, with_form};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
 use super::receiver::{REPORT_WRS, RecvBuffers, receive};
-use super::receiver_result::reports;
+use super::receiver_result::max_outstanding_reports;
 use super::sender::send;
 use super::transport::SendTransport;
 use super::verb::Verb;
 use crate::link::WorkerLink;
-use crate::nic::{OpenNic, small};
+use crate::nic::{OpenNic, saturating_u32};
 
-pub(super) fn drive(
+pub(super) fn run_driver_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -33,7 +33,11 @@ pub(super) fn drive(
     })
 }
 
-pub(super) fn work(link: &mut WorkerLink, nic: &OpenNic, stream: &VerbStream) -> Result<()> {
+pub(super) fn run_worker_side(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    stream: &VerbStream,
+) -> Result<()> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
         Verb::UdSend => work_with_form::<Ud, F>(link, nic, stream),
         Verb::UcSend => work_with_form::<Uc, F>(link, nic, stream),
@@ -50,8 +54,8 @@ pub(super) fn qp<T: SendTransport>(
     let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
     Ok(nic
         .qp::<T>(&send_cq, &recv_cq)
-        .max_send_wr(small(send_wrs))
-        .max_recv_wr(small(recv_wrs)))
+        .max_send_wr(saturating_u32(send_wrs))
+        .max_recv_wr(saturating_u32(recv_wrs)))
 }
 
 fn drive_with_form<T: SendTransport, F: PayloadForm>(
@@ -60,11 +64,11 @@ fn drive_with_form<T: SendTransport, F: PayloadForm>(
     stream: &VerbStream,
 ) -> Result<StreamRate> {
     let place = nic.pd.alloc(verbs::GRH_BYTES, Access::LOCAL_WRITE)?;
-    let recv_wrs = 2 * reports(stream);
+    let recv_wrs = 2 * max_outstanding_reports(stream);
     let (mut qps, mut recvs_of_all) = (Vec::new(), Vec::new());
     for _ in 0..stream.queue_pairs {
         let qp = qp::<T>(nic, stream.window, recv_wrs)?;
-        let qp = T::build(qp.max_inline_data(small(stream.inline_bytes())))?;
+        let qp = T::build(qp.max_inline_data(saturating_u32(stream.inline_bytes())))?;
         let mut recvs = T::recv_list(&qp, recv_wrs);
         for _ in 0..recv_wrs {
             recvs.recv(place.slice(..)?, 0);

@@ -6,7 +6,7 @@ use verbs::{Postlist, RecvList, WcBuffer};
 use super::form::{ImmOnly, PayloadForm, WindowLayout, low_half};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
-use super::receiver_result::{LOST_NS, ReceiverResult};
+use super::receiver_result::{LOSS_TIMEOUT_NS, ReceiverResult};
 use super::signals::SelectiveSignaling;
 use super::timer::{RunTimer, TimedOperations};
 use super::transport::{SendQp, SendTransport};
@@ -42,9 +42,9 @@ pub(super) fn send<T: SendTransport, F: PayloadForm>(
     }
     for sender in &mut senders {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
-        while sender.completed < sent {
+        while sender.completed_messages < sent {
             if sender.reap_sends()? == 0 {
-                timeout.check("completions of the last SENDs")?;
+                timeout.fail_if_over("completions of the last SENDs")?;
             }
         }
     }
@@ -65,24 +65,24 @@ pub(super) fn send<T: SendTransport, F: PayloadForm>(
 }
 
 pub(super) struct Sender<'q, T: SendTransport, F: PayloadForm> {
-    to: &'q SendQp<T>,
+    destination_qp: &'q SendQp<T>,
     stream: &'q VerbStream,
     list: Postlist<T>,
     form: F,
-    signals: SelectiveSignaling,
+    signaling: SelectiveSignaling,
     /// True if the postlist holds built WRs of which only the immediate changes.
-    is_built: bool,
+    has_reusable_wrs: bool,
     /// Number of the next message, and its slot of the window.
-    next: u64,
-    slot: usize,
+    next_message: u64,
+    next_slot: usize,
     wcs: WcBuffer<32>,
     /// RECVs for reports; once half of them are used, the used ones are posted again together.
     recvs: RecvList,
     used_recvs: usize,
     /// Messages whose WRs have completed.
-    completed: u64,
+    completed_messages: u64,
     /// Number of messages that the receiver has reported as taken.
-    credit: u64,
+    credited_messages: u64,
 }
 
 impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
@@ -98,19 +98,19 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             pages: stream.pages,
         };
         Ok(Sender {
-            to,
+            destination_qp: to,
             stream,
             list: to.qp.postlist(stream.batch),
             form: F::new(nic, &layout)?,
-            signals: SelectiveSignaling::new(stream.batch, stream.signal_every),
-            is_built: false,
-            next: 0,
-            slot: 0,
+            signaling: SelectiveSignaling::new(stream.batch, stream.signal_every),
+            has_reusable_wrs: false,
+            next_message: 0,
+            next_slot: 0,
             wcs: WcBuffer::new(),
             recvs,
             used_recvs: 0,
-            completed: 0,
-            credit: 0,
+            completed_messages: 0,
+            credited_messages: 0,
         })
     }
 
@@ -118,40 +118,44 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
     /// stream.
     #[inline]
     pub(super) fn post(&mut self, last: bool) -> Result<()> {
-        let end = self.next + self.stream.batch as u64;
-        if F::IMM && self.is_built {
-            for (index, number) in (self.next..end).enumerate() {
+        let end = self.next_message + self.stream.batch as u64;
+        if F::STAMP_IS_IMM && self.has_reusable_wrs {
+            for (index, number) in (self.next_message..end).enumerate() {
                 let imm = low_half(F::stamp(number, last && number + 1 == end));
                 self.list.set_imm(index, imm);
             }
         } else {
             self.build(end, last)?;
         }
-        self.next = end;
-        self.slot += self.stream.batch;
-        if self.slot == self.stream.window {
-            self.slot = 0;
+        self.next_message = end;
+        self.next_slot += self.stream.batch;
+        if self.next_slot == self.stream.window {
+            self.next_slot = 0;
         }
-        Ok(self.to.qp.post_send(&mut self.list)?)
+        Ok(self.destination_qp.qp.post_send(&mut self.list)?)
     }
 
     #[inline]
     fn build(&mut self, end: u64, last: bool) -> Result<()> {
         self.list.clear();
-        let mut slot = self.slot;
+        let mut slot = self.next_slot;
         let mut add = |stamp: u64| -> Result<()> {
-            let imm = if F::IMM { Some(low_half(stamp)) } else { None };
+            let imm = if F::STAMP_IS_IMM {
+                Some(low_half(stamp))
+            } else {
+                None
+            };
             let payload = self.form.payload(slot, stamp)?;
-            T::add(&mut self.list, payload, imm, &self.to.to);
+            T::add(&mut self.list, payload, imm, &self.destination_qp.to);
             slot += 1;
             Ok(())
         };
-        for number in self.next..end - 1 {
+        for number in self.next_message..end - 1 {
             add(F::stamp(number, false))?;
         }
         add(F::stamp(end - 1, last))?;
-        self.signals.mark(&mut self.list);
-        self.is_built = self.signals.are_fixed();
+        self.signaling.mark(&mut self.list);
+        self.has_reusable_wrs = self.signaling.has_fixed_indexes();
         Ok(())
     }
 
@@ -159,16 +163,16 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
     #[inline]
     fn make_room(&mut self, sent: u64) -> Result<()> {
         let least = self.stream.completions_before_turn(sent);
-        if self.completed.min(self.credit) >= least {
+        if self.completed_messages.min(self.credited_messages) >= least {
             return Ok(());
         }
-        self.wait(least, sent + self.stream.wrs_per_turn())
+        self.wait_for_progress(least, sent + self.stream.wrs_per_turn())
     }
 
-    fn wait(&mut self, least: u64, end: u64) -> Result<()> {
+    fn wait_for_progress(&mut self, least: u64, end: u64) -> Result<()> {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
-        let mut lost = PollTimeout::new(LOST_NS);
-        while self.completed.min(self.credit) < least {
+        let mut lost = PollTimeout::new(LOSS_TIMEOUT_NS);
+        while self.completed_messages.min(self.credited_messages) < least {
             // Poll both CQs: a NIC in software progresses only when it is polled.
             let done = self.reap_sends()?;
             let taken = self.reap_reports(end)?;
@@ -179,27 +183,27 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             }
             // Any message of a transport that loses messages may be lost, including a report. After
             // the timeout, outstanding messages count as taken or lost.
-            if T::IS_LOSSY && self.completed >= least && lost.is_over() {
-                self.credit = least;
+            if T::IS_LOSSY && self.completed_messages >= least && lost.is_over() {
+                self.credited_messages = least;
             }
-            timeout.check("completions of SENDs, or reports of the receiver")?;
+            timeout.fail_if_over("completions of SENDs, or reports of the receiver")?;
         }
         Ok(())
     }
 
     /// Takes reports of the receiver. `near` is a number near the progress to expect.
     fn reap_reports(&mut self, near: u64) -> Result<usize> {
-        let mut credit = self.credit;
-        let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
+        let mut credit = self.credited_messages;
+        let taken = reap(self.destination_qp.qp.recv_cq(), &mut self.wcs, |wc| {
             let imm = wc.imm().context("a report without its number")?;
             credit = credit.max(ImmOnly::nearest_number(imm.into(), near));
             Ok(())
         })?;
-        self.credit = credit;
+        self.credited_messages = credit;
         self.used_recvs += taken;
         if self.used_recvs >= self.recvs.capacity() / 2 {
             self.recvs.set_len(self.used_recvs);
-            self.to.qp.post_recv(&mut self.recvs)?;
+            self.destination_qp.qp.post_recv(&mut self.recvs)?;
             self.used_recvs = 0;
         }
         Ok(taken)
@@ -207,8 +211,8 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
 
     #[inline]
     pub(super) fn reap_sends(&mut self) -> Result<usize> {
-        let done = reap(self.to.qp.send_cq(), &mut self.wcs, |_| Ok(()))?;
-        self.completed += done as u64 * self.stream.signal_every as u64;
+        let done = reap(self.destination_qp.qp.send_cq(), &mut self.wcs, |_| Ok(()))?;
+        self.completed_messages += done as u64 * self.stream.signal_every as u64;
         Ok(done)
     }
 }

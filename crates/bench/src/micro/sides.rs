@@ -18,9 +18,9 @@ pub(crate) fn run_measured_side(
     target: &ResponderMemory,
 ) -> Result<TaskResult> {
     match task.direction() {
-        MeasuredRole::Outbound => drive_on(link, nic, task),
+        MeasuredRole::Outbound => run_requester(link, nic, task),
         MeasuredRole::Inbound => {
-            work_on(link, nic, task, target)?;
+            run_responder(link, nic, task, target)?;
             link.recv()
         }
     }
@@ -34,35 +34,45 @@ pub(crate) fn run_other_side(
     target: &ResponderMemory,
 ) -> Result<()> {
     match task.direction() {
-        MeasuredRole::Outbound => work_on(link, nic, task, target),
+        MeasuredRole::Outbound => run_responder(link, nic, task, target),
         MeasuredRole::Inbound => {
-            let outcome = drive_on(link, nic, task)?;
+            let outcome = run_requester(link, nic, task)?;
             link.send(&outcome)
         }
     }
 }
 
 /// Runs the requester on an open NIC.
-fn drive_on(link: &mut WorkerLink, nic: &OpenNic, task: &MeasurementTask) -> Result<TaskResult> {
+fn run_requester(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    task: &MeasurementTask,
+) -> Result<TaskResult> {
     Ok(match task {
         MeasurementTask::Stream(stream) if stream.verb.is_send() => {
-            TaskResult::Rate(send::drive(link, nic, stream)?)
+            TaskResult::Rate(send::run_driver_side(link, nic, stream)?)
         }
-        MeasurementTask::Stream(stream) => TaskResult::Rate(one_sided::drive(link, nic, stream)?),
-        MeasurementTask::PingPong(ping) => TaskResult::Latency(ping::drive(link, nic, ping)?),
+        MeasurementTask::Stream(stream) => {
+            TaskResult::Rate(one_sided::run_driver_side(link, nic, stream)?)
+        }
+        MeasurementTask::PingPong(ping) => {
+            TaskResult::Latency(ping::run_driver_side(link, nic, ping)?)
+        }
     })
 }
 
 /// Runs the responder on an open NIC.
-fn work_on(
+fn run_responder(
     link: &mut WorkerLink,
     nic: &OpenNic,
     task: &MeasurementTask,
     target: &ResponderMemory,
 ) -> Result<()> {
     match task {
-        MeasurementTask::Stream(stream) if stream.verb.is_send() => send::work(link, nic, stream),
-        MeasurementTask::Stream(stream) => one_sided::work(link, nic, stream, target),
-        MeasurementTask::PingPong(ping) => ping::work(link, nic, ping),
+        MeasurementTask::Stream(stream) if stream.verb.is_send() => {
+            send::run_worker_side(link, nic, stream)
+        }
+        MeasurementTask::Stream(stream) => one_sided::run_worker_side(link, nic, stream, target),
+        MeasurementTask::PingPong(ping) => ping::run_worker_side(link, nic, ping),
     }
 }

@@ -4,24 +4,24 @@ use verbs::{Postlist, Transport};
 
 /// Marks one WR in `every`, counted through the postlists of a queue pair.
 pub(super) struct SelectiveSignaling {
-    every: usize,
-    batch: usize,
+    wrs_per_signal: usize,
+    postlist_len: usize,
     /// Index of the next signaled WR, counted from the first WR of the next postlist.
-    next: usize,
+    next_signaled_index: usize,
 }
 
 impl SelectiveSignaling {
     pub(super) fn new(batch: usize, every: usize) -> SelectiveSignaling {
         SelectiveSignaling {
-            every,
-            batch,
-            next: every - 1,
+            wrs_per_signal: every,
+            postlist_len: batch,
+            next_signaled_index: every - 1,
         }
     }
 
     /// Returns true if every postlist has its signaled WRs at the same indexes.
-    pub(super) fn are_fixed(&self) -> bool {
-        self.batch.is_multiple_of(self.every)
+    pub(super) fn has_fixed_indexes(&self) -> bool {
+        self.postlist_len.is_multiple_of(self.wrs_per_signal)
     }
 
     /// Marks the signaled WRs of the next postlist.
@@ -32,12 +32,12 @@ impl SelectiveSignaling {
 
     #[inline]
     fn for_each_signaled(&mut self, mut mark: impl FnMut(usize)) {
-        let mut place = self.next;
-        while place < self.batch {
+        let mut place = self.next_signaled_index;
+        while place < self.postlist_len {
             mark(place);
-            place += self.every;
+            place += self.wrs_per_signal;
         }
-        self.next = place - self.batch;
+        self.next_signaled_index = place - self.postlist_len;
     }
 }
 

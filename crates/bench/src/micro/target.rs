@@ -14,7 +14,7 @@ use crate::nic::OpenNic;
 pub(crate) struct ResponderMemory {
     counters: Option<MemoryRegion>,
     spacing_bytes: usize,
-    added: AtomicU64,
+    added_total: AtomicU64,
 }
 
 impl ResponderMemory {
@@ -32,7 +32,7 @@ impl ResponderMemory {
         Ok(ResponderMemory {
             counters,
             spacing_bytes,
-            added: AtomicU64::new(0),
+            added_total: AtomicU64::new(0),
         })
     }
 
@@ -42,8 +42,8 @@ impl ResponderMemory {
     }
 
     /// Notes that a requester has added `count`.
-    pub(super) fn added(&self, count: u64) {
-        self.added.fetch_add(count, Ordering::Relaxed);
+    pub(super) fn record_adds(&self, count: u64) {
+        self.added_total.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Returns a description of a wrong sum of the counters, or `None`. Call after all requesters
@@ -56,13 +56,13 @@ impl ResponderMemory {
         for at in (0..counters.len()).step_by(self.spacing_bytes) {
             sum = sum.wrapping_add(counters.read_u64(at)?);
         }
-        let added = self.added.load(Ordering::Relaxed);
+        let added = self.added_total.load(Ordering::Relaxed);
         Ok((sum != added).then(|| format!("counters of {sum} together, not {added}")))
     }
 }
 
 /// Turns a description of wrong data in a target into an error.
-pub(crate) fn check(wrong: Option<String>) -> Result<()> {
+pub(crate) fn fail_if_wrong(wrong: Option<String>) -> Result<()> {
     match wrong {
         Some(wrong) => bail!("the target found {wrong}"),
         None => Ok(()),

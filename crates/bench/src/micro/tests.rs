@@ -13,7 +13,7 @@ fn run(task: &MeasurementTask) -> (Result<TaskResult>, Vec<Result<()>>) {
     let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.processes())
         .map(|_| {
             let (left, mut right) = WorkerLink::pair().unwrap();
-            let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+            let worker = std::thread::spawn(move || crate::worker::run_jobs(&mut right, None));
             (left, worker)
         })
         .unzip();

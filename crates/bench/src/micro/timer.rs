@@ -3,15 +3,15 @@
 use crate::clock::now_ns;
 
 /// Part of a run that is not measured: one in this many.
-const WARM_UP: u64 = 10;
+const WARM_UP_DIVISOR: u64 = 10;
 
 /// Timer that reads the clock about once per thousandth of its duration.
 pub(crate) struct RunTimer {
     begin_ns: u64,
     duration_ns: u64,
-    last_ns: u64,
+    last_reading_ns: u64,
     /// Calls of `is_over` between two readings of the clock.
-    every: u32,
+    calls_per_reading: u32,
     calls_left: u32,
     is_over: bool,
 }
@@ -23,8 +23,8 @@ impl RunTimer {
         RunTimer {
             begin_ns: now,
             duration_ns: duration_ms.saturating_mul(1_000_000),
-            last_ns: now,
-            every: 1,
+            last_reading_ns: now,
+            calls_per_reading: 1,
             calls_left: 1,
             is_over: false,
         }
@@ -43,14 +43,14 @@ impl RunTimer {
     #[cold]
     fn read_clock(&mut self) {
         let now = now_ns();
-        let step = now.saturating_sub(self.last_ns);
+        let step = now.saturating_sub(self.last_reading_ns);
         if step < self.duration_ns / 2000 {
-            self.every = self.every.saturating_mul(2).min(1 << 16);
+            self.calls_per_reading = self.calls_per_reading.saturating_mul(2).min(1 << 16);
         } else if step > self.duration_ns / 500 {
-            self.every = (self.every / 2).max(1);
+            self.calls_per_reading = (self.calls_per_reading / 2).max(1);
         }
-        self.last_ns = now;
-        self.calls_left = self.every;
+        self.last_reading_ns = now;
+        self.calls_left = self.calls_per_reading;
         self.is_over |= now.saturating_sub(self.begin_ns) >= self.duration_ns;
     }
 }
@@ -66,7 +66,7 @@ pub(crate) struct TimedOperations {
 pub(crate) struct OperationMeter {
     warm_up_ns: u64,
     /// Number of operations done, and the time in ns, at the first tick.
-    first: Option<(u64, u64)>,
+    at_first_tick: Option<(u64, u64)>,
     /// Number of operations done, and the time in ns, at the end of the warm-up.
     after_warm_up: Option<(u64, u64)>,
 }
@@ -75,8 +75,8 @@ impl OperationMeter {
     /// Creates a meter for a run of this duration.
     pub(crate) fn new(duration_ms: u64) -> OperationMeter {
         OperationMeter {
-            warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP,
-            first: None,
+            warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP_DIVISOR,
+            at_first_tick: None,
             after_warm_up: None,
         }
     }
@@ -90,8 +90,8 @@ impl OperationMeter {
     }
 
     fn update(&mut self, done: u64, now: u64) {
-        match self.first {
-            None => self.first = Some((done, now)),
+        match self.at_first_tick {
+            None => self.at_first_tick = Some((done, now)),
             Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
                 self.after_warm_up = Some((done, now));
             }
@@ -108,7 +108,7 @@ impl OperationMeter {
         let worth = |timed: &TimedOperations| timed.ops > 0 && timed.elapsed_ns > 0;
         let marked = self.after_warm_up.map(since).filter(worth);
         marked
-            .or_else(|| self.first.map(since))
+            .or_else(|| self.at_first_tick.map(since))
             .unwrap_or(TimedOperations {
                 ops: 0,
                 elapsed_ns: 0,

@@ -6,7 +6,7 @@ use verbs::{
     Ud, UdDestination, Wr,
 };
 
-use crate::connect::{connect_all, exchange};
+use crate::connect::{connect_all, exchange_endpoints};
 use crate::link::WorkerLink;
 use crate::nic::OpenNic;
 
@@ -134,7 +134,7 @@ impl SendTransport for Ud {
         qps: Vec<QueuePair<Ud>>,
     ) -> Result<Vec<SendQp<Ud>>> {
         let own: Vec<_> = qps.iter().map(QueuePair::endpoint).collect();
-        let peers = exchange(link, &own)?;
+        let peers = exchange_endpoints(link, &own)?;
         let with_destination = |(qp, peer): (QueuePair<Ud>, _)| {
             let peer: &verbs::QpEndpoint = peer;
             let mtu = qp.endpoint().mtu.min(peer.mtu).bytes();

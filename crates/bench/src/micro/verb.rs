@@ -99,6 +99,6 @@ impl Verb {
 }
 
 /// Returns the offset of the last aligned word that fits in a payload.
-pub(super) fn tail(payload_bytes: usize) -> usize {
+pub(super) fn last_word_offset(payload_bytes: usize) -> usize {
     payload_bytes.saturating_sub(8) & !7
 }

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 pub use super::bare::{BareExchange, BareMessageExchange};
 use super::bare_ring::{
-    HEADER_ONLY, MAX_LIST, Producer, Receiver, Ring, SendList, WINDOW, WITH_8_BYTES, words_of,
+    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_WORDS, MAX_LIST, Producer, Receiver, Ring, SendList,
+    WINDOW, words_of,
 };
-use super::mapping::{SharedWords, WordsAt};
+use super::mapping::{SharedWords, SharedWordsLocation};
 use crate::clock::{mops, now_ns};
 use crate::job::Job;
 use crate::link::WorkerLink;
@@ -15,14 +16,14 @@ use crate::micro::timer::{OperationMeter, RunTimer, TimedOperations};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Exchanges between two readings of the clock in a ping-pong.
-const EXCHANGES: u64 = 64;
+const EXCHANGES_PER_CLOCK_READ: u64 = 64;
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BareResult {
     /// Rate in 10^6 messages or round trips per second. For a ping-pong, half of a round trip in
     /// nanoseconds.
-    pub value: f64,
+    pub mops_or_latency_ns: f64,
     /// Messages that were checked at the counting end.
     pub verified_ops: u64,
 }
@@ -69,18 +70,18 @@ impl EndCounts {
 ///
 /// # Errors
 /// When memory cannot be shared, the worker is gone, or a message is wrong.
-pub fn drive(link: &mut WorkerLink, bare: BareExchange) -> Result<BareResult> {
+pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchange) -> Result<BareResult> {
     ensure!(
         (1..=MAX_LIST).contains(&bare.list),
         "a list of a bare ring has 1 to {MAX_LIST} messages"
     );
     link.send(&Job::Bare(bare))?;
-    let at: WordsAt = link.recv()?;
+    let at: SharedWordsLocation = link.recv()?;
     let words = SharedWords::open(&at)?;
     if bare.has_payload {
-        drive_on::<WITH_8_BYTES>(link, &words, bare)
+        exchange_as_driver::<EIGHT_BYTE_RECORD_WORDS>(link, &words, bare)
     } else {
-        drive_on::<HEADER_ONLY>(link, &words, bare)
+        exchange_as_driver::<HEADER_ONLY_WORDS>(link, &words, bare)
     }
 }
 
@@ -88,22 +89,22 @@ pub fn drive(link: &mut WorkerLink, bare: BareExchange) -> Result<BareResult> {
 ///
 /// # Errors
 /// When memory cannot be allocated or the driver is gone.
-pub fn work(link: &mut WorkerLink, bare: BareExchange) -> Result<()> {
+pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchange) -> Result<()> {
     let record_words = if bare.has_payload {
-        WITH_8_BYTES
+        EIGHT_BYTE_RECORD_WORDS
     } else {
-        HEADER_ONLY
+        HEADER_ONLY_WORDS
     };
     let words = SharedWords::create(2 * words_of(record_words))?;
     for word in words.words() {
         // Touch the pages before the timed run.
         word.store(0, std::sync::atomic::Ordering::Relaxed);
     }
-    link.send(&words.at()?)?;
+    link.send(&words.location()?)?;
     if bare.has_payload {
-        work_on::<WITH_8_BYTES>(link, &words, bare)
+        exchange_as_worker::<EIGHT_BYTE_RECORD_WORDS>(link, &words, bare)
     } else {
-        work_on::<HEADER_ONLY>(link, &words, bare)
+        exchange_as_worker::<HEADER_ONLY_WORDS>(link, &words, bare)
     }
 }
 
@@ -113,7 +114,7 @@ fn rings<const WORDS: usize>(words: &SharedWords) -> Result<[Ring<'_, WORDS>; 2]
     Ok([Ring::new(there)?, Ring::new(back)?])
 }
 
-fn drive_on<const WORDS: usize>(
+fn exchange_as_driver<const WORDS: usize>(
     link: &mut WorkerLink,
     words: &SharedWords,
     bare: BareExchange,
@@ -127,7 +128,7 @@ fn drive_on<const WORDS: usize>(
             (sent, link.recv::<EndCounts>()?)
         }
         BareMessageExchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
-        BareMessageExchange::Rpc => requests(&mut producer, &mut receiver, bare)?,
+        BareMessageExchange::Rpc => run_request_window(&mut producer, &mut receiver, bare)?,
     };
     counts.check(sent)?;
     if bare.exchange != BareMessageExchange::Stream {
@@ -135,7 +136,7 @@ fn drive_on<const WORDS: usize>(
     }
     let rate = mops(counts.ops, counts.elapsed_ns);
     Ok(BareResult {
-        value: match bare.exchange {
+        mops_or_latency_ns: match bare.exchange {
             BareMessageExchange::PingPong => 1e3 / rate / 2.0,
             BareMessageExchange::Stream | BareMessageExchange::Rpc => rate,
         },
@@ -143,7 +144,7 @@ fn drive_on<const WORDS: usize>(
     })
 }
 
-fn work_on<const WORDS: usize>(
+fn exchange_as_worker<const WORDS: usize>(
     link: &mut WorkerLink,
     words: &SharedWords,
     bare: BareExchange,
@@ -152,7 +153,7 @@ fn work_on<const WORDS: usize>(
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
     link.barrier()?;
     let counts = match bare.exchange {
-        BareMessageExchange::Stream => sink(&mut receiver, bare)?,
+        BareMessageExchange::Stream => receive_stream(&mut receiver, bare)?,
         BareMessageExchange::PingPong => {
             answer(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?
         }
@@ -173,7 +174,7 @@ fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usiz
         if producer.has_room(count) {
             return Ok(());
         }
-        timeout.check("the consumer of a bare ring")?;
+        timeout.fail_if_over("the consumer of a bare ring")?;
     }
 }
 
@@ -197,7 +198,7 @@ fn stream<const WORDS: usize>(
 }
 
 /// Receives up to the last message.
-fn sink<const WORDS: usize>(
+fn receive_stream<const WORDS: usize>(
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchange,
 ) -> Result<EndCounts> {
@@ -205,7 +206,7 @@ fn sink<const WORDS: usize>(
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     while !receiver.has_ended {
         if receiver.poll(WINDOW) == 0 {
-            timeout.check("messages of a bare ring")?;
+            timeout.fail_if_over("messages of a bare ring")?;
             continue;
         }
         timeout.reset();
@@ -230,17 +231,18 @@ fn ping_pong<const WORDS: usize>(
     let mut sent = 0;
     meter.tick(0);
     while !receiver.has_ended {
-        let last = sent % EXCHANGES == EXCHANGES - 1 && timer.is_over();
+        let last =
+            sent % EXCHANGES_PER_CLOCK_READ == EXCHANGES_PER_CLOCK_READ - 1 && timer.is_over();
         make_room(producer, 1)?;
         wrs.fill_wrs(sent, 1, last);
         producer.post(&wrs, 1);
         sent += 1;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while receiver.poll(1) == 0 {
-            timeout.check("the answer through a bare ring")?;
+            timeout.fail_if_over("the answer through a bare ring")?;
         }
         receiver.repost_recvs();
-        if sent % EXCHANGES == 0 {
+        if sent % EXCHANGES_PER_CLOCK_READ == 0 {
             meter.tick(sent);
         }
     }
@@ -248,7 +250,7 @@ fn ping_pong<const WORDS: usize>(
 }
 
 /// Keeps a window of requests outstanding for the configured time.
-fn requests<const WORDS: usize>(
+fn run_request_window<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchange,
@@ -275,7 +277,7 @@ fn requests<const WORDS: usize>(
             }
         }
         if receiver.poll(WINDOW) == 0 {
-            timeout.check("answers through a bare ring")?;
+            timeout.fail_if_over("answers through a bare ring")?;
             continue;
         }
         timeout.reset();
@@ -299,7 +301,7 @@ fn answer<const WORDS: usize>(
     let mut sent = 0;
     while !receiver.has_ended {
         if receiver.poll(at_once) == 0 {
-            timeout.check("requests through a bare ring")?;
+            timeout.fail_if_over("requests through a bare ring")?;
             continue;
         }
         timeout.reset();
@@ -334,7 +336,7 @@ mod tests {
             for (has_payload, list) in [(false, 1), (false, 16), (true, 1), (true, 16), (true, 5)] {
                 let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || match right.recv()? {
-                    Job::Bare(bare) => work(&mut right, bare),
+                    Job::Bare(bare) => run_worker_side(&mut right, bare),
                     job => bail!("{job:?} is no ring"),
                 });
                 let bare = BareExchange {
@@ -343,11 +345,14 @@ mod tests {
                     list,
                     duration_ms: 3,
                 };
-                let figure = drive(&mut left, bare).unwrap();
+                let figure = run_driver_side(&mut left, bare).unwrap();
                 worker.join().unwrap().unwrap();
-                assert!(figure.value > 0.0 && figure.value.is_finite(), "{bare:?}");
+                assert!(
+                    figure.mops_or_latency_ns > 0.0 && figure.mops_or_latency_ns.is_finite(),
+                    "{bare:?}"
+                );
                 let least = if exchange == BareMessageExchange::PingPong {
-                    EXCHANGES
+                    EXCHANGES_PER_CLOCK_READ
                 } else {
                     2 * WINDOW as u64
                 };
@@ -366,7 +371,7 @@ mod tests {
             duration_ms: 1,
         };
         assert!(
-            drive(&mut left, bare)
+            run_driver_side(&mut left, bare)
                 .unwrap_err()
                 .to_string()
                 .contains("1 to 16")

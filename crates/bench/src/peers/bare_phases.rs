@@ -5,9 +5,10 @@ use std::sync::atomic::AtomicU64;
 use anyhow::Result;
 
 use super::bare_ring::{
-    HEADER_ONLY, Producer, Receiver, Ring, SIGNAL_EVERY, SendList, WINDOW, WITH_8_BYTES, words_of,
+    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_WORDS, Producer, Receiver, Ring, SIGNAL_EVERY, SendList,
+    WINDOW, words_of,
 };
-use crate::phases::{self, OneCore, PhaseMeasurement, verified_or_fault};
+use crate::phases::{self, OneCoreConnection, PhaseMeasurement, verified_or_fault};
 
 /// Measures messages of 8 bytes or header-only messages, in lists of `list` messages. `list` must
 /// divide the window.
@@ -20,21 +21,21 @@ pub(crate) fn measure(
     duration_ms: u64,
 ) -> Result<PhaseMeasurement> {
     if has_payload {
-        of::<WITH_8_BYTES>(list, duration_ms)
+        measure_records::<EIGHT_BYTE_RECORD_WORDS>(list, duration_ms)
     } else {
-        of::<HEADER_ONLY>(list, duration_ms)
+        measure_records::<HEADER_ONLY_WORDS>(list, duration_ms)
     }
 }
 
-fn of<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<PhaseMeasurement> {
+fn measure_records<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<PhaseMeasurement> {
     let words: Vec<_> = (0..words_of(WORDS)).map(|_| AtomicU64::new(0)).collect();
     let ring = Ring::<WORDS>::new(&words)?;
     let mut ends = BareEnds {
         producer: Producer::new(ring),
         receiver: Receiver::new(ring),
         wrs: SendList::new(),
-        list,
-        sent: 0,
+        list_len: list,
+        messages_sent: 0,
     };
     phases::measure(&mut ends, duration_ms)
 }
@@ -43,38 +44,38 @@ struct BareEnds<'m, const WORDS: usize> {
     producer: Producer<'m, WORDS>,
     receiver: Receiver<'m, WORDS>,
     wrs: SendList<WORDS>,
-    list: usize,
-    sent: u64,
+    list_len: usize,
+    messages_sent: u64,
 }
 
-impl<const WORDS: usize> OneCore for BareEnds<'_, WORDS> {
-    fn window(&self) -> u64 {
+impl<const WORDS: usize> OneCoreConnection for BareEnds<'_, WORDS> {
+    fn window_messages(&self) -> u64 {
         WINDOW as u64
     }
 
-    fn post(&mut self) -> Result<()> {
-        for _ in 0..WINDOW / self.list {
-            self.wrs.fill_wrs(self.sent, self.list, false);
-            self.producer.post(&self.wrs, self.list);
-            self.sent += self.list as u64;
+    fn post_window(&mut self) -> Result<()> {
+        for _ in 0..WINDOW / self.list_len {
+            self.wrs.fill_wrs(self.messages_sent, self.list_len, false);
+            self.producer.post(&self.wrs, self.list_len);
+            self.messages_sent += self.list_len as u64;
         }
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u64> {
+    fn poll_messages(&mut self) -> Result<u64> {
         Ok(self.receiver.poll(WINDOW) as u64)
     }
 
-    fn post_recv(&mut self) -> Result<()> {
+    fn repost_window_recvs(&mut self) -> Result<()> {
         self.receiver.repost_recvs();
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<u64> {
+    fn poll_send_completions(&mut self) -> Result<u64> {
         Ok(self.producer.poll()? as u64 * SIGNAL_EVERY)
     }
 
-    fn verified(&self) -> Result<u64> {
+    fn verified_messages(&self) -> Result<u64> {
         verified_or_fault(self.receiver.fault.as_deref(), self.receiver.next_expected)
     }
 }
@@ -87,7 +88,7 @@ mod tests {
     fn every_kind_of_message_has_phases() {
         for (has_payload, list) in [(false, 1), (false, 16), (true, 1), (true, 16)] {
             let measured = measure(has_payload, list, 2).unwrap();
-            assert!(measured.ns.sender() > 0.0 && measured.ns.receiver() > 0.0);
+            assert!(measured.ns.sender_sum() > 0.0 && measured.ns.receiver_sum() > 0.0);
             assert!(measured.verified_ops >= 2 * WINDOW as u64);
         }
     }

@@ -33,7 +33,7 @@ pub(crate) const WINDOW: usize = 256;
 pub(crate) const SIGNAL_EVERY: u64 = 16;
 
 /// Maximum number of signaled messages in a window.
-const SIGNALED: usize = 2 * WINDOW / 16;
+const MAX_SIGNALED_IN_WINDOW: usize = 2 * WINDOW / 16;
 
 /// Maximum messages in a list.
 pub(crate) const MAX_LIST: usize = 16;
@@ -43,37 +43,37 @@ const SLOTS: usize = 512;
 
 /// Words before the records. They hold the consumer's position on its own pair of cache lines,
 /// because processors prefetch pairs.
-const HEAD: usize = 16;
+const HEAD_WORDS: usize = 16;
 
 /// RECVs that are posted again at once, as in the rows that the ring limits.
-const CHUNK: usize = WINDOW / 4;
+const RECVS_PER_REPOST: usize = WINDOW / 4;
 
 /// Records after which the consumer publishes its position; it also does so when no more records
 /// are available. Measured on an EPYC guest with near cores: publishing after each poll costs lists
 /// of one message 15 % of their rate. It costs a ping-pong as much.
-const PUBLISH_EVERY: u64 = 32;
+const RECORDS_PER_PUBLISH: u64 = 32;
 
 /// Maximum entries that one poll takes, as in the rows that the ring limits.
-const POLLED: usize = 32;
+const MAX_POLLED_ENTRIES: usize = 32;
 
 /// Bit that marks the last message of a run, in the number that a payload or an immediate carries.
-const LAST_OF_64: u64 = 1 << 63;
-const LAST_OF_32: u32 = 1 << 31;
+const LAST_MARK_64_BIT: u64 = 1 << 63;
+const LAST_MARK_32_BIT: u32 = 1 << 31;
 
 /// Queue pair number in completions; no queue pair has it.
 const QP_NUM: u32 = 0x11;
 
 /// Words of a header-only record, and of a record with 8 bytes of payload.
-pub(crate) const HEADER_ONLY: usize = 2;
-pub(crate) const WITH_8_BYTES: usize = 4;
+pub(crate) const HEADER_ONLY_WORDS: usize = 2;
+pub(crate) const EIGHT_BYTE_RECORD_WORDS: usize = 4;
 
 /// Returns the words of shared memory that a ring needs.
 pub(crate) const fn words_of(record_words: usize) -> usize {
-    HEAD + SLOTS * record_words
+    HEAD_WORDS + SLOTS * record_words
 }
 
-/// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY`] or
-/// [`WITH_8_BYTES`].
+/// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY_WORDS`] or
+/// [`EIGHT_BYTE_RECORD_WORDS`].
 ///
 /// Word 0 of a record: lap number (32 bits), bytes of payload (16), opcode (8). Word 1: immediate,
 /// queue pair number. Word 2: payload.
@@ -90,7 +90,9 @@ impl<'m, const WORDS: usize> Ring<'m, WORDS> {
     /// # Errors
     /// When `words` has too few words.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Result<Self> {
-        let (head, rest) = words.split_at_checked(HEAD).context("no room for a ring")?;
+        let (head, rest) = words
+            .split_at_checked(HEAD_WORDS)
+            .context("no room for a ring")?;
         let records = rest.as_chunks().0.first_chunk();
         Ok(Ring {
             consumed: &head[0],
@@ -101,7 +103,7 @@ impl<'m, const WORDS: usize> Ring<'m, WORDS> {
 
 /// Returns `number` modulo `N`, as an index.
 #[inline]
-fn place<const N: usize>(number: u64) -> usize {
+fn index_modulo<const N: usize>(number: u64) -> usize {
     #[allow(clippy::cast_possible_truncation, reason = "less than N")]
     {
         (number % N as u64) as usize
@@ -125,7 +127,7 @@ fn low_half(value: u64) -> u32 {
 /// Returns the index of the word at a byte address, in a buffer of `N` words.
 #[inline]
 fn word_at<const N: usize>(addr: u64) -> usize {
-    place::<N>(addr / 8)
+    index_modulo::<N>(addr / 8)
 }
 
 /// A list of send WRs with their scatter/gather elements and payloads, as in a verbs program.
@@ -167,7 +169,7 @@ impl<const WORDS: usize> SendList<WORDS> {
             let signaled = (number + 1).is_multiple_of(SIGNAL_EVERY);
             wr.wr_id = number;
             wr.send_flags = if signaled { IBV_SEND_SIGNALED } else { 0 };
-            if WORDS == HEADER_ONLY {
+            if WORDS == HEADER_ONLY_WORDS {
                 wr.num_sge = 0;
                 wr.opcode = IBV_WR_SEND_WITH_IMM;
                 wr.imm.imm_data = stamp_of_32(number, last).to_be();
@@ -184,58 +186,59 @@ impl<const WORDS: usize> SendList<WORDS> {
 }
 
 fn stamp_of_64(number: u64, last: bool) -> u64 {
-    number | if last { LAST_OF_64 } else { 0 }
+    number | if last { LAST_MARK_64_BIT } else { 0 }
 }
 
 fn stamp_of_32(number: u64, last: bool) -> u32 {
-    (low_half(number) & (LAST_OF_32 - 1)) | if last { LAST_OF_32 } else { 0 }
+    (low_half(number) & (LAST_MARK_32_BIT - 1)) | if last { LAST_MARK_32_BIT } else { 0 }
 }
 
 /// The sending end of a ring.
 pub(crate) struct Producer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
     /// Position of the next record.
-    next: u64,
+    next_record: u64,
     /// Signaled WRs that have not completed, counted in signaled WRs.
-    signaled: std::ops::Range<u64>,
+    outstanding_signaled: std::ops::Range<u64>,
     /// `wr_id`s of outstanding signaled WRs.
-    wr_ids: [u64; SIGNALED],
-    wcs: [ibv_wc; POLLED],
+    wr_ids: [u64; MAX_SIGNALED_IN_WINDOW],
+    wcs: [ibv_wc; MAX_POLLED_ENTRIES],
 }
 
 impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     pub(crate) fn new(ring: Ring<'m, WORDS>) -> Self {
         Producer {
             ring,
-            next: 0,
-            signaled: 0..0,
-            wr_ids: [0; SIGNALED],
-            wcs: [ibv_wc::zeroed(); POLLED],
+            next_record: 0,
+            outstanding_signaled: 0..0,
+            wr_ids: [0; MAX_SIGNALED_IN_WINDOW],
+            wcs: [ibv_wc::zeroed(); MAX_POLLED_ENTRIES],
         }
     }
 
     /// Returns true if `count` more messages fit the window after the last completion.
     #[inline]
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        self.next + count as u64 <= self.signaled.start * SIGNAL_EVERY + WINDOW as u64
+        self.next_record + count as u64
+            <= self.outstanding_signaled.start * SIGNAL_EVERY + WINDOW as u64
     }
 
     /// Writes the records of the first `count` WRs of a list and publishes them. The ring must have
     /// room.
     #[inline(never)]
     pub(crate) fn post(&mut self, list: &SendList<WORDS>, count: usize) {
-        let first = self.next;
+        let first = self.next_record;
         let mut first_header = 0;
         let wrs = list.wrs[..count].iter().zip(&list.sges);
         for (position, (wr, sge)) in (first..).zip(wrs) {
-            let record = &self.ring.records[place::<SLOTS>(position)];
+            let record = &self.ring.records[index_modulo::<SLOTS>(position)];
             let byte_len = if wr.num_sge > 0 { sge.length } else { 0 };
             let header =
                 lap(position) | (u64::from(byte_len) & 0xffff) << 32 | u64::from(wr.opcode) << 48;
             // SAFETY: both members of the union are plain 32-bit integers.
             let imm = unsafe { wr.imm.imm_data };
             record[1].store(u64::from(imm) | u64::from(QP_NUM) << 32, Ordering::Relaxed);
-            if WORDS > HEADER_ONLY {
+            if WORDS > HEADER_ONLY_WORDS {
                 let payload = list.payloads[word_at::<MAX_LIST>(sge.addr)];
                 record[2].store(payload, Ordering::Relaxed);
             }
@@ -245,14 +248,16 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 record[0].store(header, Ordering::Relaxed);
             }
             if wr.send_flags & IBV_SEND_SIGNALED != 0 {
-                self.wr_ids[place::<SIGNALED>(self.signaled.end)] = wr.wr_id;
-                self.signaled.end += 1;
+                self.wr_ids
+                    [index_modulo::<MAX_SIGNALED_IN_WINDOW>(self.outstanding_signaled.end)] =
+                    wr.wr_id;
+                self.outstanding_signaled.end += 1;
             }
         }
         // Publishes the list: the consumer reads the other records only after it has loaded this
         // header with Acquire.
-        self.ring.records[place::<SLOTS>(first)][0].store(first_header, Ordering::Release);
-        self.next = first + count as u64;
+        self.ring.records[index_modulo::<SLOTS>(first)][0].store(first_header, Ordering::Release);
+        self.next_record = first + count as u64;
     }
 
     /// Fills a completion for each signaled message that the consumer has taken, and checks the
@@ -262,8 +267,8 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     /// When a completion belongs to another WR than the expected one.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<usize> {
-        let due = self.signaled.start;
-        let done = self.complete();
+        let due = self.outstanding_signaled.start;
+        let done = self.fill_completions();
         for (number, wc) in (due..).zip(&self.wcs[..done]) {
             let wr_id = (number + 1) * SIGNAL_EVERY - 1;
             anyhow::ensure!(
@@ -276,22 +281,22 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     }
 
     #[inline(never)]
-    fn complete(&mut self) -> usize {
+    fn fill_completions(&mut self) -> usize {
         let consumed = self.ring.consumed.load(Ordering::Acquire);
         let mut done = 0;
         for wc in &mut self.wcs {
-            let number = self.signaled.start;
-            if number == self.signaled.end || (number + 1) * SIGNAL_EVERY > consumed {
+            let number = self.outstanding_signaled.start;
+            if number == self.outstanding_signaled.end || (number + 1) * SIGNAL_EVERY > consumed {
                 break;
             }
             *wc = ibv_wc {
-                wr_id: self.wr_ids[place::<SIGNALED>(number)],
+                wr_id: self.wr_ids[index_modulo::<MAX_SIGNALED_IN_WINDOW>(number)],
                 status: IBV_WC_SUCCESS,
                 opcode: IBV_WC_SEND,
                 qp_num: QP_NUM,
                 ..ibv_wc::zeroed()
             };
-            self.signaled.start += 1;
+            self.outstanding_signaled.start += 1;
             done += 1;
         }
         done
@@ -309,24 +314,24 @@ struct ReceiveEntry {
 struct Consumer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
     /// Position of the next record, which is also the number of RECVs taken.
-    next: u64,
+    next_record: u64,
     /// Position that was published last.
-    published: u64,
+    published_position: u64,
     /// Number of RECVs posted so far.
-    posted: u64,
+    recvs_posted: u64,
     queue: [ReceiveEntry; WINDOW],
-    memory: Box<[u64; WINDOW]>,
+    recv_buffers: Box<[u64; WINDOW]>,
 }
 
 impl<const WORDS: usize> Consumer<'_, WORDS> {
     #[inline(never)]
     fn post_recv(&mut self, wrs: &[ibv_recv_wr], sges: &[ibv_sge]) {
         for (wr, sge) in wrs.iter().zip(sges) {
-            self.queue[place::<WINDOW>(self.posted)] = ReceiveEntry {
+            self.queue[index_modulo::<WINDOW>(self.recvs_posted)] = ReceiveEntry {
                 wr_id: wr.wr_id,
                 sge: *sge,
             };
-            self.posted += 1;
+            self.recvs_posted += 1;
         }
     }
 
@@ -336,17 +341,19 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     fn poll(&mut self, wcs: &mut [ibv_wc]) -> usize {
         let mut taken = 0;
         for wc in wcs {
-            let record = &self.ring.records[place::<SLOTS>(self.next)];
+            let record = &self.ring.records[index_modulo::<SLOTS>(self.next_record)];
             let header = record[0].load(Ordering::Acquire);
-            if header & 0xffff_ffff != lap(self.next) || self.next == self.posted {
+            if header & 0xffff_ffff != lap(self.next_record)
+                || self.next_record == self.recvs_posted
+            {
                 break;
             }
-            let entry = &self.queue[place::<WINDOW>(self.next)];
+            let entry = &self.queue[index_modulo::<WINDOW>(self.next_record)];
             let about = record[1].load(Ordering::Relaxed);
             let byte_len = low_half(header >> 32) & 0xffff;
-            if WORDS > HEADER_ONLY && byte_len <= entry.sge.length {
+            if WORDS > HEADER_ONLY_WORDS && byte_len <= entry.sge.length {
                 let payload = record[2].load(Ordering::Relaxed);
-                self.memory[word_at::<WINDOW>(entry.sge.addr)] = payload;
+                self.recv_buffers[word_at::<WINDOW>(entry.sge.addr)] = payload;
             }
             let with_imm = header >> 48 & 0xff == u64::from(IBV_WR_SEND_WITH_IMM);
             *wc = ibv_wc {
@@ -360,15 +367,17 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
                 ..ibv_wc::zeroed()
             };
             wc.imm.imm_data = low_half(about);
-            self.next += 1;
+            self.next_record += 1;
             taken += 1;
         }
-        let unpublished = self.next - self.published;
-        if unpublished >= PUBLISH_EVERY || (taken == 0 && unpublished > 0) {
+        let unpublished = self.next_record - self.published_position;
+        if unpublished >= RECORDS_PER_PUBLISH || (taken == 0 && unpublished > 0) {
             // Release orders the loads above before this store: from here on, the producer may
             // overwrite these slots.
-            self.ring.consumed.store(self.next, Ordering::Release);
-            self.published = self.next;
+            self.ring
+                .consumed
+                .store(self.next_record, Ordering::Release);
+            self.published_position = self.next_record;
         }
         taken
     }
@@ -377,13 +386,13 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
 /// The program at the receiving end of a ring, which checks each message.
 pub(crate) struct Receiver<'m, const WORDS: usize> {
     consumer: Consumer<'m, WORDS>,
-    wcs: [ibv_wc; POLLED],
+    wcs: [ibv_wc; MAX_POLLED_ENTRIES],
     /// RECVs of the window, which are posted again unchanged, one chunk at a time.
     recvs: Vec<ibv_recv_wr>,
     sges: Vec<ibv_sge>,
     /// Messages whose RECVs are not posted again yet, and the index of the next chunk's first RECV.
     unposted_recvs: usize,
-    chunk: usize,
+    next_recv_to_repost: usize,
     /// Number of the next expected message, which is also the number of checked messages.
     pub(crate) next_expected: u64,
     /// True once the last message has arrived.
@@ -414,20 +423,20 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         };
         let mut consumer = Consumer {
             ring,
-            next: 0,
-            published: 0,
-            posted: 0,
+            next_record: 0,
+            published_position: 0,
+            recvs_posted: 0,
             queue: [ReceiveEntry { wr_id: 0, sge }; WINDOW],
-            memory: Box::new([0; WINDOW]),
+            recv_buffers: Box::new([0; WINDOW]),
         };
         consumer.post_recv(&recvs, &sges);
         Receiver {
             consumer,
-            wcs: [ibv_wc::zeroed(); POLLED],
+            wcs: [ibv_wc::zeroed(); MAX_POLLED_ENTRIES],
             recvs,
             sges,
             unposted_recvs: 0,
-            chunk: 0,
+            next_recv_to_repost: 0,
             next_expected: 0,
             has_ended: false,
             fault: None,
@@ -437,22 +446,27 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
     /// Takes and checks up to `count` messages. Returns the number of messages taken.
     #[inline]
     pub(crate) fn poll(&mut self, count: usize) -> usize {
-        let taken = self.consumer.poll(&mut self.wcs[..count.min(POLLED)]);
+        let taken = self
+            .consumer
+            .poll(&mut self.wcs[..count.min(MAX_POLLED_ENTRIES)]);
         for index in 0..taken {
             let wc = &self.wcs[index];
-            let (is_due, is_last) = if WORDS == HEADER_ONLY {
+            let (is_due, is_last) = if WORDS == HEADER_ONLY_WORDS {
                 // SAFETY: both members of the union are plain 32-bit integers.
                 let imm = u32::from_be(unsafe { wc.imm.imm_data });
                 let stamp = stamp_of_32(self.next_expected, false);
-                (imm & !LAST_OF_32 == stamp, imm & LAST_OF_32 != 0)
-            } else {
-                let stamp = self.consumer.memory[word_at::<WINDOW>(wc.wr_id)];
                 (
-                    stamp & !LAST_OF_64 == self.next_expected,
-                    stamp & LAST_OF_64 != 0,
+                    imm & !LAST_MARK_32_BIT == stamp,
+                    imm & LAST_MARK_32_BIT != 0,
+                )
+            } else {
+                let stamp = self.consumer.recv_buffers[word_at::<WINDOW>(wc.wr_id)];
+                (
+                    stamp & !LAST_MARK_64_BIT == self.next_expected,
+                    stamp & LAST_MARK_64_BIT != 0,
                 )
             };
-            let byte_len = if WORDS == HEADER_ONLY { 0 } else { 8 };
+            let byte_len = if WORDS == HEADER_ONLY_WORDS { 0 } else { 8 };
             if is_due & (wc.status == IBV_WC_SUCCESS) & (wc.byte_len == byte_len) {
                 self.next_expected += 1;
                 self.has_ended |= is_last;
@@ -476,13 +490,13 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
     /// Posts the RECVs of whole chunks again. Returns true if at least one chunk was complete.
     #[inline]
     pub(crate) fn repost_recvs(&mut self) -> bool {
-        let has_chunk = self.unposted_recvs >= CHUNK;
-        while self.unposted_recvs >= CHUNK {
-            let chunk = self.chunk..self.chunk + CHUNK;
+        let has_chunk = self.unposted_recvs >= RECVS_PER_REPOST;
+        while self.unposted_recvs >= RECVS_PER_REPOST {
+            let chunk = self.next_recv_to_repost..self.next_recv_to_repost + RECVS_PER_REPOST;
             self.consumer
                 .post_recv(&self.recvs[chunk.clone()], &self.sges[chunk]);
-            self.chunk = (self.chunk + CHUNK) % WINDOW;
-            self.unposted_recvs -= CHUNK;
+            self.next_recv_to_repost = (self.next_recv_to_repost + RECVS_PER_REPOST) % WINDOW;
+            self.unposted_recvs -= RECVS_PER_REPOST;
         }
         has_chunk
     }
@@ -512,7 +526,7 @@ mod tests {
                 sent += list as u64;
             }
             assert!(sent - receiver.next_expected <= WINDOW as u64);
-            while receiver.poll(POLLED) > 0 {
+            while receiver.poll(MAX_POLLED_ENTRIES) > 0 {
                 receiver.repost_recvs();
             }
             assert_eq!(
@@ -523,47 +537,50 @@ mod tests {
         }
         wrs.fill_wrs(sent, 1, true);
         producer.post(&wrs, 1);
-        assert_eq!((receiver.poll(POLLED), receiver.has_ended), (1, true));
-        assert_eq!(receiver.poll(POLLED), 0);
+        assert_eq!(
+            (receiver.poll(MAX_POLLED_ENTRIES), receiver.has_ended),
+            (1, true)
+        );
+        assert_eq!(receiver.poll(MAX_POLLED_ENTRIES), 0);
     }
 
     #[test]
     fn messages_arrive_in_order_lap_after_lap() {
         for list in [1, 3, 16] {
-            laps::<HEADER_ONLY>(list);
-            laps::<WITH_8_BYTES>(list);
+            laps::<HEADER_ONLY_WORDS>(list);
+            laps::<EIGHT_BYTE_RECORD_WORDS>(list);
         }
     }
 
     #[test]
     fn nothing_is_taken_without_a_recv() {
-        let words = words(WITH_8_BYTES);
-        let ring = Ring::<WITH_8_BYTES>::new(&words).unwrap();
+        let words = words(EIGHT_BYTE_RECORD_WORDS);
+        let ring = Ring::<EIGHT_BYTE_RECORD_WORDS>::new(&words).unwrap();
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
         for first in (0..2 * WINDOW as u64).step_by(16) {
             wrs.fill_wrs(first, 16, false);
             producer.post(&wrs, 16);
         }
-        while receiver.poll(POLLED) > 0 {}
+        while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
         assert_eq!(receiver.next_expected, WINDOW as u64);
         receiver.repost_recvs();
-        while receiver.poll(POLLED) > 0 {}
+        while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
         assert_eq!(receiver.next_expected, 2 * WINDOW as u64);
     }
 
     #[test]
     fn a_wrong_message_is_noticed() {
-        let words = words(WITH_8_BYTES);
-        let ring = Ring::<WITH_8_BYTES>::new(&words).unwrap();
+        let words = words(EIGHT_BYTE_RECORD_WORDS);
+        let ring = Ring::<EIGHT_BYTE_RECORD_WORDS>::new(&words).unwrap();
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
         wrs.fill_wrs(0, 2, false);
         producer.post(&wrs, 2);
-        words[HEAD + WITH_8_BYTES + 2].store(7, Ordering::Relaxed);
-        receiver.poll(POLLED);
+        words[HEAD_WORDS + EIGHT_BYTE_RECORD_WORDS + 2].store(7, Ordering::Relaxed);
+        receiver.poll(MAX_POLLED_ENTRIES);
         assert_eq!(receiver.next_expected, 1);
         assert!(receiver.has_ended && receiver.fault.is_some());
-        assert!(Ring::<WITH_8_BYTES>::new(&words[1..]).is_err());
+        assert!(Ring::<EIGHT_BYTE_RECORD_WORDS>::new(&words[1..]).is_err());
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn pattern(size: usize) -> Vec<u8> {
 }
 
 /// Writes a number to the beginning of a payload.
-pub(crate) fn stamp(payload: &mut [u8], number: u64) {
+pub(crate) fn write_number(payload: &mut [u8], number: u64) {
     let number = number.to_le_bytes();
     let size = payload.len().min(number.len());
     payload[..size].copy_from_slice(&number[..size]);

@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::copy::{pattern, stamp};
+use super::copy::{pattern, write_number};
 use crate::pin::{CorePair, pin};
 
-/// A block with its owner: the copier owns it when `turn` is even, the reader when it is odd.
+/// A block with its owner: the copier owns it when `handover_count` is even, the reader when it is odd.
 struct OwnedBlock {
-    turn: BlockTurn,
+    handover_count: HandoverCount,
     block: UnsafeCell<Vec<u8>>,
 }
 
 #[repr(align(128))]
-struct BlockTurn(AtomicU64);
+struct HandoverCount(AtomicU64);
 
-// SAFETY: only the thread that owns the slot by its `turn` accesses the block, see `OwnedBlock`.
+// SAFETY: only the thread that owns the slot by its `handover_count` accesses the block, see `OwnedBlock`.
 unsafe impl Sync for OwnedBlock {}
 
 /// Measures the copies of `block_bytes` bytes per second from one core to the other, through
@@ -40,13 +40,13 @@ pub fn copies_per_s(
     duration: Duration,
 ) -> Result<f64> {
     let slot = || OwnedBlock {
-        turn: BlockTurn(AtomicU64::new(0)),
+        handover_count: HandoverCount(AtomicU64::new(0)),
         block: UnsafeCell::new(vec![0; block_bytes]),
     };
     let slots: Vec<OwnedBlock> = (0..slots).map(|_| slot()).collect();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read(cores.responder, &slots, block_bytes, &ended));
+        let reader = scope.spawn(|| read_blocks(cores.responder, &slots, block_bytes, &ended));
         let copier = scope.spawn(|| {
             let rate = copy(cores.requester, &slots, block_bytes, duration);
             ended.store(true, Ordering::Release);
@@ -68,9 +68,14 @@ fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duratio
     loop {
         for (slot, source) in slots.iter().zip(&mut sources) {
             number += 1;
-            stamp(source, number);
+            write_number(source, number);
             // SYNC POINT: pairs with the reader's Release after it has read the block.
-            while !slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
+            while !slot
+                .handover_count
+                .0
+                .load(Ordering::Acquire)
+                .is_multiple_of(2)
+            {
                 std::hint::spin_loop();
             }
             // SAFETY: it is the copier's turn. The block has `block_bytes` bytes, and no reference
@@ -80,7 +85,7 @@ fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duratio
                 let block = (*slot.block.get()).as_mut_ptr();
                 std::ptr::copy_nonoverlapping(source.as_ptr(), block, block_bytes);
             }
-            slot.turn.0.fetch_add(1, Ordering::Release);
+            slot.handover_count.0.fetch_add(1, Ordering::Release);
         }
         let elapsed = begun.elapsed();
         if !warm && elapsed >= warm_up {
@@ -93,15 +98,29 @@ fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duratio
 }
 
 /// Checks each block until the copier has ended.
-fn read(core: usize, slots: &[OwnedBlock], block_bytes: usize, ended: &AtomicBool) -> Result<()> {
+fn read_blocks(
+    core: usize,
+    slots: &[OwnedBlock],
+    block_bytes: usize,
+    ended: &AtomicBool,
+) -> Result<()> {
     let pinned = pin(core);
     let last = pattern(block_bytes).pop();
     let (mut number, mut wrong) = (0u64, 0u64);
     loop {
         for slot in slots {
-            while slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
+            while slot
+                .handover_count
+                .0
+                .load(Ordering::Acquire)
+                .is_multiple_of(2)
+            {
                 if ended.load(Ordering::Acquire)
-                    && slot.turn.0.load(Ordering::Acquire).is_multiple_of(2)
+                    && slot
+                        .handover_count
+                        .0
+                        .load(Ordering::Acquire)
+                        .is_multiple_of(2)
                 {
                     ensure!(
                         wrong == 0,
@@ -115,7 +134,7 @@ fn read(core: usize, slots: &[OwnedBlock], block_bytes: usize, ended: &AtomicBoo
             // SAFETY: it is the reader's turn. The reference ends before the slot is returned.
             let block = unsafe { &*slot.block.get() };
             let right = block.starts_with(&number.to_le_bytes()) && block.last() == last.as_ref();
-            slot.turn.0.fetch_add(1, Ordering::Release);
+            slot.handover_count.0.fetch_add(1, Ordering::Release);
             wrong += u64::from(!right);
         }
     }

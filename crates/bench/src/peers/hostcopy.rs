@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 pub use super::copy::CopyMethod;
-use super::copy::{CopyParameters, pattern, stamp};
+use super::copy::{CopyParameters, pattern, write_number};
 use super::mapping::{SharedMapping, create, open};
 use crate::job::Job;
 use crate::link::WorkerLink;
@@ -31,7 +31,7 @@ struct WorkerBuffer {
 ///
 /// # Errors
 /// When memory cannot be mapped or written, or the worker finds other bytes.
-pub fn drive(
+pub fn run_driver_side(
     link: &mut WorkerLink,
     method: CopyMethod,
     payload_bytes: usize,
@@ -47,12 +47,12 @@ pub fn drive(
         CopyMethod::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
             let target = SharedMapping::new(&open(buffer.pid, fd)?, payload_bytes)?;
-            timed(copies, &mut source, |source| {
+            time_copies(copies, &mut source, |source| {
                 target.write(source);
                 Ok(())
             })?
         }
-        CopyMethod::ProcessVmWritev => timed(copies, &mut source, |source| {
+        CopyMethod::ProcessVmWritev => time_copies(copies, &mut source, |source| {
             process_vm_writev(buffer.pid, buffer.addr, source)
         })?,
     };
@@ -68,7 +68,7 @@ pub fn drive(
 ///
 /// # Errors
 /// When memory cannot be allocated or the driver is gone.
-pub fn work(link: &mut WorkerLink, request: CopyParameters) -> Result<()> {
+pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result<()> {
     let pid = i32::try_from(std::process::id())?;
     let size = request.payload_bytes;
     let (buffer, target) = match request.method {
@@ -89,7 +89,7 @@ pub fn work(link: &mut WorkerLink, request: CopyParameters) -> Result<()> {
             )
         }
         CopyMethod::ProcessVmWritev => {
-            let mapping = SharedMapping::private(size)?;
+            let mapping = SharedMapping::map_private(size)?;
             let buffer = WorkerBuffer {
                 pid,
                 addr: mapping.addr(),
@@ -103,7 +103,7 @@ pub fn work(link: &mut WorkerLink, request: CopyParameters) -> Result<()> {
     link.send(&buffer)?;
     let copies: u64 = link.recv()?;
     let mut expected = pattern(size);
-    stamp(&mut expected, copies);
+    write_number(&mut expected, copies);
     link.send(&(target.mapping.read() == expected))
 }
 
@@ -113,11 +113,15 @@ struct Target {
 }
 
 /// Runs `copy` `copies` times, each time with another stamp. Returns bytes per second.
-fn timed(copies: u64, source: &mut [u8], mut copy: impl FnMut(&[u8]) -> Result<()>) -> Result<f64> {
+fn time_copies(
+    copies: u64,
+    source: &mut [u8],
+    mut copy: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<f64> {
     copy(source)?;
     let begin = Instant::now();
     for i in 1..=copies {
-        stamp(source, i);
+        write_number(source, i);
         copy(source)?;
     }
     let seconds = begin.elapsed().as_secs_f64();
@@ -164,7 +168,7 @@ mod tests {
     /// Runs one job.
     fn serve(link: &mut WorkerLink) -> Result<()> {
         match link.recv()? {
-            Job::HostCopy(copies) => work(link, copies),
+            Job::HostCopy(copies) => run_worker_side(link, copies),
             job => bail!("{job:?} is no copy"),
         }
     }
@@ -175,7 +179,7 @@ mod tests {
             for size in [8, 4096, 100_000] {
                 let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || serve(&mut right));
-                assert!(drive(&mut left, method, size, 10).unwrap() > 0.0);
+                assert!(run_driver_side(&mut left, method, size, 10).unwrap() > 0.0);
                 drop(left);
                 worker.join().unwrap().unwrap();
             }

@@ -28,7 +28,7 @@ use order::LmdbServeJob;
 use wire::{MAX_SCAN_ENTRIES, Request};
 
 pub use client::LmdbRate;
-pub(crate) use server::work;
+pub(crate) use server::run_worker_side;
 
 /// Maximum outstanding requests while keys are loaded.
 const LOAD_WINDOW: usize = 8192;
@@ -39,7 +39,7 @@ pub struct LmdbParameters {
     /// Number of loaded keys; as many can be inserted afterwards.
     pub keys: u64,
     /// Function from a key to its value.
-    pub value: fn(u64) -> u64,
+    pub value_of_key: fn(u64) -> u64,
     /// Maximum outstanding requests, 1 or more.
     pub window: usize,
     /// Seed of random choices.
@@ -54,7 +54,7 @@ pub struct LmdbPeer<'l> {
     setup: LmdbParameters,
     random: Random,
     /// Number of keys that were inserted.
-    inserted: u64,
+    inserted_keys: u64,
 }
 
 impl<'l> LmdbPeer<'l> {
@@ -78,7 +78,7 @@ impl<'l> LmdbPeer<'l> {
             link,
             setup,
             random: Random::new(setup.seed),
-            inserted: 0,
+            inserted_keys: 0,
         })
     }
 
@@ -87,8 +87,12 @@ impl<'l> LmdbPeer<'l> {
     /// # Errors
     /// The server fails.
     pub fn load(&mut self) -> Result<LmdbRate> {
-        let LmdbParameters { keys, value, .. } = self.setup;
-        let pairs = (0..keys).map(|n| (loaded(n), value(loaded(n))));
+        let LmdbParameters {
+            keys,
+            value_of_key: value,
+            ..
+        } = self.setup;
+        let pairs = (0..keys).map(|n| (loaded_key(n), value(loaded_key(n))));
         let append = |(key, value)| Request::Append { key, value };
         let mut load = LmdbChanges(pairs.map(append));
         self.client.run_requests(&mut load, LOAD_WINDOW, None)
@@ -101,8 +105,8 @@ impl<'l> LmdbPeer<'l> {
     pub fn lookups(&mut self, duration: Duration) -> Result<LmdbRate> {
         let (random, keys) = (&mut self.random, self.setup.keys);
         let mut lookups = LmdbLookups {
-            keys: std::iter::repeat_with(|| loaded(random.below(keys))),
-            value: self.setup.value,
+            keys: std::iter::repeat_with(|| loaded_key(random.below(keys))),
+            value_of_key: self.setup.value_of_key,
         };
         let until = Some(Instant::now() + duration);
         self.client
@@ -121,13 +125,13 @@ impl<'l> LmdbPeer<'l> {
             "a scan has at most {MAX_SCAN_ENTRIES} entries, not {entries}"
         );
         ensure!(
-            self.inserted == 0,
+            self.inserted_keys == 0,
             "scans are checked against the loaded keys, so they come before inserts"
         );
         let mut scans = LmdbScans {
             random: &mut self.random,
             setup: self.setup,
-            entries,
+            entries_per_scan: entries,
         };
         let until = Some(Instant::now() + duration);
         self.client
@@ -142,12 +146,12 @@ impl<'l> LmdbPeer<'l> {
     pub fn inserts(&mut self, duration: Duration) -> Result<LmdbRate> {
         let LmdbParameters {
             keys,
-            value,
+            value_of_key: value,
             window,
             ..
         } = self.setup;
-        let first = self.inserted;
-        let new = (first..keys).map(|n| inserted(n, keys));
+        let first = self.inserted_keys;
+        let new = (first..keys).map(|n| inserted_key(n, keys));
         let put = |key| Request::Put {
             key,
             value: value(key),
@@ -155,10 +159,10 @@ impl<'l> LmdbPeer<'l> {
         let until = Some(Instant::now() + duration);
         let mut inserts = LmdbChanges(new.map(put));
         let rate = self.client.run_requests(&mut inserts, window, until)?;
-        self.inserted += rate.operations;
+        self.inserted_keys += rate.operations;
         let mut lookups = LmdbLookups {
-            keys: (first..self.inserted).map(|n| inserted(n, keys)),
-            value,
+            keys: (first..self.inserted_keys).map(|n| inserted_key(n, keys)),
+            value_of_key: value,
         };
         self.client.run_requests(&mut lookups, window, None)?;
         Ok(rate)
@@ -175,13 +179,13 @@ impl<'l> LmdbPeer<'l> {
 }
 
 /// Returns the loaded key with number `n`.
-fn loaded(n: u64) -> u64 {
+fn loaded_key(n: u64) -> u64 {
     2 * n
 }
 
 /// Returns the inserted key with number `n` of `keys`. Each key occurs once, far from its
 /// predecessor.
-fn inserted(n: u64, keys: u64) -> u64 {
+fn inserted_key(n: u64, keys: u64) -> u64 {
     // The step is close to the golden section of the number of keys, and coprime to that number.
     let step = (u128::from(keys) * 0x9e37_79b9_7f4a_7c15) >> 64;
     let step = (u64::try_from(step).unwrap_or(0).max(1)..).find(|step| gcd(*step, keys) == 1);
@@ -197,7 +201,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 struct LmdbChanges<I>(I);
 
 impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
-    type Sent = ();
+    type SentRequest = ();
 
     fn next(&mut self) -> Option<(Request, ())> {
         Some((self.0.next()?, ()))
@@ -215,11 +219,11 @@ impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
 /// Lookups of existing keys.
 struct LmdbLookups<I> {
     keys: I,
-    value: fn(u64) -> u64,
+    value_of_key: fn(u64) -> u64,
 }
 
 impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
-    type Sent = u64;
+    type SentRequest = u64;
 
     #[inline]
     fn next(&mut self) -> Option<(Request, u64)> {
@@ -229,10 +233,10 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
 
     #[inline]
     fn check(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((found, length)) = wire::take_value(bytes) else {
+        let Some((found, length)) = wire::decode_value(bytes) else {
             return Ok(None);
         };
-        let expected = (self.value)(*key);
+        let expected = (self.value_of_key)(*key);
         ensure!(
             found == Some(expected),
             "LMDB has {found:?} for key {key}, not {expected}"
@@ -245,26 +249,29 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
 struct LmdbScans<'r> {
     random: &'r mut Random,
     setup: LmdbParameters,
-    entries: u32,
+    entries_per_scan: u32,
 }
 
 impl LmdbRequests for LmdbScans<'_> {
     /// Number of the first key.
-    type Sent = u64;
+    type SentRequest = u64;
 
     fn next(&mut self) -> Option<(Request, u64)> {
         let first = self.random.below(self.setup.keys);
-        let (from, entries) = (loaded(first), self.entries);
+        let (from, entries) = (loaded_key(first), self.entries_per_scan);
         Some((Request::Scan { from, entries }, first))
     }
 
     fn check(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((entries, length)) = wire::take_entries(bytes) else {
+        let Some((entries, length)) = wire::decode_entries(bytes) else {
             return Ok(None);
         };
         let mut next = *first;
         for (key, value) in entries {
-            let expected = (loaded(next), (self.setup.value)(loaded(next)));
+            let expected = (
+                loaded_key(next),
+                (self.setup.value_of_key)(loaded_key(next)),
+            );
             ensure!(
                 (key, value) == expected,
                 "LMDB has {:?} where {expected:?} is next in a scan",
@@ -272,13 +279,13 @@ impl LmdbRequests for LmdbScans<'_> {
             );
             next += 1;
         }
-        let end = (first + u64::from(self.entries)).min(self.setup.keys);
+        let end = (first + u64::from(self.entries_per_scan)).min(self.setup.keys);
         ensure!(
             next == end,
             "a scan of {} entries from key {} on ends before key {}",
-            self.entries,
-            loaded(*first),
-            loaded(next)
+            self.entries_per_scan,
+            loaded_key(*first),
+            loaded_key(next)
         );
         Ok(Some(length))
     }

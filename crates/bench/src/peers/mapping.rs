@@ -41,9 +41,9 @@ pub(super) struct SharedWords {
     fd: OwnedFd,
 }
 
-/// Location of [`SharedWordsHandle`] for another process.
+/// Location of [`SharedWords`] for another process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct WordsAt {
+pub(super) struct SharedWordsLocation {
     pid: i32,
     fd: i32,
     count: usize,
@@ -62,7 +62,7 @@ impl SharedWords {
     ///
     /// # Errors
     /// When that process is gone, or the kernel refuses access.
-    pub(super) fn open(at: &WordsAt) -> Result<SharedWords> {
+    pub(super) fn open(at: &SharedWordsLocation) -> Result<SharedWords> {
         SharedWords::map(open(at.pid, at.fd)?, at.count)
     }
 
@@ -71,13 +71,13 @@ impl SharedWords {
         Ok(SharedWords { mapping, fd })
     }
 
-    /// Returns the location for [`SharedWordsHandle::open`] in another process. It is valid as long as these
+    /// Returns the location for [`SharedWords::open`] in another process. It is valid as long as these
     /// words exist.
     ///
     /// # Errors
     /// When the process id exceeds the range of `i32`, which the kernel never assigns.
-    pub(super) fn at(&self) -> Result<WordsAt> {
-        Ok(WordsAt {
+    pub(super) fn location(&self) -> Result<SharedWordsLocation> {
+        Ok(SharedWordsLocation {
             pid: i32::try_from(std::process::id())?,
             fd: self.fd.as_raw_fd(),
             count: self.words().len(),
@@ -88,9 +88,9 @@ impl SharedWords {
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.mapping.size / size_of::<AtomicU64>();
         // SAFETY: the mapping is `size` readable and writable bytes until `drop`. It starts at a
-        // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `SharedWordsHandle`
+        // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `SharedWords`
         // alone owns the mapping and never calls `SharedMapping::write` or `SharedMapping::read`. The other
-        // process maps the same memory as `SharedWordsHandle`, so all accesses are atomic.
+        // process maps the same memory as `SharedWords`, so all accesses are atomic.
         unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().cast(), count) }
     }
 }
@@ -120,7 +120,7 @@ impl SharedMapping {
         SharedMapping::from_raw(start, size)
     }
 
-    pub(super) fn private(size: usize) -> Result<SharedMapping> {
+    pub(super) fn map_private(size: usize) -> Result<SharedMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `new`.
         let start = unsafe {
@@ -143,7 +143,7 @@ impl SharedMapping {
     pub(super) fn write(&self, source: &[u8]) {
         assert!(source.len() <= self.size);
         // SAFETY: the mapping is `size` writable bytes until `drop` (made by mmap in `new` and
-        // `private`), and the check above ensures that they are enough. `source` is other memory,
+        // `map_private`), and the check above ensures that they are enough. `source` is other memory,
         // because a mapping is never lent out as a slice. No other thread or process accesses the
         // bytes now: driver and worker take turns by messages over the link.
         // JUSTIFICATION: this copy is what the peer measures.
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn words_are_shared_by_who_opens_them() {
         let words = SharedWords::create(100).unwrap();
-        let opened = SharedWords::open(&words.at().unwrap()).unwrap();
+        let opened = SharedWords::open(&words.location().unwrap()).unwrap();
         assert_eq!(opened.words().len(), 100);
         assert!(
             opened
@@ -191,7 +191,7 @@ mod tests {
         );
         words.words()[99].store(7, Ordering::Relaxed);
         assert_eq!(opened.words()[99].load(Ordering::Relaxed), 7);
-        let nobody = WordsAt {
+        let nobody = SharedWordsLocation {
             pid: i32::MAX,
             fd: 3,
             count: 1,

@@ -16,7 +16,7 @@ use crate::micro::verb::Verb;
 use crate::pin::{CorePair, spawn_on};
 
 /// Timeout of a run, longer than any run that makes progress.
-const LIMIT: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Output of one run of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub enum Report {
 impl Report {
     /// Returns the figure in the unit of the task: 10^6 per second, or nanoseconds.
     #[must_use]
-    pub fn value(self) -> f64 {
+    pub fn mops_or_ns(self) -> f64 {
         match self {
             Report::Bandwidth { rate_mops } => rate_mops,
             Report::Latency { latency_ns_p50 } => latency_ns_p50,
@@ -127,7 +127,7 @@ fn args(task: &MeasurementTask, iterations: u64) -> Vec<String> {
 }
 
 /// Returns a number of iterations near `wanted` that the tools accept.
-fn iterations(task: &MeasurementTask, wanted: u64) -> u64 {
+fn accepted_iterations(task: &MeasurementTask, wanted: u64) -> u64 {
     match task {
         MeasurementTask::Stream(stream) => {
             // A multiple of the window is also a multiple of postlists and signaled periods.
@@ -154,7 +154,7 @@ pub fn run(
     cores: CorePair,
 ) -> Result<Report> {
     let tool = tool(task).context("perftest has no such test")?;
-    let mut all = args(task, iterations(task, wanted));
+    let mut all = args(task, accepted_iterations(task, wanted));
     all.extend(
         [
             ("-d", device.to_owned()),
@@ -232,14 +232,14 @@ pub fn run_tool(
 
 /// Returns the output of a client. Fails if the client fails or exceeds the timeout.
 fn output(mut client: KillOnDrop, tool: &str) -> Result<String> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + RUN_TIMEOUT;
     // The output is far smaller than a pipe's buffer, so the client does not block on it.
     let status = loop {
         if let Some(status) = client.0.try_wait()? {
             break status;
         }
         if Instant::now() > deadline {
-            bail!("{tool} did not end within {} s", LIMIT.as_secs());
+            bail!("{tool} did not end within {} s", RUN_TIMEOUT.as_secs());
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -364,7 +364,7 @@ Device not recognized to implement inline feature. Disabling it
             }
         );
         // For long messages, the bandwidth has more digits: 105.70 MiB/s with 1 MiB.
-        let rate = parse(READ_BW, 1 << 20).unwrap().value();
+        let rate = parse(READ_BW, 1 << 20).unwrap().mops_or_ns();
         assert!((rate - 105.70e-6).abs() < 1e-12, "{rate}");
         let latency = parse(SEND_LAT, 8).unwrap();
         assert_eq!(
@@ -379,7 +379,7 @@ Device not recognized to implement inline feature. Disabling it
     fn further_columns_do_no_harm() {
         let text = "#bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps] CPU_Util[%]\n\
                     4096 1000 2.0 1.0 0.000256 12.5\n";
-        let rate = parse(text, 4096).unwrap().value();
+        let rate = parse(text, 4096).unwrap().mops_or_ns();
         assert!((rate - 256e-6).abs() < 1e-12, "{rate}");
     }
 
@@ -411,19 +411,19 @@ Device not recognized to implement inline feature. Disabling it
         let send = stream(Verb::UdSend, 64);
         assert_eq!(tool(&send), Some("ib_send_bw"));
         assert_eq!(
-            args(&send, iterations(&send, 1000)).join(" "),
+            args(&send, accepted_iterations(&send, 1000)).join(" "),
             "-F -n 1024 -t 256 -l 16 -Q 16 -s 64 -I 64 -c UD"
         );
         let read = stream(Verb::RcRead, 1 << 20);
         assert_eq!(
-            args(&read, iterations(&read, 1)).join(" "),
+            args(&read, accepted_iterations(&read, 1)).join(" "),
             "-F -n 16 -t 8 -l 4 -Q 4 -s 1048576 -o 16"
         );
         let ping = PingPong::new(Verb::RcWrite, &parameters(4096), 1).unwrap();
         let ping = MeasurementTask::PingPong(ping);
         assert_eq!(tool(&ping), Some("ib_write_lat"));
         assert_eq!(
-            args(&ping, iterations(&ping, 1)).join(" "),
+            args(&ping, accepted_iterations(&ping, 1)).join(" "),
             "-F -n 20 -s 4096 -I 0"
         );
         assert_eq!(tool(&stream(Verb::RcSend, 0)), None);

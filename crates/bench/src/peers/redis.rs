@@ -13,7 +13,7 @@ use crate::child::KillOnDrop;
 use crate::pin::{CorePair, spawn_on};
 
 /// Requests of a run of about half a second.
-pub const REQUESTS: u64 = 2_000_000;
+pub const REQUESTS_PER_RUN: u64 = 2_000_000;
 
 /// The key that `redis-benchmark -t incr` increments.
 const KEY: &str = "counter:__rand_int__";

@@ -22,12 +22,12 @@ use crate::link::WorkerLink;
 /// Addresses of the driver and of the worker.
 const ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
 /// The number of a datagram that ends an exchange.
-const END: u64 = u64::MAX;
+const END_NUMBER: u64 = u64::MAX;
 /// Number of times that the end is sent, a millisecond apart, because the receiver's buffer may be
 /// full.
-const ENDS: usize = 100;
+const END_DATAGRAMS: usize = 100;
 /// Time without a datagram after which the other side counts as gone.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receiver's buffer in bytes, as for the software NIC.
 const BUFFER_BYTES: i32 = 8 << 20;
 
@@ -44,7 +44,7 @@ struct EndCounts {
 ///
 /// # Errors
 /// A socket fails, the worker is gone, or a datagram arrives out of order.
-pub fn drive(
+pub fn run_driver_side(
     link: &mut WorkerLink,
     exchange: DatagramExchange,
     datagram_bytes: usize,
@@ -65,9 +65,9 @@ pub fn drive(
         DatagramExchange::PingPong => ping(&socket, to, datagram_bytes, count)?,
     };
     let mut end = vec![0; datagram_bytes];
-    end[..8].copy_from_slice(&END.to_le_bytes());
+    end[..8].copy_from_slice(&END_NUMBER.to_le_bytes());
     set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0)?;
-    for _ in 0..ENDS {
+    for _ in 0..END_DATAGRAMS {
         // The worker may have received the end already and closed its socket.
         let _ = socket.send_to(&end, to);
         std::thread::sleep(Duration::from_millis(1));
@@ -132,7 +132,7 @@ fn ping(socket: &UdpSocket, to: SocketAddr, datagram_bytes: usize, count: u64) -
 ///
 /// # Errors
 /// A socket fails, or the driver is gone.
-pub fn work(link: &mut WorkerLink, request: DatagramParameters) -> Result<()> {
+pub fn run_worker_side(link: &mut WorkerLink, request: DatagramParameters) -> Result<()> {
     let socket = open(ADDRESSES[1])?;
     link.send(&socket.local_addr()?)?;
     let mut buffer = vec![0; 65_536];
@@ -150,7 +150,7 @@ pub fn work(link: &mut WorkerLink, request: DatagramParameters) -> Result<()> {
             let Some(number) = number else {
                 bail!("a datagram without a number");
             };
-            if number == END {
+            if number == END_NUMBER {
                 return link.send(&counts);
             }
             counts.in_order &= number >= next;
@@ -179,8 +179,8 @@ fn poll(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e).context("cannot receive datagrams"),
         }
-        if begin.get_or_insert_with(Instant::now).elapsed() > TIMEOUT {
-            bail!("no datagram came for {} s", TIMEOUT.as_secs());
+        if begin.get_or_insert_with(Instant::now).elapsed() > DATAGRAM_TIMEOUT {
+            bail!("no datagram came for {} s", DATAGRAM_TIMEOUT.as_secs());
         }
     }
 }
@@ -228,10 +228,10 @@ mod tests {
             for bytes in [24, 1000] {
                 let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || match right.recv().unwrap() {
-                    Job::Datagrams(request) => work(&mut right, request),
+                    Job::Datagrams(request) => run_worker_side(&mut right, request),
                     job => bail!("{job:?} is no exchange"),
                 });
-                assert!(drive(&mut left, exchange, bytes, 640).unwrap() > 0.0);
+                assert!(run_driver_side(&mut left, exchange, bytes, 640).unwrap() > 0.0);
                 drop(left);
                 worker.join().unwrap().unwrap();
             }
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn what_has_no_number_or_too_many_segments_is_refused() {
         let (mut left, _right) = WorkerLink::pair().unwrap();
-        assert!(drive(&mut left, DatagramExchange::PingPong, 7, 1).is_err());
+        assert!(run_driver_side(&mut left, DatagramExchange::PingPong, 7, 1).is_err());
         let socket = open(ADDRESSES[0]).unwrap();
         let to = socket.local_addr().unwrap();
         assert!(stream(&socket, to, 24, 65, 1).is_err());

@@ -28,11 +28,15 @@ pub fn run(
             nic: nic.clone(),
             probe,
         }))?;
-        drive(link, &own, &probe)
+        run_driver_side(link, &own, &probe)
     })
 }
 
-fn drive(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<ProbeResult> {
+fn run_driver_side(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    probe: &WriteProbe,
+) -> Result<ProbeResult> {
     match probe.verb {
         Verb::UcWrite => WriteRequester::<Uc>::new(link, nic, probe)?.drive(link, probe),
         _ => WriteRequester::<Rc>::new(link, nic, probe)?.drive(link, probe),
@@ -43,12 +47,12 @@ fn drive(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<Pro
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut WorkerLink, order: &ProbeJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &ProbeJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
-    target(link, &nic, &order.probe)
+    run_target(link, &nic, &order.probe)
 }
 
-fn target(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<()> {
+fn run_target(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<()> {
     match probe.verb {
         Verb::UcWrite => WriteTarget::<Uc>::new(link, nic, probe)?.inspect(link, probe),
         _ => WriteTarget::<Rc>::new(link, nic, probe)?.inspect(link, probe),
@@ -88,7 +92,7 @@ impl<T: Connected> WriteRequester<T> {
         self.qp.post_send(&mut self.list)?;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            timeout.check("the completion of a WRITE")?;
+            timeout.fail_if_over("the completion of a WRITE")?;
         }
         Ok(())
     }
@@ -125,7 +129,7 @@ impl<T: Connected> WriteTarget<T> {
 
     /// Returns true if a word is of an older WRITE than `number`. Words are read from right to
     /// left: a WRITE that proceeds from left to right meanwhile can only have made words newer.
-    fn is_missing(&self, number: u32) -> Result<bool> {
+    fn has_missing_words(&self, number: u32) -> Result<bool> {
         for at in (0..self.memory.len()).step_by(8).rev() {
             if u64::from_le(self.memory.read_u64(at)?) < u64::from(number) {
                 return Ok(true);
@@ -141,7 +145,7 @@ impl<T: Connected> WriteTarget<T> {
                 for _ in 0..probe.writes {
                     let number: u32 = link.recv()?;
                     result.inspected += 1;
-                    result.missing += u64::from(self.is_missing(number)?);
+                    result.missing += u64::from(self.has_missing_words(number)?);
                     link.send(&number)?;
                 }
             }
@@ -155,10 +159,10 @@ impl<T: Connected> WriteTarget<T> {
                         if word > u64::from(before) {
                             break u32::try_from(word)?;
                         }
-                        timeout.check("the last word of a WRITE")?;
+                        timeout.fail_if_over("the last word of a WRITE")?;
                     };
                     result.inspected += 1;
-                    result.missing += u64::from(self.is_missing(number)?);
+                    result.missing += u64::from(self.has_missing_words(number)?);
                     before = number;
                 }
             }
@@ -176,8 +180,8 @@ mod tests {
         let probe = WriteProbe::new(question, verb, payload_bytes, 300).expect("it fits");
         let (mut left, mut right) = WorkerLink::pair().expect("pipes");
         std::thread::scope(|scope| {
-            let worker = scope.spawn(|| target(&mut right, &OpenNic::open(&nic)?, &probe));
-            let result = drive(&mut left, &OpenNic::open(&nic).expect("a NIC"), &probe);
+            let worker = scope.spawn(|| run_target(&mut right, &OpenNic::open(&nic)?, &probe));
+            let result = run_driver_side(&mut left, &OpenNic::open(&nic).expect("a NIC"), &probe);
             worker.join().expect("no panic").expect("the target works");
             result.expect("the requester works")
         })
@@ -224,13 +228,13 @@ mod tests {
         let target = WriteTarget { _qp: a, memory };
         for at in [0, 8, 16, 24] {
             assert!(
-                target.is_missing(1).expect("in range"),
+                target.has_missing_words(1).expect("in range"),
                 "the word at {at} is missing"
             );
             target.memory.write_u64(at, 1u64.to_le()).expect("in range");
         }
-        assert!(!target.is_missing(1).expect("in range"));
-        assert!(target.is_missing(2).expect("in range"));
+        assert!(!target.has_missing_words(1).expect("in range"));
+        assert!(target.has_missing_words(2).expect("in range"));
     }
 
     #[test]

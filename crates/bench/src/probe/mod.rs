@@ -10,5 +10,5 @@ mod ends;
 pub(crate) mod question;
 
 pub use self::ends::run;
-pub(crate) use self::ends::work;
+pub(crate) use self::ends::run_worker_side;
 pub use self::question::{ProbeResult, ProbedProperty, WriteProbe};

@@ -22,19 +22,19 @@ const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
 
 /// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
 pub(super) fn idle_cpu(bench: &BenchSetup) -> Result<RowFigure> {
-    let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
-    Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu)
+    let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
+    Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu_percent)
 }
 
 /// Measures [`Row::IdleMemory`](crate::goal::Row::IdleMemory) once.
 pub(super) fn idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
-    let order = order(bench, IDLE_QUEUE_PAIRS, true)?;
-    Ok(with_worker(bench, |link| drive_idle(link, &order))?.memory)
+    let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
+    Ok(with_worker(bench, |link| drive_idle(link, &order))?.resident_mib)
 }
 
 /// Measures [`Row::Connect`](crate::goal::Row::Connect) once.
 pub(super) fn connect(bench: &BenchSetup) -> Result<RowFigure> {
-    let order = order(bench, CONNECTED_QUEUE_PAIRS, false)?;
+    let order = make_job(bench, CONNECTED_QUEUE_PAIRS, false)?;
     with_worker(bench, |link| drive_connect(link, &order))
 }
 
@@ -50,13 +50,13 @@ pub(super) fn idle_cpu_of(
         queue_pairs,
         idle: true,
     };
-    Ok(drive_idle(link, &order)?.cpu)
+    Ok(drive_idle(link, &order)?.cpu_percent)
 }
 
-fn order(bench: &BenchSetup, queue_pairs: u64, idle: bool) -> Result<ConnectionsJob> {
+fn make_job(bench: &BenchSetup, queue_pairs: u64, idle: bool) -> Result<ConnectionsJob> {
     Ok(ConnectionsJob {
         nic: bench.nic.clone(),
-        queue_pairs: usize::try_from(bench.scaled(queue_pairs))?,
+        queue_pairs: usize::try_from(bench.shrink_count(queue_pairs))?,
         idle,
     })
 }
@@ -74,21 +74,21 @@ fn with_worker<R: Send>(
 }
 
 /// Maximum messages in flight while connections are checked.
-const CHECKS_AT_ONCE: usize = 64;
+const MAX_CHECKS_IN_FLIGHT: usize = 64;
 
 /// Cost of an idle process.
 struct IdleCost {
     /// CPU time in percent of a core.
-    cpu: RowFigure,
+    cpu_percent: RowFigure,
     /// Resident memory in MiB.
-    memory: RowFigure,
+    resident_mib: RowFigure,
 }
 
 fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost> {
     let nic = OpenNic::open(&order.nic)?;
     let pid = link.worker_pid().unwrap_or_else(std::process::id);
     let (qps, _) = connect_all(link, &nic, order)?;
-    check_all(&qps)?;
+    send_over_all(&qps)?;
     let checked: usize = link.recv()?;
     // Wait until the work after the last message (timers, going to sleep) is done.
     std::thread::sleep(Duration::from_millis(500));
@@ -111,8 +111,8 @@ fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost>
     );
     Ok(IdleCost {
         // Two digits are kept; the kernel's own accounting shows beyond them.
-        cpu: measured((cpu * 100.0).round() / 100.0),
-        memory: measured(memory),
+        cpu_percent: measured((cpu * 100.0).round() / 100.0),
+        resident_mib: measured(memory),
     })
 }
 
@@ -120,7 +120,7 @@ fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFig
     let queue_pairs = order.queue_pairs;
     let nic = OpenNic::open(&order.nic)?;
     let (qps, elapsed_ns) = connect_all(link, &nic, order)?;
-    check_all(&qps)?;
+    send_over_all(&qps)?;
     let checked: usize = link.recv()?;
     if checked != queue_pairs {
         bail!("{checked} of {queue_pairs} connections carry messages");
@@ -146,7 +146,7 @@ fn connect_all(
     let _: String = link.recv()?;
     let begin_ns = now_ns();
     link.send(&"go")?;
-    let cq = nic.cq(2 * CHECKS_AT_ONCE)?;
+    let cq = nic.cq(2 * MAX_CHECKS_IN_FLIGHT)?;
     let prepared: Vec<PreparedQp<Rc>> = (0..count)
         .map(|_| {
             let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
@@ -172,13 +172,13 @@ fn connect_all(
 }
 
 /// Sends a message over each connection.
-fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
+fn send_over_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     let Some(first) = qps.first() else {
         return Ok(());
     };
     let mut list = first.postlist(1);
     list.send_with_imm(HeaderOnly, 0).signaled();
-    let mut wcs = WcBuffer::<CHECKS_AT_ONCE>::new();
+    let mut wcs = WcBuffer::<MAX_CHECKS_IN_FLIGHT>::new();
     let mut outstanding = 0;
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut wait = |outstanding: &mut usize, left: usize| -> Result<()> {
@@ -186,7 +186,7 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
             let done = reap(first.send_cq(), &mut wcs, |_| Ok(()))?;
             *outstanding -= done;
             if done == 0 {
-                timeout.check("completions of SENDs")?;
+                timeout.fail_if_over("completions of SENDs")?;
             } else {
                 timeout.reset();
             }
@@ -197,7 +197,7 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
         list.set_imm(0, u32::try_from(number)?);
         qp.post_send(&mut list)?;
         outstanding += 1;
-        wait(&mut outstanding, CHECKS_AT_ONCE - 1)?;
+        wait(&mut outstanding, MAX_CHECKS_IN_FLIGHT - 1)?;
     }
     wait(&mut outstanding, 0)
 }
@@ -206,10 +206,10 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
-pub(crate) fn work(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
     let mut connected = WorkerQps::new(link, &nic, order.queue_pairs)?;
-    let checked = connected.check()?;
+    let checked = connected.receive_over_all()?;
     link.send(&checked)?;
     if order.idle {
         // The worker sleeps here while the driver measures.
@@ -229,7 +229,7 @@ struct WorkerQps {
 
 impl WorkerQps {
     fn new(link: &mut WorkerLink, nic: &OpenNic, count: usize) -> Result<WorkerQps> {
-        let recvs_at_once = 4 * CHECKS_AT_ONCE;
+        let recvs_at_once = 4 * MAX_CHECKS_IN_FLIGHT;
         let srq = nic.pd.create_srq(u32::try_from(recvs_at_once)?, 1)?;
         let memory = nic.pd.alloc(64, Access::LOCAL_WRITE)?;
         let mut recvs = srq.recv_list(recvs_at_once);
@@ -269,9 +269,9 @@ impl WorkerQps {
 
     /// Receives one message over each connection. Returns the number of messages that came over the
     /// right connection.
-    fn check(&mut self) -> Result<usize> {
+    fn receive_over_all(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
-        let mut wcs = WcBuffer::<CHECKS_AT_ONCE>::new();
+        let mut wcs = WcBuffer::<MAX_CHECKS_IN_FLIGHT>::new();
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         let mut taken = 0;
         while taken < self.qps.len() {
@@ -286,7 +286,7 @@ impl WorkerQps {
             })?;
             taken += came;
             if came == 0 {
-                timeout.check("a message over each connection")?;
+                timeout.fail_if_over("a message over each connection")?;
                 continue;
             }
             timeout.reset();
@@ -310,7 +310,7 @@ mod tests {
         let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || match right.recv()? {
-                Job::Connections(order) => work(&mut right, &order),
+                Job::Connections(order) => run_worker_side(&mut right, &order),
                 job => bail!("{job:?} is of no connections"),
             });
             let measured = drive(&mut left, &order);
@@ -323,6 +323,6 @@ mod tests {
     #[test]
     fn many_queue_pairs() {
         assert_eq!(tiny(false, drive_connect).verified_ops, 64);
-        assert!(tiny(true, drive_idle).memory.value > 0.0);
+        assert!(tiny(true, drive_idle).resident_mib.value > 0.0);
     }
 }

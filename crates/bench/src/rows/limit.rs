@@ -20,9 +20,9 @@ pub(crate) fn measure(bench: &BenchSetup, limit: BareRingLimit) -> Result<RowFig
     };
     pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-        let figure = bare_pair::drive(&mut link, bare)?;
+        let figure = bare_pair::run_driver_side(&mut link, bare)?;
         Ok(RowFigure {
-            value: figure.value,
+            value: figure.mops_or_latency_ns,
             verified_ops: figure.verified_ops,
             lost_ops: 0,
         })

@@ -34,7 +34,7 @@ pub(crate) fn measure(
         lost_ops: 0,
     };
     if let Some(test) = peer.ucx() {
-        let iterations = bench.scaled(test.iterations());
+        let iterations = bench.shrink_count(test.iterations());
         let measured = ucx::run(test, iterations, bench.cores, &ucx::UcxTransport::Posix)?;
         let value = match test {
             ucx::UcxTest::AmLat => measured.ns_per_message(),
@@ -46,20 +46,21 @@ pub(crate) fn measure(
         return sequencer::best_other(bench);
     }
     if peer == PeerSystem::NoFaults {
-        return wire::without_faults(bench);
+        return wire::measure_without_faults(bench);
     }
     if peer == PeerSystem::Iperf3 {
-        let (bytes, rate) = iperf3::run(bench.scaled(TCP_BYTES), bench.cores)?;
+        let (bytes, rate) = iperf3::run(bench.shrink_count(TCP_BYTES), bench.cores)?;
         return Ok(done(rate / 1e9, bytes));
     }
     if let Some((exchange, datagram_bytes)) = peer.datagrams() {
         return datagrams(bench, exchange, datagram_bytes);
     }
     if let Some((method, payload_bytes)) = peer.copy() {
-        let copies = bench.scaled(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
+        let copies =
+            bench.shrink_count(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
         pinned(bench.cores.requester, || {
             let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-            let rate = hostcopy::drive(&mut link, method, payload_bytes, copies)?;
+            let rate = hostcopy::run_driver_side(&mut link, method, payload_bytes, copies)?;
             Ok(done(rate / 1e9, copies))
         })
     } else {
@@ -68,7 +69,7 @@ pub(crate) fn measure(
             Some(server) => server,
             None => server.insert(redis::Server::start(bench.cores)?),
         };
-        let requests = bench.scaled(redis::REQUESTS);
+        let requests = bench.shrink_count(redis::REQUESTS_PER_RUN);
         let rate = server.run(requests)?;
         Ok(done(rate / 1e6, requests))
     }
@@ -83,14 +84,14 @@ fn datagrams(
     datagram_bytes: usize,
 ) -> Result<RowFigure> {
     let is_long = datagram_bytes > PACKET_PAYLOAD_BYTES;
-    let count = bench.scaled(match exchange {
+    let count = bench.shrink_count(match exchange {
         DatagramExchange::PingPong => PING_PONGS,
         DatagramExchange::Stream { .. } if is_long => LONG_DATAGRAMS,
         DatagramExchange::Stream { .. } => SHORT_DATAGRAMS,
     });
     pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-        let rate = udp::drive(&mut link, exchange, datagram_bytes, count)?;
+        let rate = udp::run_driver_side(&mut link, exchange, datagram_bytes, count)?;
         #[allow(clippy::cast_precision_loss)] // 4096
         let value = match exchange {
             DatagramExchange::PingPong => rate,

@@ -25,25 +25,25 @@ pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
         Row::IbWriteLat => perftest(bench, &runs, "ib_write_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteBw => perftest(bench, &runs, "ib_write_bw", "-s 65536", 64 << 10, 80_000),
         Row::IbWriteStart => time_of_first_messages(bench, &runs),
-        Row::UctPut => put(bench, ucx::UcxTest::PutBw, verbatim),
-        Row::UcpPut => put(bench, ucx::UcxTest::UcpPutBw, verbatim),
+        Row::UctPut => measure_ucx_put(bench, ucx::UcxTest::PutBw, verbatim),
+        Row::UcpPut => measure_ucx_put(bench, ucx::UcxTest::UcpPutBw, verbatim),
         _ => bail!("{} is no program of other people's", row.name()),
     }
 }
 
 /// Runs a test of puts over `rc_verbs`.
-fn put(bench: &BenchSetup, test: ucx::UcxTest, verbatim: PathBuf) -> Result<RowFigure> {
-    let iterations = bench.scaled(2_000_000);
+fn measure_ucx_put(bench: &BenchSetup, test: ucx::UcxTest, verbatim: PathBuf) -> Result<RowFigure> {
+    let iterations = bench.shrink_count(2_000_000);
     let measured = ucx::run(
         test,
         iterations,
         bench.cores,
         &ucx::UcxTransport::RcVerbs(verbatim),
     )?;
-    Ok(taken(measured.rate / 1e6, iterations))
+    Ok(lossless_figure(measured.rate / 1e6, iterations))
 }
 
-fn taken(value: f64, verified_ops: u64) -> RowFigure {
+fn lossless_figure(value: f64, verified_ops: u64) -> RowFigure {
     RowFigure {
         value,
         verified_ops,
@@ -61,7 +61,7 @@ fn perftest(
     count: u64,
 ) -> Result<RowFigure> {
     // A multiple of whole postlists and whole signaled periods.
-    let count = bench.scaled(count).next_multiple_of(1600);
+    let count = bench.shrink_count(count).next_multiple_of(1600);
     let mut args: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
     args.extend(["-F".to_owned(), "-n".to_owned(), count.to_string()]);
     let report = perftest::run_tool(runs, tool, &args, payload_bytes, bench.cores)?;
@@ -70,15 +70,15 @@ fn perftest(
         Report::Bandwidth { rate_mops } if payload_bytes >= 1024 => {
             rate_mops * payload_bytes as f64 / 1e3
         }
-        report => report.value(),
+        report => report.mops_or_ns(),
     };
-    Ok(taken(value, count))
+    Ok(lossless_figure(value, count))
 }
 
 /// Time that a client of perftest sleeps, in milliseconds. It sleeps for a second after connecting
 /// to the server (`ethernet_client_connect` of its `perftest_communication.c`). It sleeps twice for
 /// 100 ms while it counts cycles (`sample_get_cpu_mhz` of `get_clock.c`).
-const OWN_SLEEP_MS: f64 = 1200.0;
+const CLIENT_SLEEP_MS: f64 = 1200.0;
 
 /// Measures the time in milliseconds that a client of `ib_write_bw` takes to send five messages.
 /// The client's own sleeps are subtracted. The time that the program takes to find no device on the
@@ -119,5 +119,8 @@ fn time_of_first_messages(bench: &BenchSetup, runs: &VerbsLibrary) -> Result<Row
     if !succeeds {
         bail!("{TOOL} failed on the software NIC");
     }
-    Ok(taken(running_ms - OWN_SLEEP_MS - failing_ms, 5))
+    Ok(lossless_figure(
+        running_ms - CLIENT_SLEEP_MS - failing_ms,
+        5,
+    ))
 }

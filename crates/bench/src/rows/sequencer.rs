@@ -14,7 +14,7 @@ use crate::setup::{BenchSetup, RowFigure};
 const DESIGN: &str = "spec-s0";
 
 /// Other designs.
-const OTHERS: [&str; 4] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq"];
+const OTHER_DESIGNS: [&str; 4] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq"];
 
 /// Maximum outstanding requests of the client.
 const WINDOW: &str = "256";
@@ -24,19 +24,19 @@ const DURATION_MS: u64 = 500;
 
 /// Measures the design with one worker and one client process.
 pub(super) fn measure(bench: &BenchSetup) -> Result<RowFigure> {
-    of_design(bench, DESIGN)
+    measure_design(bench, DESIGN)
 }
 
 /// Measures the design that answers requests by SENDs in batches.
 pub(super) fn rpc(bench: &BenchSetup) -> Result<RowFigure> {
-    of_design(bench, "rpc-batch")
+    measure_design(bench, "rpc-batch")
 }
 
 /// Measures every other design in the same way. Returns the fastest result.
 pub(crate) fn best_other(bench: &BenchSetup) -> Result<RowFigure> {
     let mut best: Option<RowFigure> = None;
-    for design in OTHERS {
-        let measured = of_design(bench, design)?;
+    for design in OTHER_DESIGNS {
+        let measured = measure_design(bench, design)?;
         if best.is_none_or(|best| measured.value > best.value) {
             best = Some(measured);
         }
@@ -44,7 +44,7 @@ pub(crate) fn best_other(bench: &BenchSetup) -> Result<RowFigure> {
     best.context("there is no other design")
 }
 
-fn of_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
+fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
     let part = |name: &str| {
         let mut command = Command::new(&bench.worker.path);
         command.args([

@@ -12,7 +12,7 @@ use crate::peers::bare_ring::WINDOW;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Smallest payload, in bytes, for which a row's figure is a bandwidth instead of a rate.
-const LONG_BYTES: usize = 4096;
+const MIN_BANDWIDTH_PAYLOAD_BYTES: usize = 4096;
 
 /// Duration of the measurement of a row or its limit, in milliseconds.
 pub(super) const DURATION_MS: u64 = 300;
@@ -34,10 +34,10 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
         signal_every: Some(signal_every),
         ..MicroParameters::default()
     };
-    if let Some(sends) = row.sends() {
+    if let Some(sends) = row.send_stream() {
         let parameters = MicroParameters {
             payload_bytes: Some(sends.payload_bytes),
-            ..parameters(sends.list, WINDOW, 16)
+            ..parameters(sends.wrs_per_postlist, WINDOW, 16)
         };
         return Ok(MeasurementTask::Stream(VerbStream::new(
             sends.verb,
@@ -77,7 +77,7 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
 pub(super) fn figure(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure {
     match outcome {
         TaskResult::Rate(rate) => RowFigure {
-            value: if task.payload_bytes() >= LONG_BYTES {
+            value: if task.payload_bytes() >= MIN_BANDWIDTH_PAYLOAD_BYTES {
                 rate.bandwidth_gbytes_per_s
             } else {
                 rate.rate_mops
@@ -119,7 +119,7 @@ mod tests {
         };
         let task = task(&bench, row).unwrap();
         let (left, mut right) = WorkerLink::pair().unwrap();
-        let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+        let worker = std::thread::spawn(move || crate::worker::run_jobs(&mut right, None));
         let links = &mut [left];
         let outcome = crate::micro::lanes::measure(links, &bench.nic, &task, &[], &[]);
         drop(std::mem::replace(links, [WorkerLink::pair().unwrap().0]));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn every_row_of_a_verb_is_measured_and_checked() {
-        let sends = Row::all().filter(|row| row.sends().is_some());
+        let sends = Row::all().filter(|row| row.send_stream().is_some());
         let others = [
             Row::RcLatency,
             Row::RcWrite,
@@ -145,7 +145,8 @@ mod tests {
             assert!(measured.value > 0.0, "{}: {measured:?}", row.name());
             assert!(measured.verified_ops > 0, "{}: {measured:?}", row.name());
             assert!(
-                row.sends().is_some_and(|sends| sends.verb != Verb::RcSend)
+                row.send_stream()
+                    .is_some_and(|sends| sends.verb != Verb::RcSend)
                     || measured.lost_ops == 0,
                 "{}",
                 row.name()

@@ -30,17 +30,21 @@ const BANDWIDTH_PAYLOAD_BYTES: usize = 64 << 10;
 const ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
 
 /// Fault plan that drops one in a hundred of a process's sent packets.
-const LOSS: &str = "drop,direction=send,p=0.01";
+const LOSS_FAULT_PLAN: &str = "drop,direction=send,p=0.01";
 
 /// Measures a row of [`Row::WIRE`] once.
 pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
-    let fault = if row == Row::WireLoss { LOSS } else { "" };
-    of_processes(bench, measurement_of(bench, row)?, fault)
+    let fault = if row == Row::WireLoss {
+        LOSS_FAULT_PLAN
+    } else {
+        ""
+    };
+    measure_between_processes(bench, measurement_of(bench, row)?, fault)
 }
 
 /// Measures the row with losses without its fault plan.
-pub(super) fn without_faults(bench: &BenchSetup) -> Result<RowFigure> {
-    of_processes(bench, measurement_of(bench, Row::WireLoss)?, "")
+pub(super) fn measure_without_faults(bench: &BenchSetup) -> Result<RowFigure> {
+    measure_between_processes(bench, measurement_of(bench, Row::WireLoss)?, "")
 }
 
 fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
@@ -73,7 +77,7 @@ fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
             })
         }
         Row::WireIdle => {
-            let queue_pairs = usize::try_from(bench.scaled(IDLE_QUEUE_PAIRS))?;
+            let queue_pairs = usize::try_from(bench.shrink_count(IDLE_QUEUE_PAIRS))?;
             return Ok(DrivenMeasurement::IdleCpu { queue_pairs });
         }
         _ => bail!("{} is no row of packets", row.name()),
@@ -83,7 +87,11 @@ fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
 
 /// Measures between a process with the first address and a process with the second, both under a
 /// fault plan.
-fn of_processes(bench: &BenchSetup, driven: DrivenMeasurement, fault: &str) -> Result<RowFigure> {
+fn measure_between_processes(
+    bench: &BenchSetup,
+    driven: DrivenMeasurement,
+    fault: &str,
+) -> Result<RowFigure> {
     let exe = |address| {
         bench.worker.with_envs([
             ("VERBATIM_PATH", "packets"),
@@ -107,7 +115,7 @@ fn of_processes(bench: &BenchSetup, driven: DrivenMeasurement, fault: &str) -> R
 ///
 /// # Errors
 /// When the measurement fails, or the benchmark's process is gone.
-pub(crate) fn drive(link: &mut WorkerLink, order: &DriveJob) -> Result<()> {
+pub(crate) fn run_driver_side(link: &mut WorkerLink, order: &DriveJob) -> Result<()> {
     let measured = match &order.measurement {
         DrivenMeasurement::Task(task) => {
             let mut runner = WorkerPool::new(order.cores, order.worker_exe.clone());

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use btree::balance::ControlLaw;
-use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, key_of, value_of};
+use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, stable_key, value_of};
 use btree::walk_cost::TreeSize;
 use btree::{
     ClientConfig, ExecuteRequests, LoadBalancer, LocalConnector, LocalServer, PipelinedClient,
@@ -76,15 +76,15 @@ impl Default for AdaptiveParameters {
 }
 
 /// Number of keys of the real tree.
-const KEYS: u64 = 1 << 14;
+const REAL_TREE_KEYS: u64 = 1 << 14;
 /// Worker cores on each side; one further core moves ranges.
-const WORKERS: usize = 7;
+const WORKERS_PER_SIDE: usize = 7;
 /// Maximum outstanding requests of a client.
 const WINDOW: usize = 16;
 /// Number of client machines.
 const MACHINES: usize = 4;
 /// Length of a step of the recorded course.
-const STEP: Duration = Duration::from_micros(500);
+const RECORDING_STEP: Duration = Duration::from_micros(500);
 
 /// One step of the recorded course.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -142,7 +142,7 @@ impl AdaptiveResult {
                 if self.rate(at, SETTLED_MS) >= share * best {
                     return Some(at - from);
                 }
-                at += STEP.as_secs_f64() * 1e3;
+                at += RECORDING_STEP.as_secs_f64() * 1e3;
             }
             None
         };
@@ -154,21 +154,21 @@ impl AdaptiveResult {
 const SETTLED_MS: f64 = 5.0;
 
 /// Returns the most popular key of a phase; the keys of different phases are far apart.
-fn hot(phase: u32) -> u64 {
-    (u64::from(phase) * 7 + 3) * KEYS / 11 % KEYS
+fn hottest_key(phase: u32) -> u64 {
+    (u64::from(phase) * 7 + 3) * REAL_TREE_KEYS / 11 % REAL_TREE_KEYS
 }
 
 fn popularity(setup: &AdaptiveParameters, phase: u32) -> Popularity {
     Popularity::ZipfFrom {
         exponent: setup.exponent,
-        first: hot(phase),
+        first: hottest_key(phase),
     }
 }
 
 /// Returns the key at which to split, so that a share `behind` of the phase's requests goes to this
 /// key and those after it.
 fn split_at(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
-    let mut chooser = KeyGenerator::new(KEYS, popularity(setup, phase), 99);
+    let mut chooser = KeyGenerator::new(REAL_TREE_KEYS, popularity(setup, phase), 99);
     let mut keys: Vec<u64> = (0..20_000).map(|_| chooser.next(0)).collect();
     keys.sort_unstable();
     #[expect(
@@ -178,7 +178,7 @@ fn split_at(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
         reason = "a share of a small number"
     )]
     let at = ((1.0 - behind.clamp(0.0, 1.0)) * keys.len() as f64) as usize;
-    keys.get(at).copied().unwrap_or(KEYS - 1).max(1)
+    keys.get(at).copied().unwrap_or(REAL_TREE_KEYS - 1).max(1)
 }
 
 /// Returns the best rate of a fixed split in the first phase, in 10^6 per second, with the DPU's
@@ -212,10 +212,10 @@ pub fn best_static(profile: &Profile, setup: &AdaptiveParameters) -> Result<(f64
 /// When the profile has no DPU or lacks what a simulation needs.
 pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResult> {
     for place in [CorePlace::Host, CorePlace::Dpu] {
-        check_cores(profile, place, WORKERS + 1)?;
+        check_cores(profile, place, WORKERS_PER_SIDE + 1)?;
     }
     let cluster = SimulatedCluster::new(profile, 1 + MACHINES, setup.seed)?;
-    let split = key_of(split_at(setup, 0, setup.begin));
+    let split = stable_key(split_at(setup, 0, setup.begin));
     let stop = Rc::new(Cell::new(false));
     let servers =
         [CorePlace::Host, CorePlace::Dpu].map(|place| serve(&cluster, setup, place, split));
@@ -229,8 +229,8 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     }
     let clients = ClientCounters::default();
     clients.start(&cluster, setup, &connectors)?;
-    let (points, jumps_ms) = watch(&cluster, setup, &servers, &clients);
-    cluster.run_until(|| clients.running.get() == 0)?;
+    let (points, jumps_ms) = record_points(&cluster, setup, &servers, &clients);
+    cluster.run_until(|| clients.running_clients.get() == 0)?;
     stop.set(true);
     connectors.iter().for_each(LocalConnector::stop);
     cluster.finish()?;
@@ -243,13 +243,13 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
         points,
         jumps_ms,
         values: reports.iter().map(|r| r.verified).sum(),
-        redirected: clients.redirected.get(),
+        redirected: clients.redirected_requests.get(),
         verified: reports.iter().all(|r| r.is_right() && r.lost == 0),
     })
 }
 
 /// Records the course until the last phase ends.
-fn watch(
+fn record_points(
     cluster: &SimulatedCluster,
     setup: &AdaptiveParameters,
     servers: &[LocalServer],
@@ -260,14 +260,14 @@ fn watch(
     let mut points = Vec::new();
     let (mut done, mut gets) = (0, [0u64; 2]);
     while cluster.simulation.now() - began < total {
-        cluster.advance(STEP);
-        let now = clients.done.get();
+        cluster.advance_time(RECORDING_STEP);
+        let now = clients.answered_lookups.get();
         let asked = clients.requests_per_server();
         let by = [asked[0] - gets[0], asked[1] - gets[1]];
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         points.push(AdaptivePoint {
             ms: (cluster.simulation.now() - began).as_secs_f64() * 1e3,
-            rate_mops: (now - done) as f64 / STEP.as_secs_f64() * 1e-6,
+            rate_mops: (now - done) as f64 / RECORDING_STEP.as_secs_f64() * 1e-6,
             dpu_share: by[1] as f64 / (by[0] + by[1]).max(1) as f64,
             moved: servers.iter().map(|s| s.stats().taken_entries).sum(),
         });
@@ -284,15 +284,15 @@ fn serve(
     place: CorePlace,
     split: u64,
 ) -> Result<LocalServer> {
-    let (context, machine) = cluster.at(0, place)?;
+    let (context, machine) = cluster.context_and_machine(0, place)?;
     let (server_number, share) = match place {
         CorePlace::Host => (0, 1.0 - setup.dpu_share),
         CorePlace::Dpu => (1, setup.dpu_share),
     };
     let config = ServerConfig {
         node_bytes: 2048,
-        keys: 8 * KEYS,
-        workers: WORKERS,
+        keys: 8 * REAL_TREE_KEYS,
+        workers: WORKERS_PER_SIDE,
         batch: 1,
         max_clients: setup.clients + 4,
         max_window: 64,
@@ -315,9 +315,9 @@ fn serve(
     let runtime =
         ServerRuntime::simulated(setup.seed ^ u64::from(server_number)).charging_walks(shape);
     let mut server = LocalServer::new(context, config, runtime)?;
-    let loaded = server
-        .service()
-        .load(0, KEYS, 1.0, |i| (key_of(i), value_of(key_of(i), 0)));
+    let loaded = server.service().bulk_load(0, REAL_TREE_KEYS, 1.0, |i| {
+        (stable_key(i), value_of(stable_key(i), 0))
+    });
     loaded.map_err(|e| anyhow::anyhow!("cannot load the tree: {e}"))?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {place}");
@@ -346,7 +346,7 @@ fn start_mover(
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
     let place = [CorePlace::Host, CorePlace::Dpu][part];
-    let (context, machine) = cluster.at(0, place)?;
+    let (context, machine) = cluster.context_and_machine(0, place)?;
     let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
     let service = std::sync::Arc::clone(server.service());
     cluster
@@ -373,7 +373,7 @@ fn start_controller(
     connectors: &[LocalConnector],
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
-    let (context, machine) = cluster.at(0, setup.controller)?;
+    let (context, machine) = cluster.context_and_machine(0, setup.controller)?;
     let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
     cluster
         .simulation
@@ -418,11 +418,11 @@ fn let_time_pass(time: Duration) {
 #[derive(Clone, Debug, Default)]
 struct ClientCounters {
     /// Number of look-ups that were answered.
-    done: Rc<Cell<u64>>,
+    answered_lookups: Rc<Cell<u64>>,
     /// Number of requests to each server.
     requests_per_server: Rc<Cell<[u64; 2]>>,
-    redirected: Rc<Cell<u64>>,
-    running: Rc<Cell<usize>>,
+    redirected_requests: Rc<Cell<u64>>,
+    running_clients: Rc<Cell<usize>>,
     reports: Rc<RefCell<Vec<LoadReport>>>,
     failure: Rc<RefCell<Option<String>>>,
 }
@@ -450,7 +450,9 @@ impl ExecuteRequests for CountingRouter {
         each: impl FnMut(btree::Completion<'_>),
     ) -> Result<usize, btree::ClientError> {
         let done = self.router.poll(each)?;
-        self.clients.done.set(self.clients.done.get() + done as u64);
+        self.clients
+            .answered_lookups
+            .set(self.clients.answered_lookups.get() + done as u64);
         Ok(done)
     }
 
@@ -462,8 +464,8 @@ impl ExecuteRequests for CountingRouter {
         self.router.window()
     }
 
-    fn refresh(&mut self) {
-        self.router.refresh();
+    fn refresh_clock(&mut self) {
+        self.router.refresh_clock();
     }
 
     fn stats(&self) -> btree::ClientStats {
@@ -488,7 +490,7 @@ impl ClientCounters {
         connectors: &[LocalConnector],
     ) -> Result<()> {
         let gate = SimulatedBarrier::default();
-        self.running.set(setup.clients);
+        self.running_clients.set(setup.clients);
         for i in 0..setup.clients {
             let machine = 1 + i % MACHINES;
             let (context, gate, own) = (
@@ -502,7 +504,7 @@ impl ClientCounters {
                     gate.arrived.set(gate.arrived.get() + 1);
                     *own.failure.borrow_mut() = Some(e.to_string());
                 }
-                own.running.set(own.running.get() - 1);
+                own.running_clients.set(own.running_clients.get() - 1);
             });
         }
         cluster.run_until(|| gate.arrived.get() == setup.clients)?;
@@ -536,7 +538,7 @@ impl ClientCounters {
         let began = verbs::time::now();
         for phase in 0..setup.phases {
             let workload = Workload {
-                keys: KEYS,
+                keys: REAL_TREE_KEYS,
                 popularity: popularity(setup, phase),
                 ..Workload::default()
             };
@@ -546,8 +548,8 @@ impl ClientCounters {
                 load::run(&mut counted, &workload, until, seed).context("a client cannot go on")?;
             self.reports.borrow_mut().push(report);
         }
-        let redirected = self.redirected.get() + counted.router.redirected();
-        self.redirected.set(redirected);
+        let redirected = self.redirected_requests.get() + counted.router.redirected_requests();
+        self.redirected_requests.set(redirected);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::load::{self, LoadEnd, LoadReport, Workload, key_of, value_of};
+use btree::load::{self, LoadEnd, LoadReport, Workload, stable_key, value_of};
 use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
     AccessDesign, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests, LocalServer,
@@ -64,7 +64,7 @@ pub struct BtreeParameters {
 }
 
 /// Maximum number of keys of the real tree.
-const KEYS: u64 = 1 << 14;
+const MAX_REAL_TREE_KEYS: u64 = 1 << 14;
 
 /// Minimum warm-up, because clients begin with whole windows.
 const WARM_UP: Duration = Duration::from_micros(150);
@@ -74,14 +74,14 @@ const WARM_UP: Duration = Duration::from_micros(150);
 const CLIENT_OVERRUN: Duration = Duration::from_micros(20);
 
 /// Time within which clients begin, about a round trip.
-const ROUND_TRIP_NS: u64 = 2000;
+const CLIENT_START_SPREAD_NS: u64 = 2000;
 
 impl BtreeParameters {
     /// The setup of the study of BlueField-2, as far as it is published: 8 cores answer RPCs one at
     /// a time. Nodes are full, as after a bulk load: then 256 M keys take the study's 5 READs of 2
     /// KiB or 6 of 512 B. The clients keep all cores busy.
     #[must_use]
-    pub fn study(place: CorePlace, keys: u64) -> Self {
+    pub fn bluefield2_study(place: CorePlace, keys: u64) -> Self {
         Self {
             access: AccessDesign::Rpc,
             place,
@@ -112,13 +112,13 @@ impl BtreeParameters {
             machines: 1,
             cores: 1,
             time: Duration::from_millis(2),
-            ..Self::study(place, 256_000_000)
+            ..Self::bluefield2_study(place, 256_000_000)
         }
     }
 
     /// Returns the same setup with one client and one outstanding request, which measures latency.
     #[must_use]
-    pub fn alone(self) -> Self {
+    pub fn with_one_request(self) -> Self {
         Self {
             clients: 1,
             machines: 1,
@@ -136,8 +136,8 @@ impl BtreeParameters {
     }
 
     /// Returns the servers' parts, in the order of their keys.
-    fn parts(&self) -> Vec<ServerKeyRange> {
-        let all = KEYS.min(self.keys);
+    fn server_key_ranges(&self) -> Vec<ServerKeyRange> {
+        let all = MAX_REAL_TREE_KEYS.min(self.keys);
         let part = |place, from: f64, to: f64| {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -150,9 +150,9 @@ impl BtreeParameters {
             let shape = self.shape(at(to, self.keys) - at(from, self.keys));
             ServerKeyRange {
                 place,
-                shape,
+                cost_tree_size: shape,
                 first,
-                real_shape: shape.with_fewer_keys(end - first),
+                real_shape: shape.with_keys_same_levels(end - first),
             }
         };
         let parts = match self.dpu_share {
@@ -175,7 +175,7 @@ impl BtreeParameters {
 struct ServerKeyRange {
     place: CorePlace,
     /// Shape of the tree that determines the cost of walks.
-    shape: TreeSize,
+    cost_tree_size: TreeSize,
     /// Number of the first key of the real tree.
     first: u64,
     /// Shape of the real tree.
@@ -212,7 +212,7 @@ pub struct BtreeResult {
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
-    let parts = setup.parts();
+    let parts = setup.server_key_ranges();
     for part in &parts {
         check_cores(profile, part.place, setup.cores)?;
     }
@@ -223,9 +223,9 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     assign_to_others(&parts, &servers)?;
     let clients = ClientCounters::default();
     clients.start(&cluster, setup, &parts, &servers)?;
-    cluster.advance(warm_up(setup));
+    cluster.advance_time(warm_up(setup));
     let (from, before) = (cluster.simulation.now(), clients.done.get());
-    cluster.advance(setup.time);
+    cluster.advance_time(setup.time);
     let (to, after) = (cluster.simulation.now(), clients.done.get());
     cluster.finish()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
@@ -234,7 +234,7 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     }
     let levels = parts
         .iter()
-        .map(|part| part.real_shape.levels().len() as u64);
+        .map(|part| part.real_shape.nodes_per_level().len() as u64);
     #[expect(
         clippy::cast_precision_loss,
         reason = "counts and times far below 2^52"
@@ -257,16 +257,18 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
 pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
     check_cores(profile, setup.place, setup.cores)?;
     let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
-    let (context, machine) = cluster.at(0, setup.place)?;
+    let (context, machine) = cluster.context_and_machine(0, setup.place)?;
     let all = ServerKeyRange {
         place: setup.place,
-        shape: setup.shape(setup.keys),
+        cost_tree_size: setup.shape(setup.keys),
         first: 0,
-        real_shape: setup.shape(setup.keys).with_fewer_keys(KEYS),
+        real_shape: setup
+            .shape(setup.keys)
+            .with_keys_same_levels(MAX_REAL_TREE_KEYS),
     };
     let server = load(context, setup, &all)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
-    let walk_cost = Rc::new(WalkCost::of(&all.shape, 0));
+    let walk_cost = Rc::new(WalkCost::of(&all.cost_tree_size, 0));
     for i in 0..setup.cores as u64 {
         let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
@@ -275,15 +277,17 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
             .simulation
             .spawn(machine, format!("core {i}"), move || {
                 let begun = verbs::time::now();
-                for _ in 0..LOCAL {
-                    let key = key_of(random.below(all.real_shape.keys));
+                for _ in 0..LOCAL_LOOKUPS_PER_CORE {
+                    let key = stable_key(random.below(all.real_shape.keys));
                     walk_cost.charge_walks(1);
                     if store.get(0, key) != Ok(Some(value_of(key, 0))) {
                         wrong.set(true);
                     }
                 }
                 let took = verbs::time::now() - begun;
-                rate.set(rate.get() + f64::from(LOCAL) / took.as_secs_f64() * 1e-6);
+                rate.set(
+                    rate.get() + f64::from(LOCAL_LOOKUPS_PER_CORE) / took.as_secs_f64() * 1e-6,
+                );
             });
     }
     cluster.finish()?;
@@ -294,7 +298,7 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
 }
 
 /// Number of look-ups of each core in [`run_local`].
-const LOCAL: u32 = 1000;
+const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
 
 fn warm_up(setup: &BtreeParameters) -> Duration {
     (setup.time / 5).max(WARM_UP)
@@ -326,14 +330,14 @@ fn load(context: &Context, setup: &BtreeParameters, part: &ServerKeyRange) -> Re
         max_window: setup.window,
         ..ServerConfig::default()
     };
-    let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.shape);
+    let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.cost_tree_size);
     let server = LocalServer::new(context, config, runtime)?;
     let entry = |i| {
-        let key = key_of(part.first + i);
+        let key = stable_key(part.first + i);
         (key, value_of(key, 0))
     };
     let store = server.service().store();
-    store.load(0, small.keys, small.fill, 1, entry)?;
+    store.bulk_load(0, small.keys, small.fill, 1, entry)?;
     Ok(server)
 }
 
@@ -342,12 +346,18 @@ fn assign_to_others(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
-            let range = (key_of(part.first), next.map(|next| key_of(next.first)));
+            let range = (
+                stable_key(part.first),
+                next.map(|next| stable_key(next.first)),
+            );
             let owner = RangeOwner {
                 server: other,
                 version: 0,
             };
-            server.service().store().assign_to_other(0, range, owner)?;
+            server
+                .service()
+                .store()
+                .assign_range_to_other(0, range, owner)?;
         }
     }
     Ok(())
@@ -359,7 +369,7 @@ fn serve(
     setup: &BtreeParameters,
     part: &ServerKeyRange,
 ) -> Result<LocalServer> {
-    let (context, machine) = cluster.at(0, part.place)?;
+    let (context, machine) = cluster.context_and_machine(0, part.place)?;
     let mut server = load(context, setup, part)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {}", part.place);
@@ -414,7 +424,7 @@ impl ClientCounters {
             let time = warm_up(setup) + setup.time + CLIENT_OVERRUN;
             let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
             // Clients of a network do not start synchronously.
-            let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
+            let later = Random::new(setup.seed ^ (i as u64) << 32).below(CLIENT_START_SPREAD_NS);
             cluster.spawn(machine, format!("client {i}"), move || {
                 let connect = |way| {
                     PipelinedClient::connect_through(Clone::clone(way), &context, config.clone())
@@ -504,8 +514,8 @@ impl ExecuteRequests for CountingRouter {
         self.router.window()
     }
 
-    fn refresh(&mut self) {
-        self.router.refresh();
+    fn refresh_clock(&mut self) {
+        self.router.refresh_clock();
     }
 
     fn stats(&self) -> ClientStats {

@@ -11,10 +11,10 @@ use nicmodel::{Bounds, Mix, MixOperation, Operation, Profile, Transport, Verb};
 
 use super::SimulatedCluster;
 pub use crate::collective::{CollectiveParameters, CollectiveResult};
-use crate::collective::{outcome, rank};
+use crate::collective::{outcome, run_rank};
 
 /// Bytes of a clear-to-send entry.
-const CLEAR_BYTES: u32 = 40;
+const CLEAR_TO_SEND_BYTES: u32 = 40;
 
 /// Runs the collective.
 ///
@@ -36,7 +36,7 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
     for (index, (ring, pd)) in rings.into_iter().zip(domains).enumerate() {
         let (mut ring, setup, measured) = (Box::new(ring), *setup, Rc::clone(&measured));
         cluster.spawn(index, format!("rank {index}"), move || {
-            let found = rank(&mut ring, &pd, &setup);
+            let found = run_rank(&mut ring, &pd, &setup);
             measured.borrow_mut().push(found);
         });
     }
@@ -51,7 +51,10 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
 ///
 /// # Errors
 /// When the NIC does not support these verbs.
-pub fn bound(profile: &Profile, setup: &CollectiveParameters) -> Result<(f64, Resource)> {
+pub fn bus_bandwidth_bound(
+    profile: &Profile,
+    setup: &CollectiveParameters,
+) -> Result<(f64, Resource)> {
     let block = if setup.collective.is_blockwise() {
         setup.bytes.div_ceil(setup.ranks)
     } else {
@@ -61,7 +64,7 @@ pub fn bound(profile: &Profile, setup: &CollectiveParameters) -> Result<(f64, Re
     let slice = u32::try_from(slice).context("slices below 4 GiB")?;
     let data = Operation::new(Verb::RdmaWrite, Transport::Rc, slice);
     let data = data.with_imm().signaled(1.0);
-    let clear = Operation::new(Verb::RdmaWrite, Transport::Rc, CLEAR_BYTES);
+    let clear = Operation::new(Verb::RdmaWrite, Transport::Rc, CLEAR_TO_SEND_BYTES);
     let clear = clear.inlined().signaled(1.0 / 32.0);
     let both = [Role::Requester, Role::Responder];
     #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
@@ -96,7 +99,7 @@ mod tests {
     {
         let profile = nicmodel::profile::builtin("cib").expect("there is one");
         let large = setup(Collective::AllReduce, 4, 4 << 20);
-        let (bound, _) = bound(profile, &large).expect("a bound");
+        let (bound, _) = bus_bandwidth_bound(profile, &large).expect("a bound");
         let ran = run(profile, &large, 1).expect("it runs");
         assert!(ran.verified);
         assert!(

@@ -17,7 +17,7 @@ use super::SimulatedCluster;
 /// Bytes that a GET READs, which is one value.
 const VALUE_BYTES: usize = 32;
 /// Distance of two values, in bytes.
-const RECORD_BYTES: usize = 64;
+const RECORD_STRIDE_BYTES: usize = 64;
 /// Number of records. The paper has 16 M; these are enough that two clients rarely want the same
 /// record.
 const RECORDS: usize = 1 << 18;
@@ -46,7 +46,7 @@ impl DrtmParameters {
     /// Setup with as many clients as the peak needs. The measured time grows with the share of
     /// PUTs, to contain enough of them.
     #[must_use]
-    pub fn paper(puts: f64) -> Self {
+    pub fn paper_setup(puts: f64) -> Self {
         Self {
             puts,
             clients: 128,
@@ -82,24 +82,24 @@ struct Client {
     qp: QueuePair<verbs::Rc>,
     list: Postlist<verbs::Rc>,
     /// Buffers for the answers, one for each operation.
-    memory: MemoryRegion,
-    into: Vec<(MrSlice, MrSlice)>,
+    answer_memory: MemoryRegion,
+    answer_slices: Vec<(MrSlice, MrSlice)>,
     values: RemoteMemory,
     locks: RemoteMemory,
     steps: Vec<NextStep>,
     random: Random,
-    puts: f64,
+    put_share: f64,
     /// Value that the client writes into locks that it takes.
-    name: u64,
+    lock_value: u64,
     counts: Rc<ClientCounters>,
 }
 
 /// Counters of all clients.
 #[derive(Debug, Default)]
 struct ClientCounters {
-    done: Cell<u64>,
-    refused: Cell<u64>,
-    puts: Cell<u64>,
+    finished_operations: Cell<u64>,
+    refused_locks: Cell<u64>,
+    finished_puts: Cell<u64>,
     is_over: Cell<bool>,
 }
 
@@ -112,7 +112,7 @@ impl Client {
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = Waiter::new();
         for place in 0..self.steps.len() {
-            self.steps[place] = self.choose();
+            self.steps[place] = self.choose_operation();
             self.add(place)?;
         }
         let mut outstanding = self.steps.len();
@@ -144,35 +144,35 @@ impl Client {
 
     /// Determines the step after an operation's answer. Returns false if the run is over.
     fn advance(&mut self, place: usize) -> Result<bool> {
-        let old = self.memory.read_u64(place * RECORD_BYTES)?;
+        let old = self.answer_memory.read_u64(place * RECORD_STRIDE_BYTES)?;
         match self.steps[place] {
             NextStep::Lock(record) if old == 0 => {
                 self.steps[place] = NextStep::Unlock(record);
                 return Ok(true);
             }
             NextStep::Lock(_) => {
-                count(&self.counts.refused);
+                count(&self.counts.refused_locks);
                 return Ok(true);
             }
             NextStep::Unlock(record) => {
-                if old != self.name {
+                if old != self.lock_value {
                     bail!(
                         "record {record} was unlocked by {old} and not by {}",
-                        self.name
+                        self.lock_value
                     );
                 }
-                count(&self.counts.puts);
+                count(&self.counts.finished_puts);
             }
             NextStep::Get => {}
         }
-        count(&self.counts.done);
-        self.steps[place] = self.choose();
+        count(&self.counts.finished_operations);
+        self.steps[place] = self.choose_operation();
         Ok(!self.counts.is_over.get())
     }
 
-    fn choose(&mut self) -> NextStep {
+    fn choose_operation(&mut self) -> NextStep {
         let record = usize::try_from(self.random.below(RECORDS as u64)).unwrap_or(0);
-        if self.random.unit() < self.puts {
+        if self.random.next_unit_f64() < self.put_share {
             NextStep::Lock(record)
         } else {
             NextStep::Get
@@ -180,14 +180,14 @@ impl Client {
     }
 
     fn add(&mut self, place: usize) -> Result<()> {
-        let (value, word) = self.into[place];
+        let (value, word) = self.answer_slices[place];
         let lock = |record: usize| {
             let lock = self.locks.at((record * LOCK_BYTES) as u64);
             lock.context("a lock is outside of its memory")
         };
         let wr = match self.steps[place] {
             NextStep::Get => {
-                let at = self.random.below(RECORDS as u64) * RECORD_BYTES as u64;
+                let at = self.random.below(RECORDS as u64) * RECORD_STRIDE_BYTES as u64;
                 let from = self
                     .values
                     .at(at)
@@ -196,11 +196,11 @@ impl Client {
             }
             NextStep::Lock(record) => {
                 self.list
-                    .atomic_cmp_and_swp(word, lock(record)?, 0, self.name)
+                    .atomic_cmp_and_swp(word, lock(record)?, 0, self.lock_value)
             }
             NextStep::Unlock(record) => {
                 self.list
-                    .atomic_cmp_and_swp(word, lock(record)?, self.name, 0)
+                    .atomic_cmp_and_swp(word, lock(record)?, self.lock_value, 0)
             }
         };
         wr.signaled().wr_id(place as u64);
@@ -217,7 +217,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
     let server = &cluster.contexts[0];
     let pd = server.alloc_pd()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let values = pd.alloc(RECORDS * RECORD_BYTES, access)?;
+    let values = pd.alloc(RECORDS * RECORD_STRIDE_BYTES, access)?;
     let locks = pd.alloc(RECORDS * LOCK_BYTES, access)?;
     let cq = server.create_cq(1)?;
     let counts = Rc::new(ClientCounters::default());
@@ -228,7 +228,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
         let machine = 1 + i % setup.machines;
         let context = &cluster.contexts[machine];
         let own_pd = context.alloc_pd()?;
-        let memory = own_pd.alloc(window * RECORD_BYTES, Access::LOCAL_WRITE)?;
+        let memory = own_pd.alloc(window * RECORD_STRIDE_BYTES, Access::LOCAL_WRITE)?;
         let depth = u32::try_from(window + 1)?;
         let own_cq = context.create_cq(depth)?;
         let qp = own_pd.qp::<verbs::Rc>(&own_cq, &own_cq);
@@ -239,21 +239,21 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
         let qp = qp.connect(&to)?;
         peers.push(peer.connect(&from)?);
         let places = (0..window).map(|place| {
-            let at = place * RECORD_BYTES;
+            let at = place * RECORD_STRIDE_BYTES;
             let value = memory.slice(at..at + VALUE_BYTES)?;
             Ok((value, memory.slice(at..at + 8)?))
         });
         let client = Client {
             list: qp.postlist(window),
             qp,
-            into: places.collect::<Result<_>>()?,
-            memory,
+            answer_slices: places.collect::<Result<_>>()?,
+            answer_memory: memory,
             values: values.remote(),
             locks: locks.remote(),
             steps: vec![NextStep::Get; window],
             random: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
-            puts: setup.puts,
-            name: i as u64 + 1,
+            put_share: setup.puts,
+            lock_value: i as u64 + 1,
             counts: Rc::clone(&counts),
         };
         let failure = Rc::clone(&failure);
@@ -263,10 +263,10 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
             }
         });
     }
-    cluster.advance(setup.time / 5);
-    let before = counts.done.get();
-    cluster.advance(setup.time);
-    let after = counts.done.get();
+    cluster.advance_time(setup.time / 5);
+    let before = counts.finished_operations.get();
+    cluster.advance_time(setup.time);
+    let after = counts.finished_operations.get();
     counts.is_over.set(true);
     cluster.finish()?;
     if let Some(error) = failure.take() {
@@ -276,8 +276,8 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
     let rate_mops = (after - before) as f64 / setup.time.as_secs_f64() * 1e-6;
     Ok(DrtmResult {
         rate_mops,
-        refused: counts.refused.get(),
-        puts: counts.puts.get(),
+        refused: counts.refused_locks.get(),
+        puts: counts.finished_puts.get(),
     })
 }
 
@@ -290,7 +290,7 @@ mod tests {
     fn rate(nic: &str, puts: f64) -> DrtmResult {
         let setup = DrtmParameters {
             clients: 64,
-            ..DrtmParameters::paper(puts)
+            ..DrtmParameters::paper_setup(puts)
         };
         run(builtin(nic).expect("built in"), &setup).expect("it runs")
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use kv::load::{self, LoadEnd, LoadReport, Random, Workload, key_bytes, value_bytes};
+use kv::load::{self, LoadEnd, LoadReport, Random, Workload, write_key_bytes, write_value_bytes};
 use kv::store::{FullPolicy, LockPlacement};
 use kv::{
     ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RegionScan, ServerConfig,
@@ -17,7 +17,7 @@ use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::NicCounters;
 
-use super::sequencer::{ATC16_SEND_DEPTH, begin_within_ns};
+use super::sequencer::{ATC16_SEND_DEPTH, client_start_spread_ns};
 use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
@@ -71,7 +71,7 @@ impl KvParameters {
     /// % PUTs. Each worker has a UD queue pair for each of two ports. The window is that of the
     /// benchmark published by the paper's authors.
     #[must_use]
-    pub fn paper(cores: usize, batched: bool) -> Self {
+    pub fn paper_setup(cores: usize, batched: bool) -> Self {
         Self {
             design: Design::Herd,
             read_size: 0,
@@ -96,11 +96,11 @@ impl KvParameters {
     /// answered. A worker's pass takes at most one request per client and 32 in all. Answers have a
     /// postlist and a doorbell for each port.
     #[must_use]
-    pub fn atc16(cores: usize, batched: bool) -> Self {
+    pub fn rdma_bench_setup(cores: usize, batched: bool) -> Self {
         Self {
             atc16: true,
             batch: if batched { 32 } else { 1 },
-            ..Self::paper(cores, batched)
+            ..Self::paper_setup(cores, batched)
         }
     }
 
@@ -115,7 +115,7 @@ impl KvParameters {
             window: 8,
             puts,
             time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
-            ..Self::paper(1, true)
+            ..Self::paper_setup(1, true)
         }
     }
 
@@ -172,7 +172,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
     let cost_ns = mixes::lookup_ns(profile, setup.batch > 1);
-    let loops = loops(profile, setup);
+    let loops = worker_loops_config(profile, setup);
     let config = ServerConfig {
         design: setup.design,
         workers: setup.cores,
@@ -212,7 +212,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         cluster.spawn(0, format!("worker {i}"), move || worker.run());
     }
     let within = match setup.atc16 {
-        true => begin_within_ns(setup.clients, setup.window, setup.cores),
+        true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         false => 0,
     };
     let warm_up = (setup.time / 5).max(WARM_UP) + Duration::from_nanos(within);
@@ -267,9 +267,9 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         bail!("a client cannot connect: {failure}");
     }
     let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
-    cluster.advance(warm_up);
+    cluster.advance_time(warm_up);
     let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
-    cluster.advance(setup.time);
+    cluster.advance_time(setup.time);
     let (to, after, posts) = (cluster.simulation.now(), done.get(), counters());
     cluster.finish()?;
     if let Some(failure) = server.failure().or_else(|| failure.take()) {
@@ -298,7 +298,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
 }
 
 /// Returns a server configuration with the loops of the workers.
-fn loops(profile: &Profile, setup: &KvParameters) -> ServerConfig {
+fn worker_loops_config(profile: &Profile, setup: &KvParameters) -> ServerConfig {
     let ours = ServerConfig::default();
     if !setup.atc16 {
         return ours;
@@ -322,7 +322,7 @@ fn answers_per_doorbell(before: &NicCounters, after: &NicCounters) -> f64 {
     }
     // A message in progress at a reading counts as posted or sent only, so the ratio may fall below
     // 1.
-    ((after.sent - before.sent) as f64 / posted as f64).max(1.0)
+    ((after.sent_messages - before.sent_messages) as f64 / posted as f64).max(1.0)
 }
 
 /// Puts every key into the store locally.
@@ -330,8 +330,8 @@ fn put_every_key(server: &LocalServer, workload: &Workload, known: &RecordCache)
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {
-        key_bytes(n, &mut key);
-        value_bytes(n, 0, &mut value);
+        write_key_bytes(n, &mut key);
+        write_value_bytes(n, 0, &mut value);
         server.service().preload(&key, &value, known)?;
     }
     Ok(())
@@ -351,7 +351,7 @@ mod tests {
             clients: 16,
             machines: 2,
             time: Duration::from_micros(50),
-            ..KvParameters::paper(1, batched)
+            ..KvParameters::paper_setup(1, batched)
         };
         let batched = run(cib, &short(true)).expect("runs");
         let alone = run(cib, &short(false)).expect("runs");
@@ -376,7 +376,7 @@ mod tests {
             clients: 16,
             machines: 2,
             time: Duration::from_micros(50),
-            ..KvParameters::atc16(2, true)
+            ..KvParameters::rdma_bench_setup(2, true)
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
@@ -395,7 +395,7 @@ mod tests {
             window: 32,
             machines: 8,
             time: Duration::from_micros(50),
-            ..KvParameters::paper(1, true)
+            ..KvParameters::paper_setup(1, true)
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");

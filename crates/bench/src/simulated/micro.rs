@@ -41,7 +41,7 @@ pub fn run_counted(profile: &Profile, task: &MeasurementTask) -> Result<(TaskRes
 ///
 /// # Errors
 /// As [`run`], and when the NIC has no DPU.
-pub fn run_towards(
+pub fn run_toward_place(
     profile: &Profile,
     task: &MeasurementTask,
     other_side: CorePlace,
@@ -82,7 +82,7 @@ fn run_on(
     check_atomics(profile, task)?;
     let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
     if receive == PayloadDestination::Inline {
-        cluster.simulation.receive_inline();
+        cluster.simulation.enable_inline_receive();
     }
     let machine = |index| {
         let place = if index == 0 {
@@ -90,7 +90,7 @@ fn run_on(
         } else {
             other_side
         };
-        let (context, cores) = cluster.at(index, place)?;
+        let (context, cores) = cluster.context_and_machine(index, place)?;
         let nic = OpenNic::open_on(context)?;
         let target = ResponderMemory::new(&nic, task)?;
         Ok((cores, Rc::new((nic, target))))
@@ -106,7 +106,7 @@ fn run_on(
     let failures = Rc::new(RefCell::new(Vec::new()));
     for lane in 0..threads {
         let (mut left, mut right) = WorkerLink::simulated_pair();
-        left.set_gate(&gate);
+        left.set_thread_barrier(&gate);
         let (there, task) = (1 + lane % processes, *task);
         let (own, told, gate) = (
             Rc::clone(&machines[0]),
@@ -117,8 +117,8 @@ fn run_on(
         cluster.spawn(0, format!("measured thread {lane}"), move || {
             let measured = micro::run_measured_side(&mut left, &own.0, &task, &own.1);
             if let Err(error) = &measured {
-                left.fail(error);
-                gate.give_up();
+                left.send_failure(error);
+                gate.cancel();
             }
             told.borrow_mut().push(measured);
             left_one.set(left_one.get() + 1);
@@ -127,13 +127,13 @@ fn run_on(
         let name = format!("thread {lane} of the other side");
         cluster.simulation.spawn(cores[there], name, move || {
             if let Err(error) = micro::run_other_side(&mut right, &own.0, &task, &own.1) {
-                right.fail(&error);
+                right.send_failure(&error);
                 told.borrow_mut().push(error);
             }
         });
     }
     let counted = match task {
-        MeasurementTask::Stream(stream) if is_counted(stream) => {
+        MeasurementTask::Stream(stream) if is_rate_counted(stream) => {
             counted_mops(&cluster, stream, || ended.get() == threads)
         }
         _ => None,
@@ -156,7 +156,7 @@ fn run_on(
     }
     finished?;
     for machine in &machines {
-        micro::check(machine.1.find_wrong_sum()?)?;
+        micro::fail_if_wrong(machine.1.find_wrong_sum()?)?;
     }
     let counters = cluster.simulation.counters(cluster.simulation.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
@@ -178,7 +178,7 @@ fn check_atomics(profile: &Profile, task: &MeasurementTask) -> Result<()> {
 /// Returns true if the NIC's counters give the rate. Bursts are measured from one burst to the
 /// next. READs and atomics are done when their responses are back, which the requesters see
 /// themselves.
-fn is_counted(stream: &micro::VerbStream) -> bool {
+fn is_rate_counted(stream: &micro::VerbStream) -> bool {
     !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
 }
 
@@ -191,14 +191,14 @@ fn counted_mops(
 ) -> Option<f64> {
     let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
     let count = || match stream.direction {
-        MeasuredRole::Outbound => counters().sent,
-        MeasuredRole::Inbound => counters().received,
+        MeasuredRole::Outbound => counters().sent_messages,
+        MeasuredRole::Inbound => counters().received_messages,
     };
     cluster.run_until(|| count() > 0 || ended()).ok()?;
     let time = Duration::from_millis(stream.duration_ms);
-    cluster.advance(time / 10);
+    cluster.advance_time(time / 10);
     let (from, before) = (cluster.simulation.now(), count());
-    cluster.advance(time * 17 / 20);
+    cluster.advance_time(time * 17 / 20);
     let (to, after) = (cluster.simulation.now(), count());
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let mops = (after - before) as f64 / (to - from).as_secs_f64() * 1e-6;

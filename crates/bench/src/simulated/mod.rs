@@ -76,12 +76,16 @@ impl SimulatedCluster {
     ///
     /// # Errors
     /// When the NIC has no DPU.
-    fn at(&self, machine: usize, place: CorePlace) -> Result<(&Context, ClusterMachine)> {
+    fn context_and_machine(
+        &self,
+        machine: usize,
+        place: CorePlace,
+    ) -> Result<(&Context, ClusterMachine)> {
         let contexts = match place {
             CorePlace::Host => &self.contexts,
             CorePlace::Dpu => &self.dpus,
         };
-        let place = self.simulation.at(machine, place);
+        let place = self.simulation.machine_at_place(machine, place);
         contexts
             .get(machine)
             .zip(place)
@@ -110,7 +114,7 @@ impl SimulatedCluster {
     }
 
     /// Runs the simulation for `time`.
-    fn advance(&self, time: Duration) {
+    fn advance_time(&self, time: Duration) {
         self.simulation.run_until(self.simulation.now() + time);
     }
 

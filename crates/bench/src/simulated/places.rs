@@ -9,7 +9,7 @@ use verbs::{Access, QueuePair, RemoteMemory, Waiter, WcBuffer};
 
 use super::SimulatedCluster;
 
-type End = (usize, CorePlace);
+type MachineAndPlace = (usize, CorePlace);
 
 const WORD: u64 = 0x1234_5678_9abc_def0;
 
@@ -21,12 +21,17 @@ fn bf2() -> &'static Profile {
 /// pair of `through`. Returns the time and the word, or the reason of a failure.
 fn read(
     cluster: &SimulatedCluster,
-    from: End,
-    through: End,
-    to: End,
+    from: MachineAndPlace,
+    through: MachineAndPlace,
+    to: MachineAndPlace,
 ) -> Result<(Duration, u64), String> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let at = |(machine, place)| cluster.at(machine, place).expect("it is there").0;
+    let at = |(machine, place)| {
+        cluster
+            .context_and_machine(machine, place)
+            .expect("it is there")
+            .0
+    };
     let (here, there) = (
         at(from).alloc_pd().expect("a PD"),
         at(through).alloc_pd().expect("a PD"),
@@ -46,7 +51,10 @@ fn read(
     let _peer = peer.connect(&here_end).expect("it connects");
     let result = Rc::new(RefCell::new(None));
     let (told, remote) = (Rc::clone(&result), memory.remote());
-    let cores = cluster.at(from.0, from.1).expect("it is there").1;
+    let cores = cluster
+        .context_and_machine(from.0, from.1)
+        .expect("it is there")
+        .1;
     cluster.simulation.spawn(cores, "reads", move || {
         *told.borrow_mut() = Some(read_once(qp, remote, &here));
     });
@@ -112,9 +120,14 @@ fn memory_belongs_to_the_place_where_it_was_registered() {
 fn a_nic_without_a_dpu_has_no_such_place() {
     let cib = builtin("cib").expect("built in");
     let cluster = SimulatedCluster::new(cib, 2, 1).expect("it can be simulated");
-    assert!(cluster.simulation.at(1, CorePlace::Dpu).is_none());
+    assert!(
+        cluster
+            .simulation
+            .machine_at_place(1, CorePlace::Dpu)
+            .is_none()
+    );
     let error = cluster
-        .at(1, CorePlace::Dpu)
+        .context_and_machine(1, CorePlace::Dpu)
         .expect_err("no DPU")
         .to_string();
     assert!(error.contains("has no DPU"), "{error}");
@@ -133,9 +146,12 @@ fn devices_are_named_by_machine_and_place() {
     assert_eq!(names(&cluster.contexts), ["sim0", "sim1"]);
     assert_eq!(names(&cluster.dpus), ["sim0_dpu", "sim1_dpu"]);
     let cores = |place| {
-        cluster
-            .simulation
-            .cores(cluster.simulation.at(0, place).expect("there"))
+        cluster.simulation.cores(
+            cluster
+                .simulation
+                .machine_at_place(0, place)
+                .expect("there"),
+        )
     };
     let dpu = bf2().dpu.as_ref().expect("it has one").cores.value;
     assert_eq!(cores(CorePlace::Host), bf2().host.cores.value);

@@ -60,7 +60,7 @@ impl SequencerParameters {
     /// to all workers. For datagrams, which all arrive at one CQ, the distribution over workers
     /// makes no difference.
     #[must_use]
-    pub fn paper(design: Design, cores: usize) -> Self {
+    pub fn paper_setup(design: Design, cores: usize) -> Self {
         Self {
             design,
             place: None,
@@ -86,10 +86,10 @@ impl SequencerParameters {
     /// client posts each request alone, and a worker takes at most 32 requests in a pass. With
     /// Spec-S0, each client sends to one worker and has 16 requests outstanding.
     #[must_use]
-    pub fn atc16(design: Design, cores: usize) -> Self {
+    pub fn rdma_bench_setup(design: Design, cores: usize) -> Self {
         let paper = Self {
             loops: LoopPolicies::atc16(design),
-            ..Self::paper(design, cores)
+            ..Self::paper_setup(design, cores)
         };
         match design {
             Design::Atomics => paper,
@@ -165,21 +165,21 @@ impl LoopPolicies {
 }
 
 /// Time within which clients begin, about a round trip.
-const ROUND_TRIP_NS: u64 = 2000;
+const CLIENT_START_SPREAD_NS: u64 = 2000;
 
 /// About what a core of a server takes for a request.
-const REQUEST_NS: u64 = 100;
+const SERVER_REQUEST_NS: u64 = 100;
 
 /// Clients that are stop-and-go begin within the time in which the server answers a window of each. If they began
 /// together they would stay in step for milliseconds: the server would have nothing to do while all send their next window.
-pub(super) fn begin_within_ns(clients: usize, window: usize, cores: usize) -> u64 {
+pub(super) fn client_start_spread_ns(clients: usize, window: usize, cores: usize) -> u64 {
     let requests = (clients * window / cores.max(1)) as u64;
-    (requests * REQUEST_NS).max(ROUND_TRIP_NS)
+    (requests * SERVER_REQUEST_NS).max(CLIENT_START_SPREAD_NS)
 }
 
 /// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
 /// three per port with multi-queue.
-fn paper_queues(setup: &SequencerParameters, profile: &Profile) -> usize {
+fn paper_ud_qps_per_worker(setup: &SequencerParameters, profile: &Profile) -> usize {
     let ports = profile.port.count.value as usize;
     match setup.design {
         // All requests of a worker, and their answers, use one port.
@@ -191,8 +191,10 @@ fn paper_queues(setup: &SequencerParameters, profile: &Profile) -> usize {
 
 /// Returns the number of UD queue pairs of a worker.
 #[must_use]
-pub fn queues(profile: &Profile, setup: &SequencerParameters) -> usize {
-    setup.queues.unwrap_or(paper_queues(setup, profile))
+pub fn ud_qps_per_worker(profile: &Profile, setup: &SequencerParameters) -> usize {
+    setup
+        .queues
+        .unwrap_or(paper_ud_qps_per_worker(setup, profile))
 }
 
 /// Result of the experiment.
@@ -247,7 +249,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     if setup.design != Design::Atomics {
         cluster.check_costs_of_cores(profile)?;
     }
-    let (context, machine) = cluster.at(0, place)?;
+    let (context, machine) = cluster.context_and_machine(0, place)?;
     let config = server_config(profile, setup);
     let mut server = LocalServer::new(context, config, ServerRuntime::Caller)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
@@ -263,10 +265,10 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     let window = setup.window.div_ceil(setup.sessions);
     let left = Rc::new(Cell::new(sessions));
     let within = match setup.loops.policy {
-        WindowPolicy::StopAndGo => begin_within_ns(setup.clients, setup.window, setup.cores),
-        _ => ROUND_TRIP_NS,
+        WindowPolicy::StopAndGo => client_start_spread_ns(setup.clients, setup.window, setup.cores),
+        _ => CLIENT_START_SPREAD_NS,
     };
-    let warm_up = setup.time / 5 + Duration::from_nanos(within - ROUND_TRIP_NS);
+    let warm_up = setup.time / 5 + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
     let connector = server.connector();
     for i in 0..sessions {
         let machine = 1 + i / setup.sessions % machines;
@@ -281,7 +283,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
             ..ClientConfig::default()
         };
         let connector = connector.clone();
-        let until = RunEnd::DurationMs(ran_ms(warm_up + setup.time));
+        let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.time));
         // Clients of a network do not start synchronously.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(within);
         cluster.spawn(machine, format!("client {i}"), move || {
@@ -308,10 +310,10 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
     }
-    cluster.advance(warm_up);
-    let (from, before) = (cluster.simulation.now(), server.service().next());
-    cluster.advance(setup.time);
-    let (to, after) = (cluster.simulation.now(), server.service().next());
+    cluster.advance_time(warm_up);
+    let (from, before) = (cluster.simulation.now(), server.service().next_number());
+    cluster.advance_time(setup.time);
+    let (to, after) = (cluster.simulation.now(), server.service().next_number());
     cluster.finish()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
@@ -321,7 +323,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     for (i, report) in reports.iter().enumerate() {
         checker.add(&format!("client {i}"), report);
     }
-    let verdict = checker.verdict(Some(server.service().next()));
+    let verdict = checker.verdict(Some(server.service().next_number()));
     let measured = (after - before, to - from);
     Ok(outcome(&cluster, &server, &reports, &verdict, measured))
 }
@@ -346,7 +348,7 @@ pub(super) fn check_cores(profile: &Profile, place: CorePlace, cores: usize) -> 
 }
 
 fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig {
-    let queues = queues(profile, setup);
+    let queues = ud_qps_per_worker(profile, setup);
     // Clients are spread evenly over workers, and over the queue pairs of each worker.
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
@@ -377,7 +379,7 @@ fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig
 
 /// Returns the duration of the clients in whole milliseconds, longer than the warm-up and the
 /// measured time.
-fn ran_ms(time: Duration) -> u64 {
+fn client_duration_ms(time: Duration) -> u64 {
     let most = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     most.saturating_add(1)
 }
@@ -399,9 +401,9 @@ fn outcome(
         let counters = cluster
             .simulation
             .counters(cluster.simulation.machine(machine));
-        messages.sent += counters.sent;
-        messages.received += counters.received;
-        messages.dropped += counters.dropped;
+        messages.sent += counters.sent_messages;
+        messages.received += counters.received_messages;
+        messages.dropped += counters.dropped_messages;
     }
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
@@ -436,7 +438,7 @@ mod tests {
             let setup = SequencerParameters {
                 clients: 12,
                 time: Duration::from_micros(50),
-                ..SequencerParameters::atc16(design, 3)
+                ..SequencerParameters::rdma_bench_setup(design, 3)
             };
             let outcome = run(cib, &setup).expect("runs");
             let right = outcome.verified && outcome.lost == 0 && outcome.requests > 100;

@@ -17,7 +17,7 @@ use super::SimulatedCluster;
 const BYTES: usize = 8;
 
 /// Maximum time per READ or WRITE with many outstanding, all cores together.
-const MAX_WINDOW: Duration = Duration::from_nanos(20);
+const MAX_TIME_PER_OPERATION: Duration = Duration::from_nanos(20);
 
 /// Parameters of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -44,7 +44,7 @@ pub struct WindowResult {
 struct MeasuredCore {
     qp: QueuePair<verbs::Rc>,
     list: Postlist<verbs::Rc>,
-    into: MrSlice,
+    local_slice: MrSlice,
     remote: RemoteMemory,
     setup: WindowParameters,
 }
@@ -57,7 +57,7 @@ impl MeasuredCore {
             for i in 1..=self.setup.window {
                 self.list.clear();
                 let wr = if self.setup.verb == Verb::RdmaRead {
-                    self.list.rdma_read(self.into, self.remote)
+                    self.list.rdma_read(self.local_slice, self.remote)
                 } else {
                     self.list.rdma_write(Inline(&[0; BYTES]), self.remote)
                 };
@@ -109,7 +109,7 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
         let core = MeasuredCore {
             list: qp.postlist(1),
             qp,
-            into: results.slice(0..BYTES)?,
+            local_slice: results.slice(0..BYTES)?,
             remote: memory.remote(),
             setup: *setup,
         };
@@ -124,11 +124,11 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     // A window leaves in a burst and completes in a burst. The measured time must cover many
     // windows, and the sent messages are counted.
     let windows = u32::try_from(8 * cores * setup.window)?;
-    let time = setup.time.max(MAX_WINDOW * windows);
+    let time = setup.time.max(MAX_TIME_PER_OPERATION * windows);
     let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
-    cluster.advance(time);
+    cluster.advance_time(time);
     let before = counters();
-    cluster.advance(time);
+    cluster.advance_time(time);
     let after = counters();
     over.set(true);
     cluster.finish()?;
@@ -138,7 +138,7 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let rate = |count: u64| count as f64 / time.as_secs_f64() * 1e-6;
     Ok(WindowResult {
-        rate_mops: rate(after.sent - before.sent),
+        rate_mops: rate(after.sent_messages - before.sent_messages),
         wqe_cache_misses_mops: rate(after.wqe_cache_misses - before.wqe_cache_misses),
     })
 }

@@ -28,7 +28,7 @@ use crate::wire::Op;
 #[derive(Debug)]
 pub struct Client {
     pipeline: PipelinedClient,
-    entries: Vec<(u64, u64)>,
+    scan_entries: Vec<(u64, u64)>,
 }
 
 /// An answer without borrowed data.
@@ -70,7 +70,7 @@ impl Client {
     fn from_pipeline(pipeline: PipelinedClient) -> Self {
         Self {
             pipeline,
-            entries: Vec::new(),
+            scan_entries: Vec::new(),
         }
     }
 
@@ -80,12 +80,12 @@ impl Client {
     }
 
     fn request(&mut self, tree: u8, op: &Op) -> Result<OwnedAnswer, ClientError> {
-        self.pipeline.refresh();
+        self.pipeline.refresh_clock();
         while !self.pipeline.submit(tree, op, 0)? {
             self.pipeline.poll(|_| {})?;
         }
         let mut outcome = None;
-        let entries = &mut self.entries;
+        let entries = &mut self.scan_entries;
         while outcome.is_none() {
             self.pipeline.poll(|done| {
                 outcome = Some(match done.answer {
@@ -122,7 +122,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn put(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, PutCondition::Always))
+        self.execute_change(tree, &put_op(key, value, PutCondition::Always))
     }
 
     /// Sets the value of a key if it is absent. Returns true if the key was present; its value is then unchanged.
@@ -130,7 +130,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn insert(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, PutCondition::Absent))
+        self.execute_change(tree, &put_op(key, value, PutCondition::Absent))
     }
 
     /// Sets the value of a key if it is present. Returns true if the key was present.
@@ -138,7 +138,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn update(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
-        self.change(tree, &put(key, value, PutCondition::Present))
+        self.execute_change(tree, &put_op(key, value, PutCondition::Present))
     }
 
     /// Removes a key. Returns true if the key was present.
@@ -146,10 +146,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn delete(&mut self, tree: u8, key: u64) -> Result<bool, ClientError> {
-        self.change(tree, &Op::Delete { key })
+        self.execute_change(tree, &Op::Delete { key })
     }
 
-    fn change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
+    fn execute_change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
         match self.request(tree, op)? {
             OwnedAnswer::Found(found) => Ok(found),
             _ => Err(ClientError::Lost),
@@ -168,10 +168,10 @@ impl Client {
         limit: u32,
     ) -> Result<Vec<(u64, u64)>, ClientError> {
         self.request(tree, &Op::Scan { from, end, limit })?;
-        Ok(std::mem::take(&mut self.entries))
+        Ok(std::mem::take(&mut self.scan_entries))
     }
 }
 
-fn put(key: u64, value: u64, when: PutCondition) -> Op {
+fn put_op(key: u64, value: u64, when: PutCondition) -> Op {
     Op::Put { key, value, when }
 }

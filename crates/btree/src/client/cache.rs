@@ -1,15 +1,15 @@
 //! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
 //! node.
 
-use crate::node::{META, Node, NodeWords};
+use crate::node::{META_WORD, Node, NodeWords};
 
 /// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]
 pub(super) struct NodeCache {
     node_words: usize,
     /// The number of the node in each entry; 0 for an empty one.
-    numbers: Box<[u64]>,
-    words: Vec<u64>,
+    cached_node_numbers: Box<[u64]>,
+    cached_node_words: Vec<u64>,
     /// The root of each tree with its level, if known.
     roots: Vec<Option<(u64, u16)>>,
 }
@@ -19,9 +19,9 @@ impl NodeCache {
     pub(super) fn new(nodes: usize, node_words: usize, trees: usize) -> Self {
         Self {
             node_words,
-            numbers: vec![0; nodes].into(),
+            cached_node_numbers: vec![0; nodes].into(),
             // The system provides this memory on first use.
-            words: vec![0; nodes * node_words],
+            cached_node_words: vec![0; nodes * node_words],
             roots: vec![None; trees],
         }
     }
@@ -38,7 +38,7 @@ impl NodeCache {
 
     #[inline]
     fn slot_of(&self, number: u64) -> Option<usize> {
-        let nodes = self.numbers.len();
+        let nodes = self.cached_node_numbers.len();
         #[expect(clippy::cast_possible_truncation, reason = "below the length")]
         let place = number.checked_rem(nodes as u64)? as usize;
         Some(place)
@@ -49,9 +49,11 @@ impl NodeCache {
     pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64]>> {
         let place = self
             .slot_of(number)
-            .filter(|p| self.numbers[*p] == number)?;
+            .filter(|p| self.cached_node_numbers[*p] == number)?;
         let start = place * self.node_words;
-        Some(Node(&self.words[start..start + self.node_words]))
+        Some(Node(
+            &self.cached_node_words[start..start + self.node_words],
+        ))
     }
 
     /// Puts an inner node into the cache.
@@ -59,19 +61,25 @@ impl NodeCache {
         let Some(place) = self.slot_of(number).filter(|_| number != 0) else {
             return;
         };
-        self.numbers[place] = number;
+        self.cached_node_numbers[place] = number;
         let start = place * self.node_words;
-        let into = &mut self.words[start..start + self.node_words];
+        let into = &mut self.cached_node_words[start..start + self.node_words];
         for (i, word) in into.iter_mut().enumerate() {
             *word = node.0.word(i);
         }
-        debug_assert!(into[META] >> 32 > 0, "leaves change too often to be kept");
+        debug_assert!(
+            into[META_WORD] >> 32 > 0,
+            "leaves change too often to be kept"
+        );
     }
 
     /// Removes a node that is outdated.
     pub(super) fn remove(&mut self, number: u64) {
-        if let Some(place) = self.slot_of(number).filter(|p| self.numbers[*p] == number) {
-            self.numbers[place] = 0;
+        if let Some(place) = self
+            .slot_of(number)
+            .filter(|p| self.cached_node_numbers[*p] == number)
+        {
+            self.cached_node_numbers[place] = 0;
         }
     }
 }

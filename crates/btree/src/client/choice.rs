@@ -14,7 +14,7 @@ use crate::wire::Op;
 /// One in so many requests takes the way that seems slower.
 const EXPLORATION_INTERVAL: u64 = 64;
 /// The weight of a new latency in the moving average.
-const AVERAGE_WEIGHT: f64 = 1.0 / 16.0;
+const NEW_LATENCY_WEIGHT: f64 = 1.0 / 16.0;
 
 /// The measured latencies of both ways.
 #[derive(Debug)]
@@ -23,10 +23,10 @@ pub(super) struct AccessChooser {
     random: Random,
     /// Average latencies in nanoseconds, for lookups and for SCANs: by RPC, and by READs. `None` before the first
     /// measurement.
-    latencies: [[Option<f64>; 2]; 2],
+    mean_latencies_ns: [[Option<f64>; 2]; 2],
 }
 
-fn kind(op: &Op) -> usize {
+fn latency_index(op: &Op) -> usize {
     usize::from(matches!(op, Op::Scan { .. }))
 }
 
@@ -35,7 +35,7 @@ impl AccessChooser {
         Self {
             access,
             random: Random::new(seed),
-            latencies: [[None; 2]; 2],
+            mean_latencies_ns: [[None; 2]; 2],
         }
     }
 
@@ -54,7 +54,7 @@ impl AccessChooser {
             AccessDesign::Rpc => false,
             AccessDesign::Read => true,
             AccessDesign::Auto => {
-                let [rpc, read] = self.latencies[kind(op)];
+                let [rpc, read] = self.mean_latencies_ns[latency_index(op)];
                 let read_is_better = match (rpc, read) {
                     (Some(rpc), Some(read)) => read < rpc,
                     // A way that was not measured yet is tried.
@@ -71,10 +71,10 @@ impl AccessChooser {
         if self.access != AccessDesign::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
             return;
         }
-        let average = &mut self.latencies[kind(op)][usize::from(by_reads)];
+        let average = &mut self.mean_latencies_ns[latency_index(op)][usize::from(by_reads)];
         #[expect(clippy::cast_precision_loss, reason = "a latency")]
         let new = latency.as_nanos() as f64;
-        *average = Some(average.map_or(new, |old| old + AVERAGE_WEIGHT * (new - old)));
+        *average = Some(average.map_or(new, |old| old + NEW_LATENCY_WEIGHT * (new - old)));
     }
 }
 

@@ -14,7 +14,7 @@ use crate::config::{AccessDesign, ClientConfig};
 use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
 
 /// Bytes of the longest answer that a client receives: a SCAN of a hundred entries fits into one message.
-const ANSWER_BYTES: usize = 1664;
+const MAX_ANSWER_BYTES: usize = 1664;
 
 /// Opens successive sessions at one server.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct SessionOpener {
     pd: ProtectionDomain,
     target: ServerLocation<Rendezvous>,
     /// The name of the session.
-    session: u64,
+    session_id: u64,
 }
 
 /// An open session.
@@ -33,8 +33,8 @@ pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) walker: Option<WalkingClient>,
     pub(super) connection: Connection,
-    pub(super) server: u64,
-    pub(super) trees: usize,
+    pub(super) server_incarnation: u64,
+    pub(super) tree_count: usize,
 }
 
 /// The client's queue pairs before the server has answered.
@@ -42,10 +42,10 @@ struct Prepared {
     lanes: Vec<herd::PreparedClient>,
     reads: Option<one_sided::Prepared>,
     node_bytes: usize,
-    recvs: u32,
-    answer: usize,
-    server: u64,
-    trees: usize,
+    recv_depth: u32,
+    max_answer_bytes: usize,
+    server_incarnation: u64,
+    tree_count: usize,
 }
 
 impl SessionOpener {
@@ -58,24 +58,27 @@ impl SessionOpener {
         let device = context.capabilities()?;
         config.access.check(device).map_err(ConnectError::from)?;
         Ok(Self {
-            port: config.nic.port(context).map_err(ConnectError::from)?,
+            port: config
+                .nic
+                .port_and_gid(context)
+                .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),
             target,
-            session: service::random::from_system(),
+            session_id: service::random::from_system(),
             config,
         })
     }
 
     /// Chooses a new session name, so that the server treats later changes as those of another client.
-    pub(super) fn rename_session(&mut self) {
-        self.session = service::random::from_system();
+    pub(super) fn renew_session_id(&mut self) {
+        self.session_id = service::random::from_system();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
         let target = &self.target;
-        target.retry_until(until, || self.open(), ClientError::is_hopeless)
+        target.retry_until(until, || self.open(), ClientError::is_permanent)
     }
 
     fn open(&self) -> Result<OpenSession, ClientError> {
@@ -85,7 +88,7 @@ impl SessionOpener {
             .target
             .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (mut prepared, accepted, connection) = opened?;
-        let (server, trees) = (prepared.server, prepared.trees);
+        let (server, trees) = (prepared.server_incarnation, prepared.tree_count);
         let walker = match prepared.reads.take() {
             None => None,
             Some(reads) => {
@@ -105,8 +108,8 @@ impl SessionOpener {
             walker,
             lanes: self.connect_lanes(prepared, &accepted)?,
             connection,
-            server,
-            trees,
+            server_incarnation: server,
+            tree_count: trees,
         })
     }
 
@@ -142,9 +145,9 @@ impl SessionOpener {
         });
         let hello = Hello {
             version: Rendezvous::VERSION,
-            session: self.session,
+            session: self.session_id,
             window,
-            answer: port.recv_payload,
+            answer: port.max_recv_payload_bytes,
             lanes: ends.collect(),
             rc: reads.as_ref().map(one_sided::Prepared::endpoint),
         };
@@ -152,10 +155,10 @@ impl SessionOpener {
             lanes,
             reads,
             node_bytes: welcome.node_bytes,
-            recvs: port.recv_depth,
-            answer: port.recv_payload,
-            server: welcome.server,
-            trees: welcome.trees,
+            recv_depth: port.recv_depth,
+            max_answer_bytes: port.max_recv_payload_bytes,
+            server_incarnation: welcome.server,
+            tree_count: welcome.trees,
         };
         Ok((prepared, hello))
     }
@@ -170,7 +173,7 @@ impl SessionOpener {
             gid_index: Some(self.port.gid_index),
             send_depth: (2 * depth).max(256),
             recv_depth: depth,
-            recv_payload: ANSWER_BYTES.min(max_answer),
+            max_recv_payload_bytes: MAX_ANSWER_BYTES.min(max_answer),
             ..UdPortConfig::default()
         }
     }
@@ -184,7 +187,7 @@ impl SessionOpener {
             return Err(ClientError::refused("its answer lacks workers"));
         }
         let span = change_span(self.config.window);
-        let of = (prepared.recvs, prepared.answer);
+        let of = (prepared.recv_depth, prepared.max_answer_bytes);
         let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
             let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;

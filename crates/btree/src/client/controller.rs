@@ -46,12 +46,12 @@ impl LoadBalancer {
         let mut loads = Vec::new();
         for server in &mut self.servers {
             let load = call(server, tree, &Op::Load, |answer| match answer {
-                Answer::Entries { entries, .. } => ServerLoad::of(entries),
+                Answer::Entries { entries, .. } => ServerLoad::decode(entries),
                 _ => None,
             })?;
             loads.push(load.ok_or(ClientError::Lost)?);
         }
-        let Some(plan) = self.balancer.observe(&loads) else {
+        let Some(plan) = self.balancer.observe_and_plan_move(&loads) else {
             return Ok(None);
         };
         let take = Op::Handover {
@@ -76,7 +76,7 @@ pub(crate) fn call<R>(
     op: &Op,
     answered: impl Fn(Answer<'_>) -> R,
 ) -> Result<R, ClientError> {
-    server.refresh();
+    server.refresh_clock();
     while !server.submit(tree, op, 0)? {
         server.poll(|_| {})?;
     }

@@ -46,9 +46,9 @@ impl ClientError {
     }
 
     /// Returns true if another attempt to connect cannot help.
-    pub(super) fn is_hopeless(&self) -> bool {
+    pub(super) fn is_permanent(&self) -> bool {
         match self {
-            Self::Connect(e) => e.is_hopeless(),
+            Self::Connect(e) => e.is_permanent(),
             _ => true,
         }
     }

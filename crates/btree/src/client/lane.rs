@@ -7,7 +7,7 @@ use rpc::{RpcError, herd};
 use verbs::time;
 
 use super::request::{ClientStats, Pending};
-use crate::wire::{self, MAX_MESSAGES, Op, SCAN_HEADER};
+use crate::wire::{self, MAX_SCAN_MESSAGES, Op, SCAN_HEADER_BYTES};
 
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
@@ -16,30 +16,30 @@ const NO_REQUEST: u32 = u32::MAX;
 pub(super) struct Lane {
     client: herd::Client,
     /// Number of requests per doorbell.
-    batch: usize,
+    requests_per_doorbell: usize,
     /// For each slot of the window: the request's number, its index in `pending`, and the RECVs reserved for its
     /// answer.
     slot_requests: Box<[(u32, u32, u32)]>,
     /// The oldest unanswered request number.
-    oldest: u32,
+    oldest_unanswered: u32,
     /// Number of requests that are prepared but not sent.
-    ready: usize,
+    unsent_requests: usize,
     /// RECVs that no request has reserved. A message without a RECV would be lost.
-    recvs: u32,
+    unreserved_recvs: u32,
     /// Bytes of the longest message.
-    answer_bytes: usize,
+    max_message_bytes: usize,
     /// The number of the last change.
-    seq: u32,
+    last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
-    changes: VecDeque<u32>,
+    outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
-    span: u32,
+    max_change_distance: u32,
     pub(super) doorbells: u64,
-    pub(super) error: Option<RpcError>,
+    pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
-    message: Vec<u8>,
+    answer_copy: Vec<u8>,
 }
 
 /// A complete answer to a request.
@@ -48,7 +48,7 @@ pub(super) struct CompleteAnswer<'a> {
 }
 
 impl Lane {
-    /// Creates a lane over a connected client with `recvs` RECVs of `answer_bytes` bytes.
+    /// Creates a lane over a connected client with `unreserved_recvs` RECVs of `max_message_bytes` bytes.
     pub(super) fn new(
         client: herd::Client,
         batch: usize,
@@ -57,32 +57,32 @@ impl Lane {
     ) -> Self {
         let window = client.layout().window;
         Self {
-            oldest: client.next_number(),
+            oldest_unanswered: client.next_number(),
             client,
-            batch,
+            requests_per_doorbell: batch,
             slot_requests: vec![(0, NO_REQUEST, 0); window as usize].into(),
-            ready: 0,
-            recvs,
-            answer_bytes,
-            seq: 0,
-            changes: VecDeque::new(),
-            span,
+            unsent_requests: 0,
+            unreserved_recvs: recvs,
+            max_message_bytes: answer_bytes,
+            last_change_seq: 0,
+            outstanding_changes: VecDeque::new(),
+            max_change_distance: span,
             doorbells: 0,
-            error: None,
+            pending_error: None,
             last_activity: time::now(),
-            message: vec![0; answer_bytes],
+            answer_copy: vec![0; answer_bytes],
         }
     }
 
     /// Returns the largest number of messages in the answer to a request.
     #[inline]
-    fn messages(&self, op: &Op, entries_before: usize) -> u32 {
+    fn max_answer_messages(&self, op: &Op, entries_before: usize) -> u32 {
         match op {
             Op::Scan { limit, .. } => {
-                let each = (self.answer_bytes - SCAN_HEADER) / wire::ENTRY;
+                let each = (self.max_message_bytes - SCAN_HEADER_BYTES) / wire::ENTRY_BYTES;
                 let left = (*limit as usize).saturating_sub(entries_before);
                 let messages = left.div_ceil(each.max(1)).max(1);
-                u32::try_from(messages).map_or(MAX_MESSAGES, |m| m.min(MAX_MESSAGES))
+                u32::try_from(messages).map_or(MAX_SCAN_MESSAGES, |m| m.min(MAX_SCAN_MESSAGES))
             }
             _ => 1,
         }
@@ -91,52 +91,57 @@ impl Lane {
     /// Returns true if the lane can take another request.
     #[inline]
     pub(super) fn has_room(&self, op: &Op, entries_before: usize) -> bool {
-        let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
+        let apart = |&oldest: &u32| {
+            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_distance
+        };
         self.slot_is_free()
-            && self.recvs >= self.messages(op, entries_before)
-            && (!op.is_change() || self.changes.front().is_none_or(apart))
+            && self.unreserved_recvs >= self.max_answer_messages(op, entries_before)
+            && (!op.is_change() || self.outstanding_changes.front().is_none_or(apart))
     }
 
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest == self.client.next_number()
+        self.oldest_unanswered == self.client.next_number()
     }
 
     #[inline]
     fn slot_is_free(&self) -> bool {
-        let under_way = self.client.next_number().wrapping_sub(self.oldest);
+        let under_way = self
+            .client
+            .next_number()
+            .wrapping_sub(self.oldest_unanswered);
         (under_way as usize) < self.slot_requests.len()
     }
 
     /// Returns the number of a new change and marks it outstanding. Number 0 is never used.
     #[inline]
-    pub(super) fn next_seq(&mut self) -> u32 {
-        self.seq = self.seq.wrapping_add(1).max(1);
-        self.changes.push_back(self.seq);
-        self.seq
+    pub(super) fn allocate_change_seq(&mut self) -> u32 {
+        self.last_change_seq = self.last_change_seq.wrapping_add(1).max(1);
+        self.outstanding_changes.push_back(self.last_change_seq);
+        self.last_change_seq
     }
 
     /// Marks a change outstanding that is sent again.
-    pub(super) fn resume(&mut self, seq: u32) {
+    pub(super) fn mark_outstanding(&mut self, seq: u32) {
         if seq != 0 {
-            self.changes.push_back(seq);
+            self.outstanding_changes.push_back(seq);
         }
     }
 
-    pub(super) fn last_seq(&self) -> u32 {
-        self.seq
+    pub(super) fn last_change_seq(&self) -> u32 {
+        self.last_change_seq
     }
 
     /// Sets the number of the last change, after which the next ones continue.
-    pub(super) fn set_last_seq(&mut self, seq: u32) {
-        self.seq = seq;
+    pub(super) fn set_last_change_seq(&mut self, seq: u32) {
+        self.last_change_seq = seq;
     }
 
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn enqueue(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
-        let messages = self.messages(&pending.op, pending.entries_before);
+        let messages = self.max_answer_messages(&pending.op, pending.entries_before);
         let mut op = pending.op;
         let mut number = pending.change_seq;
         if let Op::Scan { limit, .. } = &mut op {
@@ -144,12 +149,12 @@ impl Lane {
             number = messages;
         }
         let (bytes, length) = op.encode(pending.tree, number);
-        let number = self.client.push(&bytes[..length])?;
+        let number = self.client.prepare_request(&bytes[..length])?;
         let place = number as usize & (self.slot_requests.len() - 1);
         self.slot_requests[place] = (number, slot, messages);
-        self.recvs -= messages;
-        self.ready += 1;
-        if self.ready >= self.batch {
+        self.unreserved_recvs -= messages;
+        self.unsent_requests += 1;
+        if self.unsent_requests >= self.requests_per_doorbell {
             return self.flush();
         }
         Ok(())
@@ -157,7 +162,7 @@ impl Lane {
 
     #[inline]
     fn flush(&mut self) -> Result<(), RpcError> {
-        self.ready = 0;
+        self.unsent_requests = 0;
         self.doorbells += 1;
         self.client.flush()
     }
@@ -171,18 +176,18 @@ impl Lane {
         stats: &mut ClientStats,
         mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
-        if let Some(e) = self.error.take() {
+        if let Some(e) = self.pending_error.take() {
             return Err(e);
         }
-        if self.ready > 0 {
+        if self.unsent_requests > 0 {
             self.flush()?;
         }
         let Self {
             client,
             slot_requests: by_slot,
-            changes,
-            message,
-            recvs,
+            outstanding_changes: changes,
+            answer_copy: message,
+            unreserved_recvs: recvs,
             ..
         } = self;
         let received = client.poll(|r| {
@@ -215,10 +220,10 @@ impl Lane {
         if received > 0 {
             let next = self.client.next_number();
             let mask = self.slot_requests.len() - 1;
-            while self.oldest != next
-                && self.slot_requests[self.oldest as usize & mask].1 == NO_REQUEST
+            while self.oldest_unanswered != next
+                && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST
             {
-                self.oldest = self.oldest.wrapping_add(1);
+                self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
             }
         }
         Ok(received)
@@ -229,17 +234,17 @@ impl Lane {
 fn store_entries(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
     let entries_before = pending.entries_before;
     // Entries beyond the announced count are ignored.
-    if pending.received == 0 {
+    if pending.received_messages == 0 {
         pending
             .entries
-            .resize(entries_before + answer.count, (0, 0));
+            .resize(entries_before + answer.total_entries, (0, 0));
     }
-    let from = entries_before + answer.first;
+    let from = entries_before + answer.first_entry_number;
     if let Some(places) = pending.entries.get_mut(from..) {
         for (place, entry) in places.iter_mut().zip(answer.entries()) {
             *place = entry;
-            pending.received += 1;
+            pending.received_messages += 1;
         }
     }
-    pending.received >= answer.count
+    pending.received_messages >= answer.total_entries
 }

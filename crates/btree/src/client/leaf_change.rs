@@ -15,8 +15,10 @@ use verbs::{RemoteMemory, time};
 
 use super::request::{Answer, ClientStats, Pending};
 use super::walker::{AwaitedCompletion, StepOutcome, WalkingClient};
-use crate::node::{CHECKSUM, HEADER, NextStep, Node, VERSION, capacity, meta};
-use crate::node::{META, NodeWords};
+use crate::node::{
+    CHECKSUM_WORD, HEADER_WORDS, NextStep, Node, VERSION_WORD, encode_meta, entries_per_node,
+};
+use crate::node::{META_WORD, NodeWords};
 use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
@@ -55,10 +57,10 @@ fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
 
 /// Applies a change to the words of a leaf that has room for it.
 fn apply(words: &mut [u64], op: &Op) {
-    let room = capacity(words.len());
+    let room = entries_per_node(words.len());
     let (count, place) = (Node(&*words).entry_count(), Node(&*words).find(op.key()));
-    let header = words[META] & !0xffff;
-    let (keys, values) = (HEADER, HEADER + room);
+    let header = words[META_WORD] & !0xffff;
+    let (keys, values) = (HEADER_WORDS, HEADER_WORDS + room);
     let shift = |words: &mut [u64], by: isize, from: usize| {
         for start in [keys, values] {
             let (from, to) = (start + from, start + count);
@@ -82,24 +84,24 @@ fn apply(words: &mut [u64], op: &Op) {
         }
         _ => count,
     };
-    words[META] = header | meta(0, 0, count);
-    words[VERSION] = words[VERSION].wrapping_add(1);
-    words[CHECKSUM] = Node(&*words).checksum_of_words();
+    words[META_WORD] = header | encode_meta(0, 0, count);
+    words[VERSION_WORD] = words[VERSION_WORD].wrapping_add(1);
+    words[CHECKSUM_WORD] = Node(&*words).checksum_of_words();
 }
 
 impl WalkingClient {
     /// Returns the offset of an atomic's result in a slot's buffer; the redo entry follows.
-    fn result_at(&self) -> usize {
+    fn atomic_result_offset(&self) -> usize {
         self.node_bytes
     }
 
-    fn entry_at(&self) -> usize {
+    fn redo_entry_offset(&self) -> usize {
         self.node_bytes + 8
     }
 
     /// Returns the memory of the slot's node from a word on.
-    fn node_at(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
-        let node = self.walks[slot as usize].node;
+    fn remote_node_from_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
+        let node = self.walks[slot as usize].current_node;
         let at = node.checked_mul(self.node_bytes as u64)?;
         self.nodes.at(at + 8 * word as u64)
     }
@@ -110,7 +112,7 @@ impl WalkingClient {
         pending: &Pending,
         slot: u32,
     ) -> Result<Option<StepOutcome>, RpcError> {
-        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         match plan(Node(words), &pending.op) {
             ChangePlan::NoChange { found } => {
                 return Ok(Some(StepOutcome::Answer(Answer::Changed { found })));
@@ -127,27 +129,34 @@ impl WalkingClient {
         let Some(writes) = self.writes else {
             return Ok(());
         };
-        self.acquisition = self.acquisition.wrapping_add(1);
-        let word = lock_word(writes.owner, writes.lease_ms, self.acquisition);
+        self.last_acquisition = self.last_acquisition.wrapping_add(1);
+        let word = lock_word(writes.owner, writes.lease_ms, self.last_acquisition);
         let walk = &mut self.walks[slot as usize];
-        (walk.step, walk.word) = (AwaitedCompletion::Lock, word);
-        self.queue.make_room(2);
-        let (result, lock) = ((slot, self.result_at()), self.node_at(slot, 0));
+        (walk.awaited_completion, walk.held_lock_word) = (AwaitedCompletion::Lock, word);
+        self.queue.reserve_postlist_room(2);
+        let (result, lock) = (
+            (slot, self.atomic_result_offset()),
+            self.remote_node_from_word(slot, 0),
+        );
         self.queue
-            .compare_and_swap(result, lock, (0, word), false)?;
+            .prepare_compare_and_swap(result, lock, (0, word), false)?;
         let bytes = self.node_bytes;
-        let from = self.node_at(slot, 0);
-        self.queue.read((slot, 0), bytes, from)
+        let from = self.remote_node_from_word(slot, 0);
+        self.queue.prepare_read((slot, 0), bytes, from)
     }
 
     /// Prepares the unlock of the leaf. Its completion also covers the work requests prepared before.
     fn unlock(&mut self, slot: u32, then: AwaitedCompletion) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
-        walk.step = then;
-        let word = walk.word;
-        self.queue.make_room(1);
-        let (result, lock) = ((slot, self.result_at()), self.node_at(slot, 0));
-        self.queue.compare_and_swap(result, lock, (word, 0), true)
+        walk.awaited_completion = then;
+        let word = walk.held_lock_word;
+        self.queue.reserve_postlist_room(1);
+        let (result, lock) = (
+            (slot, self.atomic_result_offset()),
+            self.remote_node_from_word(slot, 0),
+        );
+        self.queue
+            .prepare_compare_and_swap(result, lock, (word, 0), true)
     }
 
     /// Processes the completion of a step of a change.
@@ -161,11 +170,11 @@ impl WalkingClient {
         match step {
             AwaitedCompletion::Lock => self.complete_lock(pending, slot, stats),
             AwaitedCompletion::Write { found } | AwaitedCompletion::UnlockAndComplete { found } => {
-                self.walks[slot as usize].step = AwaitedCompletion::Read;
+                self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
                 Ok(Some(StepOutcome::Answer(Answer::Changed { found })))
             }
             AwaitedCompletion::UnlockAndAskServer => {
-                self.walks[slot as usize].step = AwaitedCompletion::Read;
+                self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
                 Ok(Some(StepOutcome::AskServer))
             }
             AwaitedCompletion::Unlock => {
@@ -183,18 +192,19 @@ impl WalkingClient {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Result<Option<StepOutcome>, RpcError> {
-        if self.queue.buffer_word(slot, self.result_at())? != 0 {
+        if self.queue.buffer_word(slot, self.atomic_result_offset())? != 0 {
             stats.contended += 1;
             let lease = self.writes.map_or(0, |writes| u64::from(writes.lease_ms));
             let waited = time::now().duration_since(pending.submitted_at);
             if waited.as_millis() > u128::from(lease / 2) {
                 return Ok(Some(StepOutcome::AskServer));
             }
-            self.walks[slot as usize].step = AwaitedCompletion::Read;
-            self.waiting.push((slot, time::now_ns() + RETRY_DELAY_NS));
+            self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
+            self.lock_retries
+                .push((slot, time::now_ns() + RETRY_DELAY_NS));
             return Ok(None);
         }
-        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if !leaf.has_valid_checksum()
             || leaf.next(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
@@ -225,26 +235,30 @@ impl WalkingClient {
         let node_words = self.node_bytes / 8;
         let (node, word) = {
             let walk = &self.walks[slot as usize];
-            (walk.node, walk.word)
+            (walk.current_node, walk.held_lock_word)
         };
         let mut entry = vec![0; node_words + 2];
         // The leaf begins at word 1 of the entry, so word 1 of the leaf is word 2 of the entry.
-        let leaf = &mut entry[redo::BODY - 1..=node_words];
-        for (to, from) in leaf.iter_mut().zip(self.queue.words(slot, 0, node_words)?) {
+        let leaf = &mut entry[redo::BODY_WORD_INDEX - 1..=node_words];
+        for (to, from) in leaf
+            .iter_mut()
+            .zip(self.queue.buffer_words(slot, 0, node_words)?)
+        {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
         apply(leaf, op);
         redo::seal(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        let at = self.entry_at();
-        self.queue.make_room(3);
+        let at = self.redo_entry_offset();
+        self.queue.reserve_postlist_room(3);
         self.queue.write_buffer(slot, at, &bytes)?;
         let place = u64::from(slot) * bytes.len() as u64;
         let redo_entry = self.writes.and_then(|writes| writes.redo.at(place));
-        self.queue.write((slot, at), bytes.len(), redo_entry)?;
-        let body = (slot, at + 8 * redo::BODY);
-        let to = self.node_at(slot, VERSION);
-        self.queue.write(body, self.node_bytes - 8, to)?;
+        self.queue
+            .prepare_write((slot, at), bytes.len(), redo_entry)?;
+        let body = (slot, at + 8 * redo::BODY_WORD_INDEX);
+        let to = self.remote_node_from_word(slot, VERSION_WORD);
+        self.queue.prepare_write(body, self.node_bytes - 8, to)?;
         self.unlock(slot, AwaitedCompletion::Write { found })
     }
 
@@ -252,12 +266,12 @@ impl WalkingClient {
     pub(super) fn retry_waiting(&mut self, pending: &[Pending]) {
         let now = time::now_ns();
         let mut i = 0;
-        while let Some(&(slot, until)) = self.waiting.get(i) {
+        while let Some(&(slot, until)) = self.lock_retries.get(i) {
             if now < until {
                 i += 1;
                 continue;
             }
-            self.waiting.swap_remove(i);
+            self.lock_retries.swap_remove(i);
             if let Some(pending) = pending.get(slot as usize) {
                 let begun = self.start(slot, pending.tree);
                 self.queue.record_error(begun);
@@ -311,14 +325,14 @@ mod tests {
                 .is_none()
             {}
         };
-        walker.walks[0].node = root;
+        walker.walks[0].current_node = root;
         walker.lock(0).expect("prepared");
         walker.queue.flush().expect("posted");
         wait(walker);
         assert_eq!(
             walker
                 .queue
-                .buffer_word(0, walker.result_at())
+                .buffer_word(0, walker.atomic_result_offset())
                 .expect("inside"),
             0
         );
@@ -335,7 +349,7 @@ mod tests {
         // The unsignaled work requests are executed before this READ, in order.
         walker
             .queue
-            .read((1, 0), 8, walker.node_at(0, 0))
+            .prepare_read((1, 0), 8, walker.remote_node_from_word(0, 0))
             .expect("prepared");
         walker.queue.flush().expect("posted");
         wait(walker);
@@ -391,8 +405,8 @@ mod tests {
             steps in proptest::collection::vec((0u64..40, any::<u64>(), any::<bool>()), 0..80),
         ) {
             let mut words = vec![0u64; 64];
-            words[META] = crate::node::LAST;
-            words[CHECKSUM] = Node(&words[..]).checksum_of_words();
+            words[META_WORD] = crate::node::FLAG_LAST_OF_LEVEL;
+            words[CHECKSUM_WORD] = Node(&words[..]).checksum_of_words();
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
                 let op = if put {

@@ -46,21 +46,21 @@ pub struct PipelinedClient {
     opener: SessionOpener,
     /// The identity of the server.
     server_incarnation: u64,
-    trees: usize,
+    tree_count: usize,
     lanes: Vec<Lane>,
     /// The client's READ path, if it has one.
     walker: Option<WalkingClient>,
-    choice: AccessChooser,
+    access_chooser: AccessChooser,
     connection: Option<Connection>,
     pending: Vec<Pending>,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
     /// found a node locked.
     resend_queue: VecDeque<u32>,
-    order: u64,
+    next_submission_number: u64,
     /// The time of the last clock reading.
-    now: Instant,
-    polls: u32,
+    last_clock_reading: Instant,
+    poll_calls: u32,
     waiter: Waiter,
     stats: ClientStats,
 }
@@ -106,17 +106,17 @@ impl PipelinedClient {
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
             server_incarnation: 0,
-            trees: 0,
+            tree_count: 0,
             lanes: Vec::new(),
             walker: None,
-            choice: AccessChooser::new(opener.config.access, u64::from(window)),
+            access_chooser: AccessChooser::new(opener.config.access, u64::from(window)),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
-            free: (0..window).rev().collect(),
+            free_slots: (0..window).rev().collect(),
             resend_queue: VecDeque::new(),
-            order: 0,
-            now,
-            polls: 0,
+            next_submission_number: 0,
+            last_clock_reading: now,
+            poll_calls: 0,
             waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
             opener,
@@ -133,7 +133,7 @@ impl PipelinedClient {
     /// Returns the number of outstanding requests.
     #[inline]
     pub fn outstanding(&self) -> usize {
-        self.pending.len() - self.free.len()
+        self.pending.len() - self.free_slots.len()
     }
 
     /// Returns the configuration.
@@ -147,7 +147,7 @@ impl PipelinedClient {
     }
 
     /// Returns the server's identity, a random number that changes when the server restarts.
-    pub fn server(&self) -> u64 {
+    pub fn server_incarnation(&self) -> u64 {
         self.server_incarnation
     }
 
@@ -164,11 +164,11 @@ impl PipelinedClient {
     /// [`ClientError::NoTree`]. A broken connection is repaired by [`poll`](Self::poll).
     #[inline]
     pub fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
-        if usize::from(tree) >= self.trees {
-            let trees = self.trees;
+        if usize::from(tree) >= self.tree_count {
+            let trees = self.tree_count;
             return Err(ClientError::NoTree { tree, trees });
         }
-        let Some(&slot) = self.free.last() else {
+        let Some(&slot) = self.free_slots.last() else {
             return Ok(false);
         };
         let number = match self.lanes.len() {
@@ -176,30 +176,30 @@ impl PipelinedClient {
             1 => 0,
             lanes => slot as usize % lanes,
         };
-        let changes = self.walker.as_ref().map(WalkingClient::changes);
-        let by_reads = changes.is_some_and(|changes| self.choice.uses_reads(op, changes));
+        let changes = self.walker.as_ref().map(WalkingClient::changes_leaves);
+        let by_reads = changes.is_some_and(|changes| self.access_chooser.uses_reads(op, changes));
         let lane = &mut self.lanes[number];
         if !by_reads && !lane.has_room(op, 0) {
             return Ok(false);
         }
-        self.free.pop();
+        self.free_slots.pop();
         let pending = &mut self.pending[slot as usize];
-        pending.token = token;
+        pending.caller_token = token;
         pending.is_outstanding = true;
         pending.op = *op;
         pending.tree = tree;
-        pending.lane = number;
+        pending.lane_index = number;
         pending.change_seq = match op.is_change() && !by_reads {
-            true => lane.next_seq(),
+            true => lane.allocate_change_seq(),
             false => 0,
         };
-        pending.order = self.order;
+        pending.submission_number = self.next_submission_number;
         pending.uses_reads = by_reads;
         pending.entries.clear();
-        pending.received = 0;
+        pending.received_messages = 0;
         pending.entries_before = 0;
-        pending.submitted_at = self.now;
-        self.order += 1;
+        pending.submitted_at = self.last_clock_reading;
+        self.next_submission_number += 1;
         if by_reads && let Some(walker) = &mut self.walker {
             self.stats.by_reads += 1;
             walker.begin_request(slot, tree, op);
@@ -207,10 +207,10 @@ impl PipelinedClient {
         }
         if lane.is_idle() {
             // An idle period does not count as silence.
-            lane.last_activity = self.now;
+            lane.last_activity = self.last_clock_reading;
         }
         if let Err(e) = lane.enqueue(slot, pending) {
-            lane.error.get_or_insert(e);
+            lane.pending_error.get_or_insert(e);
         }
         Ok(true)
     }
@@ -236,17 +236,18 @@ impl PipelinedClient {
                 broken.get_or_insert(e);
             }
         }
-        self.polls = self.polls.wrapping_add(1);
+        self.poll_calls = self.poll_calls.wrapping_add(1);
         if progress > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
         }
-        if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
-            self.now = time::now();
-            let answer = self.opener.config.answer();
-            let silent =
-                |l: &Lane| !l.is_idle() && self.now.duration_since(l.last_activity) > answer;
+        if self.poll_calls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
+            self.last_clock_reading = time::now();
+            let answer = self.opener.config.answer_timeout();
+            let silent = |l: &Lane| {
+                !l.is_idle() && self.last_clock_reading.duration_since(l.last_activity) > answer
+            };
             if self.lanes.iter().any(silent) {
                 let why = RpcError::Config("no answer came in time".to_owned());
                 broken.get_or_insert(why);
@@ -258,7 +259,9 @@ impl PipelinedClient {
         }
         match broken {
             None => Ok(done),
-            Some(why) => self.repair(&why, &mut each).map(|lost| done + lost),
+            Some(why) => self
+                .recover_connection(&why, &mut each)
+                .map(|lost| done + lost),
         }
     }
 
@@ -271,9 +274,10 @@ impl PipelinedClient {
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
         for lane in &mut self.lanes {
-            let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
-            let (now, resend_queue, before) = (&mut self.now, &mut self.resend_queue, *done);
-            let choice = &mut self.choice;
+            let (pending, free, stats) = (&mut self.pending, &mut self.free_slots, &mut self.stats);
+            let (now, resend_queue, before) =
+                (&mut self.last_clock_reading, &mut self.resend_queue, *done);
+            let choice = &mut self.access_chooser;
             let deadline = self.opener.config.deadline();
             let mut busy = 0;
             let polled = lane.poll(pending, stats, |pending, slot, complete| {
@@ -311,9 +315,9 @@ impl PipelinedClient {
                 Ok(0) => {}
                 Ok(_) => {
                     if *done == before {
-                        self.now = time::now();
+                        self.last_clock_reading = time::now();
                     }
-                    lane.last_activity = self.now;
+                    lane.last_activity = self.last_clock_reading;
                 }
                 Err(e) => result = result.and(Err(e)),
             }
@@ -331,11 +335,15 @@ impl PipelinedClient {
         let Some(walker) = &mut self.walker else {
             return Ok(0);
         };
-        if !walker.waiting.is_empty() {
+        if !walker.lock_retries.is_empty() {
             walker.retry_waiting(&self.pending);
         }
-        let (free, resend_queue, now) = (&mut self.free, &mut self.resend_queue, &mut self.now);
-        let (choice, mut asked, mut first) = (&mut self.choice, 0, true);
+        let (free, resend_queue, now) = (
+            &mut self.free_slots,
+            &mut self.resend_queue,
+            &mut self.last_clock_reading,
+        );
+        let (choice, mut asked, mut first) = (&mut self.access_chooser, 0, true);
         let received =
             walker.post_and_poll(&mut self.pending, &mut self.stats, |pending, slot, what| {
                 if std::mem::take(&mut first) {
@@ -360,7 +368,7 @@ impl PipelinedClient {
                 free.push(slot);
                 let sent = pending.submitted_at;
                 choice.record_latency(&pending.op, true, now.duration_since(sent));
-                let (token, seen) = (pending.token, *now);
+                let (token, seen) = (pending.caller_token, *now);
                 each(Completion {
                     token,
                     answer,
@@ -378,33 +386,33 @@ impl PipelinedClient {
     fn resend(&mut self) {
         while let Some(&slot) = self.resend_queue.front() {
             let pending = &mut self.pending[slot as usize];
-            let lane = &mut self.lanes[pending.lane];
+            let lane = &mut self.lanes[pending.lane_index];
             if !lane.has_room(&pending.op, pending.entries_before) {
                 break;
             }
             self.resend_queue.pop_front();
             match pending.op.is_change() && pending.change_seq == 0 {
                 // The change has no number on this lane yet.
-                true => pending.change_seq = lane.next_seq(),
-                false => lane.resume(pending.change_seq),
+                true => pending.change_seq = lane.allocate_change_seq(),
+                false => lane.mark_outstanding(pending.change_seq),
             }
             if lane.is_idle() {
-                lane.last_activity = self.now;
+                lane.last_activity = self.last_clock_reading;
             }
             if let Err(e) = lane.enqueue(slot, pending) {
-                lane.error.get_or_insert(e);
+                lane.pending_error.get_or_insert(e);
             }
         }
     }
 
     /// Reads the clock, for requests that are submitted after a pause.
-    pub fn refresh(&mut self) {
-        self.now = time::now();
+    pub fn refresh_clock(&mut self) {
+        self.last_clock_reading = time::now();
     }
 
     /// Reconnects with new queue pairs. Sends outstanding requests again, except those past their deadline.
     #[cold]
-    fn repair(
+    fn recover_connection(
         &mut self,
         why: &RpcError,
         each: &mut impl FnMut(Completion<'_>),
@@ -417,7 +425,7 @@ impl PipelinedClient {
             .filter(|p| p.is_outstanding)
             .map(|p| p.submitted_at)
             .min();
-        let until = oldest.unwrap_or(self.now) + deadline;
+        let until = oldest.unwrap_or(self.last_clock_reading) + deadline;
         // A change that this client may have made itself is not repeated.
         let may_have_changed = |slot| {
             self.walker
@@ -428,34 +436,35 @@ impl PipelinedClient {
             .zip(&self.pending)
             .map(|(slot, p)| p.is_outstanding && p.uses_reads && may_have_changed(slot))
             .collect();
-        let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
-        self.now = time::now();
+        let connected =
+            self.reconnect(until.max(time::now() + self.opener.config.answer_timeout()));
+        self.last_clock_reading = time::now();
         self.stats.reconnects += 1;
         let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
         order.retain(|&slot| self.pending[slot as usize].is_outstanding);
-        order.sort_by_key(|&slot| self.pending[slot as usize].order);
+        order.sort_by_key(|&slot| self.pending[slot as usize].submission_number);
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
-            let late = self.now.duration_since(pending.submitted_at) >= deadline;
+            let late = self.last_clock_reading.duration_since(pending.submitted_at) >= deadline;
             if !late && !uncertain[slot as usize] && connected.is_ok() {
                 // Entries of the incomplete answer are requested again.
                 pending.entries.truncate(pending.entries_before);
-                pending.received = 0;
+                pending.received_messages = 0;
                 pending.uses_reads = false;
                 self.stats.retries += 1;
                 self.resend_queue.push_back(slot);
                 continue;
             }
             pending.is_outstanding = false;
-            self.free.push(slot);
+            self.free_slots.push(slot);
             lost += 1;
-            each(pending.completion(Answer::Lost, self.now));
+            each(pending.completion(Answer::Lost, self.last_clock_reading));
         }
         self.stats.lost += lost as u64;
         if connected.is_err() {
             self.disconnect();
-            self.opener.rename_session();
+            self.opener.renew_session_id();
         }
         connected.map(|()| lost)
     }
@@ -470,14 +479,14 @@ impl PipelinedClient {
 
     /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
-        let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
+        let before: Vec<u32> = self.lanes.iter().map(Lane::last_change_seq).collect();
         self.disconnect();
         let OpenSession {
             lanes,
             walker,
             connection,
-            server,
-            trees,
+            server_incarnation: server,
+            tree_count: trees,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
             return Err(ClientError::refused(
@@ -485,11 +494,11 @@ impl PipelinedClient {
             ));
         }
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
-        self.trees = trees;
+        self.tree_count = trees;
         // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server_incarnation = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {
-            lane.set_last_seq(seq);
+            lane.set_last_change_seq(seq);
         }
         Ok(())
     }
@@ -508,7 +517,9 @@ enum AnswerEffect {
 fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> AnswerEffect {
     let answer = &complete.answer;
     AnswerEffect::Complete(match (answer.status, pending.op) {
-        (Status::Ok, Op::Get { .. }) => Answer::Value(answer.found.then_some(answer.number)),
+        (Status::Ok, Op::Get { .. }) => {
+            Answer::Value(answer.found.then_some(answer.value_or_next_key))
+        }
         (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
             found: answer.found,
         },
@@ -517,11 +528,11 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
             return AnswerEffect::Entries(Some(from));
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
-            let next = answer.more.then_some(answer.number);
+            let next = answer.has_more_entries.then_some(answer.value_or_next_key);
             match next {
                 Some(from) if pending.entries.len() < limit as usize => {
                     pending.entries_before = pending.entries.len();
-                    pending.received = 0;
+                    pending.received_messages = 0;
                     pending.op = Op::Scan { from, end, limit };
                     return AnswerEffect::Resend;
                 }
@@ -530,7 +541,7 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
         }
         (Status::Ok, Op::Load) => return AnswerEffect::Entries(None),
         (Status::Ok, Op::Handover { .. }) => Answer::Ceded {
-            version: wire::version_of(answer.word),
+            version: wire::version_of(answer.first_word),
         },
         (Status::Bad, Op::Handover { .. }) => Answer::Refused,
         (Status::Moved, _) => Answer::Moved(answer.moved_range()),

@@ -97,23 +97,23 @@ impl ClientStats {
 /// An outstanding request, or a free slot.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) token: u64,
+    pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
     pub(super) op: Op,
     pub(super) tree: u8,
-    pub(super) lane: usize,
+    pub(super) lane_index: usize,
     /// The number of the change in its lane; 0 for other requests.
     pub(super) change_seq: u32,
     /// The position in the order of submission.
-    pub(super) order: u64,
+    pub(super) submission_number: u64,
     /// True if the client READs nodes for the request.
     pub(super) uses_reads: bool,
     /// Entries of a SCAN from earlier answers.
     pub(super) entries_before: usize,
     /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(u64, u64)>,
-    pub(super) received: usize,
+    pub(super) received_messages: usize,
     pub(super) submitted_at: Instant,
 }
 
@@ -122,7 +122,7 @@ impl Pending {
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {
         Completion {
-            token: self.token,
+            token: self.caller_token,
             answer,
             submitted_at: self.submitted_at,
             completed_at: seen,
@@ -132,17 +132,17 @@ impl Pending {
     /// Returns a slot of the window without a request.
     pub(super) fn unused(now: Instant) -> Self {
         Self {
-            token: 0,
+            caller_token: 0,
             is_outstanding: false,
             op: Op::Get { key: 0 },
             tree: 0,
-            lane: 0,
+            lane_index: 0,
             change_seq: 0,
-            order: 0,
+            submission_number: 0,
             uses_reads: false,
             entries_before: 0,
             entries: Vec::new(),
-            received: 0,
+            received_messages: 0,
             submitted_at: now,
         }
     }

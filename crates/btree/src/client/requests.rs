@@ -22,7 +22,7 @@ pub trait ExecuteRequests {
     /// Returns the largest number of outstanding requests.
     fn window(&self) -> usize;
     /// Reads the clock, for requests that are submitted after a pause.
-    fn refresh(&mut self);
+    fn refresh_clock(&mut self);
     /// Returns the client's statistics, such as retries.
     fn stats(&self) -> ClientStats;
     /// Returns the number of doorbells for requests.
@@ -50,8 +50,8 @@ impl ExecuteRequests for PipelinedClient {
         self.config().window
     }
 
-    fn refresh(&mut self) {
-        self.refresh();
+    fn refresh_clock(&mut self) {
+        self.refresh_clock();
     }
 
     fn stats(&self) -> ClientStats {

@@ -16,21 +16,21 @@ use crate::wire::Op;
 #[derive(Debug, Clone)]
 pub(crate) struct OwnerTable {
     /// The first key of each range, with the owner of the keys up to the next one.
-    ranges: BTreeMap<u64, RangeOwner>,
+    range_owners: BTreeMap<u64, RangeOwner>,
 }
 
 impl OwnerTable {
     /// Creates a table in which the first server owns all keys, until a server says otherwise.
     fn new() -> Self {
         Self {
-            ranges: BTreeMap::from([(0, RangeOwner::default())]),
+            range_owners: BTreeMap::from([(0, RangeOwner::default())]),
         }
     }
 
     /// Returns the owner of a key.
     #[inline]
     fn owner(&self, key: u64) -> RangeOwner {
-        let range = self.ranges.range(..=key).next_back();
+        let range = self.range_owners.range(..=key).next_back();
         range.map_or(RangeOwner::default(), |(_, owner)| *owner)
     }
 
@@ -39,24 +39,24 @@ impl OwnerTable {
         let behind = moved.end.map(|end| (end, self.owner(end)));
         let before = self.owner(moved.from);
         let within: Vec<u64> = match moved.end {
-            Some(end) => self.ranges.range(moved.from..end),
-            None => self.ranges.range(moved.from..),
+            Some(end) => self.range_owners.range(moved.from..end),
+            None => self.range_owners.range(moved.from..),
         }
         .map(|(from, _)| *from)
         .collect();
         let newer = |known: RangeOwner| moved.owner.version >= known.version;
         if newer(before) {
-            self.ranges.insert(moved.from, moved.owner);
+            self.range_owners.insert(moved.from, moved.owner);
         } else {
-            self.ranges.insert(moved.from, before);
+            self.range_owners.insert(moved.from, before);
         }
         for from in within {
-            if from != moved.from && newer(self.ranges[&from]) {
-                self.ranges.insert(from, moved.owner);
+            if from != moved.from && newer(self.range_owners[&from]) {
+                self.range_owners.insert(from, moved.owner);
             }
         }
         if let Some((end, owner)) = behind {
-            self.ranges.insert(end, owner);
+            self.range_owners.insert(end, owner);
         }
         self.join_neighbours();
     }
@@ -64,7 +64,7 @@ impl OwnerTable {
     /// Joins neighbouring ranges of the same owner.
     fn join_neighbours(&mut self) {
         let mut last = None;
-        self.ranges
+        self.range_owners
             .retain(|_, owner| last.replace(*owner) != Some(*owner));
     }
 }
@@ -72,12 +72,12 @@ impl OwnerTable {
 /// A request that was sent to one of the servers.
 #[derive(Debug)]
 struct RoutedRequest {
-    token: u64,
+    caller_token: u64,
     tree: u8,
     op: Op,
     /// Entries that a SCAN got from earlier servers; `op` requests the rest.
-    entries: Vec<(u64, u64)>,
-    sent: Instant,
+    scanned_entries: Vec<(u64, u64)>,
+    submitted_at: Instant,
 }
 
 /// A client of several [`Server`](crate::Server)s with numbers from 0 on, each of which owns a range of the keys.
@@ -87,12 +87,12 @@ pub struct Router {
     owners: OwnerTable,
     window: usize,
     requests: Vec<Option<RoutedRequest>>,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
     resend_queue: VecDeque<u32>,
-    scratch: Vec<(u32, DeferredAnswer)>,
+    deferred_answers: Vec<(u32, DeferredAnswer)>,
     /// Number of requests that reached a server which did not own their key.
-    redirected: u64,
+    redirected_requests: u64,
 }
 
 /// An intermediate answer, copied because the callback borrows the servers.
@@ -117,10 +117,10 @@ impl Router {
             owners: OwnerTable::new(),
             window,
             requests: (0..window).map(|_| None).collect(),
-            free: (0..slots).rev().collect(),
+            free_slots: (0..slots).rev().collect(),
             resend_queue: VecDeque::new(),
-            scratch: Vec::new(),
-            redirected: 0,
+            deferred_answers: Vec::new(),
+            redirected_requests: 0,
         }
     }
 
@@ -130,8 +130,8 @@ impl Router {
     }
 
     /// Returns the number of requests that reached a server which did not own their key.
-    pub fn redirected(&self) -> u64 {
-        self.redirected
+    pub fn redirected_requests(&self) -> u64 {
+        self.redirected_requests
     }
 
     /// Returns the number of the server that owns a key, as far as known.
@@ -156,7 +156,11 @@ impl Router {
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) -> Result<(), ClientError> {
-        let (routed, free, scratch) = (&mut self.requests, &mut self.free, &mut self.scratch);
+        let (routed, free, scratch) = (
+            &mut self.requests,
+            &mut self.free_slots,
+            &mut self.deferred_answers,
+        );
         let mut broken = Ok(());
         for server in &mut self.servers {
             if server.outstanding() == 0 {
@@ -179,7 +183,7 @@ impl Router {
                             }
                             _ => false,
                         };
-                        if continues || !request.entries.is_empty() {
+                        if continues || !request.scanned_entries.is_empty() {
                             let seen = DeferredAnswer::Entries(
                                 entries.to_vec(),
                                 next,
@@ -192,8 +196,8 @@ impl Router {
                 }
                 *done += 1;
                 each(Completion {
-                    token: request.token,
-                    submitted_at: request.sent,
+                    token: request.caller_token,
+                    submitted_at: request.submitted_at,
                     ..completion
                 });
                 routed[slot as usize] = None;
@@ -207,17 +211,17 @@ impl Router {
 
     /// Continues the requests that got an intermediate answer.
     fn process_intermediate(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
-        for (slot, seen) in std::mem::take(&mut self.scratch) {
+        for (slot, seen) in std::mem::take(&mut self.deferred_answers) {
             let Some(request) = &mut self.requests[slot as usize] else {
                 continue;
             };
             let outcome = match seen {
                 DeferredAnswer::Moved(moved) => {
-                    self.redirected += 1;
+                    self.redirected_requests += 1;
                     self.owners.record_owner(&moved);
                     let now = time::now();
-                    let late =
-                        now.duration_since(request.sent) >= self.servers[0].config().deadline();
+                    let late = now.duration_since(request.submitted_at)
+                        >= self.servers[0].config().deadline();
                     late.then_some((Answer::Lost, now))
                 }
                 DeferredAnswer::Entries(entries, next, seen) => {
@@ -226,7 +230,7 @@ impl Router {
                         _ => (0, None),
                     };
                     let received = u32::try_from(entries.len()).unwrap_or(u32::MAX);
-                    request.entries.extend(entries);
+                    request.scanned_entries.extend(entries);
                     match next {
                         Some(from) if received < limit => {
                             // The rest of the SCAN goes to the server that owns the next key.
@@ -235,7 +239,7 @@ impl Router {
                             None
                         }
                         next => {
-                            let entries = &request.entries[..];
+                            let entries = &request.scanned_entries[..];
                             Some((Answer::Entries { entries, next }, seen))
                         }
                     }
@@ -246,13 +250,13 @@ impl Router {
                 Some((answer, seen)) => {
                     *done += 1;
                     each(Completion {
-                        token: request.token,
+                        token: request.caller_token,
                         answer,
-                        submitted_at: request.sent,
+                        submitted_at: request.submitted_at,
                         completed_at: seen,
                     });
                     self.requests[slot as usize] = None;
-                    self.free.push(slot);
+                    self.free_slots.push(slot);
                 }
             }
         }
@@ -264,20 +268,20 @@ impl ExecuteRequests for Router {
         if !self.resend_queue.is_empty() {
             return Ok(false);
         }
-        let Some(slot) = self.free.pop() else {
+        let Some(slot) = self.free_slots.pop() else {
             return Ok(false);
         };
         self.requests[slot as usize] = Some(RoutedRequest {
-            token,
+            caller_token: token,
             tree,
             op: *op,
-            entries: Vec::new(),
-            sent: time::now(),
+            scanned_entries: Vec::new(),
+            submitted_at: time::now(),
         });
         let taken = self.route(slot)?;
         if !taken {
             self.requests[slot as usize] = None;
-            self.free.push(slot);
+            self.free_slots.push(slot);
         }
         Ok(taken)
     }
@@ -296,15 +300,17 @@ impl ExecuteRequests for Router {
     }
 
     fn outstanding(&self) -> usize {
-        self.window - self.free.len()
+        self.window - self.free_slots.len()
     }
 
     fn window(&self) -> usize {
         self.window
     }
 
-    fn refresh(&mut self) {
-        self.servers.iter_mut().for_each(PipelinedClient::refresh);
+    fn refresh_clock(&mut self) {
+        self.servers
+            .iter_mut()
+            .for_each(PipelinedClient::refresh_clock);
     }
 
     fn stats(&self) -> ClientStats {
@@ -343,6 +349,6 @@ mod tests {
         assert_eq!(servers(&table, [49, 50, 150, 200]), [0, 2, 0, 2]);
         table.record_owner(&moved(0, None, 1, 9));
         assert_eq!(servers(&table, [0, 50, 150, 200]), [1, 1, 1, 1]);
-        assert_eq!(table.ranges.len(), 1);
+        assert_eq!(table.range_owners.len(), 1);
     }
 }

@@ -11,9 +11,9 @@ use verbs::RemoteMemory;
 
 use super::cache::NodeCache;
 use super::request::{Answer, ClientStats, Pending};
-use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeWords, SIBLING};
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeWords, SIBLING_WORD};
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
-use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
+use crate::tree::{FIRST_ROOT_WORD, MAX_TREES, decode_root, redo};
 use crate::walk_cost;
 use crate::wire::Op;
 
@@ -56,16 +56,16 @@ pub(super) enum AwaitedCompletion {
 #[derive(Debug, Clone, Default)]
 pub(super) struct WalkState {
     /// The number of the node that is being READ, 0 for the header.
-    pub(super) node: u64,
+    pub(super) current_node: u64,
     level: u16,
     /// The inner node from the cache that led to `node`.
-    parent: u64,
+    cached_parent: u64,
     /// The key of the walk; in a SCAN, the first key that was not yet read.
     pub(super) key: u64,
-    reads: u8,
-    pub(super) step: AwaitedCompletion,
+    reads_so_far: u8,
+    pub(super) awaited_completion: AwaitedCompletion,
     /// The lock word with which this walk locked a leaf.
-    pub(super) word: u64,
+    pub(super) held_lock_word: u64,
     entries: Vec<(u64, u64)>,
 }
 
@@ -78,9 +78,9 @@ pub(super) struct WalkingClient {
     /// The parameters for changing leaves, if the client may change them.
     pub(super) writes: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
-    pub(super) acquisition: u32,
+    pub(super) last_acquisition: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
-    pub(super) waiting: Vec<(u32, u64)>,
+    pub(super) lock_retries: Vec<(u32, u64)>,
     cache: NodeCache,
     /// True if inner nodes are cached.
     caches_nodes: bool,
@@ -101,7 +101,7 @@ impl WalkingClient {
             return Err(RpcError::Config(what));
         }
         let window = prepared.window();
-        let entry = redo::bytes(node_bytes / 8);
+        let entry = redo::entry_bytes(node_bytes / 8);
         if memory
             .writes
             .is_some_and(|w| w.redo.len < (window * entry) as u64)
@@ -120,8 +120,8 @@ impl WalkingClient {
             nodes: memory.nodes,
             node_bytes,
             writes: memory.writes,
-            acquisition: 0,
-            waiting: Vec::new(),
+            last_acquisition: 0,
+            lock_retries: Vec::new(),
             cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
             caches_nodes: cache_nodes > 0,
         })
@@ -133,14 +133,14 @@ impl WalkingClient {
     }
 
     /// Returns true if this client changes leaves itself.
-    pub(super) fn changes(&self) -> bool {
+    pub(super) fn changes_leaves(&self) -> bool {
         self.writes.is_some()
     }
 
     /// Returns true if the slot's request may have changed a leaf by now.
     pub(super) fn may_have_changed(&self, slot: u32) -> bool {
         matches!(
-            self.walks[slot as usize].step,
+            self.walks[slot as usize].awaited_completion,
             AwaitedCompletion::Write { .. }
         )
     }
@@ -150,8 +150,8 @@ impl WalkingClient {
     pub(super) fn begin_request(&mut self, slot: u32, tree: u8, op: &Op) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
-        walk.reads = 0;
-        walk.step = AwaitedCompletion::Read;
+        walk.reads_so_far = 0;
+        walk.awaited_completion = AwaitedCompletion::Read;
         walk.entries.clear();
         let begun = self.start(slot, tree);
         self.queue.record_error(begun);
@@ -163,7 +163,7 @@ impl WalkingClient {
         match self.cache.root(tree) {
             Some((node, level)) => self.descend(slot, tree, (node, level), 0),
             None => {
-                self.walks[slot as usize].node = 0;
+                self.walks[slot as usize].current_node = 0;
                 self.read(slot)
             }
         }
@@ -208,7 +208,7 @@ impl WalkingClient {
             }
         }
         let walk = &mut self.walks[slot as usize];
-        (walk.node, walk.level, walk.parent) = (node, level, parent);
+        (walk.current_node, walk.level, walk.cached_parent) = (node, level, parent);
         self.read(slot)
     }
 
@@ -224,21 +224,21 @@ impl WalkingClient {
     #[inline]
     pub(super) fn read(&mut self, slot: u32) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
-        walk.step = AwaitedCompletion::Read;
-        walk.reads = walk.reads.saturating_add(1);
-        let bytes = match walk.node {
-            0 => 8 * (ROOTS + MAX_TREES),
+        walk.awaited_completion = AwaitedCompletion::Read;
+        walk.reads_so_far = walk.reads_so_far.saturating_add(1);
+        let bytes = match walk.current_node {
+            0 => 8 * (FIRST_ROOT_WORD + MAX_TREES),
             _ => self.node_bytes,
         };
-        let at = walk.node.checked_mul(self.node_bytes as u64);
+        let at = walk.current_node.checked_mul(self.node_bytes as u64);
         let from = at.and_then(|at| self.nodes.at(at));
         let from = from.filter(|from| from.len >= bytes as u64);
-        self.queue.read((slot, 0), bytes, from)
+        self.queue.prepare_read((slot, 0), bytes, from)
     }
 
     /// Restarts a walk at a root that is READ again.
     fn restart(&mut self, slot: u32, tree: u8) -> Result<Option<StepOutcome>, RpcError> {
-        if self.walks[slot as usize].reads >= MAX_READS {
+        if self.walks[slot as usize].reads_so_far >= MAX_READS {
             return Ok(Some(StepOutcome::AskServer));
         }
         self.cache.set_root(tree, None);
@@ -253,7 +253,7 @@ impl WalkingClient {
         pending: &Pending,
         slot: u32,
     ) -> Result<Option<StepOutcome>, RpcError> {
-        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if leaf.is_moved() {
             // The server's answer tells who owns the keys.
@@ -285,7 +285,7 @@ impl WalkingClient {
         let next = leaf
             .key_upper_bound()
             .filter(|next| end.is_none_or(|end| *next < end));
-        let sibling = words.word(SIBLING);
+        let sibling = words.word(SIBLING_WORD);
         let Some(next) = next else {
             let entries = std::mem::take(&mut walk.entries);
             return Ok(Some(StepOutcome::Entries(entries, None)));
@@ -295,9 +295,9 @@ impl WalkingClient {
             return Ok(Some(StepOutcome::Entries(entries, Some(next))));
         }
         walk.key = next;
-        walk.reads = 0;
-        walk.node = sibling;
-        walk.parent = 0;
+        walk.reads_so_far = 0;
+        walk.current_node = sibling;
+        walk.cached_parent = 0;
         self.read(slot)?;
         Ok(None)
     }
@@ -321,7 +321,7 @@ impl RequestSteps for WalkingClient {
         stats: &mut ClientStats,
         _bytes: &mut [u8],
     ) -> Result<Option<StepOutcome>, RpcError> {
-        let step = self.walks[slot as usize].step;
+        let step = self.walks[slot as usize].awaited_completion;
         if step != AwaitedCompletion::Read {
             return self.complete_step(pending, slot, stats, step);
         }
@@ -329,13 +329,19 @@ impl RequestSteps for WalkingClient {
         let tree = pending.tree;
         let (node, level, parent, key, reads) = {
             let walk = &self.walks[slot as usize];
-            (walk.node, walk.level, walk.parent, walk.key, walk.reads)
+            (
+                walk.current_node,
+                walk.level,
+                walk.cached_parent,
+                walk.key,
+                walk.reads_so_far,
+            )
         };
         if node == 0 {
             let word = self
                 .queue
-                .buffer_word(slot, 8 * (ROOTS + usize::from(tree)))?;
-            let root = root_of(word);
+                .buffer_word(slot, 8 * (FIRST_ROOT_WORD + usize::from(tree)))?;
+            let root = decode_root(word);
             if root.0 == 0 {
                 return Ok(Some(StepOutcome::AskServer));
             }
@@ -347,7 +353,7 @@ impl RequestSteps for WalkingClient {
             return Ok(Some(StepOutcome::AskServer));
         }
         walk_cost::charge_read_node(self.node_bytes);
-        let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
+        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let arrived = Node(words);
         if !arrived.has_valid_checksum() {
             stats.torn += 1;

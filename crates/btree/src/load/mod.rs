@@ -12,7 +12,7 @@
 mod run;
 
 use serde::{Deserialize, Serialize};
-use service::random::mix;
+use service::random::mix_bits;
 
 use crate::{ClientStats, LatencySummary};
 
@@ -20,21 +20,21 @@ pub use run::{LoadEnd, put_stable_keys, run};
 pub use service::workload::Popularity;
 
 /// The distance between stable keys.
-pub const STRIDE: u64 = 256;
+pub const STABLE_KEY_DISTANCE: u64 = 256;
 /// Largest number of clients with own keys.
-pub const MAX_CLIENTS: u64 = STRIDE - 1;
+pub const MAX_CLIENTS: u64 = STABLE_KEY_DISTANCE - 1;
 
 /// Returns stable key number `i`.
 #[inline]
-pub fn key_of(i: u64) -> u64 {
-    i * STRIDE
+pub fn stable_key(i: u64) -> u64 {
+    i * STABLE_KEY_DISTANCE
 }
 
 /// Returns the value for a key and a stamp. The lower half is the stamp, which identifies the writer and the write.
 #[inline]
 pub fn value_of(key: u64, stamp: u32) -> u64 {
     let stamp = u64::from(stamp);
-    mix(key ^ stamp.rotate_left(40)) << 32 | stamp
+    mix_bits(key ^ stamp.rotate_left(40)) << 32 | stamp
 }
 
 /// Returns true if [`value_of`] can have made this value for this key.
@@ -118,10 +118,10 @@ impl Workload {
     /// Returns a workload of YCSB; `self` gives the tree and the number of keys.
     #[must_use]
     pub fn ycsb(self, letter: Ycsb) -> Self {
-        const EXPONENT: f64 = 0.99;
+        const ZIPF_EXPONENT: f64 = 0.99;
         let popularity = match letter {
-            Ycsb::D => Popularity::Latest(EXPONENT),
-            _ => Popularity::Zipf(EXPONENT),
+            Ycsb::D => Popularity::Latest(ZIPF_EXPONENT),
+            _ => Popularity::Zipf(ZIPF_EXPONENT),
         };
         let plain = Self {
             popularity,
@@ -203,11 +203,11 @@ pub struct LoadReport {
 impl LoadReport {
     /// Returns true if every answer was right.
     pub fn is_right(&self) -> bool {
-        self.wrong() == 0
+        self.wrong_answers() == 0
     }
 
     /// Returns the number of wrong answers.
-    pub fn wrong(&self) -> u64 {
+    pub fn wrong_answers(&self) -> u64 {
         self.wrong_values + self.missing + self.ghosts + self.wrong_scans
     }
 }
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_value_belongs_to_one_key() {
-        for key in (0..1000).map(key_of) {
+        for key in (0..1000).map(stable_key) {
             let value = value_of(key, 77);
             assert!(
                 belongs_to_key(key, value)

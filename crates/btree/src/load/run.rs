@@ -7,7 +7,7 @@ use service::random::Random;
 use service::workload::KeyGenerator;
 use verbs::time;
 
-use super::{LoadReport, MAX_CLIENTS, Workload, belongs_to_key, key_of, value_of};
+use super::{LoadReport, MAX_CLIENTS, Workload, belongs_to_key, stable_key, value_of};
 use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutCondition};
 
 /// The end of a load.
@@ -20,11 +20,11 @@ pub enum LoadEnd {
 }
 
 /// State: the own key is not in the tree.
-const ABSENT: u8 = 0;
+const OWN_KEY_ABSENT: u8 = 0;
 /// State: the own key is in the tree.
-const PRESENT: u8 = 1;
+const OWN_KEY_PRESENT: u8 = 1;
 /// State: a change of the own key is outstanding, or its result was lost.
-const UNKNOWN: u8 = 2;
+const OWN_KEY_UNKNOWN: u8 = 2;
 
 /// The kind of a request, encoded in its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl RequestKind {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
-    fn of(token: u64) -> (Self, u64) {
+    fn decode_token(token: u64) -> (Self, u64) {
         let more = (token >> 40) as u16;
         let kind = match token >> 56 {
             0 => Self::Lookup,
@@ -78,11 +78,11 @@ impl RequestKind {
 /// Cumulative upper bounds of a random 32-bit number, by which an operation is chosen.
 #[derive(Debug)]
 struct OperationBounds {
-    updates: u64,
-    inserts: u64,
-    own: u64,
-    scans: u64,
-    read_updates: u64,
+    update_bound: u64,
+    insert_bound: u64,
+    own_lookup_bound: u64,
+    scan_bound: u64,
+    read_update_bound: u64,
 }
 
 impl OperationBounds {
@@ -99,11 +99,11 @@ impl OperationBounds {
             bound
         };
         Self {
-            updates: next(w.updates),
-            inserts: next(w.inserts),
-            own: next(w.own_lookups),
-            scans: next(w.scans),
-            read_updates: next(w.read_updates),
+            update_bound: next(w.updates),
+            insert_bound: next(w.inserts),
+            own_lookup_bound: next(w.own_lookups),
+            scan_bound: next(w.scans),
+            read_update_bound: next(w.read_updates),
         }
     }
 }
@@ -113,16 +113,16 @@ struct LoadRun<'w> {
     chooser: KeyGenerator,
     bounds: OperationBounds,
     /// Offset of this client's own keys from the stable keys.
-    offset: u64,
+    own_key_offset: u64,
     /// The state of each own key.
     own_key_states: Vec<u8>,
     /// The number of the own key that was inserted or deleted last.
     last_own_key: u64,
-    stamp: u32,
+    last_stamp: u32,
     length_random: Random,
     /// Numbers of the keys that were read by a read-modify-write and are not yet updated.
     pending_updates: Vec<u64>,
-    latency: Histogram<u64>,
+    latency_ns: Histogram<u64>,
     report: LoadReport,
 }
 
@@ -137,13 +137,13 @@ pub fn put_stable_keys(
 ) -> Result<LoadReport, ClientError> {
     let mut run = LoadRun::new(workload, 0);
     let started = time::now();
-    requests.refresh();
+    requests.refresh_clock();
     let mut next = from;
     while next < workload.keys || requests.outstanding() > 0 {
         while next < workload.keys && run.update(requests, next)? {
             next += step.max(1);
         }
-        run.take_answers(requests)?;
+        run.poll_and_check_answers(requests)?;
     }
     Ok(run.finish(requests, started))
 }
@@ -160,7 +160,7 @@ pub fn run(
 ) -> Result<LoadReport, ClientError> {
     let mut run = LoadRun::new(workload, seed);
     let started = time::now();
-    requests.refresh();
+    requests.refresh_clock();
     let (most, end) = match until {
         LoadEnd::Count(n) => (n, None),
         LoadEnd::At(end) => (u64::MAX, Some(end)),
@@ -171,7 +171,7 @@ pub fn run(
         while !stopping && begun < most && run.start_operation(requests)? {
             begun += 1;
         }
-        let seen = run.take_answers(requests)?;
+        let seen = run.poll_and_check_answers(requests)?;
         rounds = rounds.wrapping_add(1);
         // While answers arrive, the pipeline reads the clock once for every few of them.
         let now = match seen {
@@ -183,7 +183,7 @@ pub fn run(
             && requests.outstanding() == 0
             && run.pending_updates.is_empty()
         {
-            run.clean_up(requests)?;
+            run.delete_own_keys(requests)?;
             return Ok(run.finish(requests, started));
         }
     }
@@ -197,13 +197,13 @@ impl<'w> LoadRun<'w> {
             workload,
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
             bounds: OperationBounds::of(workload),
-            offset: 1 + seed % MAX_CLIENTS,
-            own_key_states: vec![ABSENT; usize::try_from(own).unwrap_or(0)],
+            own_key_offset: 1 + seed % MAX_CLIENTS,
+            own_key_states: vec![OWN_KEY_ABSENT; usize::try_from(own).unwrap_or(0)],
             last_own_key: 0,
-            stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
+            last_stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
             length_random: Random::new(seed ^ 0x5ca1ab1e),
             pending_updates: Vec::new(),
-            latency: Histogram::new(3).expect("3 is a number of digits"),
+            latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
         }
     }
@@ -217,29 +217,29 @@ impl<'w> LoadRun<'w> {
         if requests.outstanding() + self.pending_updates.len() >= requests.window() {
             return Ok(false);
         }
-        let dice = self.chooser.random_u64();
+        let dice = self.chooser.random_32_bits();
         let i = self.chooser.next(self.last_own_key);
         let tree = self.workload.tree;
-        let (lookup, kind) = (Op::Get { key: key_of(i) }, RequestKind::Lookup);
-        if dice < self.bounds.updates {
+        let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
+        if dice < self.bounds.update_bound {
             return self.update(requests, i);
         }
-        if dice < self.bounds.inserts {
+        if dice < self.bounds.insert_bound {
             return self.insert(requests);
         }
-        let (op, kind) = if dice < self.bounds.own {
+        let (op, kind) = if dice < self.bounds.own_lookup_bound {
             match self
                 .own_key_states
                 .get(usize::try_from(i).unwrap_or(usize::MAX))
             {
-                Some(&state) if state != UNKNOWN => {
-                    let key = key_of(i) + self.offset;
-                    let present = state == PRESENT;
+                Some(&state) if state != OWN_KEY_UNKNOWN => {
+                    let key = stable_key(i) + self.own_key_offset;
+                    let present = state == OWN_KEY_PRESENT;
                     (Op::Get { key }, RequestKind::Own { present })
                 }
                 _ => (lookup, kind),
             }
-        } else if dice < self.bounds.scans {
+        } else if dice < self.bounds.scan_bound {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
             let limit = if self.workload.scans_vary {
                 1 + self.length_random.below(most.into())
@@ -248,12 +248,12 @@ impl<'w> LoadRun<'w> {
             };
             let limit = u16::try_from(limit).unwrap_or(u16::MAX);
             let scan = Op::Scan {
-                from: key_of(i),
+                from: stable_key(i),
                 end: None,
                 limit: limit.into(),
             };
             (scan, RequestKind::Scan { limit })
-        } else if dice < self.bounds.read_updates {
+        } else if dice < self.bounds.read_update_bound {
             (lookup, RequestKind::ReadUpdate)
         } else {
             (lookup, kind)
@@ -262,11 +262,11 @@ impl<'w> LoadRun<'w> {
     }
 
     fn update(&mut self, requests: &mut impl ExecuteRequests, i: u64) -> Result<bool, ClientError> {
-        let key = key_of(i);
-        self.stamp = self.stamp.wrapping_add(1);
+        let key = stable_key(i);
+        self.last_stamp = self.last_stamp.wrapping_add(1);
         let op = Op::Put {
             key,
-            value: value_of(key, self.stamp),
+            value: value_of(key, self.last_stamp),
             when: PutCondition::Always,
         };
         requests.submit(self.workload.tree, &op, RequestKind::Update.token(i))
@@ -287,41 +287,41 @@ impl<'w> LoadRun<'w> {
         requests: &mut impl ExecuteRequests,
         i: u64,
     ) -> Result<bool, ClientError> {
-        let key = key_of(i) + self.offset;
+        let key = stable_key(i) + self.own_key_offset;
         let place = usize::try_from(i).unwrap_or(usize::MAX);
         let Some(state) = self.own_key_states.get_mut(place) else {
             return Ok(true);
         };
         let (op, kind) = match *state {
-            ABSENT => {
-                self.stamp = self.stamp.wrapping_add(1);
-                let value = value_of(key, self.stamp);
+            OWN_KEY_ABSENT => {
+                self.last_stamp = self.last_stamp.wrapping_add(1);
+                let value = value_of(key, self.last_stamp);
                 let when = PutCondition::Absent;
                 (Op::Put { key, value, when }, RequestKind::Insert)
             }
-            PRESENT => (Op::Delete { key }, RequestKind::Delete),
+            OWN_KEY_PRESENT => (Op::Delete { key }, RequestKind::Delete),
             // The state of the key is unknown, so the key is skipped.
             _ => return Ok(true),
         };
         let begun = requests.submit(self.workload.tree, &op, kind.token(i))?;
         if begun {
-            *state = UNKNOWN;
+            *state = OWN_KEY_UNKNOWN;
         }
         Ok(begun)
     }
 
     /// Deletes the own keys that are present, so that the next load finds the same tree.
-    fn clean_up(&mut self, requests: &mut impl ExecuteRequests) -> Result<(), ClientError> {
+    fn delete_own_keys(&mut self, requests: &mut impl ExecuteRequests) -> Result<(), ClientError> {
         let operations = self.report.operations;
         let mut i = 0;
         while i < self.own_key_states.len() || requests.outstanding() > 0 {
             while i < self.own_key_states.len()
-                && (self.own_key_states[i] != PRESENT
+                && (self.own_key_states[i] != OWN_KEY_PRESENT
                     || self.insert_or_delete(requests, i as u64)?)
             {
                 i += 1;
             }
-            self.take_answers(requests)?;
+            self.poll_and_check_answers(requests)?;
         }
         self.report.operations = operations;
         Ok(())
@@ -329,7 +329,7 @@ impl<'w> LoadRun<'w> {
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
-    fn take_answers(
+    fn poll_and_check_answers(
         &mut self,
         requests: &mut impl ExecuteRequests,
     ) -> Result<Option<Instant>, ClientError> {
@@ -339,11 +339,11 @@ impl<'w> LoadRun<'w> {
             &mut self.own_key_states,
             &mut self.pending_updates,
         );
-        let (latency, offset) = (&mut self.latency, self.offset);
+        let (latency, offset) = (&mut self.latency_ns, self.own_key_offset);
         requests.poll(|done| {
             seen = Some(done.completed_at);
             report.operations += 1;
-            let (kind, i) = RequestKind::of(done.token);
+            let (kind, i) = RequestKind::decode_token(done.token);
             check_answer(report, own, offset, kind, i, done.answer);
             if kind == RequestKind::ReadUpdate {
                 found.push(i);
@@ -370,7 +370,7 @@ impl<'w> LoadRun<'w> {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = LatencySummary::of(&self.latency);
+        self.report.latency = LatencySummary::of(&self.latency_ns);
         self.report.doorbells = requests.doorbells();
         self.report.client = requests.stats();
         self.report
@@ -394,7 +394,7 @@ fn check_answer(
     match (kind, answer) {
         (RequestKind::Lookup | RequestKind::ReadUpdate, Answer::Value(value)) => {
             match value {
-                Some(value) => value_is_right(value, key_of(i)),
+                Some(value) => value_is_right(value, stable_key(i)),
                 None => report.missing += 1,
             }
             report.lookups += 1;
@@ -402,10 +402,16 @@ fn check_answer(
         }
         (RequestKind::Own { present }, Answer::Value(value)) => {
             if let Some(value) = value {
-                value_is_right(value, key_of(i) + offset);
+                value_is_right(value, stable_key(i) + offset);
             }
             // A change that was requested meanwhile may have been executed first; then the answer is not checked.
-            if own.get(place).copied() == Some(if present { PRESENT } else { ABSENT }) {
+            if own.get(place).copied()
+                == Some(if present {
+                    OWN_KEY_PRESENT
+                } else {
+                    OWN_KEY_ABSENT
+                })
+            {
                 report.missing += u64::from(present && value.is_none());
                 report.ghosts += u64::from(!present && value.is_some());
                 report.verified += 1;
@@ -421,7 +427,11 @@ fn check_answer(
             report.verified += 1;
             report.changes += 1;
             if let Some(state) = own.get_mut(place) {
-                *state = if inserted { PRESENT } else { ABSENT };
+                *state = if inserted {
+                    OWN_KEY_PRESENT
+                } else {
+                    OWN_KEY_ABSENT
+                };
             }
         }
         (RequestKind::Scan { limit }, Answer::Entries { entries, next }) => {
@@ -435,7 +445,7 @@ fn check_answer(
         (RequestKind::Insert, Answer::Full) => {
             report.full += 1;
             if let Some(state) = own.get_mut(place) {
-                *state = ABSENT;
+                *state = OWN_KEY_ABSENT;
             }
         }
         (_, Answer::Full) => report.full += 1,
@@ -454,15 +464,17 @@ fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) 
         let ascends = last.is_none_or(|last| key > last);
         last = Some(key);
         // Between stable keys lie own keys of clients.
-        let expected = if key % super::STRIDE == 0 {
+        let expected = if key % super::STABLE_KEY_DISTANCE == 0 {
             stable += 1;
-            key == key_of(stable - 1)
+            key == stable_key(stable - 1)
         } else {
-            key > key_of(i) && key / super::STRIDE == stable - 1
+            key > stable_key(i) && key / super::STABLE_KEY_DISTANCE == stable - 1
         };
         ascends && expected && belongs_to_key(key, value)
     });
-    let begins = entries.first().is_some_and(|(key, _)| *key == key_of(i));
+    let begins = entries
+        .first()
+        .is_some_and(|(key, _)| *key == stable_key(i));
     let enough = next.is_none() || entries.len() == usize::from(limit);
     right && begins && enough
 }
@@ -485,26 +497,38 @@ mod tests {
         ];
         for kind in all {
             let i = (1 << 40) - 3;
-            assert_eq!(RequestKind::of(kind.token(i)), (kind, i));
+            assert_eq!(RequestKind::decode_token(kind.token(i)), (kind, i));
         }
     }
 
     #[test]
     fn gaps_repetitions_and_foreign_values_of_a_scan_are_found() {
         let entry = |key| (key, value_of(key, 1));
-        let right: Vec<_> = [key_of(5), key_of(5) + 3, key_of(6), key_of(7)]
-            .map(entry)
-            .into();
-        let next = Some(key_of(8));
+        let right: Vec<_> = [
+            stable_key(5),
+            stable_key(5) + 3,
+            stable_key(6),
+            stable_key(7),
+        ]
+        .map(entry)
+        .into();
+        let next = Some(stable_key(8));
         assert!(scan_is_right(5, 4, &right, next));
         assert!(!scan_is_right(5, 5, &right, next), "too few");
         assert!(scan_is_right(5, 5, &right, None), "there are no more");
         for wrong in [
-            vec![entry(key_of(5)), entry(key_of(7))],
-            vec![entry(key_of(5)), entry(key_of(5))],
-            vec![entry(key_of(6)), entry(key_of(7))],
-            vec![entry(key_of(5)), entry(key_of(6) + 1), entry(key_of(6))],
-            vec![entry(key_of(5)), (key_of(6), value_of(key_of(5), 1))],
+            vec![entry(stable_key(5)), entry(stable_key(7))],
+            vec![entry(stable_key(5)), entry(stable_key(5))],
+            vec![entry(stable_key(6)), entry(stable_key(7))],
+            vec![
+                entry(stable_key(5)),
+                entry(stable_key(6) + 1),
+                entry(stable_key(6)),
+            ],
+            vec![
+                entry(stable_key(5)),
+                (stable_key(6), value_of(stable_key(5), 1)),
+            ],
             vec![],
         ] {
             let limit = u16::try_from(wrong.len()).expect("small");
@@ -515,7 +539,7 @@ mod tests {
     #[test]
     fn a_ghost_and_a_missing_key_are_found() {
         let mut report = LoadReport::default();
-        let mut own = [ABSENT, PRESENT];
+        let mut own = [OWN_KEY_ABSENT, OWN_KEY_PRESENT];
         let mut check_answer =
             |kind, i, answer| check_answer(&mut report, &mut own, 7, kind, i, answer);
         check_answer(
@@ -528,7 +552,7 @@ mod tests {
         check_answer(
             RequestKind::Lookup,
             1,
-            Answer::Value(Some(value_of(key_of(2), 1))),
+            Answer::Value(Some(value_of(stable_key(2), 1))),
         );
         assert_eq!(
             (report.ghosts, report.missing, report.wrong_values),

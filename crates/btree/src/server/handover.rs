@@ -11,15 +11,15 @@ use crate::tree::{RangeOwner, Refusal, Store};
 use crate::wire::{self, HandoverStep, Status};
 
 /// Time that a taker has for a range that it froze. A range is a few leaves, so only a stopped taker needs longer.
-const LEASE: Duration = Duration::from_secs(2);
+const FREEZE_LEASE: Duration = Duration::from_secs(2);
 
 /// A range that is frozen for a taker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FrozenRange {
-    client: usize,
+    taker_client: usize,
     tree: usize,
     range: (u64, Option<u64>),
-    until_ns: u64,
+    lease_end_ns: u64,
 }
 
 /// A range that a server was asked to take from another one.
@@ -42,10 +42,10 @@ pub(crate) struct Handovers {
     /// The length of `frozen`, readable without the lock.
     frozen_count: AtomicUsize,
     /// The greatest version of the handovers in which this server gave or took a range.
-    version: AtomicU64,
+    last_version: AtomicU64,
     takes: Mutex<Vec<TakeRequest>>,
     /// Ranges that wait to be taken or are being taken.
-    taking: AtomicUsize,
+    unfinished_takes: AtomicUsize,
     /// Number of entries taken.
     taken_entries: AtomicU64,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Handovers {
 impl Handovers {
     /// Records the version of a completed handover, so that this server's next version is greater.
     pub(crate) fn note_version(&self, version: u64) {
-        self.version.fetch_max(version, Ordering::AcqRel);
+        self.last_version.fetch_max(version, Ordering::AcqRel);
     }
 
     /// Executes a step of a handover for a client and returns the first word of the answer.
@@ -67,7 +67,7 @@ impl Handovers {
         let done = Ok(wire::version_word(Status::Ok, 0));
         let refused = Ok(wire::version_word(Status::Bad, 0));
         let matches_request =
-            |f: &FrozenRange| (f.client, f.tree, f.range) == (client, tree, range);
+            |f: &FrozenRange| (f.taker_client, f.tree, f.range) == (client, tree, range);
         match step {
             HandoverStep::Freeze => {
                 let mut frozen = lock(&self.frozen);
@@ -78,12 +78,12 @@ impl Handovers {
                     return refused;
                 }
                 store.freeze(tree, range)?;
-                let until_ns = time::now_ns() + u64::try_from(LEASE.as_nanos()).unwrap_or(0);
+                let until_ns = time::now_ns() + u64::try_from(FREEZE_LEASE.as_nanos()).unwrap_or(0);
                 frozen.push(FrozenRange {
-                    client,
+                    taker_client: client,
                     tree,
                     range,
-                    until_ns,
+                    lease_end_ns: until_ns,
                 });
                 self.frozen_count.store(frozen.len(), Ordering::Release);
                 done
@@ -98,7 +98,7 @@ impl Handovers {
                 let Some(at) = frozen.iter().position(matches_request) else {
                     return refused;
                 };
-                let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
+                let version = self.last_version.fetch_add(1, Ordering::AcqRel) + 1;
                 let owner = RangeOwner {
                     server: to,
                     version,
@@ -111,7 +111,7 @@ impl Handovers {
             HandoverStep::Take { giver } => {
                 let (from, end) = range;
                 let tree = u8::try_from(tree).unwrap_or(u8::MAX);
-                self.taking.fetch_add(1, Ordering::AcqRel);
+                self.unfinished_takes.fetch_add(1, Ordering::AcqRel);
                 lock(&self.takes).push(TakeRequest {
                     giver,
                     tree,
@@ -135,14 +135,14 @@ impl Handovers {
 
     /// Thaws the ranges that were frozen for a client that has disconnected.
     pub(crate) fn thaw_client(&self, store: &Store, client: usize) {
-        self.thaw(store, |f| f.client == client);
+        self.thaw(store, |f| f.taker_client == client);
     }
 
     /// Thaws ranges whose lease has expired; called when a change finds its leaf frozen.
     pub(crate) fn thaw_expired(&self, store: &Store) {
         if self.frozen_count.load(Ordering::Acquire) > 0 {
             let now = time::now_ns();
-            self.thaw(store, |f| f.until_ns < now);
+            self.thaw(store, |f| f.lease_end_ns < now);
         }
     }
 
@@ -154,7 +154,7 @@ impl Handovers {
 
     /// Records that a range was taken or given up.
     pub(crate) fn finish_take(&self) {
-        self.taking.fetch_sub(1, Ordering::AcqRel);
+        self.unfinished_takes.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Counts entries that were taken.
@@ -168,8 +168,8 @@ impl Handovers {
     }
 
     /// Returns the number of ranges that wait to be taken or are being taken.
-    pub(crate) fn taking(&self) -> usize {
-        self.taking.load(Ordering::Acquire)
+    pub(crate) fn unfinished_takes(&self) -> usize {
+        self.unfinished_takes.load(Ordering::Acquire)
     }
 }
 
@@ -181,7 +181,7 @@ fn overlap(a: (u64, Option<u64>), b: (u64, Option<u64>)) -> bool {
 /// Number of sampled keys that a worker keeps.
 const SAMPLE_KEYS: usize = 160;
 /// Sampling interval: the key of one in so many requests is kept.
-const SAMPLE_INTERVAL: u32 = 61;
+const REQUESTS_PER_SAMPLE: u32 = 61;
 
 /// A worker's load counters and key sample.
 #[derive(Debug)]
@@ -190,9 +190,9 @@ pub(crate) struct LoadMeter {
     busy_ns: u64,
     /// Time at which the worker began the present batch.
     batch_start_ns: u64,
-    skipped_keys: u32,
-    sample: Vec<u64>,
-    next: usize,
+    keys_since_sample: u32,
+    sampled_keys: Vec<u64>,
+    next_sample_index: usize,
 }
 
 impl LoadMeter {
@@ -201,9 +201,9 @@ impl LoadMeter {
             requests: 0,
             busy_ns: 0,
             batch_start_ns: 0,
-            skipped_keys: 0,
-            sample: Vec::with_capacity(SAMPLE_KEYS),
-            next: 0,
+            keys_since_sample: 0,
+            sampled_keys: Vec::with_capacity(SAMPLE_KEYS),
+            next_sample_index: 0,
         }
     }
 
@@ -226,15 +226,15 @@ impl LoadMeter {
     /// Counts a request for a key, and samples the key.
     #[inline]
     pub(crate) fn record_key(&mut self, key: u64) {
-        self.skipped_keys += 1;
-        if self.skipped_keys == SAMPLE_INTERVAL {
-            self.skipped_keys = 0;
-            if self.sample.len() < SAMPLE_KEYS {
-                self.sample.push(key);
+        self.keys_since_sample += 1;
+        if self.keys_since_sample == REQUESTS_PER_SAMPLE {
+            self.keys_since_sample = 0;
+            if self.sampled_keys.len() < SAMPLE_KEYS {
+                self.sampled_keys.push(key);
             } else {
-                self.sample[self.next % SAMPLE_KEYS] = key;
+                self.sampled_keys[self.next_sample_index % SAMPLE_KEYS] = key;
             }
-            self.next += 1;
+            self.next_sample_index += 1;
         }
     }
 
@@ -243,7 +243,11 @@ impl LoadMeter {
     pub(crate) fn report(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
         into.push((self.requests, self.busy_ns));
         into.push((time::now_ns(), taking as u64));
-        into.extend(self.sample.chunks_exact(2).map(|pair| (pair[0], pair[1])));
+        into.extend(
+            self.sampled_keys
+                .chunks_exact(2)
+                .map(|pair| (pair[0], pair[1])),
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rpc::herd::{self, DoorbellPolicy, RequestRegionLayout};
 use rpc::{RpcError, UdPortConfig};
 use service::lock_recovery::{ClientAccess, LockRecovery};
-use service::qp::responder;
+use service::qp::connect_responder_qp;
 use service::worker::Mailbox;
 use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
 use verbs::{
@@ -39,18 +39,18 @@ pub struct Btree {
     port: PortGid,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
-    cq: CompletionQueue,
+    unused_send_cq: CompletionQueue,
     store: Arc<Store>,
     /// Clients that may change leaves themselves.
     lock_recovery: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
     stopping: AtomicBool,
     /// A random number that differs in every run.
-    identity: u64,
+    incarnation: u64,
     layout: RequestRegionLayout,
-    max_answer: usize,
+    max_answer_bytes: usize,
     /// True if the device supports clients' READs.
-    reads: bool,
+    supports_client_reads: bool,
     workers: Vec<Arc<WorkerShared>>,
     slots: FreeSlots,
 }
@@ -59,19 +59,19 @@ pub struct Btree {
 #[derive(Debug, Clone, Copy)]
 pub struct ServerRuntime {
     /// The server's identity; a fixed value makes every run of a simulation the same.
-    identity: u64,
+    incarnation: u64,
     /// True if the server may start threads of its own.
-    threads: bool,
+    may_start_threads: bool,
     /// The tree whose walks are charged to simulated cores, if any.
-    charged_walks: Option<TreeSize>,
+    charged_tree: Option<TreeSize>,
 }
 
 impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
-            identity: service::random::from_system(),
-            threads: true,
-            charged_walks: None,
+            incarnation: service::random::from_system(),
+            may_start_threads: true,
+            charged_tree: None,
         }
     }
 }
@@ -81,9 +81,9 @@ impl ServerRuntime {
     /// time.
     pub fn simulated(seed: u64) -> Self {
         Self {
-            identity: seed,
-            threads: false,
-            charged_walks: None,
+            incarnation: seed,
+            may_start_threads: false,
+            charged_tree: None,
         }
     }
 
@@ -92,7 +92,7 @@ impl ServerRuntime {
     #[must_use]
     pub fn charging_walks(self, shape: TreeSize) -> Self {
         Self {
-            charged_walks: Some(shape),
+            charged_tree: Some(shape),
             ..self
         }
     }
@@ -131,10 +131,10 @@ impl Service for Btree {
         config: ServerConfig,
         runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
-        let port = config.nic.port(context)?;
+        let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        let size = (config.trees, config.nodes());
+        let size = (config.trees, config.node_capacity());
         let store = Store::new(&pd, config.node_bytes, size, Rights::REMOTE_READ).map_err(|e| {
             ServerError::service(format!(
                 "{e}: no memory for {} keys; lower --keys",
@@ -152,20 +152,20 @@ impl Service for Btree {
         });
         let lease = Duration::from_millis(config.lease_ms.into());
         let tables = vec![Arc::clone(&store)];
-        let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.threads));
+        let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
         let layout = RequestRegionLayout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
-            payload: u32::try_from(wire::REQUEST).unwrap_or(24),
+            payload: u32::try_from(wire::MAX_REQUEST_BYTES).unwrap_or(24),
         };
         let ud = answer_port(port, mtu);
         let doorbells = DoorbellPolicy {
-            batch: config.batch,
-            queues: config.queues,
+            max_batch: config.batch,
+            answer_queues: config.queues,
             ..DoorbellPolicy::default()
         };
         let handovers = Arc::new(Handovers::default());
-        assign_others(&store, &config)?;
-        let walk_cost = runtime.charged_walks.as_ref();
+        assign_ranges_of_others(&store, &config)?;
+        let walk_cost = runtime.charged_tree.as_ref();
         let walk_cost =
             walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::PREFETCH_ROUNDS)));
         let mut workers = Vec::new();
@@ -174,10 +174,10 @@ impl Service for Btree {
             let engine = engine.map_err(ServerError::service)?;
             workers.push(Worker {
                 shared: Arc::new(WorkerShared {
-                    region: engine.region(),
+                    request_region: engine.region(),
                     mailbox: Mailbox::new()?,
                 }),
-                engine,
+                rpc_server: engine,
                 store: Arc::clone(&store),
                 lock_recovery: Arc::clone(&lock_recovery),
                 handovers: Arc::clone(&handovers),
@@ -187,17 +187,17 @@ impl Service for Btree {
             });
         }
         let btree = Arc::new(Self {
-            cq: context.create_cq(1)?,
+            unused_send_cq: context.create_cq(1)?,
             port,
             pd,
             store,
             lock_recovery,
             handovers,
             stopping: AtomicBool::new(false),
-            identity: runtime.identity,
+            incarnation: runtime.incarnation,
             layout,
-            max_answer: mtu,
-            reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
+            max_answer_bytes: mtu,
+            supports_client_reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
             slots: FreeSlots::new(config.max_clients),
             config,
@@ -213,26 +213,26 @@ impl Service for Btree {
         Welcome {
             protocol: Rendezvous::NAME.to_owned(),
             version: Rendezvous::VERSION,
-            server: self.identity,
+            server: self.incarnation,
             max_window: self.config.max_window,
             workers: self.workers.len(),
             trees: self.config.trees,
             node_bytes: self.config.node_bytes,
-            max_answer: self.max_answer,
+            max_answer: self.max_answer_bytes,
             layout: self.layout,
-            reads: self.reads,
+            reads: self.supports_client_reads,
             writes: self.config.remote_writes,
         }
     }
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
-        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
+        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
             return Err(RefusedClient::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
                 self.workers.len(),
-                self.max_answer
+                self.max_answer_bytes
             )));
         }
         let slot = self.slots.take_free_slot().ok_or_else(|| {
@@ -245,14 +245,15 @@ impl Service for Btree {
             _reads: None,
         };
         let lanes = self.connect_lanes(hello, &session.slot)?;
-        let memory = match hello.rc.filter(|_| self.reads) {
+        let memory = match hello.rc.filter(|_| self.supports_client_reads) {
             None => None,
             Some(peer) if self.config.remote_writes => {
                 Some(self.open_to_writer(hello, session.slot.index(), &peer)?)
             }
             Some(peer) => {
                 let rights = Rights::REMOTE_READ;
-                let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, rights, &peer)?;
+                let (endpoint, qp) =
+                    connect_responder_qp(&self.pd, &self.unused_send_cq, self.port, rights, &peer)?;
                 session._reads = Some(qp);
                 Some(RemoteNodes {
                     endpoint,
@@ -269,26 +270,26 @@ impl Service for Btree {
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
-        let (recovered_locks, expelled) = self.lock_recovery.counts();
+        let (recovered_locks, expelled) = self.lock_recovery.recovered_and_revoked();
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
             taken_entries: self.handovers.taken_entries(),
-            clients: clients.now,
-            clients_total: clients.total,
+            clients: clients.connected,
+            clients_total: clients.ever_connected,
             tree: self.store.stats(),
             ..ServerStats::default()
         };
         for worker in &self.workers {
             let counts = worker.mailbox.counts();
             stats.gets += counts.gets;
-            stats.hits += counts.hits;
+            stats.hits += counts.get_hits;
             stats.scans += counts.scans;
-            stats.scanned += counts.scanned;
+            stats.scanned += counts.scanned_entries;
             stats.changes += counts.changes;
-            stats.repeated += counts.repeated;
+            stats.repeated += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
-            stats.busy += counts.busy;
+            stats.busy += counts.busy_refusals;
             stats.answers += counts.rpc.requests;
             stats.doorbells += counts.rpc.doorbells;
         }
@@ -296,7 +297,7 @@ impl Service for Btree {
     }
 
     /// Takes keys from other servers, if their addresses are known.
-    fn background(
+    fn background_thread(
         self: &Arc<Self>,
         _failure: &service::FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -359,7 +360,7 @@ impl Btree {
     ///
     /// # Errors
     /// [`LoadError`](crate::tree::LoadError), or [`Refusal`].
-    pub fn load(
+    pub fn bulk_load(
         &self,
         tree: usize,
         count: u64,
@@ -368,7 +369,7 @@ impl Btree {
     ) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
         if self.config.splits.is_empty() {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            self.store.load(tree, count, fill, threads, entry)?;
+            self.store.bulk_load(tree, count, fill, threads, entry)?;
             return Ok(count);
         }
         let range = self.config.range_of(self.config.server_number.into());
@@ -379,7 +380,7 @@ impl Btree {
             .collect();
         let server = self.config.server_number;
         self.store
-            .assign_to_other(tree, range, RangeOwner { server, version: 0 })?;
+            .assign_range_to_other(tree, range, RangeOwner { server, version: 0 })?;
         let mut reserved = self.store.reserve_nodes(own.len())?;
         let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut reserved);
         self.store.release_nodes(reserved);
@@ -395,12 +396,13 @@ impl Btree {
         index: u32,
         peer: &QpEndpoint,
     ) -> Result<RemoteNodes, RefusedClient> {
-        let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, Rights::ALL, peer)?;
+        let (endpoint, qp) =
+            connect_responder_qp(&self.pd, &self.unused_send_cq, self.port, Rights::ALL, peer)?;
         let own = self.store.register_again(Rights::ALL);
         let own = own.map_err(RefusedClient::temporary)?;
         let nodes = own.remote();
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
-        let bytes = hello.window * redo::bytes(self.config.node_bytes / 8);
+        let bytes = hello.window * redo::entry_bytes(self.config.node_bytes / 8);
         let redo = self
             .pd
             .alloc(bytes, rights)
@@ -413,8 +415,8 @@ impl Btree {
         });
         let access = ClientAccess {
             qp,
-            memory: vec![own],
-            redo: Some(redo),
+            registrations: vec![own],
+            redo_entries: Some(redo),
         };
         self.lock_recovery.add(index, owner, access);
         Ok(RemoteNodes {
@@ -437,21 +439,21 @@ impl Btree {
         let mut lanes = Vec::new();
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
-            let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
+            let connected = herd::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
             let herd::ConnectedClient { endpoint, qp, to } =
                 connected.map_err(RefusedClient::temporary)?;
-            let slots = herd::region_of(&worker.region, &self.layout, slot.index());
+            let slots = herd::region_of(&worker.request_region, &self.layout, slot.index());
             let slots =
                 slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
-            let added = worker.mailbox.call(|done| {
+            let added = worker.mailbox.send_and_wait(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
-                    session: hello.session,
+                    session_id: hello.session,
                     window,
-                    answer: hello.answer,
-                    qp,
-                    to,
-                    done,
+                    max_answer_bytes: hello.answer,
+                    request_qp: qp,
+                    answer_destination: to,
+                    setup_result_sender: done,
                 }))
             });
             added.map_err(RefusedClient::temporary)?;
@@ -466,7 +468,7 @@ impl Btree {
 }
 
 /// Marks the ranges that belong to other servers at the start.
-fn assign_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
+fn assign_ranges_of_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
     for tree in 0..config.trees {
         for number in
             (0..=config.splits.len()).filter(|number| *number != usize::from(config.server_number))
@@ -475,7 +477,7 @@ fn assign_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError
                 server: u16::try_from(number).unwrap_or(u16::MAX),
                 version: 0,
             };
-            let assigned = store.assign_to_other(tree, config.range_of(number), owner);
+            let assigned = store.assign_range_to_other(tree, config.range_of(number), owner);
             assigned.map_err(ServerError::service)?;
         }
     }
@@ -487,8 +489,8 @@ fn answer_port(port: PortGid, mtu: usize) -> UdPortConfig {
     UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
-        send_payload: u32::try_from(mtu).unwrap_or(4096),
-        inline_payload: 16,
+        max_send_payload_bytes: u32::try_from(mtu).unwrap_or(4096),
+        max_inline_payload_bytes: 16,
         ..UdPortConfig::default()
     }
 }

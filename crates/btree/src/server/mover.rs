@@ -43,15 +43,15 @@ pub struct RangeMover {
     connect: Connect,
     giver_clients: HashMap<u16, PipelinedClient>,
     /// The part of the current range that is not yet taken.
-    current_take: Option<TakeRequest>,
+    remaining_take: Option<TakeRequest>,
     /// The limit of the transfer rate in bytes per second.
-    rate: u32,
+    max_bytes_per_s: u32,
     /// The earliest time of the next chunk.
     next_chunk_at: Instant,
 }
 
 impl RangeMover {
-    /// Creates the mover of the server with number `server_number`, which takes at most `rate` bytes per second.
+    /// Creates the mover of the server with number `server_number`, which takes at most `max_bytes_per_s` bytes per second.
     /// `connect` connects to a server by its number.
     pub(super) fn new(
         (store, handovers): (Arc<Store>, Arc<Handovers>),
@@ -62,20 +62,20 @@ impl RangeMover {
             store,
             handovers,
             server_number,
-            rate: rate.max(1),
+            max_bytes_per_s: rate.max(1),
             connect: Box::new(connect),
             giver_clients: HashMap::new(),
-            current_take: None,
+            remaining_take: None,
             next_chunk_at: time::now(),
         }
     }
 
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
     pub fn take_chunk(&mut self) -> bool {
-        if self.current_take.is_none() {
-            self.current_take = self.handovers.next_take();
+        if self.remaining_take.is_none() {
+            self.remaining_take = self.handovers.next_take();
         }
-        let Some(take) = self.current_take else {
+        let Some(take) = self.remaining_take else {
             return false;
         };
         let now = time::now();
@@ -89,8 +89,8 @@ impl RangeMover {
                 None
             }
         };
-        self.current_take = left.map(|from| TakeRequest { from, ..take });
-        if self.current_take.is_none() {
+        self.remaining_take = left.map(|from| TakeRequest { from, ..take });
+        if self.remaining_take.is_none() {
             self.handovers.finish_take();
         }
         true
@@ -109,7 +109,7 @@ impl RangeMover {
         };
         let end = next.or(take.end);
         let range = (take.from, end);
-        let incarnation = giver.server();
+        let incarnation = giver.server_incarnation();
         if !matches!(
             request_step(giver, tree, HandoverStep::Freeze, range)?,
             StepResult::Done(_)
@@ -153,7 +153,7 @@ impl RangeMover {
         self.store.release_nodes(reserved);
         let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
         self.handovers.add_taken_entries(entries.len() as u64);
-        let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.rate));
+        let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.max_bytes_per_s));
         self.next_chunk_at = time::now() + pause;
         Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))
     }
@@ -218,7 +218,7 @@ fn resolve_cession(
         _ => StepResult::Refused,
     });
     let asked = asked.unwrap_or(StepResult::Unknown);
-    if giver.server() != incarnation {
+    if giver.server_incarnation() != incarnation {
         // The giver died: only this server still has the copied entries.
         return StepResult::Done(0);
     }

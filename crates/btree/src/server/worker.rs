@@ -7,24 +7,24 @@ use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
 use service::ClientSlot;
 use service::lock_recovery::LockRecovery;
 use service::sessions::{ChangeState, WorkerSessions};
-use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
+use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
 use crate::tree::{Refusal, Store, WalkPosition};
 use crate::walk_cost::WalkCost;
-use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
+use crate::wire::{self, ENTRY_BYTES, MAX_SCAN_MESSAGES, Op, SCAN_HEADER_BYTES, Status};
 
 /// A client that is connecting.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     pub(crate) slot: Arc<ClientSlot>,
-    pub(crate) session: u64,
+    pub(crate) session_id: u64,
     pub(crate) window: u32,
-    pub(crate) answer: usize,
-    pub(crate) qp: QueuePair<Uc>,
-    pub(crate) to: UdDestination,
-    pub(crate) done: Done,
+    pub(crate) max_answer_bytes: usize,
+    pub(crate) request_qp: QueuePair<Uc>,
+    pub(crate) answer_destination: UdDestination,
+    pub(crate) setup_result_sender: ResultSender,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) enum Command {
 /// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
-    pub(crate) region: verbs::RemoteMemory,
+    pub(crate) request_region: verbs::RemoteMemory,
     pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
 }
 
@@ -46,19 +46,19 @@ pub(crate) struct WorkerShared {
 pub(crate) struct WorkerCounts {
     pub(crate) rpc: RpcWorkerCounts,
     pub(crate) gets: u64,
-    pub(crate) hits: u64,
+    pub(crate) get_hits: u64,
     pub(crate) scans: u64,
-    pub(crate) scanned: u64,
+    pub(crate) scanned_entries: u64,
     pub(crate) changes: u64,
-    pub(crate) repeated: u64,
+    pub(crate) repeated_changes: u64,
     pub(crate) bad_requests: u64,
-    pub(crate) busy: u64,
+    pub(crate) busy_refusals: u64,
 }
 
 /// A worker that has not started.
 #[derive(Debug)]
 pub struct Worker {
-    pub(crate) engine: herd::Server,
+    pub(crate) rpc_server: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) lock_recovery: Arc<LockRecovery<Store>>,
@@ -75,7 +75,7 @@ impl Worker {
     /// Serves requests until the worker gets the stop command.
     pub(crate) fn run(self) -> Result<(), RpcError> {
         let Self {
-            engine,
+            rpc_server: engine,
             shared,
             store,
             lock_recovery,
@@ -95,16 +95,22 @@ impl Worker {
             sessions: WorkerSessions::new(0),
             max_answer_bytes: Vec::new(),
             entries: Vec::new(),
-            message: Vec::new(),
+            answer_message: Vec::new(),
             counts: WorkerCounts::default(),
         };
-        worker::run(&mut RunningWorker { engine, serve }, &shared.mailbox)
+        worker::run(
+            &mut RunningWorker {
+                rpc_server: engine,
+                handler: serve,
+            },
+            &shared.mailbox,
+        )
     }
 }
 
 struct RunningWorker<'s> {
-    engine: herd::Server,
-    serve: RequestHandler<'s>,
+    rpc_server: herd::Server,
+    handler: RequestHandler<'s>,
 }
 
 impl WorkerLoop for RunningWorker<'_> {
@@ -117,24 +123,27 @@ impl WorkerLoop for RunningWorker<'_> {
         match command {
             Command::Stop => return false,
             Command::Remove(slot) => {
-                self.engine.remove_client(slot.index());
+                self.rpc_server.remove_client(slot.index());
                 let client = slot.index() as usize;
-                self.serve.handovers.thaw_client(self.serve.store, client);
-                self.serve.sessions.disconnect(slot.index());
+                self.handler
+                    .handovers
+                    .thaw_client(self.handler.store, client);
+                self.handler.sessions.disconnect(slot.index());
             }
             Command::Add(new) => {
                 let PendingConnection {
                     slot,
-                    session,
+                    session_id: session,
                     window,
-                    answer,
-                    qp,
-                    to,
-                    done,
+                    max_answer_bytes: answer,
+                    request_qp: qp,
+                    answer_destination: to,
+                    setup_result_sender: done,
                 } = *new;
-                let added = self.engine.add_client(slot.index(), qp, to, window);
+                let added = self.rpc_server.add_client(slot.index(), qp, to, window);
                 if added.is_ok() {
-                    self.serve.admit(slot.index(), session, (window, answer));
+                    self.handler
+                        .register_client(slot.index(), session, (window, answer));
                 }
                 // The client may be gone already.
                 let _ = done.send(added.map_err(|e| e.to_string()));
@@ -145,29 +154,29 @@ impl WorkerLoop for RunningWorker<'_> {
 
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
-        let came = self.engine.poll(&mut self.serve)?;
-        if self.serve.shares_keys {
-            self.serve.meter.end_batch(came);
+        let came = self.rpc_server.poll(&mut self.handler)?;
+        if self.handler.shares_keys {
+            self.handler.meter.end_batch(came);
         }
         Ok(came)
     }
 
     fn counts(&self) -> WorkerCounts {
         WorkerCounts {
-            rpc: self.engine.counts().clone(),
-            ..self.serve.counts.clone()
+            rpc: self.rpc_server.counts().clone(),
+            ..self.handler.counts.clone()
         }
     }
 
     #[inline]
-    fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(self.engine.memory());
+    fn wait_briefly(&self, waiter: &mut Waiter) {
+        waiter.idle_reading(self.rpc_server.polled_memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
-        wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
+        wake.wait(self.rpc_server.has_clients().then(|| waiter.next_sleep()));
         waiter.record_sleep();
         Ok(())
     }
@@ -188,7 +197,7 @@ struct RequestHandler<'s> {
     max_answer_bytes: Vec<usize>,
     /// The entries of the SCAN in progress.
     entries: Vec<(u64, u64)>,
-    message: Vec<u8>,
+    answer_message: Vec<u8>,
     counts: WorkerCounts,
 }
 
@@ -229,10 +238,10 @@ impl RpcHandler for RequestHandler<'_> {
             return;
         };
         let tree = usize::from(tree);
-        if tree >= self.store.trees() {
+        if tree >= self.store.tree_count() {
             return;
         }
-        let walk = &mut walks.0[request.index];
+        let walk = &mut walks.0[request.index_in_batch];
         if round == 0 {
             *walk = self.store.index().begin(tree);
         }
@@ -243,12 +252,12 @@ impl RpcHandler for RequestHandler<'_> {
     fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReply<'_>) {
         let decoded = Op::decode(request.payload);
         let Some((op, tree, number)) =
-            decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.trees())
+            decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.tree_count())
         else {
             return self.reply_bad(reply);
         };
         let tree = usize::from(tree);
-        let walk = &mut walks.0[request.index];
+        let walk = &mut walks.0[request.index_in_batch];
         if !walk.is_begun() {
             *walk = self.store.index().begin(tree);
         }
@@ -260,19 +269,25 @@ impl RpcHandler for RequestHandler<'_> {
         match op {
             Op::Get { key } => self.get(tree, key, walk, reply),
             Op::Scan { from, end, limit } => {
-                self.scan(tree, (from, end), (limit, number), request.client, reply);
+                self.scan(
+                    tree,
+                    (from, end),
+                    (limit, number),
+                    request.client_index,
+                    reply,
+                );
             }
             Op::Put { .. } | Op::Delete { .. } | Op::Handover { .. } => {
-                self.change((op, tree), request.client, number, walk, reply);
+                self.change((op, tree), request.client_index, number, walk, reply);
             }
-            Op::Load => self.load(request.client, reply),
+            Op::Load => self.handle_load(request.client_index, reply),
         }
     }
 }
 
 impl RequestHandler<'_> {
     /// Registers a client with its session, its window and its longest message.
-    fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
+    fn register_client(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
         if self.max_answer_bytes.len() <= i {
@@ -284,38 +299,38 @@ impl RequestHandler<'_> {
     #[inline]
     fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReply<'_>) {
         self.counts.gets += 1;
-        match self.store.index().finish(tree, key, walk) {
+        match self.store.index().finish_walk(tree, key, walk) {
             Ok(Some(value)) => {
-                self.counts.hits += 1;
+                self.counts.get_hits += 1;
                 let mut message = [0; 16];
-                message[..8].copy_from_slice(&wire::word(Status::Ok, true).to_le_bytes());
+                message[..8].copy_from_slice(&wire::answer_word(Status::Ok, true).to_le_bytes());
                 message[8..].copy_from_slice(&value.to_le_bytes());
-                reply.bytes(&message);
+                reply.send_payload(&message);
             }
-            Ok(None) => reply.bytes(&wire::word(Status::Ok, false).to_le_bytes()),
-            Err(refusal) => self.refuse(refusal, reply),
+            Ok(None) => reply.send_payload(&wire::answer_word(Status::Ok, false).to_le_bytes()),
+            Err(refusal) => self.reply_refusal(refusal, reply),
         }
     }
 
     #[cold]
-    fn refuse(&mut self, refusal: Refusal, reply: RequestReply<'_>) {
+    fn reply_refusal(&mut self, refusal: Refusal, reply: RequestReply<'_>) {
         if let Refusal::Moved(moved) = &refusal {
-            return reply.bytes(&wire::encode_moved(moved));
+            return reply.send_payload(&wire::encode_moved(moved));
         }
-        let word = self.refusal(refusal);
-        reply.bytes(&word.to_le_bytes());
+        let word = self.refusal_word(refusal);
+        reply.send_payload(&word.to_le_bytes());
     }
 
-    fn refusal(&mut self, refusal: Refusal) -> u64 {
+    fn refusal_word(&mut self, refusal: Refusal) -> u64 {
         match refusal {
-            Refusal::Full => wire::word(Status::Full, false),
-            Refusal::Moved(_) => wire::word(Status::Moved, false),
+            Refusal::Full => wire::answer_word(Status::Full, false),
+            Refusal::Moved(_) => wire::answer_word(Status::Moved, false),
             Refusal::Busy(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
                 self.lock_recovery.handle_complaint(0, node);
                 self.handovers.thaw_expired(self.store);
-                self.counts.busy += 1;
-                wire::word(Status::Busy, false)
+                self.counts.busy_refusals += 1;
+                wire::answer_word(Status::Busy, false)
             }
         }
     }
@@ -334,19 +349,19 @@ impl RequestHandler<'_> {
         };
         let word = match session.state_of(seq) {
             ChangeState::Answered(word) => {
-                self.counts.repeated += 1;
+                self.counts.repeated_changes += 1;
                 word
             }
             // The client no longer waits for this change.
             ChangeState::Stale => {
-                self.counts.repeated += 1;
+                self.counts.repeated_changes += 1;
                 return;
             }
             ChangeState::New => {
-                let found = |before: Option<u64>| wire::word(Status::Ok, before.is_some());
+                let found = |before: Option<u64>| wire::answer_word(Status::Ok, before.is_some());
                 let changed = match op {
                     Op::Put { key, value, when } => {
-                        let put = self.store.put_at(tree, (key, value), when, walk);
+                        let put = self.store.put_from_walk(tree, (key, value), when, walk);
                         put.map(found)
                     }
                     Op::Handover { step, from, end } => {
@@ -354,7 +369,7 @@ impl RequestHandler<'_> {
                         self.handovers
                             .execute_step(self.store, who, step, (from, end))
                     }
-                    _ => self.store.remove_at(tree, op.key(), walk).map(found),
+                    _ => self.store.remove_from_walk(tree, op.key(), walk).map(found),
                 };
                 match changed {
                     Ok(word) => {
@@ -366,11 +381,11 @@ impl RequestHandler<'_> {
                         word
                     }
                     // The change was not made, so it may be executed when it arrives again.
-                    Err(refusal) => return self.refuse(refusal, reply),
+                    Err(refusal) => return self.reply_refusal(refusal, reply),
                 }
             }
         };
-        reply.bytes(&word.to_le_bytes());
+        reply.send_payload(&word.to_le_bytes());
     }
 
     fn scan(
@@ -382,8 +397,8 @@ impl RequestHandler<'_> {
         reply: RequestReply<'_>,
     ) {
         let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
-        let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
-        let messages = messages.clamp(1, MAX_MESSAGES) as usize;
+        let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
+        let messages = messages.clamp(1, MAX_SCAN_MESSAGES) as usize;
         let limit = (limit as usize).min(each * messages);
         if limit == 0 {
             return self.reply_bad(reply);
@@ -391,24 +406,24 @@ impl RequestHandler<'_> {
         self.entries.clear();
         let next = match self.store.scan(tree, range, limit, &mut self.entries) {
             Ok(next) => next,
-            Err(refusal) => return self.refuse(refusal, reply),
+            Err(refusal) => return self.reply_refusal(refusal, reply),
         };
         if let Some(walk_cost) = &self.walk_cost {
             walk_cost.charge_scan(self.entries.len());
         }
         self.counts.scans += 1;
-        self.counts.scanned += self.entries.len() as u64;
+        self.counts.scanned_entries += self.entries.len() as u64;
         self.send_entries(each, next, reply);
     }
 
     /// Answers with this worker's load counters and sampled keys.
     #[cold]
-    fn load(&mut self, client: usize, reply: RequestReply<'_>) {
+    fn handle_load(&mut self, client: usize, reply: RequestReply<'_>) {
         let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
-        let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
+        let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
         self.entries.clear();
         self.meter
-            .report(self.handovers.taking(), &mut self.entries);
+            .report(self.handovers.unfinished_takes(), &mut self.entries);
         self.entries.truncate(each);
         if self.entries.is_empty() {
             return self.reply_bad(reply);
@@ -422,21 +437,21 @@ impl RequestHandler<'_> {
         let mut first = 0;
         loop {
             let to = count.min(first + each);
-            self.message.clear();
+            self.answer_message.clear();
             let word = wire::scan_word(first, count, next.is_some());
-            self.message.extend_from_slice(&word.to_le_bytes());
-            self.message
+            self.answer_message.extend_from_slice(&word.to_le_bytes());
+            self.answer_message
                 .extend_from_slice(&next.unwrap_or(0).to_le_bytes());
             for (key, value) in &self.entries[first..to] {
-                self.message.extend_from_slice(&key.to_le_bytes());
-                self.message.extend_from_slice(&value.to_le_bytes());
+                self.answer_message.extend_from_slice(&key.to_le_bytes());
+                self.answer_message.extend_from_slice(&value.to_le_bytes());
             }
             first = to;
             if first == count {
-                return reply.bytes(&self.message);
+                return reply.send_payload(&self.answer_message);
             }
             // The next answer detects a broken send queue; the client repeats its request.
-            if reply.part(&self.message).is_err() {
+            if reply.send_part(&self.answer_message).is_err() {
                 return;
             }
         }
@@ -445,6 +460,6 @@ impl RequestHandler<'_> {
     #[cold]
     fn reply_bad(&mut self, reply: RequestReply<'_>) {
         self.counts.bad_requests += 1;
-        reply.bytes(&wire::word(Status::Bad, false).to_le_bytes());
+        reply.send_payload(&wire::answer_word(Status::Bad, false).to_le_bytes());
     }
 }

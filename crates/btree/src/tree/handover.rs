@@ -1,6 +1,6 @@
 //! The handover of key ranges from one server to another, while clients continue.
 //!
-//! The tree itself records which server has a key. A leaf whose keys belong to another server has the flag [`MOVED`],
+//! The tree itself records which server has a key. A leaf whose keys belong to another server has the flag [`FLAG_MOVED`],
 //! no keys, and the owner's number. So a reader learns of the owner from the leaf that it reaches. No key ever has two
 //! owners: a leaf is given away by a change of that leaf under its lock. A handover has these steps:
 //!
@@ -13,15 +13,15 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{LockedNode, Number};
+use super::memory::{LockedNode, NodeNumber};
 use super::store::Store;
 use super::walk::{RangeOwner, Refusal};
-use crate::node::{FROZEN, LOW, MOVED, SIBLING};
+use crate::node::{FLAG_FROZEN, FLAG_MOVED, LOW_FENCE_WORD, SIBLING_WORD};
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
 pub struct ReservedNodes {
-    nodes: Vec<Number>,
+    nodes: Vec<NodeNumber>,
 }
 
 /// A range of keys: the first key, and the exclusive end, if any.
@@ -30,13 +30,13 @@ type Range = (u64, Option<u64>);
 impl Store {
     /// Splits leaves so that one of them begins at `key`.
     fn ensure_boundary(&self, tree: usize, key: u64) -> Result<(), Refusal> {
-        let from = self.index.descend(tree, key, 0)?;
+        let from = self.index.find_covering_node(tree, key, 0)?;
         let (_, leaf) = self.lock_for(tree, key, 0, from)?;
-        let low = leaf.node().0[LOW].load(Ordering::Relaxed);
+        let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
         if low == key {
             return Ok(());
         }
-        let mut entries = leaf.entries_with(None);
+        let mut entries = leaf.entries_with_inserted(None);
         if leaf.node().is_moved() {
             // Both leaves record the owner of their keys.
             let owner = leaf.node().value(0);
@@ -55,10 +55,10 @@ impl Store {
         &self,
         tree: usize,
         (from, end): Range,
-        mut change: impl FnMut(Number, &mut LockedNode<'_>) -> Result<(), Refusal>,
+        mut change: impl FnMut(NodeNumber, &mut LockedNode<'_>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let mut key = from;
-        let mut node = self.index.descend(tree, key, 0)?;
+        let mut node = self.index.find_covering_node(tree, key, 0)?;
         loop {
             let (number, mut leaf) = self.lock_for(tree, key, 0, node)?;
             change(number, &mut leaf)?;
@@ -66,7 +66,7 @@ impl Store {
             match next.filter(|next| end.is_none_or(|end| *next < end)) {
                 None => return Ok(()),
                 Some(next) => {
-                    node = leaf.node().0[SIBLING].load(Ordering::Relaxed);
+                    node = leaf.node().0[SIBLING_WORD].load(Ordering::Relaxed);
                     key = next;
                 }
             }
@@ -88,7 +88,7 @@ impl Store {
             if leaf.node().is_moved() {
                 return Err(Refusal::Moved(super::MovedRange::of(leaf.node())));
             }
-            leaf.set_flags(FROZEN, 0);
+            leaf.set_flags(FLAG_FROZEN, 0);
             Ok(())
         });
         if frozen.is_err() {
@@ -103,7 +103,7 @@ impl Store {
     /// [`Refusal::Busy`].
     pub fn thaw(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.for_each_leaf(tree, range, |_, leaf| {
-            leaf.set_flags(0, FROZEN);
+            leaf.set_flags(0, FLAG_FROZEN);
             Ok(())
         })
     }
@@ -124,14 +124,14 @@ impl Store {
             }
             Ok(())
         })?;
-        self.assign_to_other(tree, range, owner)
+        self.assign_range_to_other(tree, range, owner)
     }
 
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
     /// [`Refusal::Full`], [`Refusal::Busy`].
-    pub fn assign_to_other(
+    pub fn assign_range_to_other(
         &self,
         tree: usize,
         range: (u64, Option<u64>),
@@ -140,9 +140,9 @@ impl Store {
         self.ensure_boundaries(tree, range)?;
         let mut first = None;
         self.for_each_leaf(tree, range, |number, leaf| {
-            let low = leaf.node().0[LOW].load(Ordering::Relaxed);
-            leaf.replace_entries(&[(low, owner.word())]);
-            leaf.set_flags(MOVED, FROZEN);
+            let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
+            leaf.replace_entries(&[(low, owner.encode_word())]);
+            leaf.set_flags(FLAG_MOVED, FLAG_FROZEN);
             first.get_or_insert((low, number));
             Ok(())
         })?;
@@ -151,7 +151,7 @@ impl Store {
         while let Some((low, number)) = at {
             while self.merge(tree, low, 0, number).is_some() {}
             at = self.index.memory.read(number, |leaf| {
-                let sibling = leaf.0[SIBLING].load(Ordering::Relaxed);
+                let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf
                     .key_upper_bound()
                     .filter(|next| range.1.is_none_or(|end| *next < end));
@@ -167,7 +167,7 @@ impl Store {
     /// [`Refusal::Full`].
     pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal> {
         let mut reserved = ReservedNodes::default();
-        let each = self.leaf_fill();
+        let each = self.adopted_leaf_entries();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
             match self.index.memory.allocate(false) {
@@ -189,8 +189,8 @@ impl Store {
     }
 
     /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
-    fn leaf_fill(&self) -> usize {
-        let room = crate::node::capacity(self.index.memory.node_words());
+    fn adopted_leaf_entries(&self) -> usize {
+        let room = crate::node::entries_per_node(self.index.memory.node_words());
         (room * 9 / 10).max(1)
     }
 
@@ -229,18 +229,21 @@ impl Store {
         tree: usize,
         leaf: &mut LockedNode<'_>,
         entries: &[(u64, u64)],
-        (reserved, made): (&mut ReservedNodes, &mut Vec<(u64, Number)>),
+        (reserved, made): (&mut ReservedNodes, &mut Vec<(u64, NodeNumber)>),
     ) -> Result<(), Refusal> {
         let node = leaf.node();
-        let (low, end) = (node.0[LOW].load(Ordering::Relaxed), node.key_upper_bound());
+        let (low, end) = (
+            node.0[LOW_FENCE_WORD].load(Ordering::Relaxed),
+            node.key_upper_bound(),
+        );
         let from = entries.partition_point(|entry| entry.0 < low);
         let to = end.map_or(entries.len(), |end| {
             entries.partition_point(|entry| entry.0 < end)
         });
         let chunks: Vec<_> = entries[from..to.max(from)]
-            .chunks(self.leaf_fill())
+            .chunks(self.adopted_leaf_entries())
             .collect();
-        let mut sibling = node.0[SIBLING].load(Ordering::Relaxed);
+        let mut sibling = node.0[SIBLING_WORD].load(Ordering::Relaxed);
         let mut after = end;
         while reserved.nodes.len() + 1 < chunks.len() {
             let more = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
@@ -257,8 +260,8 @@ impl Store {
             (sibling, after) = (number, Some(chunk[0].0));
         }
         leaf.replace_entries(chunks.first().copied().unwrap_or_default());
-        leaf.set_flags(0, MOVED | FROZEN);
-        leaf.set_end(after, sibling);
+        leaf.set_flags(0, FLAG_MOVED | FLAG_FROZEN);
+        leaf.set_high_fence(after, sibling);
         Ok(())
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::Number;
+use super::memory::NodeNumber;
 use super::store::Store;
-use super::walk::root_word;
+use super::walk::encode_root;
 
 /// The reason why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ impl Store {
     ///
     /// # Errors
     /// [`LoadError`]; the tree is then unchanged.
-    pub fn load(
+    pub fn bulk_load(
         &self,
         tree: usize,
         count: u64,
@@ -52,7 +52,7 @@ impl Store {
         if count == 0 {
             return Ok(());
         }
-        let room = crate::node::capacity(self.index.memory.node_words());
+        let room = crate::node::entries_per_node(self.index.memory.node_words());
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -68,7 +68,7 @@ impl Store {
             sizes.push(below.div_ceil(per_node.max(2)));
         }
         let needed = sizes.iter().sum();
-        let first = self.index.memory.allocate_run(needed);
+        let first = self.index.memory.allocate_consecutive(needed);
         let mut first = first.ok_or(LoadError::Full { needed })?;
         // The first key of each node of the level below.
         let mut lows: Vec<u64> = Vec::new();
@@ -81,12 +81,12 @@ impl Store {
             let of = LoadingLevel {
                 tree,
                 level,
-                first,
-                nodes,
-                per_node,
+                first_node: first,
+                node_count: nodes,
+                entries_per_node: per_node,
             };
             lows = if level == 0 {
-                self.build(&of, count, threads, &entry)?
+                self.build_level(&of, count, threads, &entry)?
             } else {
                 let below = first - sizes[usize::from(level) - 1];
                 let entry = |i: u64| {
@@ -94,32 +94,34 @@ impl Store {
                     let low = lows[i as usize];
                     (low, below + i)
                 };
-                self.build(&of, lows.len() as u64, threads, entry)?
+                self.build_level(&of, lows.len() as u64, threads, entry)?
             };
             first += nodes;
         }
         let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
         let word = self.index.memory.root_word(tree);
-        word.store(root_word(first - 1, top), Ordering::Release);
+        word.store(encode_root(first - 1, top), Ordering::Release);
         self.index.memory.release(old);
         Ok(())
     }
 
     /// Builds one level and returns the low fences of its nodes.
-    fn build(
+    fn build_level(
         &self,
         of: &LoadingLevel,
         count: u64,
         threads: usize,
         entry: impl Fn(u64) -> (u64, u64) + Sync,
     ) -> Result<Vec<u64>, LoadError> {
-        let threads = (threads.max(1) as u64).min(of.nodes.div_ceil(64)).max(1);
-        let share = of.nodes.div_ceil(threads);
+        let threads = (threads.max(1) as u64)
+            .min(of.node_count.div_ceil(64))
+            .max(1);
+        let share = of.node_count.div_ceil(threads);
         let parts: Vec<_> = std::thread::scope(|scope| {
             let entry = &entry;
             let part = |t: u64| {
-                let range = t * share..((t + 1) * share).min(of.nodes);
-                scope.spawn(move || self.build_part(of, range, count, entry))
+                let range = t * share..((t + 1) * share).min(of.node_count);
+                scope.spawn(move || self.build_level_part(of, range, count, entry))
             };
             let running: Vec<_> = (0..threads).map(part).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join();
@@ -133,7 +135,7 @@ impl Store {
         Ok(lows)
     }
 
-    fn build_part(
+    fn build_level_part(
         &self,
         of: &LoadingLevel,
         nodes: std::ops::Range<u64>,
@@ -145,24 +147,24 @@ impl Store {
         // The first node of a level has no lower bound.
         let low_of = |node: u64| match node {
             0 => 0,
-            node => entry(node * of.per_node).0,
+            node => entry(node * of.entries_per_node).0,
         };
         for node in nodes {
-            let from = node * of.per_node;
-            let to = (from + of.per_node).min(count);
+            let from = node * of.entries_per_node;
+            let to = (from + of.entries_per_node).min(count);
             entries.clear();
             entries.extend((from..to).map(entry));
             let before = from.checked_sub(1).map(|last| entry(last).0);
             let keys = before.into_iter().chain(entries.iter().map(|e| e.0));
-            if let Some(wrong) = first_descent(keys) {
+            if let Some(wrong) = first_unsorted_index(keys) {
                 let at = from + wrong as u64 - u64::from(before.is_some());
                 return Err(LoadError::Order { at });
             }
             if of.level > 0 && node == 0 {
                 entries[0].0 = 0;
             }
-            let is_last = node + 1 == of.nodes;
-            let number = of.first + node;
+            let is_last = node + 1 == of.node_count;
+            let number = of.first_node + node;
             let Ok(mut locked) = self.index.memory.lock(number) else {
                 return Err(LoadError::NotEmpty);
             };
@@ -178,7 +180,7 @@ impl Store {
 }
 
 /// Returns the index of the first key that is not greater than its predecessor.
-fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
+fn first_unsorted_index(keys: impl Iterator<Item = u64>) -> Option<usize> {
     let mut last = None;
     for (i, key) in keys.enumerate() {
         if last.is_some_and(|last| last >= key) {
@@ -193,7 +195,7 @@ fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
 struct LoadingLevel {
     tree: usize,
     level: u16,
-    first: Number,
-    nodes: u64,
-    per_node: u64,
+    first_node: NodeNumber,
+    node_count: u64,
+    entries_per_node: u64,
 }

@@ -9,14 +9,15 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
 
 use crate::node::{
-    CHECKSUM, DEAD, HEADER, HIGH, LAST, LOCK, LOW, MAX_NODE_BYTES, META, Node, SIBLING, TREE,
-    VERSION, capacity, checksum_term, meta,
+    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, HEADER_WORDS, HIGH_FENCE_WORD, LOCK_WORD,
+    LOW_FENCE_WORD, MAX_NODE_BYTES, META_WORD, Node, SIBLING_WORD, TREE_WORD, VERSION_WORD,
+    checksum_term, encode_meta, entries_per_node,
 };
 
 /// The magic number in word 0 of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");
 /// Index of the header word that holds the first root; the other roots follow.
-pub(crate) const ROOTS: usize = 2;
+pub(crate) const FIRST_ROOT_WORD: usize = 2;
 /// Largest number of trees of a store.
 pub const MAX_TREES: usize = 16;
 /// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
@@ -25,34 +26,34 @@ const SPLIT_RESERVE_NODES: u64 = 32;
 const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 
 /// A node's number: its index in the memory. Number 0 is the header.
-pub(crate) type Number = u64;
+pub(crate) type NodeNumber = u64;
 
 /// The error for a node whose lock is not released in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LockTimeout(pub(crate) Number);
+pub(crate) struct LockTimeout(pub(crate) NodeNumber);
 
 /// The memory of a store.
 #[derive(Debug)]
 pub(crate) struct StoreMemory {
     region: Arc<MemoryRegion>,
     /// The loopback queue pair by which the server takes locks, if clients can lock nodes too.
-    atomics: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
+    loopback_lock_access: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
     node_words: usize,
-    nodes: u64,
-    free: Mutex<FreeNodes>,
+    node_capacity: u64,
+    free_nodes: Mutex<FreeNodes>,
 }
 
 #[derive(Debug)]
 struct FreeNodes {
     /// The first node that was never used.
-    next: Number,
+    first_unused: NodeNumber,
     /// Nodes that were used and are free again.
-    reused: Vec<Number>,
+    reusable_nodes: Vec<NodeNumber>,
 }
 
 impl FreeNodes {
-    fn count(&self, nodes: u64) -> u64 {
-        nodes - self.next + self.reused.len() as u64
+    fn free_count(&self, nodes: u64) -> u64 {
+        nodes - self.first_unused + self.reusable_nodes.len() as u64
     }
 }
 
@@ -69,12 +70,12 @@ impl StoreMemory {
         let region = pd.alloc(bytes, access)?;
         let memory = Self {
             region: Arc::new(region),
-            atomics: None,
+            loopback_lock_access: None,
             node_words: node_bytes / 8,
-            nodes,
-            free: Mutex::new(FreeNodes {
-                next: 1,
-                reused: Vec::new(),
+            node_capacity: nodes,
+            free_nodes: Mutex::new(FreeNodes {
+                first_unused: 1,
+                reusable_nodes: Vec::new(),
             }),
         };
         let header = memory.words_of_node(0);
@@ -92,7 +93,7 @@ impl StoreMemory {
         port: PortGid,
     ) -> Result<(), RpcError> {
         let own = self.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
-        self.atomics = Some(Mutex::new((LoopbackQp::new(pd, port)?, own)));
+        self.loopback_lock_access = Some(Mutex::new((LoopbackQp::new(pd, port)?, own)));
         Ok(())
     }
 
@@ -102,16 +103,20 @@ impl StoreMemory {
     }
 
     /// Returns the lock word of a node, or `None` if the node does not exist.
-    pub(crate) fn lock_of(&self, number: Number) -> Option<&AtomicU64> {
-        (1..self.nodes)
+    pub(crate) fn node_lock_word(&self, number: NodeNumber) -> Option<&AtomicU64> {
+        (1..self.node_capacity)
             .contains(&number)
-            .then(|| &self.words_of_node(number)[LOCK])
+            .then(|| &self.words_of_node(number)[LOCK_WORD])
     }
 
     /// Finishes the change of a client that is gone: stores words 1 and following of a node that the client still has
     /// locked.
-    pub(crate) fn finish(&self, number: Number, words: impl Iterator<Item = u64>) {
-        for (word, new) in self.words_of_node(number)[VERSION..].iter().zip(words) {
+    pub(crate) fn finish_client_change(
+        &self,
+        number: NodeNumber,
+        words: impl Iterator<Item = u64>,
+    ) {
+        for (word, new) in self.words_of_node(number)[VERSION_WORD..].iter().zip(words) {
             word.store(new, Ordering::Relaxed);
         }
     }
@@ -126,15 +131,19 @@ impl StoreMemory {
     }
 
     /// Returns the number of nodes in use, and the number that the memory has room for.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        let left = lock(&self.free).count(self.nodes);
-        (self.nodes - 1 - left, self.nodes - 1)
+    pub(crate) fn nodes_used_and_total(&self) -> (u64, u64) {
+        let left = lock(&self.free_nodes).free_count(self.node_capacity);
+        (self.node_capacity - 1 - left, self.node_capacity - 1)
     }
 
     /// Returns the words of a node; of the header if the node does not exist.
     #[inline]
-    pub(crate) fn words_of_node(&self, number: Number) -> &[AtomicU64] {
-        let number = if number < self.nodes { number } else { 0 };
+    pub(crate) fn words_of_node(&self, number: NodeNumber) -> &[AtomicU64] {
+        let number = if number < self.node_capacity {
+            number
+        } else {
+            0
+        };
         #[expect(clippy::cast_possible_truncation, reason = "in memory")]
         let start = number as usize * self.node_words * 8;
         let words = self.region.atomics_u64(start, self.node_words);
@@ -144,14 +153,14 @@ impl StoreMemory {
     /// Returns the word that holds the root of a tree.
     #[inline]
     pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
-        &self.words_of_node(0)[ROOTS + tree]
+        &self.words_of_node(0)[FIRST_ROOT_WORD + tree]
     }
 
     /// Prefetches the header and the keys of a node.
     #[inline]
-    pub(crate) fn prefetch(&self, number: Number) {
+    pub(crate) fn prefetch(&self, number: NodeNumber) {
         let words = self.words_of_node(number);
-        let keys = HEADER + capacity(self.node_words);
+        let keys = HEADER_WORDS + entries_per_node(self.node_words);
         for line in (0..keys).step_by(8) {
             if let Some(word) = words.get(line) {
                 prefetch(word);
@@ -161,10 +170,10 @@ impl StoreMemory {
 
     /// Prefetches one value of a leaf.
     #[inline]
-    pub(crate) fn prefetch_value(&self, number: Number, place: usize) {
+    pub(crate) fn prefetch_value(&self, number: NodeNumber, place: usize) {
         if let Some(word) = self
             .words_of_node(number)
-            .get(HEADER + capacity(self.node_words) + place)
+            .get(HEADER_WORDS + entries_per_node(self.node_words) + place)
         {
             prefetch(word);
         }
@@ -179,7 +188,7 @@ impl StoreMemory {
     #[inline]
     pub(crate) fn read<R>(
         &self,
-        number: Number,
+        number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, LockTimeout> {
         match self.read_unlocked(number, &mut visit) {
@@ -191,20 +200,20 @@ impl StoreMemory {
     #[inline]
     fn read_unlocked<R>(
         &self,
-        number: Number,
+        number: NodeNumber,
         visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Option<R> {
         let words = self.words_of_node(number);
-        let version = words[VERSION].load(Ordering::Acquire);
-        if words[LOCK].load(Ordering::Acquire) != 0 {
+        let version = words[VERSION_WORD].load(Ordering::Acquire);
+        if words[LOCK_WORD].load(Ordering::Acquire) != 0 {
             return None;
         }
         let found = visit(Node(words));
         // Pairs with the fence in [`try_lock`](Self::try_lock): a reader that saw a word written under a lock then sees
         // the lock, or a later version.
         fence(Ordering::Acquire);
-        let same = words[LOCK].load(Ordering::Relaxed) == 0
-            && words[VERSION].load(Ordering::Relaxed) == version;
+        let same = words[LOCK_WORD].load(Ordering::Relaxed) == 0
+            && words[VERSION_WORD].load(Ordering::Relaxed) == version;
         same.then_some(found)
     }
 
@@ -212,14 +221,14 @@ impl StoreMemory {
     #[cold]
     fn read_with_retry<R>(
         &self,
-        number: Number,
+        number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, LockTimeout> {
         let words = self.words_of_node(number);
         let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
         let copy = &copy[..self.node_words];
         let mut attempt = 0;
-        while self.may_wait(number, attempt) {
+        while self.may_retry(number, attempt) {
             if let Some(found) = self.read_unlocked(number, &mut visit) {
                 return Ok(found);
             }
@@ -229,7 +238,7 @@ impl StoreMemory {
             if Node(copy).has_valid_checksum() {
                 return Ok(visit(Node(copy)));
             }
-            pause(attempt);
+            pause_before_retry(attempt);
             attempt = attempt.saturating_add(1);
         }
         Err(LockTimeout(number))
@@ -239,13 +248,13 @@ impl StoreMemory {
     ///
     /// # Errors
     /// [`LockTimeout`] if the lock stays taken for too long.
-    pub(crate) fn lock(&self, number: Number) -> Result<LockedNode<'_>, LockTimeout> {
+    pub(crate) fn lock(&self, number: NodeNumber) -> Result<LockedNode<'_>, LockTimeout> {
         let mut attempt = 0;
-        while self.may_wait(number, attempt) {
+        while self.may_retry(number, attempt) {
             if let Some(locked) = self.try_lock(number) {
                 return Ok(locked);
             }
-            pause(attempt);
+            pause_before_retry(attempt);
             attempt = attempt.saturating_add(1);
         }
         Err(LockTimeout(number))
@@ -253,21 +262,21 @@ impl StoreMemory {
 
     /// Returns true if the caller should try the node again. The server's own threads always release their locks, even
     /// if they are scheduled late.
-    fn may_wait(&self, number: Number, attempt: u32) -> bool {
-        attempt < MAX_ATTEMPTS
+    fn may_retry(&self, number: NodeNumber, attempt: u32) -> bool {
+        attempt < MAX_LOCK_ATTEMPTS
             || matches!(
-                self.words_of_node(number)[LOCK].load(Ordering::Relaxed),
+                self.words_of_node(number)[LOCK_WORD].load(Ordering::Relaxed),
                 0 | SERVER_LOCK
             )
     }
 
     /// Locks a node if its lock is free.
-    pub(crate) fn try_lock(&self, number: Number) -> Option<LockedNode<'_>> {
+    pub(crate) fn try_lock(&self, number: NodeNumber) -> Option<LockedNode<'_>> {
         let words = self.words_of_node(number);
-        match &self.atomics {
+        match &self.loopback_lock_access {
             None => {
                 let (free, locked) = (0, SERVER_LOCK);
-                words[LOCK]
+                words[LOCK_WORD]
                     .compare_exchange(free, locked, Ordering::Acquire, Ordering::Relaxed)
                     .ok()?;
             }
@@ -292,16 +301,16 @@ impl StoreMemory {
 
     /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
     /// `None` if the memory is full.
-    pub(crate) fn allocate(&self, inner: bool) -> Option<(Number, LockedNode<'_>)> {
+    pub(crate) fn allocate(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_>)> {
         let number = {
-            let mut free = lock(&self.free);
+            let mut free = lock(&self.free_nodes);
             let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
-            if free.count(self.nodes) <= reserve {
+            if free.free_count(self.node_capacity) <= reserve {
                 return None;
             }
-            free.reused.pop().unwrap_or_else(|| {
-                free.next += 1;
-                free.next - 1
+            free.reusable_nodes.pop().unwrap_or_else(|| {
+                free.first_unused += 1;
+                free.first_unused - 1
             })
         };
         // A client may still hold the lock of a node that was merged away: such a node stays unused.
@@ -312,26 +321,26 @@ impl StoreMemory {
     }
 
     /// Allocates `count` consecutive nodes that were never used, for a bulk load, and returns the first one's number.
-    pub(crate) fn allocate_run(&self, count: u64) -> Option<Number> {
-        let mut free = lock(&self.free);
-        let first = free.next;
-        if self.nodes - first < count + SPLIT_RESERVE_NODES {
+    pub(crate) fn allocate_consecutive(&self, count: u64) -> Option<NodeNumber> {
+        let mut free = lock(&self.free_nodes);
+        let first = free.first_unused;
+        if self.node_capacity - first < count + SPLIT_RESERVE_NODES {
             return None;
         }
-        free.next += count;
+        free.first_unused += count;
         Some(first)
     }
 
     /// Frees a dead node. A reader that still knows its number finds it dead or with other fences.
-    pub(crate) fn release(&self, number: Number) {
-        lock(&self.free).reused.push(number);
+    pub(crate) fn release(&self, number: NodeNumber) {
+        lock(&self.free_nodes).reusable_nodes.push(number);
     }
 }
 
 /// Number of attempts, some milliseconds, before a client's lock counts as abandoned.
-const MAX_ATTEMPTS: u32 = 10_000;
+const MAX_LOCK_ATTEMPTS: u32 = 10_000;
 
-fn pause(attempt: u32) {
+fn pause_before_retry(attempt: u32) {
     if attempt % 64 == 63 {
         // The holder of the lock may need this core.
         std::thread::yield_now();
@@ -359,8 +368,8 @@ impl<'m> LockedNode<'m> {
 
     /// Initialises a new node with a level, a tree and its `entries`.
     pub(crate) fn init(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
-        self.set(TREE, tree);
-        self.set(META, meta(level, flags, 0));
+        self.set(TREE_WORD, tree);
+        self.set(META_WORD, encode_meta(level, flags, 0));
         self.replace_entries(entries);
     }
 
@@ -368,50 +377,50 @@ impl<'m> LockedNode<'m> {
     pub(crate) fn replace_entries(&mut self, entries: &[(u64, u64)]) {
         let room = self.node().capacity();
         for (i, (key, value)) in entries.iter().enumerate().take(room) {
-            self.set(HEADER + i, *key);
-            self.set(HEADER + room + i, *value);
+            self.set(HEADER_WORDS + i, *key);
+            self.set(HEADER_WORDS + room + i, *value);
         }
         self.set_count(entries.len().min(room));
     }
 
     fn set_count(&mut self, count: usize) {
         let node = self.node();
-        let meta = meta(node.level(), node.flags(), count);
-        self.set(META, meta);
+        let meta = encode_meta(node.level(), node.flags(), count);
+        self.set(META_WORD, meta);
     }
 
     /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_fences(&mut self, low: u64, end: Option<u64>, sibling: Number) {
-        self.set(LOW, low);
-        self.set_end(end, sibling);
+    pub(crate) fn set_fences(&mut self, low: u64, end: Option<u64>, sibling: NodeNumber) {
+        self.set(LOW_FENCE_WORD, low);
+        self.set_high_fence(end, sibling);
     }
 
     /// Sets the high fence to `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_end(&mut self, end: Option<u64>, sibling: Number) {
+    pub(crate) fn set_high_fence(&mut self, end: Option<u64>, sibling: NodeNumber) {
         let node = self.node();
-        let last = if end.is_none() { LAST } else { 0 };
-        let flags = node.flags() & !LAST | last;
-        let meta = meta(node.level(), flags, node.entry_count());
-        self.set(META, meta);
-        self.set(HIGH, end.unwrap_or(u64::MAX));
-        self.set(SIBLING, sibling);
+        let last = if end.is_none() { FLAG_LAST_OF_LEVEL } else { 0 };
+        let flags = node.flags() & !FLAG_LAST_OF_LEVEL | last;
+        let meta = encode_meta(node.level(), flags, node.entry_count());
+        self.set(META_WORD, meta);
+        self.set(HIGH_FENCE_WORD, end.unwrap_or(u64::MAX));
+        self.set(SIBLING_WORD, sibling);
     }
 
     /// Sets and clears flags of the node.
     pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
         let node = self.node();
-        let meta = meta(
+        let meta = encode_meta(
             node.level(),
             node.flags() & !clear | set,
             node.entry_count(),
         );
-        self.set(META, meta);
+        self.set(META_WORD, meta);
     }
 
     /// Marks the node as dead and empties it.
     pub(crate) fn mark_dead(&mut self) {
-        let meta = meta(self.node().level(), DEAD, 0);
-        self.set(META, meta);
+        let meta = encode_meta(self.node().level(), FLAG_DEAD, 0);
+        self.set(META_WORD, meta);
     }
 
     /// Inserts an entry at an index; the caller has checked that the node has room.
@@ -419,11 +428,11 @@ impl<'m> LockedNode<'m> {
         let (node, room) = (self.node(), self.node().capacity());
         let count = node.entry_count();
         for i in (place..count).rev() {
-            self.set(HEADER + i + 1, node.key(i));
-            self.set(HEADER + room + i + 1, node.value(i));
+            self.set(HEADER_WORDS + i + 1, node.key(i));
+            self.set(HEADER_WORDS + room + i + 1, node.value(i));
         }
-        self.set(HEADER + place, key);
-        self.set(HEADER + room + place, value);
+        self.set(HEADER_WORDS + place, key);
+        self.set(HEADER_WORDS + room + place, value);
         self.set_count(count + 1);
     }
 
@@ -432,37 +441,37 @@ impl<'m> LockedNode<'m> {
         let (node, room) = (self.node(), self.node().capacity());
         let count = node.entry_count();
         for i in place + 1..count {
-            self.set(HEADER + i - 1, node.key(i));
-            self.set(HEADER + room + i - 1, node.value(i));
+            self.set(HEADER_WORDS + i - 1, node.key(i));
+            self.set(HEADER_WORDS + room + i - 1, node.value(i));
         }
         self.set_count(count - 1);
     }
 
     /// Replaces a value and updates version and checksum incrementally.
     pub(crate) fn update(&mut self, place: usize, value: u64) {
-        let index = HEADER + self.node().capacity() + place;
+        let index = HEADER_WORDS + self.node().capacity() + place;
         let words = self.words;
-        let version = words[VERSION].load(Ordering::Relaxed);
-        let sum = words[CHECKSUM].load(Ordering::Relaxed);
+        let version = words[VERSION_WORD].load(Ordering::Relaxed);
+        let sum = words[CHECKSUM_WORD].load(Ordering::Relaxed);
         let old = words[index].load(Ordering::Relaxed);
         let sum = sum
             .wrapping_sub(checksum_term(index, old))
             .wrapping_add(checksum_term(index, value))
-            .wrapping_sub(checksum_term(VERSION, version))
-            .wrapping_add(checksum_term(VERSION, version.wrapping_add(1)));
+            .wrapping_sub(checksum_term(VERSION_WORD, version))
+            .wrapping_add(checksum_term(VERSION_WORD, version.wrapping_add(1)));
         words[index].store(value, Ordering::Relaxed);
-        words[VERSION].store(version.wrapping_add(1), Ordering::Relaxed);
-        words[CHECKSUM].store(sum, Ordering::Relaxed);
+        words[VERSION_WORD].store(version.wrapping_add(1), Ordering::Relaxed);
+        words[CHECKSUM_WORD].store(sum, Ordering::Relaxed);
     }
 
     /// Returns all entries in order, with `more` inserted.
-    pub(crate) fn entries_with(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
+    pub(crate) fn entries_with_inserted(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
         let node = self.node();
         let mut all: Vec<_> = (0..node.entry_count())
             .map(|i| (node.key(i), node.value(i)))
             .collect();
         if let Some(more) = more {
-            all.insert(node.rank(more.0), more);
+            all.insert(node.keys_up_to(more.0), more);
         }
         all
     }
@@ -471,11 +480,13 @@ impl<'m> LockedNode<'m> {
 impl Drop for LockedNode<'_> {
     fn drop(&mut self) {
         if self.changed {
-            let version = self.words[VERSION].load(Ordering::Relaxed).wrapping_add(1);
-            self.words[VERSION].store(version, Ordering::Relaxed);
+            let version = self.words[VERSION_WORD]
+                .load(Ordering::Relaxed)
+                .wrapping_add(1);
+            self.words[VERSION_WORD].store(version, Ordering::Relaxed);
             let sum = self.node().checksum_of_words();
-            self.words[CHECKSUM].store(sum, Ordering::Relaxed);
+            self.words[CHECKSUM_WORD].store(sum, Ordering::Relaxed);
         }
-        self.words[LOCK].store(0, Ordering::Release);
+        self.words[LOCK_WORD].store(0, Ordering::Release);
     }
 }

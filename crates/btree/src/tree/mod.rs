@@ -20,8 +20,8 @@ mod walk;
 
 pub use handover::ReservedNodes;
 pub use load::LoadError;
+pub(crate) use memory::FIRST_ROOT_WORD;
 pub use memory::MAX_TREES;
-pub(crate) use memory::ROOTS;
 pub use store::{PutCondition, Store, TreeStats};
 pub use walk::{MovedRange, RangeOwner, Refusal};
-pub(crate) use walk::{WalkPosition, root_of};
+pub(crate) use walk::{WalkPosition, decode_root};

@@ -12,12 +12,12 @@ use super::store::Store;
 use crate::node::{Node, checksum_term};
 
 /// Returns the bytes of a redo entry for nodes of `node_words` words.
-pub(crate) const fn bytes(node_words: usize) -> usize {
+pub(crate) const fn entry_bytes(node_words: usize) -> usize {
     8 * (node_words + 2)
 }
 
 /// Index of the entry's word that holds word 1 of the node.
-pub(crate) const BODY: usize = 2;
+pub(crate) const BODY_WORD_INDEX: usize = 2;
 
 fn checksum(words: &[u64]) -> u64 {
     let terms = words
@@ -40,17 +40,17 @@ fn open(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     let (last, front) = words.split_last()?;
-    let is_valid = rest.is_empty() && front.len() > BODY && checksum(front) == *last;
-    (is_valid && front[1] != 0).then(|| (front[0], front[1], front[BODY..].to_vec()))
+    let is_valid = rest.is_empty() && front.len() > BODY_WORD_INDEX && checksum(front) == *last;
+    (is_valid && front[1] != 0).then(|| (front[0], front[1], front[BODY_WORD_INDEX..].to_vec()))
 }
 
 impl LockTable for Store {
     fn lock_of(&self, object: u64) -> Option<&AtomicU64> {
-        self.index().memory().lock_of(object)
+        self.index().memory().node_lock_word(object)
     }
 
     fn redo_bytes(&self) -> usize {
-        bytes(self.index().memory().node_words())
+        entry_bytes(self.index().memory().node_words())
     }
 
     /// Returns 0: all trees are in one table.
@@ -58,12 +58,12 @@ impl LockTable for Store {
         Some(0)
     }
 
-    fn redo(&self, entry: &[u8], owner: u32) -> bool {
+    fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
         let Some((number, word, body)) = open(entry) else {
             return false;
         };
         let memory = self.index().memory();
-        let Some(lock) = memory.lock_of(number) else {
+        let Some(lock) = memory.node_lock_word(number) else {
             return false;
         };
         if owner_of(word) != owner
@@ -79,7 +79,7 @@ impl LockTable for Store {
         if !Node(&node[..]).has_valid_checksum() {
             return false;
         }
-        memory.finish(number, body.into_iter());
+        memory.finish_client_change(number, body.into_iter());
         lock.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }

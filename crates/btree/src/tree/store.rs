@@ -7,10 +7,10 @@ use rpc::RpcError;
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
 
-use super::memory::{LockTimeout, LockedNode, MAX_TREES, Number, StoreMemory};
-use super::walk::{MovedRange, Refusal, TreeIndex, WalkPosition, root_word};
+use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory};
+use super::walk::{MovedRange, Refusal, TreeIndex, WalkPosition, encode_root};
 
-use crate::node::{LOW, NextStep, Node, SIBLING, TREE, capacity};
+use crate::node::{LOW_FENCE_WORD, NextStep, Node, SIBLING_WORD, TREE_WORD, entries_per_node};
 
 /// Keys with their values, or with the numbers of child nodes.
 type Entries<'e> = &'e [(u64, u64)];
@@ -40,7 +40,7 @@ fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
 }
 
 /// Largest number of nodes that a change locks to find the right one; more mean that the tree is broken.
-const MAX_HOPS: u32 = 10_000;
+const MAX_LOCKED_NODES: u32 = 10_000;
 
 /// Statistics of the trees of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -64,7 +64,7 @@ pub struct TreeStats {
 pub struct Store {
     pub(super) index: TreeIndex,
     /// Held while a tree gets a new root.
-    root_change: Mutex<()>,
+    root_change_lock: Mutex<()>,
     splits: AtomicU64,
     merges: AtomicU64,
 }
@@ -76,7 +76,7 @@ impl Store {
     /// [`Refusal::Busy`].
     pub fn get(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
-        self.index.finish(tree, key, &mut walk)
+        self.index.finish_walk(tree, key, &mut walk)
     }
 
     /// Appends entries to `into` in ascending order, beginning at the range's first key, until `into` has `limit`
@@ -116,7 +116,7 @@ impl Store {
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
     pub fn nodes_for(node_bytes: usize, keys: u64) -> u64 {
-        let room = capacity(node_bytes / 8) as u64;
+        let room = entries_per_node(node_bytes / 8) as u64;
         // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
         let leaves = 2 * keys / room;
         leaves + 2 * leaves / room + 128
@@ -141,19 +141,22 @@ impl Store {
             locked.set_fences(0, None, 0);
             drop(locked);
             let word = memory.root_word(tree);
-            word.store(root_word(root, 0), Ordering::Release);
+            word.store(encode_root(root, 0), Ordering::Release);
         }
         Ok(Self {
-            index: TreeIndex { memory, trees },
-            root_change: Mutex::default(),
+            index: TreeIndex {
+                memory,
+                tree_count: trees,
+            },
+            root_change_lock: Mutex::default(),
             splits: AtomicU64::new(0),
             merges: AtomicU64::new(0),
         })
     }
 
     /// Returns the number of trees.
-    pub fn trees(&self) -> usize {
-        self.index.trees
+    pub fn tree_count(&self) -> usize {
+        self.index.tree_count
     }
 
     /// Returns the address and key by which a peer READs the nodes.
@@ -163,8 +166,8 @@ impl Store {
 
     /// Returns the statistics of all trees.
     pub fn stats(&self) -> TreeStats {
-        let (nodes, room) = self.index.memory.usage();
-        let levels = (0..self.index.trees)
+        let (nodes, room) = self.index.memory.nodes_used_and_total();
+        let levels = (0..self.index.tree_count)
             .map(|tree| self.index.root(tree).1 + 1)
             .max();
         TreeStats {
@@ -183,17 +186,17 @@ impl Store {
         tree: usize,
         key: u64,
         level: u16,
-        from: Number,
-    ) -> Result<(Number, LockedNode<'_>), LockTimeout> {
+        from: NodeNumber,
+    ) -> Result<(NodeNumber, LockedNode<'_>), LockTimeout> {
         let mut node = from;
-        for _ in 0..MAX_HOPS {
+        for _ in 0..MAX_LOCKED_NODES {
             let locked = self.index.memory.lock(node)?;
             match locked.node().next(key, tree as u64, level) {
                 NextStep::Leaf | NextStep::Child(_) => return Ok((node, locked)),
                 NextStep::Sibling(right) => node = right,
                 NextStep::Restart => {
                     drop(locked);
-                    node = self.index.descend(tree, key, level)?;
+                    node = self.index.find_covering_node(tree, key, level)?;
                 }
             }
         }
@@ -212,11 +215,11 @@ impl Store {
         when: PutCondition,
     ) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
-        self.put_at(tree, (key, value), when, &mut walk)
+        self.put_from_walk(tree, (key, value), when, &mut walk)
     }
 
     /// Does the same as [`put`](Self::put), but continues a walk.
-    pub(crate) fn put_at(
+    pub(crate) fn put_from_walk(
         &self,
         tree: usize,
         (key, value): (u64, u64),
@@ -257,8 +260,8 @@ impl Store {
         entry: (u64, u64),
         tree: usize,
         level: u16,
-    ) -> Result<(u64, Number), Refusal> {
-        let entries = left.entries_with(Some(entry));
+    ) -> Result<(u64, NodeNumber), Refusal> {
+        let entries = left.entries_with_inserted(Some(entry));
         // Inserts in ascending order leave full nodes behind.
         let ascends = left.node().key_upper_bound().is_none() && entries.last() == Some(&entry);
         let middle = if ascends {
@@ -278,17 +281,17 @@ impl Store {
         (low, high): (Entries<'_>, Entries<'_>),
         (tree, level): (usize, u16),
         at: u64,
-    ) -> Result<Number, Refusal> {
+    ) -> Result<NodeNumber, Refusal> {
         let is_inner = level > 0;
         let (number, mut right) = self.index.memory.allocate(is_inner).ok_or(Refusal::Full)?;
         let node = left.node();
         let end = node.key_upper_bound();
         right.init(tree as u64, level, node.flags(), high);
-        right.set_fences(at, end, node.0[SIBLING].load(Ordering::Relaxed));
+        right.set_fences(at, end, node.0[SIBLING_WORD].load(Ordering::Relaxed));
         // The new node is complete and unlocked before any link points to it.
         drop(right);
         left.replace_entries(low);
-        left.set_end(Some(at), number);
+        left.set_high_fence(Some(at), number);
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(number)
     }
@@ -298,12 +301,12 @@ impl Store {
         &self,
         tree: usize,
         level: u16,
-        (at, right): (u64, Number),
+        (at, right): (u64, NodeNumber),
     ) -> Result<(), Refusal> {
         if self.index.root(tree).1 < level && self.add_root_level(tree, level, (at, right))? {
             return Ok(());
         }
-        let from = self.index.descend(tree, at, level)?;
+        let from = self.index.find_covering_node(tree, at, level)?;
         let (_, mut parent) = self.lock_for(tree, at, level, from)?;
         let node = parent.node();
         match node.find(at) {
@@ -324,9 +327,9 @@ impl Store {
         &self,
         tree: usize,
         level: u16,
-        (at, right): (u64, Number),
+        (at, right): (u64, NodeNumber),
     ) -> Result<bool, Refusal> {
-        let _one = lock(&self.root_change);
+        let _one = lock(&self.root_change_lock);
         let (root, top) = self.index.root(tree);
         if top >= level {
             return Ok(false);
@@ -337,7 +340,7 @@ impl Store {
         new.set_fences(0, None, 0);
         drop(new);
         let word = self.index.memory.root_word(tree);
-        word.store(root_word(number, level), Ordering::Release);
+        word.store(encode_root(number, level), Ordering::Release);
         Ok(true)
     }
 
@@ -347,11 +350,11 @@ impl Store {
     /// [`Refusal::Busy`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
     pub fn remove(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
-        self.remove_at(tree, key, &mut walk)
+        self.remove_from_walk(tree, key, &mut walk)
     }
 
     /// Does the same as [`remove`](Self::remove), but continues a walk.
-    pub(crate) fn remove_at(
+    pub(crate) fn remove_from_walk(
         &self,
         tree: usize,
         key: u64,
@@ -376,19 +379,19 @@ impl Store {
 
     /// Merges the right sibling into a sparse node if both fit into one, have the same parent, and all three locks are
     /// free. Otherwise the node stays sparse until the next removal.
-    pub(super) fn merge(&self, tree: usize, key: u64, level: u16, left: Number) -> Option<()> {
+    pub(super) fn merge(&self, tree: usize, key: u64, level: u16, left: NodeNumber) -> Option<()> {
         if self.index.root(tree).1 <= level {
             return None;
         }
-        let parent = self.index.descend(tree, key, level + 1).ok()?;
+        let parent = self.index.find_covering_node(tree, key, level + 1).ok()?;
         let mut above = self.index.memory.try_lock(parent)?;
         let mut locked = self.index.memory.try_lock(left)?;
-        let right = locked.node().0[SIBLING].load(Ordering::Relaxed);
+        let right = locked.node().0[SIBLING_WORD].load(Ordering::Relaxed);
         let mut other = self.index.memory.try_lock(right).filter(|_| right != 0)?;
         let (a, b) = (locked.node(), other.node());
         let place = above
             .node()
-            .find(b.0[LOW].load(Ordering::Relaxed))
+            .find(b.0[LOW_FENCE_WORD].load(Ordering::Relaxed))
             .ok()
             .filter(|&place| place > 0)?;
         let children = (above.node().value(place - 1), above.node().value(place));
@@ -399,7 +402,9 @@ impl Store {
             _ => a.may_change() && b.may_change(),
         };
         let same = |n: Node<'_, [AtomicU64]>, level| {
-            n.level() == level && n.0[TREE].load(Ordering::Relaxed) == tree as u64 && !n.is_dead()
+            n.level() == level
+                && n.0[TREE_WORD].load(Ordering::Relaxed) == tree as u64
+                && !n.is_dead()
         };
         let sound = same(above.node(), level + 1) && same(a, level) && same(b, level);
         if children != (left, right) || !fits || !sound || !alike {
@@ -410,12 +415,15 @@ impl Store {
         above.remove(place);
         let sparse = above.node().entry_count() < above.node().capacity() / 4;
         drop(above);
-        let mut all = locked.entries_with(None);
+        let mut all = locked.entries_with_inserted(None);
         if !a.is_moved() {
-            all.extend(other.entries_with(None));
+            all.extend(other.entries_with_inserted(None));
         }
         locked.replace_entries(&all);
-        locked.set_end(b.key_upper_bound(), b.0[SIBLING].load(Ordering::Relaxed));
+        locked.set_high_fence(
+            b.key_upper_bound(),
+            b.0[SIBLING_WORD].load(Ordering::Relaxed),
+        );
         drop(locked);
         other.mark_dead();
         drop(other);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use verbs::{Access, ProtectionDomain};
 
 use super::*;
-use crate::node::{HEADER, LOW, Node, SIBLING};
+use crate::node::{HEADER_WORDS, LOW_FENCE_WORD, Node, SIBLING_WORD};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);
@@ -29,7 +29,7 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
             let n = Node(words);
             assert!(n.has_valid_checksum() && !n.is_dead(), "node {node}");
             assert_eq!(
-                (n.level(), words[LOW].load(Ordering::Relaxed)),
+                (n.level(), words[LOW_FENCE_WORD].load(Ordering::Relaxed)),
                 (level, low)
             );
             let keys: Vec<u64> = (0..n.entry_count()).map(|i| n.key(i)).collect();
@@ -48,7 +48,7 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
             } else {
                 entries.extend((0..n.entry_count()).map(|i| (n.key(i), n.value(i))));
             }
-            node = words[SIBLING].load(Ordering::Relaxed);
+            node = words[SIBLING_WORD].load(Ordering::Relaxed);
             assert_eq!(n.key_upper_bound().is_none(), node == 0);
             low = n.key_upper_bound().unwrap_or(0);
         }
@@ -87,7 +87,7 @@ proptest! {
     fn a_tree_is_a_sorted_map(steps in steps(), loaded in 0u64..120) {
         let store = store(256, 400);
         let mut model: BTreeMap<u64, u64> = (0..loaded).map(|i| (2 * i, i)).collect();
-        store.load(1, loaded, 0.8, 2, |i| (2 * i, i)).expect("loads");
+        store.bulk_load(1, loaded, 0.8, 2, |i| (2 * i, i)).expect("loads");
         for step in steps {
             match step {
                 Step::Put(k, v) => {
@@ -126,16 +126,16 @@ proptest! {
 fn loads_refuse_what_is_wrong() {
     let store = store(256, 40);
     assert_eq!(
-        store.load(0, 100, 1.0, 1, |i| (i / 2, i)),
+        store.bulk_load(0, 100, 1.0, 1, |i| (i / 2, i)),
         Err(LoadError::Order { at: 1 })
     );
     assert!(matches!(
-        store.load(0, 10_000, 1.0, 1, |i| (i, i)),
+        store.bulk_load(0, 10_000, 1.0, 1, |i| (i, i)),
         Err(LoadError::Full { .. })
     ));
-    store.load(0, 100, 1.0, 3, |i| (i, i)).expect("loads");
+    store.bulk_load(0, 100, 1.0, 3, |i| (i, i)).expect("loads");
     assert_eq!(
-        store.load(0, 1, 1.0, 1, |i| (i, i)),
+        store.bulk_load(0, 1, 1.0, 1, |i| (i, i)),
         Err(LoadError::NotEmpty)
     );
     assert_eq!(check(&store, 0).len(), 100);
@@ -218,7 +218,7 @@ fn threads_see_one_tree() {
                     let node = Node(&words[..]);
                     if node.has_valid_checksum() {
                         whole += 1;
-                        let keys = &words[HEADER..HEADER + node.entry_count()];
+                        let keys = &words[HEADER_WORDS..HEADER_WORDS + node.entry_count()];
                         assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
                     }
                 }
@@ -267,8 +267,8 @@ proptest! {
         puts in proptest::collection::vec((0u64..400, any::<u64>(), any::<bool>()), 0..200),
     ) {
         let stores = [store(256, 600), store(256, 600)];
-        stores[0].load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
-        stores[1].assign_to_other(0, (0, None), RangeOwner::default()).expect("room");
+        stores[0].bulk_load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
+        stores[1].assign_range_to_other(0, (0, None), RangeOwner::default()).expect("room");
         let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
         // The owner of each key that is looked up. The last entry stands for all greater keys.
         let mut owners = [0usize; 401];

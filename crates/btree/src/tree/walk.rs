@@ -6,8 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{LockTimeout, Number, StoreMemory};
-use crate::node::{LOW, NextStep, Node, NodeWords, SIBLING};
+use super::memory::{LockTimeout, NodeNumber, StoreMemory};
+use crate::node::{LOW_FENCE_WORD, NextStep, Node, NodeWords, SIBLING_WORD};
 
 /// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -33,11 +33,11 @@ pub struct RangeOwner {
 }
 
 impl RangeOwner {
-    pub(crate) fn word(self) -> u64 {
+    pub(crate) fn encode_word(self) -> u64 {
         u64::from(self.server) << 48 | self.version & ((1 << 48) - 1)
     }
 
-    pub(crate) fn of(word: u64) -> Self {
+    pub(crate) fn decode_word(word: u64) -> Self {
         Self {
             server: (word >> 48) as u16,
             version: word & ((1 << 48) - 1),
@@ -57,12 +57,12 @@ pub struct MovedRange {
 }
 
 impl MovedRange {
-    /// Reads the range and the owner from a leaf with the flag `MOVED`.
+    /// Reads the range and the owner from a leaf with the flag `FLAG_MOVED`.
     pub(crate) fn of<W: NodeWords + ?Sized>(leaf: Node<'_, W>) -> Self {
         Self {
-            from: leaf.0.word(LOW),
+            from: leaf.0.word(LOW_FENCE_WORD),
             end: leaf.key_upper_bound(),
-            owner: RangeOwner::of(leaf.value(0)),
+            owner: RangeOwner::decode_word(leaf.value(0)),
         }
     }
 }
@@ -74,13 +74,13 @@ impl From<LockTimeout> for Refusal {
 }
 
 /// Packs a root's node and level into a word.
-pub(super) fn root_word(node: Number, level: u16) -> u64 {
+pub(super) fn encode_root(node: NodeNumber, level: u16) -> u64 {
     node << 16 | u64::from(level)
 }
 
 /// Unpacks the node and the level of a root.
 #[inline]
-pub(crate) fn root_of(word: u64) -> (Number, u16) {
+pub(crate) fn decode_root(word: u64) -> (NodeNumber, u16) {
     (word >> 16, (word & 0xffff) as u16)
 }
 
@@ -90,7 +90,7 @@ const MAX_STEPS: u32 = 100_000;
 
 /// Counts a step and fails after [`MAX_STEPS`].
 #[inline]
-fn count_step(steps: &mut u32, node: Number) -> Result<(), LockTimeout> {
+fn count_step(steps: &mut u32, node: NodeNumber) -> Result<(), LockTimeout> {
     *steps += 1;
     if *steps > MAX_STEPS {
         return Err(LockTimeout(node));
@@ -102,16 +102,16 @@ fn count_step(steps: &mut u32, node: Number) -> Result<(), LockTimeout> {
 #[derive(Debug)]
 pub(crate) struct TreeIndex {
     pub(super) memory: StoreMemory,
-    pub(super) trees: usize,
+    pub(super) tree_count: usize,
 }
 
 /// The position of a walk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WalkPosition {
-    node: Number,
+    node: NodeNumber,
     level: u16,
     /// The index of the key in the leaf, once it was searched.
-    place: Option<u16>,
+    leaf_index: Option<u16>,
 }
 
 impl WalkPosition {
@@ -120,18 +120,18 @@ impl WalkPosition {
         self.node != 0
     }
 
-    fn at(node: Number, level: u16) -> Self {
+    fn at(node: NodeNumber, level: u16) -> Self {
         Self {
             node,
             level,
-            place: None,
+            leaf_index: None,
         }
     }
 }
 
 impl WalkPosition {
     /// Returns the node that the walk has reached.
-    pub(crate) fn node(&self) -> Number {
+    pub(crate) fn node(&self) -> NodeNumber {
         self.node
     }
 }
@@ -142,8 +142,8 @@ impl TreeIndex {
     }
 
     #[inline]
-    pub(crate) fn root(&self, tree: usize) -> (Number, u16) {
-        root_of(self.memory.root_word(tree).load(Ordering::Acquire))
+    pub(crate) fn root(&self, tree: usize) -> (NodeNumber, u16) {
+        decode_root(self.memory.root_word(tree).load(Ordering::Acquire))
     }
 
     /// Begins a walk at the root of a tree.
@@ -158,10 +158,10 @@ impl TreeIndex {
     pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
-            if walk.place.is_none() {
+            if walk.leaf_index.is_none() {
                 let found = self.memory.read(walk.node, |n| n.find(key).ok());
                 if let Ok(Some(place)) = found {
-                    walk.place = u16::try_from(place).ok();
+                    walk.leaf_index = u16::try_from(place).ok();
                     self.memory.prefetch_value(walk.node, place);
                 }
             }
@@ -176,7 +176,7 @@ impl TreeIndex {
                 self.memory.prefetch(child);
             }
             Ok(NextStep::Sibling(right)) => walk.node = right,
-            // After an error or a lost walk, [`finish`](Self::finish) continues from the root.
+            // After an error or a lost walk, [`finish_walk`](Self::finish_walk) continues from the root.
             _ => *walk = self.begin(tree),
         }
     }
@@ -208,7 +208,7 @@ impl TreeIndex {
 
     /// Completes a walk and returns the value of the key.
     #[inline]
-    pub(crate) fn finish(
+    pub(crate) fn finish_walk(
         &self,
         tree: usize,
         key: u64,
@@ -226,7 +226,7 @@ impl TreeIndex {
                     return Err(MovedRange::of(n));
                 }
                 let value = match next {
-                    NextStep::Leaf => match walk.place.map(usize::from) {
+                    NextStep::Leaf => match walk.leaf_index.map(usize::from) {
                         // The index found before is still right, unless entries were moved since.
                         Some(place) if place < n.entry_count() && n.key(place) == key => {
                             Some(n.value(place))
@@ -246,7 +246,12 @@ impl TreeIndex {
     }
 
     /// Returns the node of level `to` that covers a key at one moment.
-    pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, LockTimeout> {
+    pub(super) fn find_covering_node(
+        &self,
+        tree: usize,
+        key: u64,
+        to: u16,
+    ) -> Result<NodeNumber, LockTimeout> {
         let mut steps = 0;
         'restart: loop {
             let (mut node, mut level) = self.root(tree);
@@ -280,14 +285,14 @@ impl TreeIndex {
         limit: usize,
         into: &mut Vec<(u64, u64)>,
     ) -> Result<Option<u64>, Refusal> {
-        let mut known: Option<Number> = None;
+        let mut known: Option<NodeNumber> = None;
         let mut steps = 0;
         loop {
             // Only steps without progress are counted: the scan of a whole tree has many steps.
             let before = (from, into.len());
             let node = match known.take() {
                 Some(sibling) => sibling,
-                None => self.descend(tree, from, 0)?,
+                None => self.find_covering_node(tree, from, 0)?,
             };
             let kept = into.len();
             let mut moved = None;
@@ -303,7 +308,7 @@ impl TreeIndex {
                     moved = Some(MovedRange::of(n));
                     return Some((Some(from), 0, true));
                 }
-                let first = n.rank(from);
+                let first = n.keys_up_to(from);
                 let first = match first.checked_sub(1) {
                     Some(place) if n.key(place) == from => place,
                     _ => first,
@@ -319,7 +324,7 @@ impl TreeIndex {
                 }
                 Some((
                     n.key_upper_bound(),
-                    n.0[SIBLING].load(Ordering::Relaxed),
+                    n.0[SIBLING_WORD].load(Ordering::Relaxed),
                     false,
                 ))
             })?;

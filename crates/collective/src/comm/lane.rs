@@ -12,7 +12,7 @@ pub(crate) struct Lane {
     pub(crate) qp: QueuePair<Rc>,
     pub(crate) list: Postlist<Rc>,
     /// Send WRs that may still be posted.
-    pub(crate) room: usize,
+    pub(crate) free_send_wrs: usize,
 }
 
 /// The error of a failed completion.
@@ -36,14 +36,14 @@ pub(super) fn slice_len(range: &Range<usize>, buffer: &MemoryRegion) -> Result<u
 }
 
 /// Completions taken by one poll.
-pub(super) type Buffer = verbs::WcBuffer<16>;
+pub(super) type CompletionBuffer = verbs::WcBuffer<16>;
 
 /// Polls the queue until a poll is not full, and gives each completion to `take`.
-pub(super) fn drain(
+pub(super) fn drain_completions(
     cq: &CompletionQueue,
     mut take: impl FnMut(&verbs::WorkCompletion<'_>) -> Result<(), Error>,
 ) -> Result<usize, Error> {
-    let mut buffer = Buffer::new();
+    let mut buffer = CompletionBuffer::new();
     let mut taken = 0;
     loop {
         let completions = cq.poll(&mut buffer)?;

@@ -12,7 +12,8 @@ use super::lane::{self, Lane};
 use crate::config::{CTS_SIGNAL_INTERVAL, Config, RECV_BATCH};
 use crate::error::Error;
 use crate::memory_layout::{
-    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, slot_index,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, entry_offset,
+    slot_index,
 };
 use crate::peer_watch::PeerMonitor;
 use crate::receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
@@ -28,27 +29,27 @@ pub struct Receiver {
     /// The sender WRITEs the sizes of groups here.
     completion_records: MemoryRegion,
     /// Clear-to-send entries that are too long to go inline.
-    staging: MemoryRegion,
-    fifo: RemoteMemory,
+    cts_staging: MemoryRegion,
+    sender_fifo: RemoteMemory,
     state: ReceiveQueue,
     /// Lanes by the number of their queue pair.
-    qpns: Vec<u32>,
+    lane_qpns: Vec<u32>,
     recvs: RecvList,
     /// RECVs of each lane that are used up and not posted again.
     consumed_recvs: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
-    unsignaled: Vec<usize>,
+    unsignaled_cts_writes: Vec<usize>,
     flush: Option<FlushQueue>,
     flush_resources: (ProtectionDomain, Config),
     peer_monitor: PeerMonitor,
-    failed: Option<Error>,
+    first_error: Option<Error>,
 }
 
 /// A queue pair that leads back to itself: a READ by it is behind every WRITE that came before.
 #[derive(Debug)]
 struct FlushQueue {
     qp: QueuePair<Rc>,
-    into: MemoryRegion,
+    read_target: MemoryRegion,
     pending: VecDeque<Request>,
 }
 
@@ -69,19 +70,19 @@ impl Receiver {
     ) -> Self {
         Self {
             state: ReceiveQueue::new(lanes.len()),
-            qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
+            lane_qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
             consumed_recvs: vec![0; lanes.len()],
-            unsignaled: vec![0; lanes.len()],
+            unsignaled_cts_writes: vec![0; lanes.len()],
             lanes,
             cq,
             completion_records: records,
-            staging,
-            fifo,
+            cts_staging: staging,
+            sender_fifo: fifo,
             recvs,
             flush: None,
             flush_resources,
             peer_monitor,
-            failed: None,
+            first_error: None,
         }
     }
 
@@ -95,16 +96,16 @@ impl Receiver {
         parts: &[(&MemoryRegion, Range<usize>, u32)],
     ) -> Result<Option<Request>, Error> {
         self.check_error()?;
-        if !(1..=MAX_PARTS).contains(&parts.len()) {
+        if !(1..=MAX_PARTS_PER_GROUP).contains(&parts.len()) {
             return Err(Error::InvalidPartCount(parts.len()));
         }
-        let mut room = [0; MAX_PARTS];
+        let mut room = [0; MAX_PARTS_PER_GROUP];
         for (room, (buffer, range, _)) in room.iter_mut().zip(parts) {
             *room = lane::slice_len(range, buffer)?;
         }
-        if self.lanes.iter().any(|lane| lane.room == 0) {
+        if self.lanes.iter().any(|lane| lane.free_send_wrs == 0) {
             self.poll()?;
-            if self.lanes.iter().any(|lane| lane.room == 0) {
+            if self.lanes.iter().any(|lane| lane.free_send_wrs == 0) {
                 self.check_peer()?;
                 return Ok(None);
             }
@@ -167,7 +168,7 @@ impl Receiver {
             return Ok(None);
         };
         flush.pending.push_back(request);
-        let into = flush.into.slice(0..1)?;
+        let into = flush.read_target.slice(0..1)?;
         let posted = flush.qp.post_one(|list| {
             list.rdma_read(into, RemoteMemory { len: 1, ..remote })
                 .signaled()
@@ -197,25 +198,25 @@ impl Receiver {
         &mut self,
         group: u64,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
-        room: &[u32; MAX_PARTS],
+        room: &[u32; MAX_PARTS_PER_GROUP],
     ) -> Result<(), Error> {
         let count = parts.len();
-        let mut bytes = [0; MAX_PARTS * ENTRY_BYTES];
+        let mut bytes = [0; MAX_PARTS_PER_GROUP * CTS_ENTRY_BYTES];
         // The first entry comes last: see `entry_offset`.
-        let (entries, _) = bytes.as_chunks_mut::<ENTRY_BYTES>();
+        let (entries, _) = bytes.as_chunks_mut::<CTS_ENTRY_BYTES>();
         for (part, (buffer, range, tag)) in parts.iter().enumerate() {
             let entry = ClearToSend {
                 addr: buffer.addr() + range.start as u64,
-                len: room[part],
+                buffer_bytes: room[part],
                 rkey: buffer.rkey().0,
                 tag: *tag,
-                parts: u32::try_from(count).unwrap_or(u32::MAX),
+                parts_in_group: u32::try_from(count).unwrap_or(u32::MAX),
             };
             entries[count - 1 - part] = entry.encode(group);
         }
-        let bytes = &bytes[..count * ENTRY_BYTES];
+        let bytes = &bytes[..count * CTS_ENTRY_BYTES];
         let at = entry_offset(slot_index(group), count - 1);
-        let remote = self.fifo.at(at as u64);
+        let remote = self.sender_fifo.at(at as u64);
         let remote = remote.ok_or_else(|| Error::InvalidRange("no such slot".to_owned()))?;
         #[expect(clippy::cast_possible_truncation, reason = "below the number of lanes")]
         let index = (group % self.lanes.len() as u64) as usize;
@@ -224,18 +225,18 @@ impl Receiver {
         let mut wr = if bytes.len() <= lane.qp.max_inline_data() {
             lane.list.rdma_write(Inline(bytes), remote)
         } else {
-            self.staging.write_at(at, bytes)?;
-            let staged = self.staging.slice(at..at + bytes.len())?;
+            self.cts_staging.write_at(at, bytes)?;
+            let staged = self.cts_staging.slice(at..at + bytes.len())?;
             lane.list.rdma_write(staged, remote)
         };
-        self.unsignaled[index] += 1;
-        if self.unsignaled[index] == CTS_SIGNAL_INTERVAL {
-            self.unsignaled[index] = 0;
+        self.unsignaled_cts_writes[index] += 1;
+        if self.unsignaled_cts_writes[index] == CTS_SIGNAL_INTERVAL {
+            self.unsignaled_cts_writes[index] = 0;
             wr = wr.signaled();
         }
         wr.wr_id(0);
         lane.qp.post_send(&mut lane.list)?;
-        lane.room -= 1;
+        lane.free_send_wrs -= 1;
         Ok(())
     }
 
@@ -245,13 +246,13 @@ impl Receiver {
             cq,
             state,
             lanes,
-            qpns,
+            lane_qpns: qpns,
             consumed_recvs: used,
             completion_records: records,
             flush,
             ..
         } = self;
-        let taken = lane::drain(cq, |wc| {
+        let taken = lane::drain_completions(cq, |wc| {
             if wc.wr_id() == FLUSH_WR_ID {
                 let request = flush.as_mut().and_then(|f| f.pending.pop_front());
                 return request.map_or(Ok(()), |request| state.complete_flush(request));
@@ -260,7 +261,7 @@ impl Receiver {
                 return Ok(());
             };
             let Some(imm) = wc.imm().filter(|_| wc.is_recv()) else {
-                lanes[lane].room += CTS_SIGNAL_INTERVAL;
+                lanes[lane].free_send_wrs += CTS_SIGNAL_INTERVAL;
                 return Ok(());
             };
             used[lane] += 1;
@@ -299,22 +300,22 @@ impl Receiver {
     /// Remembers an error of the connection.
     fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
-            self.failed.get_or_insert_with(|| error.clone());
+            self.first_error.get_or_insert_with(|| error.clone());
         }
         result
     }
 
     fn check_error(&self) -> Result<(), Error> {
-        self.failed.clone().map_or(Ok(()), Err)
+        self.first_error.clone().map_or(Ok(()), Err)
     }
 }
 
 /// The sizes that the sender has written for a group.
 fn read_record(records: &MemoryRegion, group: u64, parts: usize) -> Result<ReceivedSizes, Error> {
-    let mut bytes = [0; RECORD_BYTES];
-    records.read_at(slot_index(group) * RECORD_BYTES, &mut bytes)?;
+    let mut bytes = [0; COMPLETION_RECORD_BYTES];
+    records.read_at(slot_index(group) * COMPLETION_RECORD_BYTES, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
-    let mut sizes = [0; MAX_PARTS];
+    let mut sizes = [0; MAX_PARTS_PER_GROUP];
     for (size, word) in sizes.iter_mut().zip(words) {
         *size = u32::from_le_bytes(*word);
     }
@@ -335,7 +336,7 @@ impl FlushQueue {
         let own = qp.endpoint();
         Ok(Self {
             qp: qp.connect(&own)?,
-            into: pd.alloc(8, Access::LOCAL_WRITE)?,
+            read_target: pd.alloc(8, Access::LOCAL_WRITE)?,
             pending: VecDeque::new(),
         })
     }

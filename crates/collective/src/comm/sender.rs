@@ -11,8 +11,8 @@ use verbs::{
 use super::lane::{self, Lane};
 use crate::error::Error;
 use crate::memory_layout::{
-    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, marker_offset, slot_index,
-    slot_marker, stripe_range,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, entry_offset,
+    marker_offset, slot_index, slot_marker, stripe_range,
 };
 use crate::peer_watch::PeerMonitor;
 use crate::request_pool::Request;
@@ -26,15 +26,15 @@ pub struct Sender {
     lanes: Vec<Lane>,
     cq: CompletionQueue,
     /// The receiver WRITEs clear-to-send entries here.
-    fifo: MemoryRegion,
+    cts_fifo: MemoryRegion,
     /// Sizes of groups, to be written to the receiver's completion records.
-    sizes: MemoryRegion,
+    size_staging: MemoryRegion,
     completion_records: RemoteMemory,
     state: SendQueue<Option<MrSlice>>,
     /// WRs of each group under way, for each lane: one completion stands for them.
-    wrs: Vec<VecDeque<u8>>,
+    posted_wrs_per_group: Vec<VecDeque<u8>>,
     peer_monitor: PeerMonitor,
-    failed: Option<Error>,
+    first_error: Option<Error>,
 }
 
 impl Sender {
@@ -47,14 +47,14 @@ impl Sender {
     ) -> Self {
         Self {
             state: SendQueue::new(lanes.len()),
-            wrs: lanes.iter().map(|_| VecDeque::new()).collect(),
+            posted_wrs_per_group: lanes.iter().map(|_| VecDeque::new()).collect(),
             lanes,
             cq,
-            fifo,
-            sizes,
+            cts_fifo: fifo,
+            size_staging: sizes,
             completion_records: records,
             peer_monitor,
-            failed: None,
+            first_error: None,
         }
     }
 
@@ -80,7 +80,7 @@ impl Sender {
             self.check_peer("sends that wait for a receive")?;
             return Ok(None);
         }
-        if !self.has_room()? {
+        if !self.has_group_room()? {
             return Ok(None);
         }
         match self.state.match_send(tag, len, payload)? {
@@ -90,7 +90,7 @@ impl Sender {
             }
             SendMatch::Incomplete(request) => Ok(Some(request)),
             SendMatch::Ready(request, group) => {
-                let posted = self.write(&group);
+                let posted = self.write_group(&group);
                 self.keep_error(posted)?;
                 Ok(Some(request))
             }
@@ -114,7 +114,7 @@ impl Sender {
 
     /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
     pub fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(&self.fifo);
+        waiter.idle_reading(&self.cts_fifo);
     }
 
     /// Whether nothing is under way, and all requests were tested to their end.
@@ -133,18 +133,19 @@ impl Sender {
             return Ok(true);
         };
         let slot = slot_index(group);
-        let index = self.fifo.atomic_u64(marker_offset(slot))?;
+        let index = self.cts_fifo.atomic_u64(marker_offset(slot))?;
         if index.load(Ordering::Acquire) != slot_marker(group) {
             return Ok(false);
         }
         let entry = |part: usize| {
-            let mut bytes = [0; ENTRY_BYTES];
-            self.fifo.read_at(entry_offset(slot, part), &mut bytes)?;
+            let mut bytes = [0; CTS_ENTRY_BYTES];
+            self.cts_fifo
+                .read_at(entry_offset(slot, part), &mut bytes)?;
             Ok::<_, Error>(ClearToSend::decode(&bytes))
         };
         let first = entry(0)?;
         let mut entries = vec![first];
-        for part in 1..(first.parts as usize).min(MAX_PARTS) {
+        for part in 1..(first.parts_in_group as usize).min(MAX_PARTS_PER_GROUP) {
             entries.push(entry(part)?);
         }
         let offered = self.state.add_entries(&entries);
@@ -153,8 +154,12 @@ impl Sender {
     }
 
     /// Whether each lane has room for a group.
-    fn has_room(&mut self) -> Result<bool, Error> {
-        let full = |lanes: &[Lane]| lanes.iter().any(|lane| lane.room <= MAX_PARTS);
+    fn has_group_room(&mut self) -> Result<bool, Error> {
+        let full = |lanes: &[Lane]| {
+            lanes
+                .iter()
+                .any(|lane| lane.free_send_wrs <= MAX_PARTS_PER_GROUP)
+        };
         if full(&self.lanes) || !self.state.has_room() {
             self.poll()?;
         }
@@ -166,22 +171,22 @@ impl Sender {
     }
 
     /// Posts the WRITEs of a group: one doorbell a lane.
-    fn write(&mut self, group: &MatchedGroup<Option<MrSlice>>) -> Result<(), Error> {
+    fn write_group(&mut self, group: &MatchedGroup<Option<MrSlice>>) -> Result<(), Error> {
         let lanes = self.lanes.len();
         let record = self.stage_record(group)?;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             let list = &mut lane.list;
             list.clear();
             if let [part] = group.parts[..] {
-                let (payload, remote) = piece(&part, lanes, index)?;
+                let (payload, remote) = lane_piece(&part, lanes, index)?;
                 let wr = match payload {
-                    Some(payload) => list.rdma_write_with_imm(payload, remote, part.len),
-                    None => list.rdma_write_with_imm(HeaderOnly, remote, part.len),
+                    Some(payload) => list.rdma_write_with_imm(payload, remote, part.payload_len),
+                    None => list.rdma_write_with_imm(HeaderOnly, remote, part.payload_len),
                 };
                 wr.signaled().wr_id(wr_id(index, group.number));
             } else {
                 for part in &group.parts {
-                    if let (Some(payload), remote) = piece(part, lanes, index)? {
+                    if let (Some(payload), remote) = lane_piece(part, lanes, index)? {
                         list.rdma_write(payload, remote);
                     }
                 }
@@ -190,9 +195,9 @@ impl Sender {
                 // The sizes go with the first lane alone: the group is there once all lanes have told.
                 let wr = if index > 0 {
                     list.rdma_write_with_imm(HeaderOnly, record.1, imm)
-                } else if lane.qp.max_inline_data() >= RECORD_BYTES {
-                    let mut bytes = [0; RECORD_BYTES];
-                    let sizes = group.parts.iter().flat_map(|p| p.len.to_le_bytes());
+                } else if lane.qp.max_inline_data() >= COMPLETION_RECORD_BYTES {
+                    let mut bytes = [0; COMPLETION_RECORD_BYTES];
+                    let sizes = group.parts.iter().flat_map(|p| p.payload_len.to_le_bytes());
                     bytes.iter_mut().zip(sizes).for_each(|(to, b)| *to = b);
                     list.rdma_write_with_imm(Inline(&bytes[..4 * group.parts.len()]), record.1, imm)
                 } else {
@@ -201,8 +206,8 @@ impl Sender {
                 wr.signaled().wr_id(wr_id(index, group.number));
             }
             lane.qp.post_send(list)?;
-            lane.room -= list.len();
-            self.wrs[index].push_back(u8::try_from(list.len()).unwrap_or(u8::MAX));
+            lane.free_send_wrs -= list.len();
+            self.posted_wrs_per_group[index].push_back(u8::try_from(list.len()).unwrap_or(u8::MAX));
         }
         Ok(())
     }
@@ -212,30 +217,33 @@ impl Sender {
         &self,
         group: &MatchedGroup<Option<MrSlice>>,
     ) -> Result<(MrSlice, RemoteMemory), Error> {
-        let at = slot_index(group.number) * RECORD_BYTES;
+        let at = slot_index(group.number) * COMPLETION_RECORD_BYTES;
         let len = 4 * group.parts.len();
         if group.parts.len() > 1 {
             let sizes: Vec<u8> = group
                 .parts
                 .iter()
-                .flat_map(|p| p.len.to_le_bytes())
+                .flat_map(|p| p.payload_len.to_le_bytes())
                 .collect();
-            self.sizes.write_at(at, &sizes)?;
+            self.size_staging.write_at(at, &sizes)?;
         }
         let remote = self.completion_records.at(at as u64);
         let remote = remote.ok_or_else(|| Error::InvalidRange("no such record".to_owned()))?;
-        Ok((self.sizes.slice(at..at + len)?, remote))
+        Ok((self.size_staging.slice(at..at + len)?, remote))
     }
 
     /// Takes completions; how many there were.
     fn poll(&mut self) -> Result<usize, Error> {
         let Self {
-            lanes, wrs, state, ..
+            lanes,
+            posted_wrs_per_group: wrs,
+            state,
+            ..
         } = self;
-        let taken = lane::drain(&self.cq, |wc| {
+        let taken = lane::drain_completions(&self.cq, |wc| {
             let (lane, group) = lane_and_group(wc.wr_id());
             if let (Some(lane), Some(posted)) = (lanes.get_mut(lane), wrs[lane].pop_front()) {
-                lane.room += usize::from(posted);
+                lane.free_send_wrs += usize::from(posted);
             }
             state.complete_lane(group)
         });
@@ -253,13 +261,13 @@ impl Sender {
     /// Remembers an error of the connection.
     fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
-            self.failed.get_or_insert_with(|| error.clone());
+            self.first_error.get_or_insert_with(|| error.clone());
         }
         result
     }
 
     fn check_error(&self) -> Result<(), Error> {
-        self.failed.clone().map_or(Ok(()), Err)
+        self.first_error.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -276,15 +284,15 @@ fn lane_and_group(wr_id: u64) -> (usize, u64) {
 }
 
 /// The piece of a send that a lane carries, and its destination.
-fn piece(
+fn lane_piece(
     part: &MatchedSend<Option<MrSlice>>,
     lanes: usize,
     lane: usize,
 ) -> Result<(Option<MrSlice>, RemoteMemory), Error> {
-    let range = stripe_range(part.len, lanes, lane);
+    let range = stripe_range(part.payload_len, lanes, lane);
     let remote = RemoteMemory {
         addr: part.to.addr,
-        len: part.to.len.into(),
+        len: part.to.buffer_bytes.into(),
         rkey: RKey(part.to.rkey),
     };
     let remote = remote.at(range.start.into());

@@ -35,11 +35,11 @@ struct ListenerIndex {
 }
 
 impl ListenerIndex {
-    fn collectives(self, from: usize) -> usize {
+    fn for_collectives(self, from: usize) -> usize {
         from
     }
 
-    fn messages(self, from: usize, to: usize) -> usize {
+    fn for_messages(self, from: usize, to: usize) -> usize {
         self.ranks + from - usize::from(from > to)
     }
 
@@ -104,16 +104,16 @@ impl PreparedGroup {
         for to in 0..ranks {
             let (peer, slot) = if to == rank {
                 let next = (rank + 1) % ranks;
-                (next, slots.collectives(next))
+                (next, slots.for_collectives(next))
             } else {
-                (to, slots.collectives(rank))
+                (to, slots.for_collectives(rank))
             };
             connecting.push(self.start_connecting(&addresses[peer], slot, slots)?);
         }
         for to in (0..ranks).filter(|to| *to != rank) {
             connecting.push(self.start_connecting(
                 &addresses[to],
-                slots.messages(rank, to),
+                slots.for_messages(rank, to),
                 slots,
             )?);
         }

@@ -38,7 +38,7 @@ struct QueuedMessage<P> {
 struct PeerQueues {
     link: RankLink,
     outgoing: VecDeque<QueuedMessage<SendProgress>>,
-    into: VecDeque<QueuedMessage<ReceiveProgress>>,
+    incoming: VecDeque<QueuedMessage<ReceiveProgress>>,
 }
 
 /// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal tags and
@@ -64,7 +64,7 @@ impl Messages {
         let lanes = links.into_iter().map(|link| PeerQueues {
             link,
             outgoing: VecDeque::new(),
-            into: VecDeque::new(),
+            incoming: VecDeque::new(),
         });
         Self {
             rank,
@@ -95,7 +95,7 @@ impl Messages {
     /// Receives from another rank, as [`send`](Self::send) sends.
     pub fn recv(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
-            Some(lane) => lane.into.push_back(QueuedMessage {
+            Some(lane) => lane.incoming.push_back(QueuedMessage {
                 payload,
                 tag,
                 progress: ReceiveProgress::default(),
@@ -117,7 +117,7 @@ impl Messages {
     /// Whether no message is under way.
     pub fn is_idle(&self) -> bool {
         let mut lanes = self.peers.iter();
-        lanes.all(|lane| lane.outgoing.is_empty() && lane.into.is_empty())
+        lanes.all(|lane| lane.outgoing.is_empty() && lane.incoming.is_empty())
     }
 }
 
@@ -139,12 +139,12 @@ impl PeerQueues {
                 done(payload, stepped.map(drop));
             }
         }
-        if let Some(first) = self.into.front_mut() {
+        if let Some(first) = self.incoming.front_mut() {
             let bytes = first.payload.bytes_mut();
             let stepped = first.progress.step(&mut self.link, bytes, first.tag);
             let done = stepped.is_err() || first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done && let Some(QueuedMessage { payload, done, .. }) = self.into.pop_front() {
+            if done && let Some(QueuedMessage { payload, done, .. }) = self.incoming.pop_front() {
                 done(payload, stepped.map(drop));
             }
         }

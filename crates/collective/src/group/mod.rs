@@ -30,7 +30,7 @@ const STAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slice of the ring, at most.
 const RING_SLICE_BYTES: usize = 128 << 10;
 /// The tag of collectives, which have connections of their own.
-const TAG: u32 = 0;
+const COLLECTIVE_TAG: u32 = 0;
 
 /// One rank of a group of processes. All ranks call the same collectives in the same order with equal sizes.
 ///
@@ -264,13 +264,13 @@ impl Group {
             if let Some((from, bytes)) = &mut recv
                 && !incoming.is_done(bytes.len())
             {
-                moved |= incoming.step(link(&mut self.links, *from)?, bytes, TAG)?;
+                moved |= incoming.step(link(&mut self.links, *from)?, bytes, COLLECTIVE_TAG)?;
                 done &= incoming.is_done(bytes.len());
             }
             if let Some((to, bytes)) = send
                 && !outgoing.is_done(bytes.len())
             {
-                moved |= outgoing.step(link(&mut self.links, to)?, bytes, TAG)?;
+                moved |= outgoing.step(link(&mut self.links, to)?, bytes, COLLECTIVE_TAG)?;
                 done &= outgoing.is_done(bytes.len());
             }
             Ok(match (done, moved) {

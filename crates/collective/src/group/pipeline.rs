@@ -4,7 +4,7 @@
 //! [`Ring`](crate::ring::Ring): in step `s` rank `r` sends piece `r - s - 1` and gets piece `r - s - 2`, modulo `ranks`. It
 //! reduces what comes in the first `ranks - 1` steps; in the others the results go around.
 //!
-//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part [`LAG`] before. So a rank
+//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part [`LAG_PARTS`] before. So a rank
 //! has pieces to send while it waits for the ones that later steps need, and a part stays in the cache between its steps.
 
 use std::collections::VecDeque;
@@ -18,26 +18,32 @@ use crate::request_pool::Request;
 use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes};
 
 /// Parts between two steps of a part.
-const LAG: usize = 2;
+const LAG_PARTS: usize = 2;
 /// Bytes that are reduced at a time: in a copy, since peers may write to registered memory.
 const REDUCE_BLOCK_BYTES: usize = 8 << 10;
 
 /// A step of a part. Turns are in the order in which all ranks take them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ScheduleStep {
-    /// The part, and [`LAG`] for each step.
-    time: usize,
-    step: usize,
+    /// The part, and [`LAG_PARTS`] for each step.
+    logical_time: usize,
+    step_of_part: usize,
 }
 
 impl ScheduleStep {
-    const FIRST: Self = Self { time: 0, step: 0 };
+    const FIRST: Self = Self {
+        logical_time: 0,
+        step_of_part: 0,
+    };
 
     /// The turn in which the piece came that this one sends; none if it is the rank's own.
     fn source_step(self) -> Option<Self> {
-        let step = self.step.checked_sub(1)?;
-        let time = self.time - LAG;
-        Some(Self { time, step })
+        let step = self.step_of_part.checked_sub(1)?;
+        let time = self.logical_time - LAG_PARTS;
+        Some(Self {
+            logical_time: time,
+            step_of_part: step,
+        })
     }
 }
 
@@ -74,20 +80,25 @@ impl PiecePartition {
     /// The turn after this one; none after the last.
     fn next_step(&self, turn: ScheduleStep) -> Option<ScheduleStep> {
         let steps = 2 * self.reducing_steps();
-        let last = self.parts - 1 + LAG * (steps - 1);
-        let at = |time: usize| move |step: usize| ScheduleStep { time, step };
+        let last = self.parts - 1 + LAG_PARTS * (steps - 1);
+        let at = |time: usize| {
+            move |step: usize| ScheduleStep {
+                logical_time: time,
+                step_of_part: step,
+            }
+        };
         let exists = |turn: &ScheduleStep| {
-            let part = turn.time.checked_sub(LAG * turn.step);
+            let part = turn.logical_time.checked_sub(LAG_PARTS * turn.step_of_part);
             part.is_some_and(|part| part < self.parts)
         };
-        let mut same = (turn.step + 1..steps).map(at(turn.time));
-        let mut later = (turn.time + 1..=last).flat_map(|time| (0..steps).map(at(time)));
+        let mut same = (turn.step_of_part + 1..steps).map(at(turn.logical_time));
+        let mut later = (turn.logical_time + 1..=last).flat_map(|time| (0..steps).map(at(time)));
         same.find(exists).or_else(|| later.find(exists))
     }
 
     /// The bytes of a piece of the turn's part.
-    fn piece(&self, turn: ScheduleStep, index: usize) -> Range<usize> {
-        let part = turn.time - LAG * turn.step;
+    fn byte_range(&self, turn: ScheduleStep, index: usize) -> Range<usize> {
+        let part = turn.logical_time - LAG_PARTS * turn.step_of_part;
         let begin = block_start(self.elements, self.parts, part);
         let count = block_start(self.elements, self.parts, part + 1) - begin;
         let at = |index| (begin + block_start(count, self.ranks, index)) * self.data.bytes();
@@ -95,12 +106,12 @@ impl PiecePartition {
         at(index)..at(index + 1)
     }
 
-    fn outgoing(&self, turn: ScheduleStep) -> Range<usize> {
-        self.piece(turn, self.rank + 2 * self.ranks - turn.step - 1)
+    fn outgoing_range(&self, turn: ScheduleStep) -> Range<usize> {
+        self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 1)
     }
 
-    fn incoming(&self, turn: ScheduleStep) -> Range<usize> {
-        self.piece(turn, self.rank + 2 * self.ranks - turn.step - 2)
+    fn incoming_range(&self, turn: ScheduleStep) -> Range<usize> {
+        self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 2)
     }
 }
 
@@ -158,7 +169,7 @@ pub(super) struct AllReduce<'a> {
     /// The turn whose piece is to come next; none when all came.
     next_incoming: Option<ScheduleStep>,
     /// Whether the next piece to be sent is in its slot.
-    is_filled: bool,
+    is_send_slot_filled: bool,
 }
 
 impl<'a> AllReduce<'a> {
@@ -177,13 +188,13 @@ impl<'a> AllReduce<'a> {
             sends: PieceQueue::new(),
             receives: PieceQueue::new(),
             next_incoming: Some(ScheduleStep::FIRST),
-            is_filled: false,
+            is_send_slot_filled: false,
         }
     }
 
     pub(super) fn run(mut self, timeout: Duration) -> Result<(), Error> {
         run_to_completion(timeout, || {
-            let moved = self.post()? | self.take_received()? | self.send()?;
+            let moved = self.post_receives()? | self.take_received()? | self.send_ready_piece()?;
             if self.sends.is_done() && self.receives.is_done() {
                 return Ok(StepResult::Done);
             }
@@ -196,13 +207,15 @@ impl<'a> AllReduce<'a> {
     }
 
     /// Posts receives into free slots; whether there were any.
-    fn post(&mut self) -> Result<bool, Error> {
+    fn post_receives(&mut self) -> Result<bool, Error> {
         let ranks = self.plan.ranks;
         let before = link(self.links, (self.plan.rank + ranks - 1) % ranks)?;
         let begun = self.receives.started;
         while let Some((slot, turn)) = self.receives.next_slot() {
-            let range = slot..slot + self.plan.incoming(turn).len();
-            let posted = before.receiver.irecv(&[(&before.into, range, 0)])?;
+            let range = slot..slot + self.plan.incoming_range(turn).len();
+            let posted = before
+                .receiver
+                .irecv(&[(&before.receive_slots, range, 0)])?;
             let Some(request) = posted else { break };
             self.receives.start_piece(&self.plan, turn, request);
         }
@@ -220,24 +233,24 @@ impl<'a> AllReduce<'a> {
         let Some(sizes) = before.receiver.test(*request)? else {
             return Ok(false);
         };
-        let range = self.plan.incoming(turn);
+        let range = self.plan.incoming_range(turn);
         let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
         if came != range.len() {
             return Err(wrong_size_error(came, range.len()));
         }
         let slot = self.receives.completed % SLOTS * SLOT_BYTES;
         let ours = &mut self.bytes[range];
-        if turn.step < self.plan.reducing_steps() {
+        if turn.step_of_part < self.plan.reducing_steps() {
             let mut block = [0; REDUCE_BLOCK_BYTES];
             for (index, ours) in ours.chunks_mut(REDUCE_BLOCK_BYTES).enumerate() {
                 let theirs = &mut block[..ours.len()];
                 before
-                    .into
+                    .receive_slots
                     .read_at(slot + index * REDUCE_BLOCK_BYTES, theirs)?;
                 reduce_bytes(ours, theirs, self.plan.data, self.op);
             }
         } else {
-            before.into.read_at(slot, ours)?;
+            before.receive_slots.read_at(slot, ours)?;
         }
         self.receives.complete_piece();
         self.next_incoming = self.plan.next_step(turn);
@@ -245,7 +258,7 @@ impl<'a> AllReduce<'a> {
     }
 
     /// Sends a piece that is ready, and takes completions of earlier ones; whether there was either.
-    fn send(&mut self) -> Result<bool, Error> {
+    fn send_ready_piece(&mut self) -> Result<bool, Error> {
         let next = link(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
         let (begun, ended) = (self.sends.started, self.sends.completed);
         if let Some((slot, turn)) = self.sends.next_slot()
@@ -253,15 +266,15 @@ impl<'a> AllReduce<'a> {
                 .source_step()
                 .is_none_or(|source| self.next_incoming.is_none_or(|next| source < next))
         {
-            let range = self.plan.outgoing(turn);
+            let range = self.plan.outgoing_range(turn);
             let at = slot..slot + range.len();
-            if !self.is_filled {
-                next.out.write_at(slot, &self.bytes[range])?;
-                self.is_filled = true;
+            if !self.is_send_slot_filled {
+                next.send_slots.write_at(slot, &self.bytes[range])?;
+                self.is_send_slot_filled = true;
             }
-            if let Some(request) = next.sender.isend(&next.out, at, 0)? {
+            if let Some(request) = next.sender.isend(&next.send_slots, at, 0)? {
                 self.sends.start_piece(&self.plan, turn, request);
-                self.is_filled = false;
+                self.is_send_slot_filled = false;
             }
         }
         while let Some(request) = self.sends.requests.front() {
@@ -297,15 +310,15 @@ mod tests {
                 let turns = turns(&plan);
                 prop_assert!(turns.is_sorted());
                 for turn in &turns {
-                    let range = plan.outgoing(*turn);
+                    let range = plan.outgoing_range(*turn);
                     prop_assert!(!range.is_empty() && range.len() <= SLOT_BYTES);
-                    prop_assert_eq!(&range, &next.incoming(*turn));
+                    prop_assert_eq!(&range, &next.incoming_range(*turn));
                     if let Some(source) = turn.source_step() {
                         prop_assert!(source < *turn && turns.binary_search(&source).is_ok());
-                        prop_assert_eq!(&range, &plan.incoming(source));
+                        prop_assert_eq!(&range, &plan.incoming_range(source));
                     }
                     sent += range.len();
-                    steps[turn.step] += range.len();
+                    steps[turn.step_of_part] += range.len();
                 }
             }
             prop_assert_eq!(sent, bytes * 2 * (ranks - 1));

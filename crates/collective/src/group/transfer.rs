@@ -18,8 +18,8 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct RankLink {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    pub(super) out: MemoryRegion,
-    pub(super) into: MemoryRegion,
+    pub(super) send_slots: MemoryRegion,
+    pub(super) receive_slots: MemoryRegion,
 }
 
 impl RankLink {
@@ -32,8 +32,8 @@ impl RankLink {
         Ok(Self {
             sender,
             receiver,
-            out: pd.alloc(bytes, Access::LOCAL_WRITE)?,
-            into: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            send_slots: pd.alloc(bytes, Access::LOCAL_WRITE)?,
+            receive_slots: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
         })
     }
 }
@@ -69,9 +69,9 @@ fn piece_and_slot(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
 #[derive(Debug, Default)]
 pub(super) struct SendProgress {
     /// Pieces that are in their slots.
-    filled: usize,
-    started: usize,
-    sent: usize,
+    filled_pieces: usize,
+    started_pieces: usize,
+    sent_pieces: usize,
     requests: VecDeque<Request>,
 }
 
@@ -83,42 +83,42 @@ impl SendProgress {
         bytes: &[u8],
         tag: u32,
     ) -> Result<bool, Error> {
-        let before = (self.started, self.sent);
+        let before = (self.started_pieces, self.sent_pieces);
         let total = piece_count(bytes.len());
-        while self.started < total && self.started - self.sent < SLOTS {
-            let (range, slot) = piece_and_slot(self.started, bytes.len());
-            if self.filled == self.started {
-                link.out.write_at(slot, &bytes[range.clone()])?;
-                self.filled += 1;
+        while self.started_pieces < total && self.started_pieces - self.sent_pieces < SLOTS {
+            let (range, slot) = piece_and_slot(self.started_pieces, bytes.len());
+            if self.filled_pieces == self.started_pieces {
+                link.send_slots.write_at(slot, &bytes[range.clone()])?;
+                self.filled_pieces += 1;
             }
             let sent = link
                 .sender
-                .isend(&link.out, slot..slot + range.len(), tag)?;
+                .isend(&link.send_slots, slot..slot + range.len(), tag)?;
             let Some(request) = sent else { break };
             self.requests.push_back(request);
-            self.started += 1;
+            self.started_pieces += 1;
         }
         while let Some(request) = self.requests.front() {
             if link.sender.test(*request)?.is_none() {
                 break;
             }
             self.requests.pop_front();
-            self.sent += 1;
+            self.sent_pieces += 1;
         }
-        Ok(before != (self.started, self.sent))
+        Ok(before != (self.started_pieces, self.sent_pieces))
     }
 
     /// Whether so many bytes are at the peer.
     pub(super) fn is_done(&self, len: usize) -> bool {
-        self.sent == piece_count(len)
+        self.sent_pieces == piece_count(len)
     }
 }
 
 /// How far a receive is.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveProgress {
-    posted: usize,
-    received: usize,
+    posted_pieces: usize,
+    received_pieces: usize,
     requests: VecDeque<Request>,
 }
 
@@ -130,35 +130,35 @@ impl ReceiveProgress {
         bytes: &mut [u8],
         tag: u32,
     ) -> Result<bool, Error> {
-        let before = (self.posted, self.received);
+        let before = (self.posted_pieces, self.received_pieces);
         let total = piece_count(bytes.len());
-        while self.posted < total && self.posted - self.received < SLOTS {
-            let (range, slot) = piece_and_slot(self.posted, bytes.len());
-            let part = (&link.into, slot..slot + range.len(), tag);
+        while self.posted_pieces < total && self.posted_pieces - self.received_pieces < SLOTS {
+            let (range, slot) = piece_and_slot(self.posted_pieces, bytes.len());
+            let part = (&link.receive_slots, slot..slot + range.len(), tag);
             let Some(request) = link.receiver.irecv(&[part])? else {
                 break;
             };
             self.requests.push_back(request);
-            self.posted += 1;
+            self.posted_pieces += 1;
         }
         while let Some(request) = self.requests.front() {
             let Some(sizes) = link.receiver.test(*request)? else {
                 break;
             };
             self.requests.pop_front();
-            let (range, slot) = piece_and_slot(self.received, bytes.len());
+            let (range, slot) = piece_and_slot(self.received_pieces, bytes.len());
             let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
             if came != range.len() {
                 return Err(wrong_size_error(came, range.len()));
             }
-            link.into.read_at(slot, &mut bytes[range])?;
-            self.received += 1;
+            link.receive_slots.read_at(slot, &mut bytes[range])?;
+            self.received_pieces += 1;
         }
-        Ok(before != (self.posted, self.received))
+        Ok(before != (self.posted_pieces, self.received_pieces))
     }
 
     /// Whether so many bytes came.
     pub(super) fn is_done(&self, len: usize) -> bool {
-        self.received == piece_count(len)
+        self.received_pieces == piece_count(len)
     }
 }

@@ -78,7 +78,7 @@ const REDUCE_BLOCK_BYTES: usize = 4096;
 ///
 /// # Errors
 /// The bytes are not inside.
-pub(super) fn reduce(
+pub(super) fn reduce_regions(
     (from, from_at): (&MemoryRegion, usize),
     (into, at): (&MemoryRegion, usize),
     bytes: usize,

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use verbs::MemoryRegion;
 
-use super::element::{DataType, Reduction, reduce};
+use super::element::{DataType, Reduction, reduce_regions};
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::request_pool::Request;
 
 /// Slices that may be under way: NCCL's `NCCL_STEPS`.
-pub(super) const DEPTH: usize = 8;
+pub(super) const MAX_SLICES_IN_FLIGHT: usize = 8;
 
 /// A rank's connections to its neighbours, and room for slices that are reduced.
 #[derive(Debug)]
 pub(super) struct RingNeighbours {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    pub(super) scratch: MemoryRegion,
+    pub(super) reduce_scratch: MemoryRegion,
     /// Bytes of a slice, at most.
     pub(super) slice_bytes: usize,
     pub(super) timeout: Duration,
@@ -37,28 +37,28 @@ pub(super) enum SliceDestination {
 /// The steps of a rank in a collective.
 pub(super) struct StepPlan<'f> {
     /// Slices that are sent are here.
-    pub(super) from: &'f MemoryRegion,
+    pub(super) source: &'f MemoryRegion,
     /// Slices that come go here; often the same buffer.
-    pub(super) into: &'f MemoryRegion,
+    pub(super) destination: &'f MemoryRegion,
     pub(super) data: DataType,
     pub(super) op: Reduction,
     /// How many slices come, and how many go.
-    pub(super) recvs: usize,
-    pub(super) sends: usize,
-    pub(super) incoming: &'f dyn Fn(usize) -> SliceDestination,
+    pub(super) slices_to_receive: usize,
+    pub(super) slices_to_send: usize,
+    pub(super) incoming_slice: &'f dyn Fn(usize) -> SliceDestination,
     /// The bytes of a slice to be sent, and how many slices must have come before.
-    pub(super) outgoing: &'f dyn Fn(usize) -> (Range<usize>, usize),
+    pub(super) outgoing_slice: &'f dyn Fn(usize) -> (Range<usize>, usize),
 }
 
 /// How far it is.
 #[derive(Default)]
 struct StageProgress {
-    posted: usize,
-    received: usize,
-    started: usize,
-    sent: usize,
-    receives: VecDeque<Request>,
-    sending: VecDeque<Request>,
+    posted_receives: usize,
+    received_slices: usize,
+    started_sends: usize,
+    completed_sends: usize,
+    receive_requests: VecDeque<Request>,
+    send_requests: VecDeque<Request>,
 }
 
 impl RingNeighbours {
@@ -66,14 +66,27 @@ impl RingNeighbours {
     pub(super) fn run(&mut self, flow: &StepPlan<'_>) -> Result<(), Error> {
         let mut at = StageProgress::default();
         run_to_completion(self.timeout, || {
-            if at.received == flow.recvs && at.sent == flow.sends {
+            if at.received_slices == flow.slices_to_receive
+                && at.completed_sends == flow.slices_to_send
+            {
                 return Ok(StepResult::Done);
             }
-            let before = (at.posted, at.received, at.started, at.sent);
-            self.post(flow, &mut at)?;
+            let before = (
+                at.posted_receives,
+                at.received_slices,
+                at.started_sends,
+                at.completed_sends,
+            );
+            self.post_receives(flow, &mut at)?;
             self.take_received(flow, &mut at)?;
             self.send_ready(flow, &mut at)?;
-            let moved = before != (at.posted, at.received, at.started, at.sent);
+            let moved = before
+                != (
+                    at.posted_receives,
+                    at.received_slices,
+                    at.started_sends,
+                    at.completed_sends,
+                );
             Ok(if moved {
                 StepResult::Progress
             } else {
@@ -83,37 +96,39 @@ impl RingNeighbours {
     }
 
     /// Posts receives for slices that there is room for.
-    fn post(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
-        while at.posted < flow.recvs && at.posted - at.received < DEPTH {
-            let request = match (flow.incoming)(at.posted) {
-                SliceDestination::Buffer(_, sent) if at.sent < sent => return Ok(()),
+    fn post_receives(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
+        while at.posted_receives < flow.slices_to_receive
+            && at.posted_receives - at.received_slices < MAX_SLICES_IN_FLIGHT
+        {
+            let request = match (flow.incoming_slice)(at.posted_receives) {
+                SliceDestination::Buffer(_, sent) if at.completed_sends < sent => return Ok(()),
                 SliceDestination::Buffer(range, _) => {
-                    self.receiver.irecv(&[(flow.into, range, 0)])?
+                    self.receiver.irecv(&[(flow.destination, range, 0)])?
                 }
                 SliceDestination::Reduce(range) => {
-                    let slot = at.posted % DEPTH * self.slice_bytes;
+                    let slot = at.posted_receives % MAX_SLICES_IN_FLIGHT * self.slice_bytes;
                     let range = slot..slot + range.len();
-                    self.receiver.irecv(&[(&self.scratch, range, 0)])?
+                    self.receiver.irecv(&[(&self.reduce_scratch, range, 0)])?
                 }
             };
             let Some(request) = request else {
                 return Ok(());
             };
-            at.receives.push_back(request);
-            at.posted += 1;
+            at.receive_requests.push_back(request);
+            at.posted_receives += 1;
         }
         Ok(())
     }
 
     /// Takes slices that have come.
     fn take_received(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
-        while let Some(request) = at.receives.front() {
+        while let Some(request) = at.receive_requests.front() {
             let Some(sizes) = self.receiver.test(*request)? else {
                 return Ok(());
             };
-            at.receives.pop_front();
+            at.receive_requests.pop_front();
             let (SliceDestination::Buffer(range, _) | SliceDestination::Reduce(range)) =
-                (flow.incoming)(at.received);
+                (flow.incoming_slice)(at.received_slices);
             let came = sizes.as_slice().iter().map(|s| *s as usize).sum::<usize>();
             if came != range.len() {
                 return Err(Error::Protocol(format!(
@@ -121,35 +136,37 @@ impl RingNeighbours {
                     range.len()
                 )));
             }
-            if let SliceDestination::Reduce(range) = (flow.incoming)(at.received) {
-                let slot = at.received % DEPTH * self.slice_bytes;
-                let into = (flow.into, range.start);
-                reduce((&self.scratch, slot), into, came, flow.data, flow.op)?;
+            if let SliceDestination::Reduce(range) = (flow.incoming_slice)(at.received_slices) {
+                let slot = at.received_slices % MAX_SLICES_IN_FLIGHT * self.slice_bytes;
+                let into = (flow.destination, range.start);
+                reduce_regions((&self.reduce_scratch, slot), into, came, flow.data, flow.op)?;
             }
-            at.received += 1;
+            at.received_slices += 1;
         }
         Ok(())
     }
 
     /// Sends slices that are ready, and takes completions of earlier ones.
     fn send_ready(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
-        while at.started < flow.sends && at.sending.len() < 2 * DEPTH {
-            let (range, needs) = (flow.outgoing)(at.started);
-            if at.received < needs {
+        while at.started_sends < flow.slices_to_send
+            && at.send_requests.len() < 2 * MAX_SLICES_IN_FLIGHT
+        {
+            let (range, needs) = (flow.outgoing_slice)(at.started_sends);
+            if at.received_slices < needs {
                 break;
             }
-            let Some(request) = self.sender.isend(flow.from, range, 0)? else {
+            let Some(request) = self.sender.isend(flow.source, range, 0)? else {
                 break;
             };
-            at.sending.push_back(request);
-            at.started += 1;
+            at.send_requests.push_back(request);
+            at.started_sends += 1;
         }
-        while let Some(request) = at.sending.front() {
+        while let Some(request) = at.send_requests.front() {
             if self.sender.test(*request)?.is_none() {
                 return Ok(());
             }
-            at.sending.pop_front();
-            at.sent += 1;
+            at.send_requests.pop_front();
+            at.completed_sends += 1;
         }
         Ok(())
     }

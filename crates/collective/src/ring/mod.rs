@@ -19,18 +19,20 @@ use crate::end::connected_pair;
 use crate::error::Error;
 pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
-use flow::{DEPTH, RingNeighbours, SliceDestination, StepPlan};
+use flow::{MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination, StepPlan};
 
 /// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under way while the
 /// next is made ready.
-const MIN_SLICES: usize = 4;
+const MIN_SLICES_PER_BLOCK: usize = 4;
 /// Bytes of a slice below which another message costs more than waiting.
 const MIN_SLICE_BYTES: usize = 8 << 10;
 
 /// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All ranks cut
 /// alike.
 pub fn slice_bytes(block_bytes: usize, most: usize) -> usize {
-    let short = block_bytes.div_ceil(MIN_SLICES).max(MIN_SLICE_BYTES);
+    let short = block_bytes
+        .div_ceil(MIN_SLICES_PER_BLOCK)
+        .max(MIN_SLICE_BYTES);
     short.next_multiple_of(8).min(most.max(8))
 }
 
@@ -77,7 +79,7 @@ impl Ring {
     ) -> Result<Self, Error> {
         let slice_bytes = slice_bytes.next_multiple_of(8).max(8);
         let scratch = pd.alloc(
-            DEPTH * slice_bytes,
+            MAX_SLICES_IN_FLIGHT * slice_bytes,
             Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         )?;
         Ok(Self {
@@ -86,7 +88,7 @@ impl Ring {
             neighbors: RingNeighbours {
                 sender,
                 receiver,
-                scratch,
+                reduce_scratch: scratch,
                 slice_bytes,
                 timeout: Duration::from_secs(30),
             },
@@ -111,7 +113,7 @@ impl Ring {
     }
 
     /// The elements of a block: what rank `block` gets from [`reduce_scatter`](Self::reduce_scatter).
-    pub fn block(&self, count: usize, block: usize) -> Range<usize> {
+    pub fn element_range(&self, count: usize, block: usize) -> Range<usize> {
         let start = |block: usize| count / self.ranks * block + (count % self.ranks).min(block);
         start(block)..start(block + 1)
     }
@@ -175,18 +177,18 @@ impl Ring {
         let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
         self.neighbors.run(&StepPlan {
-            from: buffer,
-            into: buffer,
+            source: buffer,
+            destination: buffer,
             data: DataType::I64,
             op: Reduction::Sum,
-            recvs: if from_root > 0 { slices } else { 0 },
-            sends: if from_root + 1 < self.ranks {
+            slices_to_receive: if from_root > 0 { slices } else { 0 },
+            slices_to_send: if from_root + 1 < self.ranks {
                 slices
             } else {
                 0
             },
-            incoming: &|i| SliceDestination::Buffer(cut(i), 0),
-            outgoing: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
+            incoming_slice: &|i| SliceDestination::Buffer(cut(i), 0),
+            outgoing_slice: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
         })
     }
 
@@ -208,14 +210,14 @@ impl Ring {
         let slices = |bytes: usize| bytes.div_ceil(slice_bytes(bytes, most));
         let (sends, recvs) = (slices(send), slices(recv));
         self.neighbors.run(&StepPlan {
-            from,
-            into,
+            source: from,
+            destination: into,
             data: DataType::I64,
             op: Reduction::Sum,
-            recvs,
-            sends,
-            incoming: &|i| SliceDestination::Buffer(cut(i, recv), 0),
-            outgoing: &|i| (cut(i, send), 0),
+            slices_to_receive: recvs,
+            slices_to_send: sends,
+            incoming_slice: &|i| SliceDestination::Buffer(cut(i, recv), 0),
+            outgoing_slice: &|i| (cut(i, send), 0),
         })
     }
 
@@ -237,10 +239,12 @@ impl Ring {
                 buffer.len()
             )));
         }
-        let longest = self.block(count, 0).len();
+        let longest = self.element_range(count, 0).len();
         let per_slice = slice_bytes(longest * element, self.neighbors.slice_bytes) / element;
         let slices = longest.div_ceil(per_slice);
-        let blocks: Vec<Range<usize>> = (0..n).map(|block| self.block(count, block)).collect();
+        let blocks: Vec<Range<usize>> = (0..n)
+            .map(|block| self.element_range(count, block))
+            .collect();
         let bytes = |block: usize, slice: usize| {
             let Range { start, end } = blocks[block % n];
             let at = |slice: usize| element * (start + slice * per_slice).min(end);
@@ -249,13 +253,13 @@ impl Ring {
         let total = steps.len() * slices;
         let at = |i: usize| (steps.start + i / slices, i % slices);
         self.neighbors.run(&StepPlan {
-            from: buffer,
-            into: buffer,
+            source: buffer,
+            destination: buffer,
             data,
             op,
-            recvs: total,
-            sends: total,
-            incoming: &|i| {
+            slices_to_receive: total,
+            slices_to_send: total,
+            incoming_slice: &|i| {
                 let (step, slice) = at(i);
                 let range = bytes(rank + 2 * n - step - 2, slice);
                 if step < n - 1 {
@@ -265,7 +269,7 @@ impl Ring {
                 let sent = (step + 1 - n).checked_sub(steps.start);
                 SliceDestination::Buffer(range, sent.map_or(0, |step| step * slices + slice + 1))
             },
-            outgoing: &|i| {
+            outgoing_slice: &|i| {
                 let (step, slice) = at(i);
                 // What is sent is what came in the step before.
                 let needs = (i + 1).saturating_sub(slices);

@@ -29,7 +29,10 @@ impl TestSession {
     }
 
     fn with(config: StoreConfig) -> Self {
-        let config = StoreConfig { clock, ..config };
+        let config = StoreConfig {
+            clock_ms: clock,
+            ..config
+        };
         let store = Arc::new(Store::new(&config).expect("memory"));
         Self {
             shared: SharedState::new(store),

@@ -68,7 +68,7 @@ pub struct RequestTicket(u64);
 #[derive(Debug)]
 pub struct Client {
     pipeline: PipelinedClient,
-    next: u64,
+    next_ticket: u64,
     /// The outcomes of tickets that were not taken yet; `None` while the request is outstanding.
     outcomes: HashMap<u64, Option<Result<RequestResult, ClientError>>>,
 }
@@ -105,7 +105,7 @@ impl Client {
     fn from_pipeline(pipeline: PipelinedClient) -> Self {
         Self {
             pipeline,
-            next: 0,
+            next_ticket: 0,
             outcomes: HashMap::new(),
         }
     }
@@ -120,12 +120,12 @@ impl Client {
     /// # Errors
     /// [`ClientError::TooLong`], or an error if the server cannot be reached any more.
     pub fn start(&mut self, op: &Op<'_>) -> Result<RequestTicket, ClientError> {
-        self.pipeline.refresh();
-        while !self.pipeline.submit(op, self.next)? {
-            self.progress()?;
+        self.pipeline.refresh_clock();
+        while !self.pipeline.submit(op, self.next_ticket)? {
+            self.poll_without_waiting()?;
         }
-        let token = self.next;
-        self.next += 1;
+        let token = self.next_ticket;
+        self.next_ticket += 1;
         self.outcomes.insert(token, None);
         Ok(RequestTicket(token))
     }
@@ -143,14 +143,14 @@ impl Client {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_put(&mut self, key: &[u8], value: &[u8]) -> Result<RequestTicket, ClientError> {
-        self.start(&put(key, value))
+        self.start(&put_op(key, value))
     }
 
     /// Sends the started requests and takes answers, without waiting for any. Returns the number of answers.
     ///
     /// # Errors
     /// If the server cannot be reached any more. Outstanding requests then have the outcome [`ClientError::Lost`].
-    pub fn progress(&mut self) -> Result<usize, ClientError> {
+    pub fn poll_without_waiting(&mut self) -> Result<usize, ClientError> {
         let outcomes = &mut self.outcomes;
         self.pipeline.poll(|done| {
             // The ticket of a missing entry was forgotten.
@@ -192,7 +192,7 @@ impl Client {
                 Ok(outcome) => return outcome,
                 Err(again) => ticket = again,
             }
-            if let Err(e) = self.progress() {
+            if let Err(e) = self.poll_without_waiting() {
                 self.forget(ticket);
                 return Err(e);
             }
@@ -232,7 +232,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<u64, ClientError> {
-        self.change(&put(key, value))
+        self.execute_change(&put_op(key, value))
     }
 
     /// Sets the value of a key under a condition. The item expires after `ttl_ms` milliseconds; 0 means never.
@@ -246,7 +246,7 @@ impl Client {
         condition: SetCondition,
         ttl_ms: u64,
     ) -> Result<u64, ClientError> {
-        self.change(&Op::Put {
+        self.execute_change(&Op::Put {
             key,
             value,
             condition,
@@ -281,16 +281,16 @@ impl Client {
     /// # Errors
     /// [`ClientError::Condition`] if a version is given and the key is absent or has another version.
     pub fn delete_if(&mut self, key: &[u8], version: Option<u64>) -> Result<u64, ClientError> {
-        self.change(&Op::Delete { key, version })
+        self.execute_change(&Op::Delete { key, version })
     }
 
-    fn change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {
+    fn execute_change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {
         let ticket = self.start(op)?;
         self.wait(ticket).map(RequestResult::version)
     }
 }
 
-pub(super) fn put<'a>(key: &'a [u8], value: &'a [u8]) -> Op<'a> {
+pub(super) fn put_op<'a>(key: &'a [u8], value: &'a [u8]) -> Op<'a> {
     Op::Put {
         key,
         value,

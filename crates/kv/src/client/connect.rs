@@ -27,7 +27,7 @@ pub(super) struct SessionOpener {
     pd: ProtectionDomain,
     target: ServerLocation<Rendezvous>,
     /// The name of the session.
-    session: u64,
+    session_id: u64,
 }
 
 /// An open session.
@@ -35,7 +35,7 @@ pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) design: Box<dyn ClientDesign>,
     pub(super) connection: Connection,
-    pub(super) seed: u64,
+    pub(super) hash_seed: u64,
     pub(super) server_design: Design,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct OpenSession {
 struct Prepared {
     lanes: Vec<herd::PreparedClient>,
     one_sided: Option<one_sided::Prepared>,
-    seed: u64,
+    hash_seed: u64,
     server_design: Design,
 }
 
@@ -59,24 +59,27 @@ impl SessionOpener {
     ) -> Result<Self, ClientError> {
         config.check().map_err(ConnectError::Config)?;
         Ok(Self {
-            port: config.nic.port(context).map_err(ConnectError::from)?,
+            port: config
+                .nic
+                .port_and_gid(context)
+                .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),
             target,
-            session: from_system(),
+            session_id: from_system(),
             config,
         })
     }
 
     /// Chooses a new session name, so that the server treats later changes as those of another client.
-    pub(super) fn rename_session(&mut self) {
-        self.session = from_system();
+    pub(super) fn renew_session_id(&mut self) {
+        self.session_id = from_system();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
         let target = &self.target;
-        target.retry_until(until, || self.open(), ClientError::is_hopeless)
+        target.retry_until(until, || self.open(), ClientError::is_permanent)
     }
 
     fn open(&self) -> Result<OpenSession, ClientError> {
@@ -89,7 +92,7 @@ impl SessionOpener {
         let Prepared {
             lanes,
             one_sided,
-            seed,
+            hash_seed: seed,
             server_design: served,
         } = prepared;
         let lanes = self.connect_lanes(lanes, &accepted)?;
@@ -105,7 +108,7 @@ impl SessionOpener {
             lanes,
             design,
             connection,
-            seed,
+            hash_seed: seed,
             server_design: served,
         })
     }
@@ -141,16 +144,16 @@ impl SessionOpener {
         });
         let hello = Hello {
             version: Rendezvous::VERSION,
-            session: self.session,
+            session: self.session_id,
             window,
-            answer: port.recv_payload,
+            answer: port.max_recv_payload_bytes,
             lanes: ends.collect(),
             rc: one_sided.as_ref().map(one_sided::Prepared::endpoint),
         };
         let prepared = Prepared {
             lanes,
             one_sided,
-            seed: welcome.seed,
+            hash_seed: welcome.seed,
             server_design: welcome.design,
         };
         Ok((prepared, hello))
@@ -159,7 +162,7 @@ impl SessionOpener {
     /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
     fn answer_port(&self, max_answer: usize) -> UdPortConfig {
         // At least 40 bytes leave room for a chunk's header and some bytes of its value.
-        let answer = (wire::ANSWER_HEADER + self.config.value_bytes).max(40);
+        let answer = (wire::ANSWER_HEADER_BYTES + self.config.value_bytes).max(40);
         // All chunks of a long value may arrive besides the other answers.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -168,7 +171,7 @@ impl SessionOpener {
             gid_index: Some(self.port.gid_index),
             send_depth: (2 * depth).max(256),
             recv_depth: depth,
-            recv_payload: answer.min(max_answer),
+            max_recv_payload_bytes: answer.min(max_answer),
             ..UdPortConfig::default()
         }
     }

@@ -14,15 +14,19 @@ use crate::wire::{Op, Status};
 /// The operations that a client executes itself, without the server's processor.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct OneSidedOps {
-    pub(super) gets: bool,
-    pub(super) changes: bool,
+    pub(super) includes_gets: bool,
+    pub(super) includes_changes: bool,
 }
 
 impl OneSidedOps {
     /// Returns true if the client executes such an operation itself.
     #[inline]
     pub(super) fn includes(self, is_change: bool) -> bool {
-        if is_change { self.changes } else { self.gets }
+        if is_change {
+            self.includes_changes
+        } else {
+            self.includes_gets
+        }
     }
 }
 
@@ -75,7 +79,7 @@ pub(super) trait ClientDesign: Any + Debug + Send {
 
     /// Encodes the request to the server that continues a request of the caller.
     fn encode_server_request(&self, pending: &Pending, _slot: u32, into: &mut Vec<u8>) {
-        into.clone_from(&pending.bytes);
+        into.clone_from(&pending.encoded_request);
     }
 
     /// Processes the server's answer to an [encoded request](Self::encode_server_request).

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::blocking::{Client, RequestResult, RequestTicket, Value, put, value};
+use super::blocking::{Client, RequestResult, RequestTicket, Value, put_op, value};
 use super::error::ClientError;
 use crate::store::SetCondition;
 use crate::wire::Op;
@@ -75,7 +75,7 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<u64, ClientError> {
-        self.request(&put(key, value))
+        self.request(&put_op(key, value))
             .await
             .map(RequestResult::version)
     }
@@ -125,7 +125,7 @@ impl Future for RequestFuture<'_> {
         let mut client = shared.borrow_mut();
         // The first poll only starts the request, so that one doorbell covers all requests that are polled together.
         if std::mem::replace(&mut self.polled, true)
-            && let Err(error) = client.progress()
+            && let Err(error) = client.poll_without_waiting()
         {
             return Poll::Ready(Err(error));
         }

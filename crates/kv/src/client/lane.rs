@@ -7,7 +7,7 @@ use rpc::{RpcError, herd};
 use verbs::time;
 
 use super::request::{ClientStats, Pending};
-use crate::wire::{self, PART_HEADER, Status};
+use crate::wire::{self, PART_HEADER_BYTES, Status};
 
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
@@ -16,27 +16,27 @@ const NO_REQUEST: u32 = u32::MAX;
 pub(super) struct Lane {
     client: herd::Client,
     /// Number of requests per doorbell.
-    batch: usize,
+    requests_per_doorbell: usize,
     /// For each slot of the window: the request's number and its index in `pending`.
     slot_requests: Box<[(u32, u32)]>,
     /// The oldest unanswered request number.
-    oldest: u32,
+    oldest_unanswered: u32,
     /// Number of requests that are prepared but not sent.
-    ready: usize,
+    unsent_requests: usize,
     /// Requests that are longer than a slot, with the number of bytes sent.
     long_requests: VecDeque<(u32, usize)>,
     /// The number of the last change.
-    seq: u32,
+    last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
-    changes: VecDeque<u32>,
+    outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
-    span: u32,
+    max_change_distance: u32,
     pub(super) doorbells: u64,
-    pub(super) error: Option<RpcError>,
+    pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
-    answer: Vec<u8>,
+    answer_copy: Vec<u8>,
 }
 
 /// An answer that completes a request.
@@ -50,71 +50,76 @@ impl Lane {
     pub(super) fn new(client: herd::Client, batch: usize, span: u32) -> Self {
         let window = client.layout().window;
         Self {
-            oldest: client.next_number(),
+            oldest_unanswered: client.next_number(),
             client,
-            batch,
+            requests_per_doorbell: batch,
             slot_requests: vec![(0, NO_REQUEST); window as usize].into(),
-            ready: 0,
+            unsent_requests: 0,
             long_requests: VecDeque::new(),
-            seq: 0,
-            changes: VecDeque::new(),
-            span,
+            last_change_seq: 0,
+            outstanding_changes: VecDeque::new(),
+            max_change_distance: span,
             doorbells: 0,
-            error: None,
+            pending_error: None,
             last_activity: time::now(),
-            answer: vec![0; 4096],
+            answer_copy: vec![0; 4096],
         }
     }
 
     /// Returns true if the lane can take another request.
     #[inline]
     pub(super) fn has_room(&self, is_change: bool) -> bool {
-        let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
+        let apart = |&oldest: &u32| {
+            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_distance
+        };
         self.slot_is_free()
             && self.long_requests.is_empty()
-            && (!is_change || self.changes.front().is_none_or(apart))
+            && (!is_change || self.outstanding_changes.front().is_none_or(apart))
     }
 
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest == self.client.next_number() && self.long_requests.is_empty()
+        self.oldest_unanswered == self.client.next_number() && self.long_requests.is_empty()
     }
 
     #[inline]
     fn slot_is_free(&self) -> bool {
-        let under_way = self.client.next_number().wrapping_sub(self.oldest);
+        let under_way = self
+            .client
+            .next_number()
+            .wrapping_sub(self.oldest_unanswered);
         (under_way as usize) < self.slot_requests.len()
     }
 
     /// Returns the number of a new change and marks it outstanding.
     #[inline]
-    pub(super) fn next_seq(&mut self) -> u32 {
-        let seq = self.allocate_seq();
-        self.changes.push_back(seq);
+    pub(super) fn allocate_outstanding_seq(&mut self) -> u32 {
+        let seq = self.allocate_change_seq();
+        self.outstanding_changes.push_back(seq);
         seq
     }
 
     /// Returns the number of a new change that is not outstanding yet. Number 0 is never used.
-    pub(super) fn allocate_seq(&mut self) -> u32 {
-        self.seq = self.seq.wrapping_add(1).max(1);
-        self.seq
+    pub(super) fn allocate_change_seq(&mut self) -> u32 {
+        self.last_change_seq = self.last_change_seq.wrapping_add(1).max(1);
+        self.last_change_seq
     }
 
     /// Marks a change outstanding that is sent again.
-    pub(super) fn resume(&mut self, seq: u32) {
+    pub(super) fn mark_outstanding(&mut self, seq: u32) {
         if seq != 0 {
-            self.changes.push_back(seq);
+            self.outstanding_changes.push_back(seq);
         }
     }
 
-    pub(super) fn last_seq(&self) -> u32 {
-        self.seq
+    pub(super) fn last_change_seq(&self) -> u32 {
+        self.last_change_seq
     }
 
     /// Sets the number of the last change, after which the next ones continue.
-    pub(super) fn set_last_seq(&mut self, seq: u32) {
-        self.seq = seq;
+    pub(super) fn set_last_change_seq(&mut self, seq: u32) {
+        self.last_change_seq = seq;
     }
 
     /// Prepares a request, and sends the batch when it is full.
@@ -129,11 +134,11 @@ impl Lane {
 
     #[inline]
     fn push(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
-        let number = self.client.push(bytes)?;
+        let number = self.client.prepare_request(bytes)?;
         let place = number as usize & (self.slot_requests.len() - 1);
         self.slot_requests[place] = (number, slot);
-        self.ready += 1;
-        if self.ready >= self.batch {
+        self.unsent_requests += 1;
+        if self.unsent_requests >= self.requests_per_doorbell {
             return self.flush();
         }
         Ok(())
@@ -141,7 +146,7 @@ impl Lane {
 
     #[inline]
     fn flush(&mut self) -> Result<(), RpcError> {
-        self.ready = 0;
+        self.unsent_requests = 0;
         self.doorbells += 1;
         self.client.flush()
     }
@@ -153,13 +158,13 @@ impl Lane {
         while let Some(&(slot, from)) = self.long_requests.front()
             && self.slot_is_free()
         {
-            let bytes = &pending[slot as usize].bytes;
+            let bytes = &pending[slot as usize].encoded_request;
             if bytes.len() <= most {
                 self.long_requests.pop_front();
                 self.push(slot, bytes)?;
                 continue;
             }
-            let to = bytes.len().min(from + most - PART_HEADER);
+            let to = bytes.len().min(from + most - PART_HEADER_BYTES);
             let mut part = wire::part_header(from, bytes.len(), to - from).to_vec();
             part.extend_from_slice(&bytes[from..to]);
             if to == bytes.len() {
@@ -182,20 +187,20 @@ impl Lane {
         buffer: &mut Vec<u8>,
         mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
-        if let Some(e) = self.error.take() {
+        if let Some(e) = self.pending_error.take() {
             return Err(e);
         }
         if !self.long_requests.is_empty() {
             self.send_parts(pending)?;
         }
-        if self.ready > 0 {
+        if self.unsent_requests > 0 {
             self.flush()?;
         }
         let Self {
             client,
             slot_requests: by_slot,
-            changes,
-            answer,
+            outstanding_changes: changes,
+            answer_copy: answer,
             ..
         } = self;
         let received = client.poll(|r| {
@@ -215,11 +220,11 @@ impl Lane {
                 version: reply.version,
                 value: reply.value,
             };
-            if let Some((total, offset)) = reply.chunk {
+            if let Some((total, offset)) = reply.chunk_length_and_offset {
                 if !store_chunk(pending, total, offset, reply.value) {
                     return;
                 }
-                std::mem::swap(buffer, &mut pending.chunks);
+                std::mem::swap(buffer, &mut pending.chunked_value);
                 complete.value = buffer;
             }
             by_slot[place].1 = NO_REQUEST;
@@ -227,8 +232,8 @@ impl Lane {
             if reply.status == Status::Part {
                 return;
             }
-            if pending.seq != 0
-                && let Some(at) = changes.iter().position(|&seq| seq == pending.seq)
+            if pending.change_seq != 0
+                && let Some(at) = changes.iter().position(|&seq| seq == pending.change_seq)
             {
                 changes.remove(at);
             }
@@ -237,10 +242,10 @@ impl Lane {
         if received > 0 {
             let next = self.client.next_number();
             let mask = self.slot_requests.len() - 1;
-            while self.oldest != next
-                && self.slot_requests[self.oldest as usize & mask].1 == NO_REQUEST
+            while self.oldest_unanswered != next
+                && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST
             {
-                self.oldest = self.oldest.wrapping_add(1);
+                self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
             }
         }
         Ok(received)
@@ -250,16 +255,16 @@ impl Lane {
 /// Stores a chunk of a value. Returns true if the value is complete.
 #[cold]
 fn store_chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bool {
-    if total > crate::store::MAX_VALUE_BYTES || pending.received == 0 {
-        pending.chunks.clear();
+    if total > crate::store::MAX_VALUE_BYTES || pending.received_bytes == 0 {
+        pending.chunked_value.clear();
         pending
-            .chunks
+            .chunked_value
             .resize(total.min(crate::store::MAX_VALUE_BYTES), 0);
     }
     let end = offset.saturating_add(bytes.len());
-    if let Some(into) = pending.chunks.get_mut(offset..end) {
+    if let Some(into) = pending.chunked_value.get_mut(offset..end) {
         into.copy_from_slice(bytes);
-        pending.received += bytes.len();
+        pending.received_bytes += bytes.len();
     }
-    pending.received >= total
+    pending.received_bytes >= total
 }

@@ -35,7 +35,7 @@ use crate::{ClientConfig, Design, LocalConnector};
 #[derive(Debug)]
 pub struct PipelinedClient {
     opener: SessionOpener,
-    seed: u64,
+    hash_seed: u64,
     lanes: Vec<Lane>,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
@@ -43,17 +43,17 @@ pub struct PipelinedClient {
     /// The server's design.
     server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
-    server_queue: VecDeque<u32>,
+    ask_server_queue: VecDeque<u32>,
     connection: Option<Connection>,
     pending: Vec<Pending>,
-    free: Vec<u32>,
-    order: u64,
+    free_slots: Vec<u32>,
+    next_submission_number: u64,
     /// The time of the last clock reading.
-    now: Instant,
-    polls: u32,
+    last_clock_reading: Instant,
+    poll_calls: u32,
     waiter: Waiter,
     stats: ClientStats,
-    buffer: Vec<u8>,
+    value_buffer: Vec<u8>,
 }
 
 impl PipelinedClient {
@@ -96,21 +96,21 @@ impl PipelinedClient {
         let now = time::now();
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
-            seed: 0,
+            hash_seed: 0,
             lanes: Vec::new(),
             design: Box::new(Herd),
             one_sided_ops: OneSidedOps::default(),
             server_design: Design::Herd,
-            server_queue: VecDeque::new(),
+            ask_server_queue: VecDeque::new(),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
-            free: (0..window).rev().collect(),
-            order: 0,
-            now,
-            polls: 0,
+            free_slots: (0..window).rev().collect(),
+            next_submission_number: 0,
+            last_clock_reading: now,
+            poll_calls: 0,
             waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
-            buffer: Vec::new(),
+            value_buffer: Vec::new(),
             opener,
         };
         pipeline.reconnect(now + pipeline.opener.config.deadline())?;
@@ -119,7 +119,7 @@ impl PipelinedClient {
 
     /// Returns the internal state of a client of a store of records.
     #[cfg(test)]
-    pub(super) fn internals(
+    pub(super) fn record_internals(
         &mut self,
     ) -> (
         &mut super::remote_records::RemoteRecords,
@@ -134,7 +134,7 @@ impl PipelinedClient {
     /// Returns the number of outstanding requests.
     #[inline]
     pub fn outstanding(&self) -> usize {
-        self.pending.len() - self.free.len()
+        self.pending.len() - self.free_slots.len()
     }
 
     /// Returns the configuration.
@@ -148,8 +148,8 @@ impl PipelinedClient {
     }
 
     /// Returns the server's identity, a number that changes when the server restarts.
-    pub fn server(&self) -> u64 {
-        self.seed
+    pub fn server_incarnation(&self) -> u64 {
+        self.hash_seed
     }
 
     /// Returns the client's cache of record numbers, if the client changes records itself.
@@ -176,14 +176,14 @@ impl PipelinedClient {
     /// [`poll`](Self::poll).
     #[inline]
     pub fn submit(&mut self, op: &Op<'_>, token: u64) -> Result<bool, ClientError> {
-        let Some(&slot) = self.free.last() else {
+        let Some(&slot) = self.free_slots.last() else {
             return Ok(false);
         };
         self.check(op)?;
         let key = op.key();
         let is_one_sided = self.one_sided_ops.includes(op.is_change());
         let hash = if is_one_sided || self.lanes.len() > 1 {
-            hash_of(key, self.seed)
+            hash_of(key, self.hash_seed)
         } else {
             0
         };
@@ -195,34 +195,34 @@ impl PipelinedClient {
         if !is_one_sided && !lane.has_room(op.is_change()) {
             return Ok(false);
         }
-        self.free.pop();
+        self.free_slots.pop();
         let seq = if op.is_change() && !is_one_sided {
-            lane.next_seq()
+            lane.allocate_outstanding_seq()
         } else {
             0
         };
         let pending = &mut self.pending[slot as usize];
-        op.encode(seq, &mut pending.bytes);
-        pending.token = token;
+        op.encode(seq, &mut pending.encoded_request);
+        pending.caller_token = token;
         pending.is_outstanding = true;
         pending.is_get = !op.is_change();
-        pending.lane = number;
-        pending.seq = seq;
-        pending.order = self.order;
-        pending.received = 0;
+        pending.lane_index = number;
+        pending.change_seq = seq;
+        pending.submission_number = self.next_submission_number;
+        pending.received_bytes = 0;
         pending.may_be_applied = false;
-        pending.submitted_at = self.now;
-        self.order += 1;
+        pending.submitted_at = self.last_clock_reading;
+        self.next_submission_number += 1;
         if is_one_sided {
             self.design.begin(pending, slot, hash);
             return Ok(true);
         }
         if lane.is_idle() {
             // An idle period does not count as silence.
-            lane.last_activity = self.now;
+            lane.last_activity = self.last_clock_reading;
         }
-        if let Err(e) = lane.enqueue(slot, &pending.bytes) {
-            lane.error.get_or_insert(e);
+        if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
+            lane.pending_error.get_or_insert(e);
         }
         Ok(true)
     }
@@ -238,7 +238,7 @@ impl PipelinedClient {
         if op.key().len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
-        if self.one_sided_ops.gets {
+        if self.one_sided_ops.includes_gets {
             self.design.check(op)?;
         }
         Ok(())
@@ -256,7 +256,7 @@ impl PipelinedClient {
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
         let mut progress = done;
-        if self.one_sided_ops.gets {
+        if self.one_sided_ops.includes_gets {
             match self.poll_design(&mut each, &mut done) {
                 Ok(received) => progress += received,
                 Err(e) => {
@@ -264,17 +264,18 @@ impl PipelinedClient {
                 }
             }
         }
-        self.polls = self.polls.wrapping_add(1);
+        self.poll_calls = self.poll_calls.wrapping_add(1);
         if progress > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
         }
-        if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
-            self.now = time::now();
-            let answer = self.opener.config.answer();
-            let silent =
-                |l: &Lane| !l.is_idle() && self.now.duration_since(l.last_activity) > answer;
+        if self.poll_calls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
+            self.last_clock_reading = time::now();
+            let answer = self.opener.config.answer_timeout();
+            let silent = |l: &Lane| {
+                !l.is_idle() && self.last_clock_reading.duration_since(l.last_activity) > answer
+            };
             if self.lanes.iter().any(silent) {
                 let why = RpcError::Config("no answer came in time".to_owned());
                 broken.get_or_insert(why);
@@ -286,7 +287,9 @@ impl PipelinedClient {
         }
         match broken {
             None => Ok(done),
-            Some(why) => self.repair(&why, &mut each).map(|lost| done + lost),
+            Some(why) => self
+                .recover_connection(&why, &mut each)
+                .map(|lost| done + lost),
         }
     }
 
@@ -299,15 +302,16 @@ impl PipelinedClient {
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
         for lane in &mut self.lanes {
-            let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
-            let (now, buffer, before) = (&mut self.now, &mut self.buffer, *done);
+            let (pending, free, stats) = (&mut self.pending, &mut self.free_slots, &mut self.stats);
+            let (now, buffer, before) =
+                (&mut self.last_clock_reading, &mut self.value_buffer, *done);
             let (design, one_sided_ops) = (&mut self.design, self.one_sided_ops);
             let polled = lane.poll(pending, stats, buffer, |pending, slot, complete| {
                 if *done == before {
                     *now = time::now();
                 }
                 let mut result = answer(pending.is_get, &complete);
-                if one_sided_ops.changes {
+                if one_sided_ops.includes_changes {
                     match design.handle_answer(pending, slot, (complete.status, complete.version)) {
                         AnswerEffect::CompletesRequest => {}
                         AnswerEffect::Complete(answer) => result = answer,
@@ -324,9 +328,9 @@ impl PipelinedClient {
                 // Acknowledged parts of a long request also show that the server is alive.
                 Ok(_) => {
                     if *done == before {
-                        self.now = time::now();
+                        self.last_clock_reading = time::now();
                     }
-                    lane.last_activity = self.now;
+                    lane.last_activity = self.last_clock_reading;
                 }
                 Err(e) => result = result.and(Err(e)),
             }
@@ -342,7 +346,11 @@ impl PipelinedClient {
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) -> Result<usize, RpcError> {
-        let (free, server_queue, now) = (&mut self.free, &mut self.server_queue, &mut self.now);
+        let (free, server_queue, now) = (
+            &mut self.free_slots,
+            &mut self.ask_server_queue,
+            &mut self.last_clock_reading,
+        );
         let mut first = true;
         let mut complete = |pending: &mut Pending, slot, what: StepOutcome<'_>| {
             let answer = match what {
@@ -359,34 +367,34 @@ impl PipelinedClient {
         };
         let (all, stats) = (&mut self.pending, &mut self.stats);
         let received = self.design.poll(all, stats, &mut complete)?;
-        while let Some(&slot) = self.server_queue.front() {
+        while let Some(&slot) = self.ask_server_queue.front() {
             let pending = &self.pending[slot as usize];
-            let lane = &mut self.lanes[pending.lane];
+            let lane = &mut self.lanes[pending.lane_index];
             if !lane.has_room(false) {
                 break;
             }
-            self.server_queue.pop_front();
+            self.ask_server_queue.pop_front();
             self.stats.asked += 1;
             if lane.is_idle() {
-                lane.last_activity = self.now;
+                lane.last_activity = self.last_clock_reading;
             }
             self.design
-                .encode_server_request(pending, slot, &mut self.buffer);
-            if let Err(e) = lane.enqueue(slot, &self.buffer) {
-                lane.error.get_or_insert(e);
+                .encode_server_request(pending, slot, &mut self.value_buffer);
+            if let Err(e) = lane.enqueue(slot, &self.value_buffer) {
+                lane.pending_error.get_or_insert(e);
             }
         }
         Ok(received)
     }
 
     /// Reads the clock, for requests that are submitted after a pause.
-    pub fn refresh(&mut self) {
-        self.now = time::now();
+    pub fn refresh_clock(&mut self) {
+        self.last_clock_reading = time::now();
     }
 
     /// Reconnects with new queue pairs. Sends outstanding requests again, except those past their deadline.
     #[cold]
-    fn repair(
+    fn recover_connection(
         &mut self,
         why: &RpcError,
         each: &mut impl FnMut(Completion<'_>),
@@ -399,27 +407,28 @@ impl PipelinedClient {
             .filter(|p| p.is_outstanding)
             .map(|p| p.submitted_at)
             .min();
-        let until = oldest.unwrap_or(self.now) + deadline;
+        let until = oldest.unwrap_or(self.last_clock_reading) + deadline;
         for (slot, pending) in (0..).zip(&mut self.pending) {
             pending.may_be_applied = pending.is_outstanding && self.design.may_have_changed(slot);
         }
-        let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
-        self.now = time::now();
+        let connected =
+            self.reconnect(until.max(time::now() + self.opener.config.answer_timeout()));
+        self.last_clock_reading = time::now();
         self.stats.reconnects += 1;
         let mut order: Vec<u32> = (0..).take(self.pending.len()).collect();
         order.retain(|&slot| self.pending[slot as usize].is_outstanding);
-        order.sort_by_key(|&slot| self.pending[slot as usize].order);
+        order.sort_by_key(|&slot| self.pending[slot as usize].submission_number);
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
             // A change that may have been made is not repeated.
-            let is_lost =
-                self.now.duration_since(pending.submitted_at) >= deadline || pending.may_be_applied;
+            let is_lost = self.last_clock_reading.duration_since(pending.submitted_at) >= deadline
+                || pending.may_be_applied;
             if is_lost || connected.is_err() {
                 pending.is_outstanding = false;
-                self.free.push(slot);
+                self.free_slots.push(slot);
                 lost += 1;
-                each(pending.completion(Answer::Lost, self.now));
+                each(pending.completion(Answer::Lost, self.last_clock_reading));
             } else {
                 self.resend(slot);
             }
@@ -428,7 +437,7 @@ impl PipelinedClient {
         if connected.is_err() {
             // Changes restart at number 1, so the session needs a new name.
             self.disconnect();
-            self.opener.rename_session();
+            self.opener.renew_session_id();
         }
         connected.map(|()| lost)
     }
@@ -436,17 +445,19 @@ impl PipelinedClient {
     /// Sends a request again in a new session.
     fn resend(&mut self, slot: u32) {
         let pending = &mut self.pending[slot as usize];
-        pending.received = 0;
+        pending.received_bytes = 0;
         self.stats.retries += 1;
         if self.one_sided_ops.includes(!pending.is_get)
-            && let Some(key) = wire::key_of(&pending.bytes)
+            && let Some(key) = wire::key_of(&pending.encoded_request)
         {
-            return self.design.begin(pending, slot, hash_of(key, self.seed));
+            return self
+                .design
+                .begin(pending, slot, hash_of(key, self.hash_seed));
         }
-        let lane = &mut self.lanes[pending.lane];
-        lane.resume(pending.seq);
-        if let Err(e) = lane.enqueue(slot, &pending.bytes) {
-            lane.error.get_or_insert(e);
+        let lane = &mut self.lanes[pending.lane_index];
+        lane.mark_outstanding(pending.change_seq);
+        if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
+            lane.pending_error.get_or_insert(e);
         }
     }
 
@@ -455,18 +466,18 @@ impl PipelinedClient {
         self.lanes.clear();
         (self.design, self.one_sided_ops) = (Box::new(Herd), OneSidedOps::default());
         self.connection = None;
-        self.server_queue.clear();
+        self.ask_server_queue.clear();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
-        let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
+        let before: Vec<u32> = self.lanes.iter().map(Lane::last_change_seq).collect();
         self.disconnect();
         let OpenSession {
             lanes,
             design,
             connection,
-            seed,
+            hash_seed: seed,
             server_design: served,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
@@ -484,15 +495,15 @@ impl PipelinedClient {
         self.one_sided_ops = design.one_sided_ops();
         (self.lanes, self.design, self.connection) = (lanes, design, Some(connection));
         self.server_design = served;
-        if seed != self.seed && !before.is_empty() {
+        if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
             self.reassign_partitions(seed);
         } else {
             for (lane, seq) in self.lanes.iter_mut().zip(before) {
-                lane.set_last_seq(seq);
+                lane.set_last_change_seq(seq);
             }
         }
-        self.seed = seed;
+        self.hash_seed = seed;
         Ok(())
     }
 
@@ -503,15 +514,15 @@ impl PipelinedClient {
             .iter_mut()
             .filter(|p| p.is_outstanding)
             .collect();
-        order.sort_by_key(|p| p.order);
+        order.sort_by_key(|p| p.submission_number);
         for pending in order {
-            let Some(key) = wire::key_of(&pending.bytes) else {
+            let Some(key) = wire::key_of(&pending.encoded_request) else {
                 continue;
             };
-            pending.lane = partition_of(hash_of(key, seed), self.lanes.len());
-            if pending.seq != 0 {
-                pending.seq = self.lanes[pending.lane].allocate_seq();
-                pending.bytes[4..8].copy_from_slice(&pending.seq.to_le_bytes());
+            pending.lane_index = partition_of(hash_of(key, seed), self.lanes.len());
+            if pending.change_seq != 0 {
+                pending.change_seq = self.lanes[pending.lane_index].allocate_change_seq();
+                pending.encoded_request[4..8].copy_from_slice(&pending.change_seq.to_le_bytes());
             }
         }
     }

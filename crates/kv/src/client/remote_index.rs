@@ -17,13 +17,13 @@ use crate::wire;
 /// Largest number of READs of torn items before the server is asked.
 const MAX_TORN_READS: u8 = 16;
 /// Largest number of buckets that are READ for a key.
-const MAX_BUCKETS: u8 = 4;
+const MAX_BUCKETS_PER_GET: u8 = 4;
 
 /// A partition's memory.
 #[derive(Debug, Clone, Copy)]
 struct RemotePartition {
     index: RemoteMemory,
-    buckets: u64,
+    bucket_count: u64,
     log: RemoteMemory,
 }
 
@@ -32,21 +32,21 @@ struct RemotePartition {
 struct GetState {
     hash: u64,
     /// The bucket that was READ last, the number of buckets READ, and the candidates of the last one.
-    bucket: u64,
-    buckets: u8,
+    last_bucket: u64,
+    buckets_read: u8,
     candidates: CandidatePositions,
     /// Offset and bytes of the item that is being READ; if `bytes` is 0, a bucket is being READ.
-    item: u64,
-    bytes: usize,
-    torn: u8,
+    item_offset: u64,
+    item_bytes: usize,
+    torn_reads: u8,
 }
 
 #[derive(Debug)]
 pub(super) struct RemoteIndex {
     queue: OneSided,
     partitions: Vec<RemotePartition>,
-    item_bytes: usize,
-    seed: u64,
+    max_item_bytes: usize,
+    hash_seed: u64,
     gets: Box<[GetState]>,
 }
 
@@ -63,7 +63,7 @@ impl RemoteIndex {
             let buckets = p.index.len / BUCKET_BYTES as u64;
             (buckets > 0 && p.log.len >= 8).then_some(RemotePartition {
                 index: p.index,
-                buckets,
+                bucket_count: buckets,
                 log: p.log,
             })
         };
@@ -73,8 +73,8 @@ impl RemoteIndex {
         Ok(Self {
             partitions: partitions
                 .ok_or_else(|| RpcError::Config("the server's memory is too small".to_owned()))?,
-            item_bytes: item_bytes.clamp(8, room),
-            seed,
+            max_item_bytes: item_bytes.clamp(8, room),
+            hash_seed: seed,
             gets: vec![GetState::default(); prepared.window()].into(),
             queue: prepared.connect(peer, room)?,
         })
@@ -83,12 +83,12 @@ impl RemoteIndex {
     /// Begins the lookup of a key with this hash.
     #[inline]
     fn begin_lookup(&mut self, slot: u32, lane: usize, hash: u64) {
-        let Some(buckets) = self.partitions.get(lane).map(|p| p.buckets) else {
+        let Some(buckets) = self.partitions.get(lane).map(|p| p.bucket_count) else {
             return;
         };
         self.gets[slot as usize] = GetState {
             hash,
-            bucket: home_of(hash, buckets),
+            last_bucket: home_of(hash, buckets),
             ..GetState::default()
         };
         self.read(slot, lane);
@@ -98,21 +98,24 @@ impl RemoteIndex {
     #[inline]
     fn read(&mut self, slot: u32, lane: usize) {
         let (get, partition) = (&self.gets[slot as usize], &self.partitions[lane]);
-        let (from, bytes) = match get.bytes {
+        let (from, bytes) = match get.item_bytes {
             0 => (
-                partition.index.at(get.bucket * BUCKET_BYTES as u64),
+                partition.index.at(get.last_bucket * BUCKET_BYTES as u64),
                 BUCKET_BYTES,
             ),
-            bytes => (partition.log.at(get.item), bytes),
+            bytes => (partition.log.at(get.item_offset), bytes),
         };
-        let prepared = self.queue.read((slot, 0), bytes, from);
+        let prepared = self.queue.prepare_read((slot, 0), bytes, from);
         self.queue.record_error(prepared);
     }
 
     fn item_ends_outside(&self, slot: u32, lane: usize) -> bool {
         let get = &self.gets[slot as usize];
-        let left = self.partitions[lane].log.len.saturating_sub(get.item);
-        get.bytes as u64 > left
+        let left = self.partitions[lane]
+            .log
+            .len
+            .saturating_sub(get.item_offset);
+        get.item_bytes as u64 > left
     }
 
     /// Restarts the lookup at the home bucket, because an item was torn.
@@ -125,36 +128,40 @@ impl RemoteIndex {
     ) -> Option<StepOutcome<'b>> {
         stats.torn += 1;
         let get = &mut self.gets[slot as usize];
-        if get.torn == MAX_TORN_READS {
+        if get.torn_reads == MAX_TORN_READS {
             return Some(StepOutcome::AskServer);
         }
-        let (hash, torn) = (get.hash, get.torn + 1);
-        self.begin_lookup(slot, pending.lane, hash);
-        self.gets[slot as usize].torn = torn;
+        let (hash, torn) = (get.hash, get.torn_reads + 1);
+        self.begin_lookup(slot, pending.lane_index, hash);
+        self.gets[slot as usize].torn_reads = torn;
         None
     }
 
     /// READs the next candidate item, or the next bucket.
     #[inline]
     fn read_next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<StepOutcome<'b>> {
-        let RemotePartition { buckets, log, .. } = self.partitions[pending.lane];
+        let RemotePartition {
+            bucket_count: buckets,
+            log,
+            ..
+        } = self.partitions[pending.lane_index];
         let get = &mut self.gets[slot as usize];
-        while let Some(at) = get.candidates.pop() {
+        while let Some(at) = get.candidates.next_offset() {
             let left = log.len.saturating_sub(at);
             if left >= 8 {
-                get.item = at;
-                get.bytes =
-                    usize::try_from(left).map_or(self.item_bytes, |l| l.min(self.item_bytes));
-                self.read(slot, pending.lane);
+                get.item_offset = at;
+                get.item_bytes = usize::try_from(left)
+                    .map_or(self.max_item_bytes, |l| l.min(self.max_item_bytes));
+                self.read(slot, pending.lane_index);
                 return None;
             }
         }
-        if !get.candidates.bucket_is_full || get.buckets == MAX_BUCKETS {
+        if !get.candidates.bucket_is_full || get.buckets_read == MAX_BUCKETS_PER_GET {
             return Some(StepOutcome::AskServer);
         }
-        get.bucket = (get.bucket + 1) % buckets;
-        get.bytes = 0;
-        self.read(slot, pending.lane);
+        get.last_bucket = (get.last_bucket + 1) % buckets;
+        get.item_bytes = 0;
+        self.read(slot, pending.lane_index);
         None
     }
 }
@@ -162,14 +169,14 @@ impl RemoteIndex {
 impl ClientDesign for RemoteIndex {
     fn one_sided_ops(&self) -> OneSidedOps {
         OneSidedOps {
-            gets: true,
-            changes: false,
+            includes_gets: true,
+            includes_changes: false,
         }
     }
 
     #[inline]
     fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
-        self.begin_lookup(slot, pending.lane, hash);
+        self.begin_lookup(slot, pending.lane_index, hash);
     }
 
     fn poll(
@@ -206,31 +213,31 @@ impl RequestSteps for RemoteIndex {
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let room = self.queue.slot_bytes();
         let get = &mut self.gets[slot as usize];
-        let length = if get.bytes == 0 {
+        let length = if get.item_bytes == 0 {
             BUCKET_BYTES
         } else {
-            get.bytes
+            get.item_bytes
         };
         let bytes = &mut bytes[..length];
         self.queue.read_buffer(slot, 0, bytes)?;
-        if get.bytes == 0 {
+        if get.item_bytes == 0 {
             get.candidates = CandidatePositions::of(bytes, get.hash);
-            get.buckets += 1;
+            get.buckets_read += 1;
             return Ok(self.read_next(pending, slot));
         }
-        let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        match decode_item(bytes, key, self.seed) {
+        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        match decode_item(bytes, key, self.hash_seed) {
             DecodedItem::Item { expires: true, .. } => Ok(Some(StepOutcome::AskServer)),
             DecodedItem::Item { version, value, .. } => {
                 Ok(Some(StepOutcome::Answer(Answer::Value { value, version })))
             }
             DecodedItem::OtherKey => Ok(self.read_next(pending, slot)),
             DecodedItem::NeedsBytes(whole) if whole <= room && whole > length => {
-                get.bytes = whole;
-                if self.item_ends_outside(slot, pending.lane) {
+                get.item_bytes = whole;
+                if self.item_ends_outside(slot, pending.lane_index) {
                     return Ok(self.restart(pending, slot, stats));
                 }
-                self.read(slot, pending.lane);
+                self.read(slot, pending.lane_index);
                 Ok(None)
             }
             DecodedItem::NeedsBytes(_) => Ok(Some(StepOutcome::AskServer)),

@@ -68,13 +68,13 @@ enum AfterUnlock {
 #[derive(Debug, Clone, Copy, Default)]
 struct SlotState {
     hash: u64,
-    record: u64,
-    step: AwaitedCompletion,
+    current_record: u64,
+    awaited_completion: AwaitedCompletion,
     /// The lock word with which this request locks its record.
-    word: u64,
+    held_lock_word: u64,
     /// Time since which the record was found locked or torn.
     contended_since: Option<Instant>,
-    attempts: u32,
+    access_attempts: u32,
 }
 
 #[derive(Debug)]
@@ -82,21 +82,21 @@ pub(super) struct RemoteRecords {
     /// The queue pair and the slots' buffers. A buffer has the result of the lock, the result of the unlock, the READ
     /// bytes and a redo entry.
     pub(super) queue: OneSided,
-    read_bytes: usize,
-    partitions: Vec<RemoteMemory>,
-    shape: RecordLayout,
-    seed: u64,
+    neighbourhood_bytes: usize,
+    partition_memories: Vec<RemoteMemory>,
+    record_layout: RecordLayout,
+    hash_seed: u64,
     writes: Option<RecordWriteParameters>,
     record_cache: Arc<RecordCache>,
     slots: Box<[SlotState]>,
-    waiting: Vec<(u32, Instant)>,
-    deadline: Duration,
+    lock_retries: Vec<(u32, Instant)>,
+    request_timeout: Duration,
     /// The number of the last lock acquisition.
-    acquisition: u32,
+    last_acquisition: u32,
 }
 
 /// Offset of the READ bytes in a slot's buffer.
-const READ_AT: usize = 16;
+const READ_BUFFER_OFFSET: usize = 16;
 
 impl RemoteRecords {
     pub(super) fn new(
@@ -111,46 +111,53 @@ impl RemoteRecords {
             return Err(wrong("records"));
         }
         let window = prepared.window();
-        let entry = redo::bytes(&shape);
+        let entry = redo::entry_bytes(&shape);
         if writes.is_some_and(|w| w.redo.len < (window * entry) as u64) {
             return Err(wrong("room for redo entries"));
         }
         let read_bytes = shape.neighbours * shape.stride;
-        let room = READ_AT + read_bytes.max(shape.body()) + entry;
+        let room = READ_BUFFER_OFFSET + read_bytes.max(shape.body_bytes()) + entry;
         let room = room.next_multiple_of(64);
         let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
         Ok(Self {
             queue: prepared.connect(peer, room)?,
-            read_bytes,
-            partitions: partitions.to_vec(),
-            shape,
-            seed,
+            neighbourhood_bytes: read_bytes,
+            partition_memories: partitions.to_vec(),
+            record_layout: shape,
+            hash_seed: seed,
             record_cache: Arc::new(RecordCache::new(if writes.is_some() { known } else { 1 })),
             writes,
             slots: vec![SlotState::default(); window].into(),
-            waiting: Vec::new(),
-            deadline,
-            acquisition: 0,
+            lock_retries: Vec::new(),
+            request_timeout: deadline,
+            last_acquisition: 0,
         })
     }
 
     /// READs the neighbourhood of the key.
-    fn find(&mut self, lane: usize, slot: u32) {
+    fn read_neighbourhood(&mut self, lane: usize, slot: u32) {
         let state = &mut self.slots[slot as usize];
-        state.step = AwaitedCompletion::ReadNeighbourhood;
-        let from = self.shape.at(self.shape.first_record_of_hash(state.hash));
-        self.read(lane, slot, from, self.read_bytes);
+        state.awaited_completion = AwaitedCompletion::ReadNeighbourhood;
+        let from = self
+            .record_layout
+            .body_offset(self.record_layout.first_record_of_hash(state.hash));
+        self.read(lane, slot, from, self.neighbourhood_bytes);
     }
 
     /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
     fn access_record(&mut self, pending: &Pending, slot: u32, record: u64) {
-        self.slots[slot as usize].record = record;
+        self.slots[slot as usize].current_record = record;
         if pending.is_get {
-            self.slots[slot as usize].step = AwaitedCompletion::ReadRecord;
-            self.read(pending.lane, slot, self.shape.at(record), self.shape.body());
+            self.slots[slot as usize].awaited_completion = AwaitedCompletion::ReadRecord;
+            self.read(
+                pending.lane_index,
+                slot,
+                self.record_layout.body_offset(record),
+                self.record_layout.body_bytes(),
+            );
         } else {
-            self.lock(pending.lane, slot);
+            self.lock(pending.lane_index, slot);
         }
     }
 
@@ -158,26 +165,33 @@ impl RemoteRecords {
         let Some(writes) = self.writes else {
             return;
         };
-        self.acquisition = self.acquisition.wrapping_add(1);
-        let word = lock_word(writes.owner, writes.lease_ms, self.acquisition);
+        self.last_acquisition = self.last_acquisition.wrapping_add(1);
+        let word = lock_word(writes.owner, writes.lease_ms, self.last_acquisition);
         let state = &mut self.slots[slot as usize];
-        (state.step, state.word) = (AwaitedCompletion::Lock, word);
-        let record = state.record;
-        self.queue.make_room(2);
+        (state.awaited_completion, state.held_lock_word) = (AwaitedCompletion::Lock, word);
+        let record = state.current_record;
+        self.queue.reserve_postlist_room(2);
         self.compare_and_swap_lock(lane, slot, (0, word), 0);
-        self.read(lane, slot, self.shape.at(record), self.shape.body());
+        self.read(
+            lane,
+            slot,
+            self.record_layout.body_offset(record),
+            self.record_layout.body_bytes(),
+        );
     }
 
     fn unlock(&mut self, lane: usize, slot: u32) {
-        let word = self.slots[slot as usize].word;
-        self.queue.make_room(1);
+        let word = self.slots[slot as usize].held_lock_word;
+        self.queue.reserve_postlist_room(1);
         self.compare_and_swap_lock(lane, slot, (word, 0), 8);
     }
 
     #[inline]
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
-        let from = self.partitions[lane].at(from);
-        let prepared = self.queue.read((slot, READ_AT), bytes, from);
+        let from = self.partition_memories[lane].at(from);
+        let prepared = self
+            .queue
+            .prepare_read((slot, READ_BUFFER_OFFSET), bytes, from);
         self.queue.record_error(prepared);
     }
 
@@ -190,27 +204,34 @@ impl RemoteRecords {
         (from, to): (u64, u64),
         result: usize,
     ) {
-        let word = self.shape.lock_at(self.slots[slot as usize].record);
-        let word = self.partitions[lane].at(word);
+        let word = self
+            .record_layout
+            .lock_offset(self.slots[slot as usize].current_record);
+        let word = self.partition_memories[lane].at(word);
         let (result, words) = ((slot, result), (from, to));
-        let prepared = self.queue.compare_and_swap(result, word, words, to == 0);
+        let prepared = self
+            .queue
+            .prepare_compare_and_swap(result, word, words, to == 0);
         self.queue.record_error(prepared);
     }
 
     /// Prepares the WRITEs of a change: the redo entry first, then the record.
     fn write(&mut self, lane: usize, slot: u32, entry: &[u8]) -> Result<(), RpcError> {
         // Both WRITEs are posted together with the unlock.
-        self.queue.make_room(3);
+        self.queue.reserve_postlist_room(3);
         let redo = self
             .writes
             .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
-        let record = self.shape.at(self.slots[slot as usize].record);
-        let record = self.partitions[lane].at(record);
+        let record = self
+            .record_layout
+            .body_offset(self.slots[slot as usize].current_record);
+        let record = self.partition_memories[lane].at(record);
         let at = self.queue.slot_bytes() - entry.len();
         self.queue.write_buffer(slot, at, entry)?;
-        self.queue.write((slot, at), entry.len(), redo)?;
-        let body = (slot, at + redo::BODY_AT);
-        self.queue.write(body, self.shape.body(), record)
+        self.queue.prepare_write((slot, at), entry.len(), redo)?;
+        let body = (slot, at + redo::ENTRY_BODY_OFFSET);
+        self.queue
+            .prepare_write(body, self.record_layout.body_bytes(), record)
     }
 
     /// Tries to lock again after the waiting time.
@@ -223,18 +244,18 @@ impl RemoteRecords {
     ) {
         let now = time::now();
         let mut i = 0;
-        while let Some(&(slot, until)) = self.waiting.get(i) {
+        while let Some(&(slot, until)) = self.lock_retries.get(i) {
             if now < until {
                 i += 1;
                 continue;
             }
-            self.waiting.swap_remove(i);
+            self.lock_retries.swap_remove(i);
             let Some(pending) = pending.get_mut(slot as usize) else {
                 continue;
             };
             match self.check_deadline(pending, slot, stats) {
                 Some(lost) => done(pending, slot, lost),
-                None => self.access_record(pending, slot, self.slots[slot as usize].record),
+                None => self.access_record(pending, slot, self.slots[slot as usize].current_record),
             }
         }
     }
@@ -246,7 +267,7 @@ impl RemoteRecords {
         version: u64,
         value: Option<&'b [u8]>,
     ) -> StepOutcome<'b> {
-        self.slots[slot as usize].step = AwaitedCompletion::Idle;
+        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
         StepOutcome::Answer(match value {
             Some(value) => Answer::Value { value, version },
             None => Answer::NotFound,
@@ -255,7 +276,7 @@ impl RemoteRecords {
 
     /// Asks the server for the key's record, because READs did not find the key.
     fn ask_for_record<'b>(&mut self, pending: &Pending, slot: u32) -> StepOutcome<'b> {
-        let op = wire::decode(&pending.bytes);
+        let op = wire::decode(&pending.encoded_request);
         let may_claim = matches!(
             op,
             Some(Request::Whole {
@@ -266,7 +287,7 @@ impl RemoteRecords {
                 ..
             })
         );
-        self.slots[slot as usize].step = match (self.writes, may_claim) {
+        self.slots[slot as usize].awaited_completion = match (self.writes, may_claim) {
             (None, _) => AwaitedCompletion::Idle,
             (Some(_), true) => AwaitedCompletion::Claim,
             (Some(_), false) => AwaitedCompletion::Locate,
@@ -282,10 +303,10 @@ impl RemoteRecords {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'static>> {
-        if time::now().duration_since(pending.submitted_at) < self.deadline {
+        if time::now().duration_since(pending.submitted_at) < self.request_timeout {
             return None;
         }
-        self.slots[slot as usize].step = AwaitedCompletion::Idle;
+        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
         stats.lost += 1;
         Some(StepOutcome::Answer(Answer::Lost))
     }
@@ -301,7 +322,7 @@ impl RemoteRecords {
         let lost = self.check_deadline(pending, slot, stats);
         if lost.is_none() {
             self.record_cache.remove(self.slots[slot as usize].hash);
-            self.find(pending.lane, slot);
+            self.read_neighbourhood(pending.lane_index, slot);
         }
         lost
     }
@@ -318,19 +339,19 @@ impl RemoteRecords {
         if let Some(lost) = self.check_deadline(pending, slot, stats) {
             return Some(lost);
         }
-        if let Some(release) = self.check_lease(slot) {
+        if let Some(release) = self.request_release_if_due(slot) {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.attempts += 1;
-        if self.writes.is_none() && state.attempts > MAX_TORN_READS {
-            state.step = AwaitedCompletion::Idle;
+        state.access_attempts += 1;
+        if self.writes.is_none() && state.access_attempts > MAX_TORN_READS {
+            state.awaited_completion = AwaitedCompletion::Idle;
             return Some(StepOutcome::AskServer);
         }
         if self.writes.is_some() {
-            self.access_record(pending, slot, self.slots[slot as usize].record);
+            self.access_record(pending, slot, self.slots[slot as usize].current_record);
         } else {
-            self.find(pending.lane, slot);
+            self.read_neighbourhood(pending.lane_index, slot);
         }
         None
     }
@@ -339,24 +360,24 @@ impl RemoteRecords {
     #[cold]
     fn handle_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<StepOutcome<'b>> {
         stats.contended += 1;
-        if let Some(release) = self.check_lease(slot) {
+        if let Some(release) = self.request_release_if_due(slot) {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.attempts += 1;
+        state.access_attempts += 1;
         // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
-        let pause = (1000 << state.attempts.min(8)) + 37 * u64::from(slot % 64);
+        let pause = (1000 << state.access_attempts.min(8)) + 37 * u64::from(slot % 64);
         self.schedule_retry(slot, Duration::from_nanos(pause));
         None
     }
 
     fn schedule_retry(&mut self, slot: u32, pause: Duration) {
-        self.slots[slot as usize].step = AwaitedCompletion::Backoff;
-        self.waiting.push((slot, time::now() + pause));
+        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Backoff;
+        self.lock_retries.push((slot, time::now() + pause));
     }
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
-    fn check_lease<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
+    fn request_release_if_due<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
         let lease = Duration::from_millis(self.writes?.lease_ms.into());
         let now = time::now();
         let state = &mut self.slots[slot as usize];
@@ -364,8 +385,11 @@ impl RemoteRecords {
         if now.duration_since(since) < lease / 2 {
             return None;
         }
-        (state.contended_since, state.attempts, state.step) =
-            (Some(now), 0, AwaitedCompletion::Release);
+        (
+            state.contended_since,
+            state.access_attempts,
+            state.awaited_completion,
+        ) = (Some(now), 0, AwaitedCompletion::Release);
         Some(StepOutcome::AskServer)
     }
 }

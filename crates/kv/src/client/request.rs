@@ -70,20 +70,20 @@ pub struct ClientStats {
 /// An outstanding request, or a free slot.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) token: u64,
+    pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
     pub(super) is_get: bool,
-    pub(super) lane: usize,
+    pub(super) lane_index: usize,
     /// The number of the change in its lane; 0 for a GET.
-    pub(super) seq: u32,
+    pub(super) change_seq: u32,
     /// The position in the order of submission.
-    pub(super) order: u64,
+    pub(super) submission_number: u64,
     /// The encoded request, in case it must be sent again.
-    pub(super) bytes: Vec<u8>,
+    pub(super) encoded_request: Vec<u8>,
     /// A value that is sent in chunks, and the number of bytes received.
-    pub(super) chunks: Vec<u8>,
-    pub(super) received: usize,
+    pub(super) chunked_value: Vec<u8>,
+    pub(super) received_bytes: usize,
     pub(super) submitted_at: Instant,
     /// True if the change may already have been made when the connection broke.
     pub(super) may_be_applied: bool,
@@ -94,7 +94,7 @@ impl Pending {
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {
         Completion {
-            token: self.token,
+            token: self.caller_token,
             answer,
             submitted_at: self.submitted_at,
             completed_at: seen,
@@ -104,15 +104,15 @@ impl Pending {
     /// Returns a slot of the window without a request.
     pub(super) fn unused(now: Instant) -> Self {
         Self {
-            token: 0,
+            caller_token: 0,
             is_outstanding: false,
             is_get: false,
-            lane: 0,
-            seq: 0,
-            order: 0,
-            bytes: Vec::new(),
-            chunks: Vec::new(),
-            received: 0,
+            lane_index: 0,
+            change_seq: 0,
+            submission_number: 0,
+            encoded_request: Vec::new(),
+            chunked_value: Vec::new(),
+            received_bytes: 0,
             submitted_at: now,
             may_be_applied: false,
         }

@@ -7,7 +7,7 @@ use lincheck::{OperationOutcome, RegisterAction, WriteCondition};
 use super::HistoryRecorder;
 use crate::ConnectError;
 use crate::client::{Answer, ClientError, Completion, PipelinedClient};
-use crate::load::{Random, key_bytes, stamp_of, value_bytes};
+use crate::load::{Random, stamp_of, write_key_bytes, write_value_bytes};
 use crate::store;
 use crate::wire::Op;
 
@@ -40,11 +40,11 @@ pub fn run_client(
         random: Random::new(plan.seed),
         highest_versions: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
         puts: 0,
-        key: [0; 16],
-        value: vec![0; plan.value_bytes.max(16)],
+        key_buffer: [0; 16],
+        value_buffer: vec![0; plan.value_bytes.max(16)],
         outstanding: Vec::new(),
     };
-    let (server, window) = (pipeline.server(), pipeline.config().window);
+    let (server, window) = (pipeline.server_incarnation(), pipeline.config().window);
     let mut chosen = None;
     let mut stopping = false;
     loop {
@@ -52,16 +52,16 @@ pub fn run_client(
         while pipeline.outstanding() < window && (chosen.is_some() || !stopping) {
             let (key, action, number) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => requester.choose(recorder).map_err(write_error)?,
+                None => requester.choose_request(recorder).map_err(write_error)?,
             };
-            let token = requester.token(key, action, number);
+            let token = requester.allocate_token(key, action, number);
             if !requester.submit(pipeline, key, action, token)? {
                 chosen = Some((key, action, number));
                 break;
             }
         }
         let mut written = Ok(());
-        pipeline.refresh();
+        pipeline.refresh_clock();
         pipeline.poll(|done| {
             let recorded = requester.record_answer(&done, recorder);
             if written.is_ok() {
@@ -69,7 +69,7 @@ pub fn run_client(
             }
         })?;
         written.map_err(write_error)?;
-        if pipeline.server() != server {
+        if pipeline.server_incarnation() != server {
             return Err(ClientError::refused(
                 "another server has come to its address, and knows nothing of this history",
             ));
@@ -90,15 +90,18 @@ struct Requester<'p> {
     /// The highest version of each key that was seen.
     highest_versions: Vec<u64>,
     puts: u64,
-    key: [u8; 16],
-    value: Vec<u8>,
+    key_buffer: [u8; 16],
+    value_buffer: Vec<u8>,
     /// Outstanding requests by their tokens: history number, key and action.
     outstanding: Vec<Option<(u64, u64, RegisterAction)>>,
 }
 
 impl Requester<'_> {
     /// Chooses a request and records its call. Returns its key, its action and its history number.
-    fn choose(&mut self, recorder: &mut HistoryRecorder) -> io::Result<(u64, RegisterAction, u64)> {
+    fn choose_request(
+        &mut self,
+        recorder: &mut HistoryRecorder,
+    ) -> io::Result<(u64, RegisterAction, u64)> {
         let key = self.random.below(self.plan.keys.max(1));
         let version = self.highest_versions[usize::try_from(key).unwrap_or(0)].max(1);
         self.puts += 1;
@@ -121,7 +124,7 @@ impl Requester<'_> {
     }
 
     /// Returns a token for an outstanding request.
-    fn token(&mut self, key: u64, action: RegisterAction, number: u64) -> usize {
+    fn allocate_token(&mut self, key: u64, action: RegisterAction, number: u64) -> usize {
         let free = self.outstanding.iter().position(Option::is_none);
         let token = free.unwrap_or_else(|| {
             self.outstanding.push(None);
@@ -138,15 +141,15 @@ impl Requester<'_> {
         action: RegisterAction,
         token: usize,
     ) -> Result<bool, ClientError> {
-        key_bytes(number, &mut self.key);
-        let key = &self.key;
+        write_key_bytes(number, &mut self.key_buffer);
+        let key = &self.key_buffer;
         let op = match action {
             RegisterAction::Read | RegisterAction::Scan => Op::Get { key },
             RegisterAction::Write { value, condition } => {
-                value_bytes(number, value, &mut self.value);
+                write_value_bytes(number, value, &mut self.value_buffer);
                 Op::Put {
                     key,
-                    value: &self.value,
+                    value: &self.value_buffer,
                     condition: match condition {
                         WriteCondition::Always => store::SetCondition::Always,
                         WriteCondition::Absent => store::SetCondition::Absent,
@@ -178,7 +181,7 @@ impl Requester<'_> {
         };
         let outcome = match done.answer {
             Answer::Value { value, version } => {
-                let stamp = stamp_of(key, value).filter(|_| value.len() == self.value.len());
+                let stamp = stamp_of(key, value).filter(|_| value.len() == self.value_buffer.len());
                 match stamp {
                     Some(value) => OperationOutcome::Value { value, version },
                     None => return recorder.record_wrong_value(number, version),

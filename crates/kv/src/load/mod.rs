@@ -18,7 +18,7 @@ use crate::store::SetCondition;
 use crate::wire::Op;
 
 pub use service::random::Random;
-pub use service::workload::{Popularity, key_bytes, stamp_of, value_bytes};
+pub use service::workload::{Popularity, stamp_of, write_key_bytes, write_value_bytes};
 
 /// The parameters of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,13 +63,13 @@ impl Workload {
     /// is missing, because a hash table cannot scan.
     #[must_use]
     pub fn ycsb(self, letter: Ycsb) -> Self {
-        const THETA: f64 = 0.99;
+        const ZIPF_EXPONENT: f64 = 0.99;
         let (popularity, puts, updates) = match letter {
-            Ycsb::A => (Popularity::Zipf(THETA), 0.5, 0.0),
-            Ycsb::B => (Popularity::Zipf(THETA), 0.05, 0.0),
-            Ycsb::C => (Popularity::Zipf(THETA), 0.0, 0.0),
-            Ycsb::D => (Popularity::Latest(THETA), 0.05, 0.0),
-            Ycsb::F => (Popularity::Zipf(THETA), 0.0, 0.5),
+            Ycsb::A => (Popularity::Zipf(ZIPF_EXPONENT), 0.5, 0.0),
+            Ycsb::B => (Popularity::Zipf(ZIPF_EXPONENT), 0.05, 0.0),
+            Ycsb::C => (Popularity::Zipf(ZIPF_EXPONENT), 0.0, 0.0),
+            Ycsb::D => (Popularity::Latest(ZIPF_EXPONENT), 0.05, 0.0),
+            Ycsb::F => (Popularity::Zipf(ZIPF_EXPONENT), 0.0, 0.5),
         };
         Self {
             popularity,
@@ -165,17 +165,17 @@ impl LoadReport {
     }
 }
 
-/// The token of a request: its kind in bits 63..62, [`LoadRun::is_other_server`] in bit 61, the key's number in bits 31..0. Bits
+/// The token of a request: its kind in bits 63..62, [`LoadRun::server_change_flag`] in bit 61, the key's number in bits 31..0. Bits
 /// 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadToken(u64);
 
-const GET: u64 = 0;
-const PUT: u64 = 1;
+const KIND_GET: u64 = 0;
+const KIND_PUT: u64 = 1;
 /// The GET of a read-modify-write.
-const READ: u64 = 2;
+const KIND_RMW_GET: u64 = 2;
 /// The compare-and-set of a read-modify-write.
-const WRITE: u64 = 3;
+const KIND_RMW_WRITE: u64 = 3;
 
 impl LoadToken {
     const FLOOR_MASK: u64 = (1 << 29) - 1;
@@ -192,12 +192,12 @@ impl LoadToken {
     }
 
     #[inline]
-    fn is_other_server(self) -> bool {
+    fn server_change_flag(self) -> bool {
         self.0 >> 61 & 1 != 0
     }
 
     #[inline]
-    fn floor(self) -> u64 {
+    fn version_floor(self) -> u64 {
         self.0 >> 32 & Self::FLOOR_MASK
     }
 
@@ -208,7 +208,7 @@ impl LoadToken {
 }
 
 /// Versions are checked for one in so many keys.
-const WATCH_INTERVAL: u64 = 64;
+const KEYS_PER_WATCHED_KEY: u64 = 64;
 
 /// A run of a load over one client.
 #[derive(Debug)]
@@ -216,20 +216,20 @@ struct LoadRun<'w> {
     workload: &'w Workload,
     chooser: KeyGenerator,
     /// The writer's number in the upper half of stamps.
-    writer: u64,
-    puts: u64,
-    stamp: u64,
-    newest: u64,
+    writer_stamp: u64,
+    puts_started: u64,
+    last_stamp: u64,
+    newest_key: u64,
     puts_below: u64,
     updates_below: u64,
-    key: Vec<u8>,
-    value: Vec<u8>,
+    key_buffer: Vec<u8>,
+    value_buffer: Vec<u8>,
     /// The highest versions of watched keys.
-    versions: Vec<u64>,
+    highest_watched_versions: Vec<u64>,
     /// The server's identity, and a flag that flips whenever another server replaces it.
-    server: u64,
-    is_other_server: bool,
-    latency: Histogram<u64>,
+    last_server_incarnation: u64,
+    server_change_flag: bool,
+    latency_ns: Histogram<u64>,
     report: LoadReport,
     /// Read-modify-writes whose GET was answered: key and version.
     pending_updates: Vec<(u64, u64)>,
@@ -248,13 +248,13 @@ pub fn put_keys(
 ) -> Result<LoadReport, ClientError> {
     let mut run = LoadRun::new(pipeline, workload, 0);
     let started = time::now();
-    pipeline.refresh();
+    pipeline.refresh_clock();
     let mut next = from;
     while next < workload.keys || pipeline.outstanding() > 0 {
         while next < workload.keys && run.put(pipeline, next)? {
             next += step.max(1);
         }
-        run.take_answers(pipeline)?;
+        run.poll_and_check_answers(pipeline)?;
     }
     Ok(run.finish(pipeline, started))
 }
@@ -285,7 +285,7 @@ pub fn run_counting(
 ) -> Result<LoadReport, ClientError> {
     let mut run = LoadRun::new(pipeline, workload, seed);
     let started = time::now();
-    pipeline.refresh();
+    pipeline.refresh_clock();
     let (most, end) = match until {
         LoadEnd::Count(n) => (n, None),
         LoadEnd::At(end) => (u64::MAX, Some(end)),
@@ -297,7 +297,7 @@ pub fn run_counting(
             begun += 1;
         }
         let before = run.report.operations;
-        let seen = run.take_answers(pipeline)?;
+        let seen = run.poll_and_check_answers(pipeline)?;
         count(run.report.operations - before);
         rounds = rounds.wrapping_add(1);
         // While answers arrive, the pipeline reads the clock once for every few of them.
@@ -323,22 +323,22 @@ impl<'w> LoadRun<'w> {
             reason = "shares of 2^32"
         )]
         let share = |of: f64| (of.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
-        let watched = usize::try_from(workload.keys / WATCH_INTERVAL + 1).unwrap_or(1);
+        let watched = usize::try_from(workload.keys / KEYS_PER_WATCHED_KEY + 1).unwrap_or(1);
         Self {
             workload,
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
-            writer: Random::new(seed ^ 0x5eed).bits() << 32,
-            puts: 0,
-            stamp: 0,
-            newest: 0,
+            writer_stamp: Random::new(seed ^ 0x5eed).bits() << 32,
+            puts_started: 0,
+            last_stamp: 0,
+            newest_key: 0,
             puts_below: share(workload.puts),
             updates_below: share(workload.puts + workload.updates),
-            key: vec![0; workload.key_bytes],
-            value: vec![0; workload.value_bytes],
-            versions: vec![0; watched],
-            server: pipeline.server(),
-            is_other_server: false,
-            latency: Histogram::new(3).expect("3 is a number of digits"),
+            key_buffer: vec![0; workload.key_bytes],
+            value_buffer: vec![0; workload.value_bytes],
+            highest_watched_versions: vec![0; watched],
+            last_server_incarnation: pipeline.server_incarnation(),
+            server_change_flag: false,
+            latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
             pending_updates: Vec::new(),
             may_send: false,
@@ -350,53 +350,65 @@ impl<'w> LoadRun<'w> {
     fn start_operation(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
         if self.workload.stop_and_go {
             self.may_send |= pipeline.outstanding() == 0;
-            self.may_send = self.may_send && self.begin_one(pipeline)?;
+            self.may_send = self.may_send && self.start_if_window_has_room(pipeline)?;
             return Ok(self.may_send);
         }
-        self.begin_one(pipeline)
+        self.start_if_window_has_room(pipeline)
     }
 
     /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
-    fn begin_one(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
+    fn start_if_window_has_room(
+        &mut self,
+        pipeline: &mut PipelinedClient,
+    ) -> Result<bool, ClientError> {
         if pipeline.outstanding() + self.pending_updates.len() >= pipeline.config().window {
             return Ok(false);
         }
-        let dice = self.chooser.random_u64();
-        let key = self.chooser.next(self.newest);
+        let dice = self.chooser.random_32_bits();
+        let key = self.chooser.next(self.newest_key);
         if dice < self.puts_below {
             if self.workload.inserts {
-                let key = (self.newest + 1) % self.workload.keys;
+                let key = (self.newest_key + 1) % self.workload.keys;
                 let begun = self.put(pipeline, key)?;
-                self.newest = if begun { key } else { self.newest };
+                self.newest_key = if begun { key } else { self.newest_key };
                 return Ok(begun);
             }
             return self.put(pipeline, key);
         }
-        let kind = if dice < self.updates_below { READ } else { GET };
-        key_bytes(key, &mut self.key);
+        let kind = if dice < self.updates_below {
+            KIND_RMW_GET
+        } else {
+            KIND_GET
+        };
+        write_key_bytes(key, &mut self.key_buffer);
         let token = self.token(kind, key);
-        pipeline.submit(&Op::Get { key: &self.key }, token.0)
+        pipeline.submit(
+            &Op::Get {
+                key: &self.key_buffer,
+            },
+            token.0,
+        )
     }
 
     fn put(&mut self, pipeline: &mut PipelinedClient, key: u64) -> Result<bool, ClientError> {
-        self.change(pipeline, key, PUT, SetCondition::Always)
+        self.start_put(pipeline, key, KIND_PUT, SetCondition::Always)
     }
 
-    fn change(
+    fn start_put(
         &mut self,
         pipeline: &mut PipelinedClient,
         key: u64,
         kind: u64,
         condition: SetCondition,
     ) -> Result<bool, ClientError> {
-        key_bytes(key, &mut self.key);
-        self.puts = self.puts.wrapping_add(1);
-        self.stamp = self.writer | (self.puts & 0xffff_ffff);
-        value_bytes(key, self.stamp, &mut self.value);
+        write_key_bytes(key, &mut self.key_buffer);
+        self.puts_started = self.puts_started.wrapping_add(1);
+        self.last_stamp = self.writer_stamp | (self.puts_started & 0xffff_ffff);
+        write_value_bytes(key, self.last_stamp, &mut self.value_buffer);
         let op = Op::Put {
-            key: &self.key,
-            value: &self.value,
+            key: &self.key_buffer,
+            value: &self.value_buffer,
             condition,
             ttl_ms: 0,
         };
@@ -406,27 +418,30 @@ impl<'w> LoadRun<'w> {
 
     #[inline]
     fn token(&self, kind: u64, key: u64) -> LoadToken {
-        let floor = if key.is_multiple_of(WATCH_INTERVAL) {
-            self.versions[(key / WATCH_INTERVAL) as usize]
+        let floor = if key.is_multiple_of(KEYS_PER_WATCHED_KEY) {
+            self.highest_watched_versions[(key / KEYS_PER_WATCHED_KEY) as usize]
         } else {
             0
         };
-        LoadToken::new(kind, self.is_other_server, floor, key)
+        LoadToken::new(kind, self.server_change_flag, floor, key)
     }
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
-    fn take_answers(
+    fn poll_and_check_answers(
         &mut self,
         pipeline: &mut PipelinedClient,
     ) -> Result<Option<Instant>, ClientError> {
         let (report, latency, found) = (
             &mut self.report,
-            &mut self.latency,
+            &mut self.latency_ns,
             &mut self.pending_updates,
         );
-        let (versions, length) = (&mut self.versions, self.workload.value_bytes);
-        let other = self.is_other_server;
+        let (versions, length) = (
+            &mut self.highest_watched_versions,
+            self.workload.value_bytes,
+        );
+        let other = self.server_change_flag;
         let mut seen = None;
         pipeline.poll(|done| {
             seen = Some(done.completed_at);
@@ -440,7 +455,7 @@ impl<'w> LoadRun<'w> {
                     if value.len() != length || stamp_of(key, value).is_none() {
                         report.wrong_values += 1;
                     }
-                    if token.kind() == READ {
+                    if token.kind() == KIND_RMW_GET {
                         found.push((key, version));
                     }
                     version
@@ -467,14 +482,14 @@ impl<'w> LoadRun<'w> {
                     0
                 }
             };
-            if key.is_multiple_of(WATCH_INTERVAL)
+            if key.is_multiple_of(KEYS_PER_WATCHED_KEY)
                 && version != 0
-                && token.is_other_server() == other
+                && token.server_change_flag() == other
             {
-                if version < token.floor() {
+                if version < token.version_floor() {
                     report.wrong_versions += 1;
                 }
-                let highest = &mut versions[(key / WATCH_INTERVAL) as usize];
+                let highest = &mut versions[(key / KEYS_PER_WATCHED_KEY) as usize];
                 *highest = version.max(*highest);
             }
             let nanos = done
@@ -485,15 +500,15 @@ impl<'w> LoadRun<'w> {
             // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
         })?;
-        if pipeline.server() != self.server {
+        if pipeline.server_incarnation() != self.last_server_incarnation {
             // The new server does not know the earlier versions.
-            self.server = pipeline.server();
-            self.is_other_server = !self.is_other_server;
-            self.versions.fill(0);
+            self.last_server_incarnation = pipeline.server_incarnation();
+            self.server_change_flag = !self.server_change_flag;
+            self.highest_watched_versions.fill(0);
         }
         while let Some((key, version)) = self.pending_updates.pop() {
             let condition = SetCondition::Version(version);
-            if !self.change(pipeline, key, WRITE, condition)? {
+            if !self.start_put(pipeline, key, KIND_RMW_WRITE, condition)? {
                 self.pending_updates.push((key, version));
                 break;
             }
@@ -506,7 +521,7 @@ impl<'w> LoadRun<'w> {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = LatencySummary::of(&self.latency);
+        self.report.latency = LatencySummary::of(&self.latency_ns);
         self.report.doorbells = pipeline.doorbells();
         self.report.client = pipeline.stats().clone();
         self.report
@@ -519,10 +534,13 @@ mod tests {
 
     #[test]
     fn tokens_hold_what_is_put_in() {
-        for kind in [GET, PUT, READ, WRITE] {
-            let token = LoadToken::new(kind, kind == PUT, 12_345, 0xffff_fffe);
-            assert_eq!((token.kind(), token.is_other_server()), (kind, kind == PUT));
-            assert_eq!((token.floor(), token.key()), (12_345, 0xffff_fffe));
+        for kind in [KIND_GET, KIND_PUT, KIND_RMW_GET, KIND_RMW_WRITE] {
+            let token = LoadToken::new(kind, kind == KIND_PUT, 12_345, 0xffff_fffe);
+            assert_eq!(
+                (token.kind(), token.server_change_flag()),
+                (kind, kind == KIND_PUT)
+            );
+            assert_eq!((token.version_floor(), token.key()), (12_345, 0xffff_fffe));
         }
     }
 

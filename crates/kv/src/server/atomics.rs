@@ -31,8 +31,8 @@ impl ServerDesign for LockedRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         let items = ClientRecords {
             table: self.tables.of(worker.partition_index),
-            seed: self.tables.seed(),
-            partition: worker.partition_index,
+            hash_seed: self.tables.hash_seed(),
+            partition_index: worker.partition_index,
             lock_recovery: Arc::clone(&self.lock_recovery),
         };
         worker.run(items)
@@ -43,18 +43,18 @@ impl ServerDesign for LockedRecords {
         &self,
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemoteAccess>, RefusedClient> {
-        let (endpoint, qp) = client.responder(Design::Atomics, Access::ALL)?;
-        let shape = *self.tables.shape();
+        let (endpoint, qp) = client.create_responder_qp(Design::Atomics, Access::ALL)?;
+        let shape = *self.tables.record_layout();
         let mut memory = Vec::new();
         let mut partitions = Vec::new();
-        for table in self.tables.all() {
+        for table in self.tables.tables_by_partition() {
             let own = table.memory().register_again(Access::ALL);
             let own = own.map_err(RefusedClient::temporary)?;
             partitions.push(own.remote());
             memory.push(own);
         }
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let bytes = client.hello.window * redo::bytes(&shape);
+        let bytes = client.hello.window * redo::entry_bytes(&shape);
         let redo = client
             .pd
             .alloc(bytes, rights)
@@ -67,8 +67,8 @@ impl ServerDesign for LockedRecords {
         });
         let access = ClientAccess {
             qp,
-            memory,
-            redo: Some(redo),
+            registrations: memory,
+            redo_entries: Some(redo),
         };
         self.lock_recovery.add(client.index, owner, access);
         let memory = RemoteLayout::Records {
@@ -88,11 +88,11 @@ impl ServerDesign for LockedRecords {
     }
 
     fn stats(&self) -> DesignStats {
-        let (recovered_locks, expelled) = self.lock_recovery.counts();
+        let (recovered_locks, expelled) = self.lock_recovery.recovered_and_revoked();
         DesignStats {
             store: self.tables.stats(),
             recovered_locks,
-            expelled,
+            expelled_clients: expelled,
         }
     }
 }
@@ -100,8 +100,8 @@ impl ServerDesign for LockedRecords {
 /// Records that clients change: a worker assigns them and releases their locks, but executes no operation on them.
 struct ClientRecords {
     table: Arc<RecordTable>,
-    seed: u64,
-    partition: usize,
+    hash_seed: u64,
+    partition_index: usize,
     lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
@@ -120,15 +120,19 @@ impl PartitionItems for ClientRecords {
     }
 
     fn record_request(&mut self, request: RecordRequest<'_>) -> Option<u64> {
-        let hash = |key| hash_of(key, self.seed);
+        let hash = |key| hash_of(key, self.hash_seed);
         Some(match request {
-            RecordRequest::Locate(key) => match self.table.locate(hash(key), key) {
+            RecordRequest::Locate(key) => match self.table.find_key_record(hash(key), key) {
                 Some(record) => wire::answer_word(Status::Ok, record),
                 None => wire::answer_word(Status::NotFound, 0),
             },
-            RecordRequest::Claim(key) => answer_of(self.table.claim(hash(key), key), Status::Ok),
+            RecordRequest::Claim(key) => {
+                answer_of(self.table.find_or_assign_record(hash(key), key), Status::Ok)
+            }
             RecordRequest::Release(record)
-                if self.lock_recovery.handle_complaint(self.partition, record) =>
+                if self
+                    .lock_recovery
+                    .handle_complaint(self.partition_index, record) =>
             {
                 wire::answer_word(Status::Ok, 0)
             }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use rpc::RpcError;
 use service::RefusedClient;
-use service::qp::responder;
+use service::qp::connect_responder_qp;
 use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
 
 use super::worker::Worker;
@@ -44,7 +44,7 @@ pub(crate) struct DesignStats {
     /// Locks that were released for clients that had died or exceeded their lease.
     pub(crate) recovered_locks: u64,
     /// Clients whose access was revoked for that.
-    pub(crate) expelled: u64,
+    pub(crate) expelled_clients: u64,
 }
 
 /// A client to which memory is being opened.
@@ -60,7 +60,7 @@ pub(crate) struct ConnectingClient<'c> {
 
 impl ConnectingClient<'_> {
     /// Creates the RC queue pair by which the client has this access.
-    pub(crate) fn responder(
+    pub(crate) fn create_responder_qp(
         &self,
         design: Design,
         access: Access,
@@ -68,6 +68,6 @@ impl ConnectingClient<'_> {
         let peer = self.hello.rc.ok_or_else(|| {
             RefusedClient::permanent(format!("no RC queue pair, which design {design} needs"))
         })?;
-        responder(self.pd, self.cq, self.port, access, &peer)
+        connect_responder_qp(self.pd, self.cq, self.port, access, &peer)
     }
 }

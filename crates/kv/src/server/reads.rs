@@ -40,8 +40,8 @@ impl ServerDesign for ReadIndex {
     ) -> Result<Option<RemoteAccess>, RefusedClient> {
         let endpoint = open_for_reads(&self.lock_recovery, client)?;
         let store = &self.log.store;
-        let partitions = (0..store.partitions()).filter_map(|n| {
-            let (index, log) = store.partition(n).remote()?;
+        let partitions = (0..store.partition_count()).filter_map(|n| {
+            let (index, log) = store.lock_partition(n).remote()?;
             Some(RemoteLog { index, log })
         });
         let memory = RemoteLayout::Logs {
@@ -85,10 +85,10 @@ impl ServerDesign for ReadRecords {
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemoteAccess>, RefusedClient> {
         let endpoint = open_for_reads(&self.lock_recovery, client)?;
-        let tables = self.tables.all().iter();
+        let tables = self.tables.tables_by_partition().iter();
         let memory = RemoteLayout::Records {
             partitions: tables.map(|t| t.memory().remote()).collect(),
-            shape: *self.tables.shape(),
+            shape: *self.tables.record_layout(),
             writes: None,
         };
         Ok(Some(RemoteAccess { endpoint, memory }))
@@ -115,11 +115,11 @@ fn open_for_reads(
     lock_recovery: &LockRecovery<RecordTable>,
     client: &ConnectingClient<'_>,
 ) -> Result<verbs::QpEndpoint, RefusedClient> {
-    let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;
+    let (endpoint, qp) = client.create_responder_qp(Design::Reads, Access::REMOTE_READ)?;
     let access = ClientAccess {
         qp,
-        memory: Vec::new(),
-        redo: None,
+        registrations: Vec::new(),
+        redo_entries: None,
     };
     lock_recovery.add(client.index, lock_recovery.next_owner(), access);
     Ok(endpoint)

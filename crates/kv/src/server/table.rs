@@ -2,7 +2,7 @@
 //!
 //! The server decides which key has which record, and keeps this mapping in private memory. In the READ-based design
 //! the server also changes records. In the atomics-based design clients change them under locks, and the server only
-//! assigns records to keys ([`claim`](RecordTable::claim)). All access is word by word, because clients READ and WRITE
+//! assigns records to keys ([`find_or_assign_record`](RecordTable::find_or_assign_record)). All access is word by word, because clients READ and WRITE
 //! concurrently.
 
 use std::collections::HashMap;
@@ -24,9 +24,9 @@ const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 /// The tables of all partitions, which have the same layout.
 #[derive(Debug)]
 pub(crate) struct RecordTables {
-    all: Vec<Arc<RecordTable>>,
-    shape: RecordLayout,
-    seed: u64,
+    tables_by_partition: Vec<Arc<RecordTable>>,
+    record_layout: RecordLayout,
+    hash_seed: u64,
 }
 
 impl RecordTables {
@@ -42,30 +42,34 @@ impl RecordTables {
         let all = (0..partitions)
             .map(table)
             .collect::<Result<_, RpcError>>()?;
-        Ok(Self { all, shape, seed })
+        Ok(Self {
+            tables_by_partition: all,
+            record_layout: shape,
+            hash_seed: seed,
+        })
     }
 
-    pub(crate) fn all(&self) -> &[Arc<RecordTable>] {
-        &self.all
+    pub(crate) fn tables_by_partition(&self) -> &[Arc<RecordTable>] {
+        &self.tables_by_partition
     }
 
     /// Returns the table of a partition.
     pub(crate) fn of(&self, partition: usize) -> Arc<RecordTable> {
-        Arc::clone(&self.all[partition])
+        Arc::clone(&self.tables_by_partition[partition])
     }
 
-    pub(crate) fn shape(&self) -> &RecordLayout {
-        &self.shape
+    pub(crate) fn record_layout(&self) -> &RecordLayout {
+        &self.record_layout
     }
 
     /// Returns the seed of key hashes.
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed
+    pub(crate) fn hash_seed(&self) -> u64 {
+        self.hash_seed
     }
 
     pub(crate) fn stats(&self) -> PartitionStats {
         let mut sum = PartitionStats::default();
-        for table in &self.all {
+        for table in &self.tables_by_partition {
             sum.add(&table.stats());
         }
         sum
@@ -78,10 +82,10 @@ impl RecordTables {
         value: &[u8],
         record_cache: &RecordCache,
     ) -> Result<(), Refusal> {
-        let hash = hash_of(key, self.seed);
-        let table = &self.all[partition_of(hash, self.all.len())];
+        let hash = hash_of(key, self.hash_seed);
+        let table = &self.tables_by_partition[partition_of(hash, self.tables_by_partition.len())];
         table.change(hash, key, Some(value), SetCondition::Always)?;
-        if let Some(record) = table.locate(hash, key) {
+        if let Some(record) = table.find_key_record(hash, key) {
             record_cache.set(hash, record);
         }
         Ok(())
@@ -91,11 +95,11 @@ impl RecordTables {
 /// The records of a partition and their keys.
 #[derive(Debug)]
 pub(crate) struct RecordTable {
-    shape: RecordLayout,
+    record_layout: RecordLayout,
     memory: Arc<MemoryRegion>,
-    seed: u64,
+    hash_seed: u64,
     /// The loopback queue pair by which the server takes locks, if clients can lock records too.
-    atomics: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
+    loopback_lock_access: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
     keys: Mutex<TableKeys>,
 }
 
@@ -104,13 +108,13 @@ struct TableKeys {
     /// The hash of each record's key; 0 for a free record.
     hashes: Vec<u64>,
     /// Used records outside all neighbourhoods, by the hash of their key.
-    overflow: HashMap<u64, Vec<u64>>,
+    overflow_records: HashMap<u64, Vec<u64>>,
     /// Free records outside all neighbourhoods.
-    free: Vec<u64>,
+    free_overflow_records: Vec<u64>,
     /// The highest version of a key that lost its record. New keys get greater versions.
     max_removed_version: u64,
     stats: PartitionStats,
-    body: Vec<u8>,
+    body_buffer: Vec<u8>,
 }
 
 /// Returns a record's index in `hashes`.
@@ -137,7 +141,7 @@ impl RecordTable {
         } else {
             Access::REMOTE_READ
         };
-        let bytes = usize::try_from(shape.bytes()).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(shape.memory_bytes()).unwrap_or(usize::MAX);
         let count = usize::try_from(shape.records).unwrap_or(0);
         let first = shape.homes + shape.neighbours as u64 - 1;
         let memory = Arc::new(pd.alloc(bytes, access)?);
@@ -149,17 +153,17 @@ impl RecordTable {
         };
         Ok(Self {
             memory,
-            seed,
-            atomics,
+            hash_seed: seed,
+            loopback_lock_access: atomics,
             keys: Mutex::new(TableKeys {
                 hashes: vec![0; count],
-                overflow: HashMap::new(),
-                free: (first..shape.records).rev().collect(),
+                overflow_records: HashMap::new(),
+                free_overflow_records: (first..shape.records).rev().collect(),
                 max_removed_version: 0,
                 stats: PartitionStats::default(),
-                body: vec![0; shape.body()],
+                body_buffer: vec![0; shape.body_bytes()],
             }),
-            shape,
+            record_layout: shape,
         })
     }
 
@@ -171,7 +175,7 @@ impl RecordTable {
     /// present.
     pub(crate) fn stats(&self) -> PartitionStats {
         PartitionStats {
-            memory_bytes: self.shape.bytes() + 8 * self.shape.records,
+            memory_bytes: self.record_layout.memory_bytes() + 8 * self.record_layout.records,
             ..self.keys().stats
         }
     }
@@ -181,39 +185,46 @@ impl RecordTable {
     }
 
     fn read(&self, record: u64, into: &mut [u8]) {
-        let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
+        let at = usize::try_from(self.record_layout.body_offset(record)).unwrap_or(usize::MAX);
         if self.memory.read_at(at, into).is_err() {
             into.fill(0);
         }
     }
 
     fn write(&self, record: u64, body: &[u8]) {
-        let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
+        let at = usize::try_from(self.record_layout.body_offset(record)).unwrap_or(usize::MAX);
         // Records are this table's own or were checked, so the write cannot fail.
         let _ = self.memory.write_at(at, body);
     }
 
     /// Returns the record of a key.
     fn find_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
-        let home = self.shape.first_record_of_hash(hash);
+        let home = self.record_layout.first_record_of_hash(hash);
         let key_hash = hash.max(1);
-        let neighbourhood = (home..home + self.shape.neighbours as u64)
+        let neighbourhood = (home..home + self.record_layout.neighbours as u64)
             .filter(|&record| keys.hashes.get(index(record)) == Some(&key_hash));
-        let overflow = keys.overflow.get(&key_hash).into_iter().flatten().copied();
+        let overflow = keys
+            .overflow_records
+            .get(&key_hash)
+            .into_iter()
+            .flatten()
+            .copied();
         let candidates: Vec<u64> = neighbourhood.chain(overflow).collect();
         candidates.into_iter().find(|&record| {
-            self.read(record, &mut keys.body);
+            self.read(record, &mut keys.body_buffer);
             // A torn body also matches: a record's key does not change.
-            self.shape.decode(&keys.body, (self.seed, record), key) != DecodedBody::OtherKey
+            self.record_layout
+                .decode(&keys.body_buffer, (self.hash_seed, record), key)
+                != DecodedBody::OtherKey
         })
     }
 
     /// Assigns a record to a key: a free one of its neighbourhood, one whose key was removed, or one outside all
     /// neighbourhoods.
     fn assign_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
-        let home = self.shape.first_record_of_hash(hash);
+        let home = self.record_layout.first_record_of_hash(hash);
         let key_hash = hash.max(1);
-        let neighbourhood = home..home + self.shape.neighbours as u64;
+        let neighbourhood = home..home + self.record_layout.neighbours as u64;
         let is_free = |record: &u64| keys.hashes.get(index(*record)) == Some(&0);
         let record = match neighbourhood.clone().find(is_free) {
             Some(record) => record,
@@ -223,22 +234,25 @@ impl RecordTable {
             {
                 Some(record) => record,
                 None => {
-                    let record = keys.free.pop()?;
-                    keys.overflow.entry(key_hash).or_default().push(record);
+                    let record = keys.free_overflow_records.pop()?;
+                    keys.overflow_records
+                        .entry(key_hash)
+                        .or_default()
+                        .push(record);
                     record
                 }
             },
         };
-        let mut body = std::mem::take(&mut keys.body);
-        self.shape.encode(
+        let mut body = std::mem::take(&mut keys.body_buffer);
+        self.record_layout.encode(
             &mut body,
-            (self.seed, record),
+            (self.hash_seed, record),
             key,
             keys.max_removed_version,
             None,
         );
         self.write(record, &body);
-        keys.body = body;
+        keys.body_buffer = body;
         keys.hashes[index(record)] = key_hash;
         keys.stats.items += 1;
         // A record that was reclaimed is locked until now.
@@ -249,8 +263,9 @@ impl RecordTable {
     /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
     fn reclaim(&self, keys: &mut TableKeys, record: u64) -> bool {
         let removed = |keys: &mut TableKeys| {
-            self.read(record, &mut keys.body);
-            self.shape.removed(&keys.body, (self.seed, record))
+            self.read(record, &mut keys.body_buffer);
+            self.record_layout
+                .removed_version(&keys.body_buffer, (self.hash_seed, record))
         };
         if removed(keys).is_none() || !self.try_lock(record) {
             return false;
@@ -266,11 +281,11 @@ impl RecordTable {
     }
 
     fn try_lock(&self, record: u64) -> bool {
-        let Some(atomics) = &self.atomics else {
+        let Some(atomics) = &self.loopback_lock_access else {
             return false;
         };
         let (loopback, own) = &mut *lock(atomics);
-        let word = own.remote().at(self.shape.lock_at(record));
+        let word = own.remote().at(self.record_layout.lock_offset(record));
         let locked = word.map(|word| loopback.compare_and_swap(word, 0, SERVER_LOCK));
         match locked {
             Some(Ok(locked)) => locked,
@@ -291,13 +306,13 @@ impl RecordTable {
     }
 
     /// Returns the record of a key, if it has one.
-    pub(crate) fn locate(&self, hash: u64, key: &[u8]) -> Option<u64> {
+    pub(crate) fn find_key_record(&self, hash: u64, key: &[u8]) -> Option<u64> {
         self.find_record(&mut self.keys(), hash, key)
     }
 
     /// Returns the record of a key, and assigns one if the key has none.
-    pub(crate) fn claim(&self, hash: u64, key: &[u8]) -> ChangeResult {
-        if !self.shape.fits(key, b"") {
+    pub(crate) fn find_or_assign_record(&self, hash: u64, key: &[u8]) -> ChangeResult {
+        if !self.record_layout.fits(key, b"") {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.keys();
@@ -313,8 +328,11 @@ impl RecordTable {
     pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
         let keys = &mut *self.keys();
         let record = self.find_record(keys, hash, key)?;
-        self.read(record, &mut keys.body);
-        match self.shape.decode(&keys.body, (self.seed, record), key) {
+        self.read(record, &mut keys.body_buffer);
+        match self
+            .record_layout
+            .decode(&keys.body_buffer, (self.hash_seed, record), key)
+        {
             DecodedBody::Match {
                 version,
                 value: Some(value),
@@ -336,16 +354,17 @@ impl RecordTable {
         value: Option<&[u8]>,
         condition: SetCondition,
     ) -> ChangeResult {
-        if !self.shape.fits(key, value.unwrap_or_default()) {
+        if !self.record_layout.fits(key, value.unwrap_or_default()) {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.keys();
         let there = self.find_record(keys, hash, key);
         let (mut last, mut present) = (keys.max_removed_version, false);
         if let Some(record) = there {
-            self.read(record, &mut keys.body);
+            self.read(record, &mut keys.body_buffer);
             if let DecodedBody::Match { version, value } =
-                self.shape.decode(&keys.body, (self.seed, record), key)
+                self.record_layout
+                    .decode(&keys.body_buffer, (self.hash_seed, record), key)
             {
                 (last, present) = (version, value.is_some());
             }
@@ -357,49 +376,50 @@ impl RecordTable {
             keys.stats.refused_full += 1;
             return Err(Refusal::Full);
         };
-        let mut body = std::mem::take(&mut keys.body);
+        let mut body = std::mem::take(&mut keys.body_buffer);
         match value {
-            Some(_) => self
-                .shape
-                .encode(&mut body, (self.seed, record), key, version, value),
+            Some(_) => {
+                self.record_layout
+                    .encode(&mut body, (self.hash_seed, record), key, version, value)
+            }
             None => {
                 body.fill(0);
                 let key_hash = std::mem::take(&mut keys.hashes[index(record)]);
                 keys.max_removed_version = keys.max_removed_version.max(version);
                 keys.stats.items -= 1;
-                if let Some(overflow) = keys.overflow.get_mut(&key_hash)
+                if let Some(overflow) = keys.overflow_records.get_mut(&key_hash)
                     && overflow.contains(&record)
                 {
                     overflow.retain(|r| *r != record);
                     if overflow.is_empty() {
-                        keys.overflow.remove(&key_hash);
+                        keys.overflow_records.remove(&key_hash);
                     }
-                    keys.free.push(record);
+                    keys.free_overflow_records.push(record);
                 }
             }
         }
         self.write(record, &body);
-        keys.body = body;
+        keys.body_buffer = body;
         Ok(version)
     }
 }
 
 impl LockTable for RecordTable {
     fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
-        let at = usize::try_from(self.shape.lock_at(record)).ok()?;
-        (record < self.shape.records).then(|| self.memory.atomic_u64(at).ok())?
+        let at = usize::try_from(self.record_layout.lock_offset(record)).ok()?;
+        (record < self.record_layout.records).then(|| self.memory.atomic_u64(at).ok())?
     }
 
     fn redo_bytes(&self) -> usize {
-        redo::bytes(&self.shape)
+        redo::entry_bytes(&self.record_layout)
     }
 
     fn table_index(entry: &[u8]) -> Option<usize> {
         redo::partition_of(entry)
     }
 
-    fn redo(&self, entry: &[u8], owner: u32) -> bool {
-        let Some((record, word, body)) = redo::open(entry, &self.shape) else {
+    fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
+        let Some((record, word, body)) = redo::open(entry, &self.record_layout) else {
             return false;
         };
         let Some(lock) = self.lock_of(record) else {

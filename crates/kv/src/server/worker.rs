@@ -7,18 +7,19 @@ use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
 use service::ClientSlot;
 use service::random::Random;
 use service::sessions::{ChangeState, WorkerSessions};
-use service::worker::{self, Done, Mailbox, WakeEventfd, WorkerLoop};
+use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use crate::store::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES, Partition, Refusal, Store, hash_of, partition_of,
 };
 use crate::wire::{
-    self, ANSWER_HEADER, CHUNK, CHUNK_HEADER, Op, PART_HEADER, RecordRequest, Status,
+    self, ANSWER_HEADER_BYTES, CHUNK_HEADER_BYTES, FLAG_CHUNK, Op, PART_HEADER_BYTES,
+    RecordRequest, Status,
 };
 
 /// Bytes of the longest request.
-const MAX_REQUEST_BYTES: usize = PART_HEADER + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
+const MAX_REQUEST_BYTES: usize = PART_HEADER_BYTES + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
 
 /// The result of a GET.
 pub(crate) enum GetResult<'v> {
@@ -54,12 +55,12 @@ pub(crate) trait PartitionItems {
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     pub(crate) slot: Arc<ClientSlot>,
-    pub(crate) session: u64,
+    pub(crate) session_id: u64,
     pub(crate) window: u32,
-    pub(crate) answer: usize,
-    pub(crate) qp: QueuePair<Uc>,
-    pub(crate) to: UdDestination,
-    pub(crate) done: Done,
+    pub(crate) max_answer_bytes: usize,
+    pub(crate) request_qp: QueuePair<Uc>,
+    pub(crate) answer_destination: UdDestination,
+    pub(crate) setup_result_sender: ResultSender,
 }
 
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub(crate) enum Command {
 /// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
-    pub(crate) region: verbs::RemoteMemory,
+    pub(crate) request_region: verbs::RemoteMemory,
     pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
 }
 
@@ -81,52 +82,58 @@ pub(crate) struct WorkerShared {
 pub(crate) struct WorkerCounts {
     pub(crate) rpc: RpcWorkerCounts,
     pub(crate) gets: u64,
-    pub(crate) hits: u64,
+    pub(crate) get_hits: u64,
     pub(crate) changes: u64,
-    pub(crate) repeated: u64,
+    pub(crate) repeated_changes: u64,
     pub(crate) bad_requests: u64,
 }
 
 /// A worker that has not started.
 #[derive(Debug)]
 pub struct Worker {
-    pub(crate) engine: herd::Server,
+    pub(crate) rpc_server: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) partition_index: usize,
     /// The mean simulated time that a core needs for a request, besides its verbs.
-    pub(crate) cost: Duration,
+    pub(crate) mean_request_core_time: Duration,
 }
 
 impl Worker {
     /// Serves requests on these items until the worker gets the stop command.
     pub(crate) fn run(self, items: impl PartitionItems) -> Result<(), RpcError> {
         let Self {
-            engine,
+            rpc_server: engine,
             shared,
             store,
             partition_index: number,
-            cost,
+            mean_request_core_time: cost,
         } = self;
         let serve = RequestHandler {
             items,
             store: &store,
-            number,
-            cost,
-            random: Random::new(store.seed() ^ number as u64),
+            partition_index: number,
+            mean_request_core_time: cost,
+            random: Random::new(store.hash_seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: WorkerSessions::new(MAX_REQUEST_BYTES),
             max_answer_bytes: Vec::new(),
-            buffer: Vec::new(),
+            answer_buffer: Vec::new(),
             counts: WorkerCounts::default(),
         };
-        worker::run(&mut RunningWorker { engine, serve }, &shared.mailbox)
+        worker::run(
+            &mut RunningWorker {
+                rpc_server: engine,
+                handler: serve,
+            },
+            &shared.mailbox,
+        )
     }
 }
 
 struct RunningWorker<'s, I> {
-    engine: herd::Server,
-    serve: RequestHandler<'s, I>,
+    rpc_server: herd::Server,
+    handler: RequestHandler<'s, I>,
 }
 
 impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
@@ -139,22 +146,23 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
         match command {
             Command::Stop => return false,
             Command::Remove(slot) => {
-                self.engine.remove_client(slot.index());
-                self.serve.sessions.disconnect(slot.index());
+                self.rpc_server.remove_client(slot.index());
+                self.handler.sessions.disconnect(slot.index());
             }
             Command::Add(new) => {
                 let PendingConnection {
                     slot,
-                    session,
+                    session_id: session,
                     window,
-                    answer,
-                    qp,
-                    to,
-                    done,
+                    max_answer_bytes: answer,
+                    request_qp: qp,
+                    answer_destination: to,
+                    setup_result_sender: done,
                 } = *new;
-                let added = self.engine.add_client(slot.index(), qp, to, window);
+                let added = self.rpc_server.add_client(slot.index(), qp, to, window);
                 if added.is_ok() {
-                    self.serve.admit(slot.index(), session, (window, answer));
+                    self.handler
+                        .register_client(slot.index(), session, (window, answer));
                 }
                 // The client may be gone already.
                 let _ = done.send(added.map_err(|e| e.to_string()));
@@ -165,25 +173,25 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
 
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
-        self.engine.poll(&mut self.serve)
+        self.rpc_server.poll(&mut self.handler)
     }
 
     fn counts(&self) -> WorkerCounts {
         WorkerCounts {
-            rpc: self.engine.counts().clone(),
-            ..self.serve.counts.clone()
+            rpc: self.rpc_server.counts().clone(),
+            ..self.handler.counts.clone()
         }
     }
 
     #[inline]
-    fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(self.engine.memory());
+    fn wait_briefly(&self, waiter: &mut Waiter) {
+        waiter.idle_reading(self.rpc_server.polled_memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
-        wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
+        wake.wait(self.rpc_server.has_clients().then(|| waiter.next_sleep()));
         waiter.record_sleep();
         Ok(())
     }
@@ -193,16 +201,16 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
 struct RequestHandler<'s, I> {
     items: I,
     store: &'s Store,
-    number: usize,
-    cost: Duration,
-    /// Random numbers for the deviations of `cost` from its mean.
+    partition_index: usize,
+    mean_request_core_time: Duration,
+    /// Random numbers for the deviations of `mean_request_core_time` from its mean.
     random: Random,
     /// Hashes of the keys of the current batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: WorkerSessions,
     /// The longest message that each client can receive, in bytes.
     max_answer_bytes: Vec<usize>,
-    buffer: Vec<u8>,
+    answer_buffer: Vec<u8>,
     counts: WorkerCounts,
 }
 
@@ -213,20 +221,20 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
-        if !self.cost.is_zero() {
+        if !self.mean_request_core_time.is_zero() {
             self.charge_requests(requests);
         }
-        self.store.partition(self.number)
+        self.store.lock_partition(self.partition_index)
     }
 
     #[inline]
     fn prefetch_round(&mut self, partition: &mut Self::Batch, round: usize, request: Request<'_>) {
         if round == 0 {
             let hash = wire::key_of(request.payload).map_or(0, |key| self.store.hash(key));
-            self.hashes[request.index] = hash;
+            self.hashes[request.index_in_batch] = hash;
             partition.prefetch_index(hash);
         } else {
-            partition.prefetch_item(self.hashes[request.index]);
+            partition.prefetch_item(self.hashes[request.index_in_batch]);
         }
     }
 
@@ -239,13 +247,18 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     ) {
         match wire::decode(request.payload) {
             Some(wire::Request::Whole { op, seq }) => {
-                self.handle_request(partition, request.client, op, seq, reply);
+                self.handle_request(partition, request.client_index, op, seq, reply);
             }
             Some(wire::Request::Part {
                 offset,
                 total,
                 bytes,
-            }) => self.handle_part(partition, request.client, (offset, total, bytes), reply),
+            }) => self.handle_part(
+                partition,
+                request.client_index,
+                (offset, total, bytes),
+                reply,
+            ),
             Some(wire::Request::Record(request)) => self.handle_record_request(request, reply),
             None => self.reply_bad(reply),
         }
@@ -258,12 +271,12 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     /// lockstep and rarely compete for the NIC.
     #[cold]
     fn charge_requests(&mut self, requests: usize) {
-        let waits = (0..requests).map(|_| -(1.0 - self.random.unit()).ln());
-        verbs::time::charge_time(self.cost.mul_f64(waits.sum()));
+        let waits = (0..requests).map(|_| -(1.0 - self.random.next_unit_f64()).ln());
+        verbs::time::charge_time(self.mean_request_core_time.mul_f64(waits.sum()));
     }
 
     /// Registers a client with its session, its window and its longest message.
-    fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
+    fn register_client(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
         if self.max_answer_bytes.len() <= i {
@@ -284,8 +297,8 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let key = op.key();
         // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
         // one.
-        let hash = hash_of(key, self.store.seed());
-        if partition_of(hash, self.store.partitions()) != self.number {
+        let hash = hash_of(key, self.store.hash_seed());
+        if partition_of(hash, self.store.partition_count()) != self.partition_index {
             return self.reply_bad(reply);
         }
         if let Op::Get { .. } = op {
@@ -296,12 +309,12 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         };
         let word = match session.state_of(seq) {
             ChangeState::Answered(word) => {
-                self.counts.repeated += 1;
+                self.counts.repeated_changes += 1;
                 word
             }
             // The client no longer waits for this change.
             ChangeState::Stale => {
-                self.counts.repeated += 1;
+                self.counts.repeated_changes += 1;
                 return;
             }
             ChangeState::New => {
@@ -313,7 +326,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
                 word
             }
         };
-        reply.bytes(&word.to_le_bytes());
+        reply.send_payload(&word.to_le_bytes());
     }
 
     #[inline]
@@ -328,21 +341,23 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
             items,
             counts,
             max_answer_bytes,
-            buffer,
+            answer_buffer: buffer,
             ..
         } = self;
         counts.gets += 1;
         items.get(partition, key, |found| match found {
             GetResult::Value { version, value } => {
-                counts.hits += 1;
+                counts.get_hits += 1;
                 let word = wire::answer_word(Status::Ok, version);
                 let most = max_answer_bytes.get(client).copied().unwrap_or(0);
                 send_value(buffer, word, value, most, reply);
             }
-            GetResult::Absent => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
+            GetResult::Absent => {
+                reply.send_payload(&wire::answer_word(Status::NotFound, 0).to_le_bytes())
+            }
             GetResult::NotServed => {
                 counts.bad_requests += 1;
-                reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+                reply.send_payload(&wire::answer_word(Status::Bad, 0).to_le_bytes());
             }
         });
     }
@@ -351,7 +366,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     #[cold]
     fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReply<'_>) {
         match self.items.record_request(request) {
-            Some(word) => reply.bytes(&word.to_le_bytes()),
+            Some(word) => reply.send_payload(&word.to_le_bytes()),
             None => self.reply_bad(reply),
         }
     }
@@ -369,7 +384,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         };
         match session.part(offset, total, bytes) {
             None => self.reply_bad(reply),
-            Some(false) => reply.bytes(&wire::answer_word(Status::Part, 0).to_le_bytes()),
+            Some(false) => reply.send_payload(&wire::answer_word(Status::Part, 0).to_le_bytes()),
             Some(true) => {
                 let whole = std::mem::take(&mut session.parts);
                 match wire::decode(&whole) {
@@ -385,7 +400,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     #[cold]
     fn reply_bad(&mut self, reply: RequestReply<'_>) {
         self.counts.bad_requests += 1;
-        reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+        reply.send_payload(&wire::answer_word(Status::Bad, 0).to_le_bytes());
     }
 }
 
@@ -399,26 +414,26 @@ fn send_value(
     mut reply: RequestReply<'_>,
 ) {
     buffer.clear();
-    if ANSWER_HEADER + value.len() <= most {
+    if ANSWER_HEADER_BYTES + value.len() <= most {
         buffer.extend_from_slice(&word.to_le_bytes());
         buffer.extend_from_slice(value);
-        return reply.bytes(buffer);
+        return reply.send_payload(buffer);
     }
-    let room = most.saturating_sub(CHUNK_HEADER);
+    let room = most.saturating_sub(CHUNK_HEADER_BYTES);
     if room == 0 || value.len().div_ceil(room) > rpc::MAX_BATCH {
         let word = wire::answer_word(Status::TooLong, 0);
-        return reply.bytes(&word.to_le_bytes());
+        return reply.send_payload(&word.to_le_bytes());
     }
     for (i, chunk) in value.chunks(room).enumerate() {
         buffer.clear();
-        buffer.extend_from_slice(&(word | CHUNK).to_le_bytes());
+        buffer.extend_from_slice(&(word | FLAG_CHUNK).to_le_bytes());
         #[expect(clippy::cast_possible_truncation, reason = "values are below 64 KiB")]
         for n in [value.len() as u32, (i * room) as u32] {
             buffer.extend_from_slice(&n.to_le_bytes());
         }
         buffer.extend_from_slice(chunk);
         // The next answer detects a broken send queue; the client repeats its request.
-        if reply.part(buffer).is_err() {
+        if reply.send_part(buffer).is_err() {
             return;
         }
     }

@@ -19,16 +19,16 @@ use super::memory::{NoMemory, StoreMemory};
 use verbs::prefetch;
 
 /// Number of slots in a bucket.
-pub(super) const SLOTS: usize = 8;
+pub(super) const SLOTS_PER_BUCKET: usize = 8;
 const POS_BITS: u32 = 40;
 const POS_MASK: u64 = (1 << POS_BITS) - 1;
 
 /// Number of positions that a slot can encode.
-pub(super) const MAX_UNITS: u64 = POS_MASK - 1;
+pub(super) const MAX_LOG_UNITS: u64 = POS_MASK - 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, align(64))]
-struct Bucket([u64; SLOTS]);
+struct Bucket([u64; SLOTS_PER_BUCKET]);
 
 /// A slot of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +40,8 @@ pub(super) struct SlotPosition {
 #[derive(Debug)]
 pub(super) struct Index {
     memory: StoreMemory,
-    buckets: usize,
-    max_distance: usize,
+    bucket_count: usize,
+    max_home_distance: usize,
 }
 
 /// Returns the tag of a hash.
@@ -51,11 +51,11 @@ pub(super) fn tag(hash: u64) -> u64 {
 
 /// Returns the home bucket of a hash, for `buckets` buckets.
 #[inline]
-pub(super) fn home(hash: u64, buckets: u64) -> u64 {
+pub(super) fn home_bucket(hash: u64, buckets: u64) -> u64 {
     ((hash & 0xffff_ffff) * buckets) >> 32
 }
 
-fn word(hash: u64, distance: usize, pos: usize) -> u64 {
+fn encode_slot(hash: u64, distance: usize, pos: usize) -> u64 {
     tag(hash) << 48 | (distance as u64) << POS_BITS | (pos as u64 + 1)
 }
 
@@ -63,11 +63,11 @@ fn word(hash: u64, distance: usize, pos: usize) -> u64 {
     clippy::cast_possible_truncation,
     reason = "positions are of memory that is there"
 )]
-pub(super) fn pos_of(word: u64) -> usize {
+pub(super) fn position_in_slot(word: u64) -> usize {
     ((word & POS_MASK) - 1) as usize
 }
 
-fn distance_of(word: u64) -> usize {
+fn home_distance_in_slot(word: u64) -> usize {
     (word >> POS_BITS & 0xff) as usize
 }
 
@@ -78,14 +78,14 @@ impl Index {
         let memory = StoreMemory::zeroed(buckets * size_of::<Bucket>(), pd)?;
         Ok(Self {
             memory,
-            buckets,
-            max_distance: (buckets - 1).min(255),
+            bucket_count: buckets,
+            max_home_distance: (buckets - 1).min(255),
         })
     }
 
     /// Returns the largest sensible number of items: with more, searches become long.
     pub(super) fn max_items(&self) -> usize {
-        self.buckets * SLOTS / 16 * 15
+        self.bucket_count * SLOTS_PER_BUCKET / 16 * 15
     }
 
     /// Returns the address and key by which a peer READs the index, if it is registered.
@@ -98,12 +98,12 @@ impl Index {
         &self.memory
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         self.memory.len()
     }
 
     #[inline]
-    fn all(&self) -> &[Bucket] {
+    fn all_buckets(&self) -> &[Bucket] {
         // A mapping begins at a page and consists of whole buckets.
         <[Bucket]>::ref_from_bytes(&self.memory).unwrap_or(&[])
     }
@@ -118,13 +118,13 @@ impl Index {
         clippy::cast_possible_truncation,
         reason = "below the number of buckets"
     )]
-    fn home(&self, hash: u64) -> usize {
-        home(hash, self.buckets as u64) as usize
+    fn home_bucket(&self, hash: u64) -> usize {
+        home_bucket(hash, self.bucket_count as u64) as usize
     }
 
     #[inline]
-    fn next(&self, bucket: usize) -> usize {
-        if bucket + 1 == self.buckets {
+    fn next_bucket(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.bucket_count {
             0
         } else {
             bucket + 1
@@ -134,15 +134,15 @@ impl Index {
     /// Prefetches the home bucket of a hash.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {
-        prefetch(&self.all()[self.home(hash)]);
+        prefetch(&self.all_buckets()[self.home_bucket(hash)]);
     }
 
     /// Returns the position of the first item in the home bucket with the hash's tag, most likely the right one.
     #[inline]
     pub(super) fn likely_position(&self, hash: u64) -> Option<usize> {
-        let bucket = &self.all()[self.home(hash)].0;
+        let bucket = &self.all_buckets()[self.home_bucket(hash)].0;
         let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
-        hit.map(|w| pos_of(*w))
+        hit.map(|w| position_in_slot(*w))
     }
 
     /// Returns the place and the position of the item with this hash for which `is_it` returns true.
@@ -152,20 +152,20 @@ impl Index {
         hash: u64,
         mut is_it: impl FnMut(usize) -> bool,
     ) -> Option<(SlotPosition, usize)> {
-        let all = self.all();
-        let mut bucket = self.home(hash);
-        for _ in 0..=self.max_distance {
+        let all = self.all_buckets();
+        let mut bucket = self.home_bucket(hash);
+        for _ in 0..=self.max_home_distance {
             let mut room = false;
             for (slot, &w) in all[bucket].0.iter().enumerate() {
                 room |= w == 0;
-                if w >> 48 == tag(hash) && w != 0 && is_it(pos_of(w)) {
-                    return Some((SlotPosition { bucket, slot }, pos_of(w)));
+                if w >> 48 == tag(hash) && w != 0 && is_it(position_in_slot(w)) {
+                    return Some((SlotPosition { bucket, slot }, position_in_slot(w)));
                 }
             }
             if room {
                 return None;
             }
-            bucket = self.next(bucket);
+            bucket = self.next_bucket(bucket);
         }
         None
     }
@@ -176,13 +176,13 @@ impl Index {
     }
 
     fn find_free_slot(&self, hash: u64) -> Option<(SlotPosition, usize)> {
-        let all = self.all();
-        let mut bucket = self.home(hash);
-        for distance in 0..=self.max_distance {
+        let all = self.all_buckets();
+        let mut bucket = self.home_bucket(hash);
+        for distance in 0..=self.max_home_distance {
             if let Some(slot) = all[bucket].0.iter().position(|w| *w == 0) {
                 return Some((SlotPosition { bucket, slot }, distance));
             }
-            bucket = self.next(bucket);
+            bucket = self.next_bucket(bucket);
         }
         None
     }
@@ -193,24 +193,27 @@ impl Index {
         let Some((place, distance)) = self.find_free_slot(hash) else {
             return false;
         };
-        self.all_mut()[place.bucket].0[place.slot] = word(hash, distance, pos);
+        self.all_mut()[place.bucket].0[place.slot] = encode_slot(hash, distance, pos);
         true
     }
 
     /// Returns the places and positions of the items in the home bucket of a hash.
-    pub(super) fn neighbours(&self, hash: u64) -> impl Iterator<Item = (SlotPosition, usize)> {
-        let bucket = self.home(hash);
-        let words = self.all()[bucket].0;
+    pub(super) fn home_bucket_items(
+        &self,
+        hash: u64,
+    ) -> impl Iterator<Item = (SlotPosition, usize)> {
+        let bucket = self.home_bucket(hash);
+        let words = self.all_buckets()[bucket].0;
         words
             .into_iter()
             .enumerate()
             .filter(|(_, w)| *w != 0)
-            .map(move |(slot, w)| (SlotPosition { bucket, slot }, pos_of(w)))
+            .map(move |(slot, w)| (SlotPosition { bucket, slot }, position_in_slot(w)))
     }
 
     /// Replaces an item in the home bucket by another item with the same home.
     pub(super) fn replace(&mut self, place: SlotPosition, hash: u64, pos: usize) {
-        self.all_mut()[place.bucket].0[place.slot] = word(hash, 0, pos);
+        self.all_mut()[place.bucket].0[place.slot] = encode_slot(hash, 0, pos);
     }
 
     /// Updates the position of the item at a place.
@@ -221,7 +224,7 @@ impl Index {
 
     /// Removes the item at a place, and moves items back that had overflowed past this bucket.
     pub(super) fn remove(&mut self, place: SlotPosition) {
-        let (buckets, max_distance) = (self.buckets, self.max_distance);
+        let (buckets, max_distance) = (self.bucket_count, self.max_home_distance);
         let all = self.all_mut();
         let mut hole = place;
         loop {
@@ -233,7 +236,7 @@ impl Index {
                 for distance in 1..=max_distance {
                     bucket = if bucket + 1 == buckets { 0 } else { bucket + 1 };
                     let words = &all[bucket].0;
-                    let went_past = |w: &u64| *w != 0 && distance_of(*w) >= distance;
+                    let went_past = |w: &u64| *w != 0 && home_distance_in_slot(*w) >= distance;
                     if let Some(slot) = words.iter().position(went_past) {
                         found = Some((SlotPosition { bucket, slot }, distance));
                         break;
@@ -267,7 +270,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_at_home_is_found_behind_it() {
         let mut index = Index::new(28, None).expect("memory");
-        assert_eq!((index.bytes(), index.max_items()), (256, 30));
+        assert_eq!((index.memory_bytes(), index.max_items()), (256, 30));
         // All hashes have the same home, and the items are more than a bucket holds.
         let hash = |i: u64| i << 32 | 1;
         for (i, pos) in (0..32).zip(0usize..) {

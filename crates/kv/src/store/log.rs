@@ -22,8 +22,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::memory::{NoMemory, StoreMemory};
 use verbs::prefetch;
 
-const LIVE: u64 = 1 << 63;
-const EXPIRES: u64 = 1 << 62;
+const FLAG_LIVE: u64 = 1 << 63;
+const FLAG_EXPIRES: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
 
 /// The last version before versions restart at 1.
@@ -34,7 +34,7 @@ pub const MAX_KEY_BYTES: usize = 255;
 pub const MAX_VALUE_BYTES: usize = 65_535;
 
 /// Returns the units of a block in a log without checksums.
-pub(super) fn units(key: usize, value: usize, expires: bool) -> usize {
+pub(super) fn units_without_checksum(key: usize, value: usize, expires: bool) -> usize {
     1 + usize::from(expires) + key.div_ceil(8) + value.div_ceil(8)
 }
 
@@ -52,8 +52,8 @@ pub(super) enum BlockHeader {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ItemHeader {
-    pub(super) key: usize,
-    pub(super) value: usize,
+    pub(super) key_bytes: usize,
+    pub(super) value_bytes: usize,
     pub(super) version: u64,
     pub(super) expires: bool,
 }
@@ -61,35 +61,36 @@ pub(super) struct ItemHeader {
 impl ItemHeader {
     /// Decodes an item's first word; returns `None` for a dead block.
     pub(super) fn of(word: u64) -> Option<Self> {
-        (word & LIVE != 0).then(|| Self::decode(word))
+        (word & FLAG_LIVE != 0).then(|| Self::decode(word))
     }
 
     #[inline]
     fn decode(word: u64) -> Self {
         Self {
-            key: (word & 0xff) as usize,
-            value: (word >> 8 & 0xffff) as usize,
+            key_bytes: (word & 0xff) as usize,
+            value_bytes: (word >> 8 & 0xffff) as usize,
             version: word >> VERSION_SHIFT & LAST_VERSION,
-            expires: word & EXPIRES != 0,
+            expires: word & FLAG_EXPIRES != 0,
         }
     }
 
     fn encode(&self) -> u64 {
-        LIVE | if self.expires { EXPIRES } else { 0 }
+        FLAG_LIVE
+            | if self.expires { FLAG_EXPIRES } else { 0 }
             | self.version << VERSION_SHIFT
-            | (self.value as u64) << 8
-            | self.key as u64
+            | (self.value_bytes as u64) << 8
+            | self.key_bytes as u64
     }
 
     /// Returns the item's units without a checksum.
-    pub(super) fn units(&self) -> usize {
-        units(self.key, self.value, self.expires)
+    pub(super) fn units_without_checksum(&self) -> usize {
+        units_without_checksum(self.key_bytes, self.value_bytes, self.expires)
     }
 
     /// Returns the byte offsets of key and value from the block's start.
     pub(super) fn offsets(&self) -> (usize, usize) {
         let key = 8 + 8 * usize::from(self.expires);
-        (key, key + self.key.next_multiple_of(8))
+        (key, key + self.key_bytes.next_multiple_of(8))
     }
 }
 
@@ -106,16 +107,16 @@ pub(super) struct LogItem<'l> {
 #[derive(Debug)]
 pub(super) struct ItemLog {
     memory: StoreMemory,
-    units: usize,
+    capacity_units: usize,
     /// The seed of items' checksums, if items have checksums.
-    checks: Option<u64>,
+    checksum_seed: Option<u64>,
     /// The position of the oldest block.
-    head: usize,
+    oldest_pos: usize,
     /// The position of the next block.
-    tail: usize,
+    next_free_pos: usize,
     /// Units of all blocks, including dead ones.
-    used: usize,
-    dead: usize,
+    used_units: usize,
+    dead_units: usize,
 }
 
 impl ItemLog {
@@ -127,12 +128,12 @@ impl ItemLog {
         let units = (bytes / 8).max(64);
         Ok(Self {
             memory: StoreMemory::zeroed(units * 8, readers.map(|r| r.0))?,
-            units,
-            checks: readers.map(|r| r.1),
-            head: 0,
-            tail: 0,
-            used: 0,
-            dead: 0,
+            capacity_units: units,
+            checksum_seed: readers.map(|r| r.1),
+            oldest_pos: 0,
+            next_free_pos: 0,
+            used_units: 0,
+            dead_units: 0,
         })
     }
 
@@ -149,28 +150,28 @@ impl ItemLog {
     /// Returns the units of an item with these lengths.
     #[inline]
     pub(super) fn units_of(&self, key: usize, value: usize, expires: bool) -> usize {
-        units(key, value, expires) + usize::from(self.checks.is_some())
+        units_without_checksum(key, value, expires) + usize::from(self.checksum_seed.is_some())
     }
 
     /// Returns the units of the item with this header.
     #[inline]
     pub(super) fn units_with(&self, header: &ItemHeader) -> usize {
-        header.units() + usize::from(self.checks.is_some())
+        header.units_without_checksum() + usize::from(self.checksum_seed.is_some())
     }
 
     /// Returns the capacity in units.
-    pub(super) fn capacity(&self) -> usize {
-        self.units
+    pub(super) fn capacity_units(&self) -> usize {
+        self.capacity_units
     }
 
     /// Returns the units of live items.
-    pub(super) fn live(&self) -> usize {
-        self.used - self.dead
+    pub(super) fn live_units(&self) -> usize {
+        self.used_units - self.dead_units
     }
 
     /// Returns the units of all blocks, including dead ones.
-    pub(super) fn used(&self) -> usize {
-        self.used
+    pub(super) fn used_units(&self) -> usize {
+        self.used_units
     }
 
     #[inline]
@@ -203,7 +204,7 @@ impl ItemLog {
     #[inline]
     fn header(&self, pos: usize) -> BlockHeader {
         let word = self.word(pos);
-        if word & LIVE != 0 {
+        if word & FLAG_LIVE != 0 {
             BlockHeader::Item(ItemHeader::decode(word))
         } else {
             #[expect(clippy::cast_possible_truncation, reason = "32 bits")]
@@ -221,8 +222,8 @@ impl ItemLog {
         let start = pos * 8;
         LogItem {
             header,
-            key: &self.memory[start + key..start + key + header.key],
-            value: &self.memory[start + value..start + value + header.value],
+            key: &self.memory[start + key..start + key + header.key_bytes],
+            value: &self.memory[start + value..start + value + header.value_bytes],
             expires_ms: if header.expires {
                 self.word(pos + 1)
             } else {
@@ -236,7 +237,7 @@ impl ItemLog {
     pub(super) fn has_key(&self, pos: usize, key: &[u8]) -> bool {
         let header = ItemHeader::decode(self.word(pos));
         let start = pos * 8 + header.offsets().0;
-        header.key == key.len() && self.memory[start..start + key.len()] == *key
+        header.key_bytes == key.len() && self.memory[start..start + key.len()] == *key
     }
 
     /// Writes an item into a block of the right size.
@@ -250,8 +251,8 @@ impl ItemLog {
         expires_ms: u64,
     ) {
         let header = ItemHeader {
-            key: key.len(),
-            value: value.len(),
+            key_bytes: key.len(),
+            value_bytes: value.len(),
             version,
             expires: expires_ms != 0,
         };
@@ -263,8 +264,8 @@ impl ItemLog {
         let start = pos * 8;
         self.memory[start + key_at..start + key_at + key.len()].copy_from_slice(key);
         self.memory[start + value_at..start + value_at + value.len()].copy_from_slice(value);
-        if let Some(seed) = self.checks {
-            let end = pos + header.units();
+        if let Some(seed) = self.checksum_seed {
+            let end = pos + header.units_without_checksum();
             let check = check_of(&self.memory[start..end * 8], seed);
             self.set_word(end, check);
         }
@@ -287,93 +288,103 @@ impl ItemLog {
         if let BlockHeader::Item(header) = self.header(pos) {
             let units = self.units_with(&header);
             self.set_word(pos, units as u64);
-            self.dead += units;
+            self.dead_units += units;
         }
     }
 
     /// Allocates a block at the young end, and returns its position, if it fits in one piece. The header is a dead
     /// block's until the item is written.
-    pub(super) fn append(&mut self, units: usize) -> Option<usize> {
-        if self.used == 0 {
-            (self.head, self.tail) = (0, 0);
+    pub(super) fn allocate_block(&mut self, units: usize) -> Option<usize> {
+        if self.used_units == 0 {
+            (self.oldest_pos, self.next_free_pos) = (0, 0);
         }
-        let wrapped = self.tail < self.head || (self.used > 0 && self.tail == self.head);
-        let end = if wrapped { self.head } else { self.units };
-        if end - self.tail < units {
-            if wrapped || self.used == 0 {
+        let wrapped = self.next_free_pos < self.oldest_pos
+            || (self.used_units > 0 && self.next_free_pos == self.oldest_pos);
+        let end = if wrapped {
+            self.oldest_pos
+        } else {
+            self.capacity_units
+        };
+        if end - self.next_free_pos < units {
+            if wrapped || self.used_units == 0 {
                 return None;
             }
             // The rest up to the end becomes a dead block.
-            let rest = end - self.tail;
+            let rest = end - self.next_free_pos;
             if rest > 0 {
-                self.set_word(self.tail, rest as u64);
-                self.used += rest;
-                self.dead += rest;
+                self.set_word(self.next_free_pos, rest as u64);
+                self.used_units += rest;
+                self.dead_units += rest;
             }
-            self.tail = 0;
-            if self.head < units {
+            self.next_free_pos = 0;
+            if self.oldest_pos < units {
                 return None;
             }
         }
-        let pos = self.tail;
-        self.tail += units;
-        if self.tail == self.units {
-            self.tail = 0;
+        let pos = self.next_free_pos;
+        self.next_free_pos += units;
+        if self.next_free_pos == self.capacity_units {
+            self.next_free_pos = 0;
         }
-        self.used += units;
+        self.used_units += units;
         self.set_word(pos, units as u64);
-        self.dead += units;
+        self.dead_units += units;
         Some(pos)
     }
 
-    /// Counts a block from [`append`](Self::append) as live, after it was written.
+    /// Counts a block from [`allocate_block`](Self::allocate_block) as live, after it was written.
     pub(super) fn mark_live(&mut self, units: usize) {
-        self.dead -= units;
+        self.dead_units -= units;
     }
 
     /// Returns the oldest block, if any.
-    pub(super) fn oldest(&self) -> Option<(usize, BlockHeader)> {
-        (self.used > 0).then(|| (self.head, self.header(self.head)))
+    pub(super) fn oldest_block(&self) -> Option<(usize, BlockHeader)> {
+        (self.used_units > 0).then(|| (self.oldest_pos, self.header(self.oldest_pos)))
     }
 
     /// Frees the oldest block if it is dead.
-    pub(super) fn pop(&mut self) {
-        if let Some((_, BlockHeader::Dead { units })) = self.oldest() {
-            let units = units.clamp(1, self.used);
-            self.head += units;
-            if self.head >= self.units {
-                self.head = 0;
+    pub(super) fn free_oldest_if_dead(&mut self) {
+        if let Some((_, BlockHeader::Dead { units })) = self.oldest_block() {
+            let units = units.clamp(1, self.used_units);
+            self.oldest_pos += units;
+            if self.oldest_pos >= self.capacity_units {
+                self.oldest_pos = 0;
             }
-            self.used -= units;
-            self.dead -= units;
+            self.used_units -= units;
+            self.dead_units -= units;
         }
     }
 
     /// Returns the next younger block, if any.
-    pub(super) fn after(&self, pos: usize) -> Option<(usize, BlockHeader)> {
+    pub(super) fn next_younger_block(&self, pos: usize) -> Option<(usize, BlockHeader)> {
         let units = match self.header(pos) {
             BlockHeader::Item(item) => self.units_with(&item),
             BlockHeader::Dead { units } => units.max(1),
         };
-        let next = if pos + units >= self.units {
+        let next = if pos + units >= self.capacity_units {
             0
         } else {
             pos + units
         };
-        (next != self.tail).then(|| (next, self.header(next)))
+        (next != self.next_free_pos).then(|| (next, self.header(next)))
     }
 
     /// Returns the units between the oldest block and this one.
-    pub(super) fn age_rank(&self, pos: usize) -> usize {
-        if pos >= self.head {
-            pos - self.head
+    pub(super) fn units_from_oldest(&self, pos: usize) -> usize {
+        if pos >= self.oldest_pos {
+            pos - self.oldest_pos
         } else {
-            pos + self.units - self.head
+            pos + self.capacity_units - self.oldest_pos
         }
     }
 
     /// Removes all blocks.
     pub(super) fn clear(&mut self) {
-        (self.head, self.tail, self.used, self.dead) = (0, 0, 0, 0);
+        (
+            self.oldest_pos,
+            self.next_free_pos,
+            self.used_units,
+            self.dead_units,
+        ) = (0, 0, 0, 0);
     }
 }

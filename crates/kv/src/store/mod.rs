@@ -39,7 +39,7 @@ pub use record::{LockPlacement, RecordLayout};
 /// Returns the bytes of an item with this key and value in the log. The index adds a slot of eight bytes; an eighth of
 /// its slots is free at its nominal number of items.
 pub fn item_bytes(key: usize, value: usize, expires: bool) -> usize {
-    8 * log::units(key, value, expires)
+    8 * log::units_without_checksum(key, value, expires)
 }
 
 /// Configuration of a [`Store`].
@@ -54,9 +54,9 @@ pub struct StoreConfig {
     /// The behaviour when the store is full.
     pub mode: FullPolicy,
     /// A clock in milliseconds since any fixed time, for items that expire.
-    pub clock: fn() -> u64,
+    pub clock_ms: fn() -> u64,
     /// The seed of key hashes.
-    pub seed: u64,
+    pub hash_seed: u64,
 }
 
 impl StoreConfig {
@@ -69,8 +69,8 @@ impl StoreConfig {
             items,
             log_bytes: items * item_bytes(key, value, false) / 15 * 16 + (partitions << 21),
             mode: FullPolicy::Cache,
-            clock: unix_ms,
-            seed: 0,
+            clock_ms: unix_ms,
+            hash_seed: 0,
         }
     }
 }
@@ -97,7 +97,7 @@ pub fn unix_ms() -> u64 {
 #[derive(Debug)]
 pub struct Store {
     partitions: Box<[Padded]>,
-    seed: u64,
+    hash_seed: u64,
 }
 
 /// A lock in its own cache lines.
@@ -129,30 +129,30 @@ impl Store {
             items: config.items.div_ceil(n),
             log_bytes: config.log_bytes.div_ceil(n),
             mode: config.mode,
-            clock: config.clock,
-            seed: config.seed,
+            clock_ms: config.clock_ms,
+            hash_seed: config.hash_seed,
         };
         let partitions = (0..n).map(|_| Ok(Padded(Mutex::new(Partition::with(&of_one, pd)?))));
         Ok(Self {
             partitions: partitions.collect::<Result<_, _>>()?,
-            seed: config.seed,
+            hash_seed: config.hash_seed,
         })
     }
 
     /// Returns the number of partitions.
-    pub fn partitions(&self) -> usize {
+    pub fn partition_count(&self) -> usize {
         self.partitions.len()
     }
 
     /// Returns the seed of key hashes.
-    pub fn seed(&self) -> u64 {
-        self.seed
+    pub fn hash_seed(&self) -> u64 {
+        self.hash_seed
     }
 
     /// Returns the hash of a key.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> u64 {
-        hash_of(key, self.seed)
+        hash_of(key, self.hash_seed)
     }
 
     /// Locks the partition of a key. Returns the key's hash and the partition.
@@ -160,7 +160,7 @@ impl Store {
         let hash = self.hash(key);
         (
             hash,
-            self.partition(partition_of(hash, self.partitions.len())),
+            self.lock_partition(partition_of(hash, self.partitions.len())),
         )
     }
 
@@ -169,21 +169,21 @@ impl Store {
     /// # Panics
     /// If no partition has that number.
     #[inline]
-    pub fn partition(&self, number: usize) -> MutexGuard<'_, Partition> {
+    pub fn lock_partition(&self, number: usize) -> MutexGuard<'_, Partition> {
         let lock = &self.partitions[number].0;
         lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes all items.
     pub fn clear(&self) {
-        (0..self.partitions()).for_each(|n| self.partition(n).clear());
+        (0..self.partition_count()).for_each(|n| self.lock_partition(n).clear());
     }
 
     /// Returns the sums of all partitions' statistics.
     pub fn stats(&self) -> PartitionStats {
         let mut sum = PartitionStats::default();
-        for n in 0..self.partitions() {
-            sum.add(&self.partition(n).stats());
+        for n in 0..self.partition_count() {
+            sum.add(&self.lock_partition(n).stats());
         }
         sum
     }

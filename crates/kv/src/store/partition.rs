@@ -30,9 +30,9 @@ pub struct PartitionConfig {
     /// The behaviour when the partition is full.
     pub mode: FullPolicy,
     /// A clock in milliseconds; only called for items that expire.
-    pub clock: fn() -> u64,
+    pub clock_ms: fn() -> u64,
     /// The seed of key hashes.
-    pub seed: u64,
+    pub hash_seed: u64,
 }
 
 /// The condition of a [`Partition::set`].
@@ -124,8 +124,8 @@ pub struct Partition {
     index: Index,
     log: ItemLog,
     mode: FullPolicy,
-    clock: fn() -> u64,
-    seed: u64,
+    clock_ms: fn() -> u64,
+    hash_seed: u64,
     /// The highest version of a removed key. New keys get greater versions.
     max_removed_version: u64,
     /// Number of items that have an expiry time.
@@ -134,7 +134,7 @@ pub struct Partition {
     last_sweep_ms: u64,
     /// The most units that were ever used, for which the system has allocated memory.
     max_used_units: usize,
-    scratch: Vec<u8>,
+    moved_block: Vec<u8>,
     stats: PartitionStats,
 }
 
@@ -152,21 +152,21 @@ impl Partition {
         config: &PartitionConfig,
         pd: Option<&ProtectionDomain>,
     ) -> Result<Self, NoMemory> {
-        let max_log_bytes = usize::try_from(index::MAX_UNITS).unwrap_or(usize::MAX) / 8;
+        let max_log_bytes = usize::try_from(index::MAX_LOG_UNITS).unwrap_or(usize::MAX) / 8;
         Ok(Self {
             index: Index::new(config.items, pd)?,
             log: ItemLog::new(
                 config.log_bytes.min(max_log_bytes),
-                pd.map(|pd| (pd, config.seed)),
+                pd.map(|pd| (pd, config.hash_seed)),
             )?,
             mode: config.mode,
-            clock: config.clock,
-            seed: config.seed,
+            clock_ms: config.clock_ms,
+            hash_seed: config.hash_seed,
             max_removed_version: 0,
             expiring_items: 0,
             last_sweep_ms: 0,
             max_used_units: 0,
-            scratch: Vec::new(),
+            moved_block: Vec::new(),
             stats: PartitionStats::default(),
         })
     }
@@ -199,7 +199,7 @@ impl Partition {
     /// Returns counters and contents.
     pub fn stats(&self) -> PartitionStats {
         PartitionStats {
-            memory_bytes: (self.index.bytes() + self.max_used_units * 8) as u64,
+            memory_bytes: (self.index.memory_bytes() + self.max_used_units * 8) as u64,
             ..self.stats
         }
     }
@@ -211,13 +211,13 @@ impl Partition {
 
     /// Returns index and log as a client READs them.
     #[cfg(test)]
-    pub(super) fn bytes(&self) -> (&[u8], &[u8]) {
+    pub(super) fn index_and_log_bytes(&self) -> (&[u8], &[u8]) {
         (self.index.raw(), self.log.raw())
     }
 
     /// Returns the time by this partition's clock.
     pub fn now_ms(&self) -> u64 {
-        (self.clock)()
+        (self.clock_ms)()
     }
 
     /// Returns the item of a key.
@@ -253,7 +253,7 @@ impl Partition {
         let units = self.log.units_of(key.len(), value.len(), expires);
         if key.len() > MAX_KEY_BYTES
             || value.len() > MAX_VALUE_BYTES
-            || units > self.log.capacity() / 32
+            || units > self.log.capacity_units() / 32
         {
             return Err(Refusal::TooLong);
         }
@@ -289,12 +289,12 @@ impl Partition {
             let header = self.log.item(pos).header;
             // In a cache, setting an item among the oldest quarter moves it to the young end.
             let stays_in_place = self.mode == FullPolicy::Store
-                || self.log.age_rank(pos) >= self.log.used() / 4
-                || self.log.used() < self.log.capacity() / 4 * 3;
+                || self.log.units_from_oldest(pos) >= self.log.used_units() / 4
+                || self.log.used_units() < self.log.capacity_units() / 4 * 3;
             if self.log.units_with(&header) == units && header.expires == expires && stays_in_place
             {
                 self.stats.data_bytes += value.len() as u64;
-                self.stats.data_bytes -= header.value as u64;
+                self.stats.data_bytes -= header.value_bytes as u64;
                 self.log.write(pos, version, key, value, how.expires_ms);
                 return Ok(version);
             }
@@ -315,13 +315,13 @@ impl Partition {
         let units = self.log.units_of(key.len(), value.len(), expires_ms != 0);
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
         if self.mode == FullPolicy::Store {
-            if !self.fits(units) {
+            if !self.has_room_for(units) {
                 self.sweep();
             }
             let room =
                 self.stats.items < self.index.max_items() as u64 && self.index.has_room(hash);
             let indexed = room || find(self).is_some();
-            if !self.fits(units) || !indexed {
+            if !self.has_room_for(units) || !indexed {
                 self.stats.refused_full += 1;
                 return Err(Refusal::Full);
             }
@@ -329,7 +329,7 @@ impl Partition {
         while self.stats.items >= self.index.max_items() as u64 && self.mode == FullPolicy::Cache {
             self.make_room();
         }
-        let pos = self.reserve(units);
+        let pos = self.allocate_block(units);
         // Making room may have moved or evicted the old item.
         if let Some((place, old)) = find(self) {
             let header = self.log.item(old).header;
@@ -338,8 +338,8 @@ impl Partition {
             self.index.set_position(place, pos);
         } else if !self.index.insert(hash, pos) {
             // In a cache with a full index, the oldest item of the home bucket is evicted.
-            let rank = |(_, pos): &(_, usize)| self.log.age_rank(*pos);
-            if let Some((place, oldest)) = self.index.neighbours(hash).min_by_key(rank) {
+            let rank = |(_, pos): &(_, usize)| self.log.units_from_oldest(*pos);
+            if let Some((place, oldest)) = self.index.home_bucket_items(hash).min_by_key(rank) {
                 self.max_removed_version = self
                     .max_removed_version
                     .max(self.log.item(oldest).header.version);
@@ -360,7 +360,7 @@ impl Partition {
     ///
     /// # Errors
     /// [`Refusal::Full`]: an item with an expiry time takes eight bytes more.
-    pub fn expire(&mut self, hash: u64, key: &[u8], expires_ms: u64) -> Result<bool, Refusal> {
+    pub fn set_expiry(&mut self, hash: u64, key: &[u8], expires_ms: u64) -> Result<bool, Refusal> {
         let Some(entry) = self.get(hash, key) else {
             return Ok(false);
         };
@@ -402,7 +402,9 @@ impl Partition {
 
     /// Removes all items.
     pub fn clear(&mut self) {
-        let highest = self.blocks().map(|pos| self.log.item(pos).header.version);
+        let highest = self
+            .item_positions()
+            .map(|pos| self.log.item(pos).header.version);
         self.max_removed_version = highest.max().unwrap_or(0).max(self.max_removed_version);
         self.index.clear();
         self.log.clear();
@@ -413,7 +415,7 @@ impl Partition {
     /// Calls `each` for every item with its key, from the oldest on. Expired items are left out.
     pub fn for_each(&self, mut each: impl FnMut(&[u8], ItemView<'_>)) {
         let now = self.now_ms();
-        for pos in self.blocks() {
+        for pos in self.item_positions() {
             let item = self.log.item(pos);
             if item.expires_ms == 0 || item.expires_ms > now {
                 let entry = ItemView {
@@ -427,12 +429,12 @@ impl Partition {
     }
 
     /// Returns the positions of items, from the oldest on.
-    fn blocks(&self) -> impl Iterator<Item = usize> {
-        let mut next = self.log.oldest();
+    fn item_positions(&self) -> impl Iterator<Item = usize> {
+        let mut next = self.log.oldest_block();
         std::iter::from_fn(move || {
             loop {
                 let (pos, header) = next?;
-                next = self.log.after(pos);
+                next = self.log.next_younger_block(pos);
                 if let BlockHeader::Item(_) = header {
                     return Some(pos);
                 }
@@ -443,7 +445,7 @@ impl Partition {
     #[inline]
     fn is_expired(&self, pos: usize) -> bool {
         let item = self.log.item(pos);
-        item.header.expires && item.expires_ms <= (self.clock)()
+        item.header.expires && item.expires_ms <= (self.clock_ms)()
     }
 
     /// Removes an item from index and log.
@@ -458,22 +460,22 @@ impl Partition {
     fn remove_from_log(&mut self, pos: usize) {
         let header = self.log.item(pos).header;
         self.stats.items -= 1;
-        self.stats.data_bytes -= (header.key + header.value) as u64;
+        self.stats.data_bytes -= (header.key_bytes + header.value_bytes) as u64;
         self.expiring_items -= u64::from(header.expires);
         self.log.mark_dead(pos);
     }
 
     /// Returns true if a store may take `units` more units. The reserved sixteenth is the size of two of the longest
     /// items, so that moving all items once always frees a contiguous block.
-    fn fits(&self, units: usize) -> bool {
-        let capacity = self.log.capacity();
-        self.log.live() + units <= capacity - capacity / 16
+    fn has_room_for(&self, units: usize) -> bool {
+        let capacity = self.log.capacity_units();
+        self.log.live_units() + units <= capacity - capacity / 16
     }
 
     /// Allocates a block of `units` units, and makes room at the old end if necessary. Its header is a dead block's.
-    fn reserve(&mut self, units: usize) -> usize {
+    fn allocate_block(&mut self, units: usize) -> usize {
         loop {
-            if let Some(pos) = self.log.append(units) {
+            if let Some(pos) = self.log.allocate_block(units) {
                 self.max_used_units = self.max_used_units.max(pos + units);
                 return pos;
             }
@@ -483,15 +485,15 @@ impl Partition {
 
     /// Frees the oldest block: evicts its item, or moves the item to the young end.
     fn make_room(&mut self) {
-        let Some((pos, header)) = self.log.oldest() else {
+        let Some((pos, header)) = self.log.oldest_block() else {
             return;
         };
         let BlockHeader::Item(header) = header else {
-            self.log.pop();
+            self.log.free_oldest_if_dead();
             return;
         };
         let item = self.log.item(pos);
-        let hash = hash_of(item.key, self.seed);
+        let hash = hash_of(item.key, self.hash_seed);
         let Some((place, _)) = self.index.find(hash, |there| there == pos) else {
             // Unreachable: the index has every item.
             self.log.mark_dead(pos);
@@ -508,13 +510,13 @@ impl Partition {
             return;
         }
         let units = self.log.units_with(&header);
-        self.log.copy_out(pos, &mut self.scratch);
+        self.log.copy_out(pos, &mut self.moved_block);
         self.log.mark_dead(pos);
-        self.log.pop();
+        self.log.free_oldest_if_dead();
         // This runs only if no contiguous room was left. The freed oldest block is adjacent to the room, so the append
         // succeeds.
-        if let Some(to) = self.log.append(units) {
-            self.log.copy_in(to, &self.scratch);
+        if let Some(to) = self.log.allocate_block(units) {
+            self.log.copy_in(to, &self.moved_block);
             self.log.mark_live(units);
             self.index.set_position(place, to);
             self.stats.moves += 1;
@@ -528,9 +530,12 @@ impl Partition {
             return;
         }
         self.last_sweep_ms = now;
-        let expired: Vec<usize> = self.blocks().filter(|&pos| self.is_expired(pos)).collect();
+        let expired: Vec<usize> = self
+            .item_positions()
+            .filter(|&pos| self.is_expired(pos))
+            .collect();
         for pos in expired {
-            let hash = hash_of(self.log.item(pos).key, self.seed);
+            let hash = hash_of(self.log.item(pos).key, self.hash_seed);
             if let Some((place, _)) = self.index.find(hash, |there| there == pos) {
                 self.remove(place, pos);
                 self.stats.expired += 1;

@@ -23,13 +23,13 @@ use serde::{Deserialize, Serialize};
 
 use super::partition::{Refusal, SetCondition};
 
-const USED: u64 = 1 << 63;
-const REMOVED: u64 = 1 << 62;
+const FLAG_USED: u64 = 1 << 63;
+const FLAG_REMOVED: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
 /// The last version before versions restart at 1.
 pub(crate) const LAST_VERSION: u64 = super::log::LAST_VERSION;
 /// Bytes of a body's header, before the key.
-const HEAD: usize = 16;
+const BODY_HEADER_BYTES: usize = 16;
 
 /// The placement of lock words, which decides how many of a NIC's internal locks they share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ impl RecordLayout {
         align: usize,
     ) -> Self {
         let (key_bytes, value_bytes) = (key.next_multiple_of(8), value.next_multiple_of(8));
-        let body = HEAD + key_bytes + value_bytes;
+        let body = BODY_HEADER_BYTES + key_bytes + value_bytes;
         let stride = match locks {
             LockPlacement::Spread => body,
             LockPlacement::Record => body + 8,
@@ -129,14 +129,14 @@ impl RecordLayout {
         let words = [self.key_bytes, self.value_bytes, self.stride];
         small
             && words.iter().all(|n| n.is_multiple_of(8))
-            && self.body() + lock <= self.stride
+            && self.body_bytes() + lock <= self.stride
             && self.homes > 0
             && self.homes.saturating_add(self.neighbours as u64) <= self.records
-            && self.bytes() <= memory
+            && self.memory_bytes() <= memory
     }
 
     /// Returns the bytes of memory for the records and their locks.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         let locks = match self.locks {
             LockPlacement::Spread => 8 * self.records,
             LockPlacement::Record => 0,
@@ -145,28 +145,28 @@ impl RecordLayout {
     }
 
     /// Returns the bytes of a body.
-    pub(crate) fn body(&self) -> usize {
-        HEAD + self.key_bytes + self.value_bytes
+    pub(crate) fn body_bytes(&self) -> usize {
+        BODY_HEADER_BYTES + self.key_bytes + self.value_bytes
     }
 
     /// Returns the first record of a hash's neighbourhood.
     #[inline]
     pub(crate) fn first_record_of_hash(&self, hash: u64) -> u64 {
-        super::index::home(hash, self.homes)
+        super::index::home_bucket(hash, self.homes)
     }
 
     /// Returns the offset of a record's body.
     #[inline]
-    pub(crate) fn at(&self, record: u64) -> u64 {
+    pub(crate) fn body_offset(&self, record: u64) -> u64 {
         record * self.stride as u64
     }
 
     /// Returns the offset of a record's lock.
     #[inline]
-    pub(crate) fn lock_at(&self, record: u64) -> u64 {
+    pub(crate) fn lock_offset(&self, record: u64) -> u64 {
         match self.locks {
             LockPlacement::Spread => self.records * self.stride as u64 + 8 * record,
-            LockPlacement::Record => self.at(record) + self.body() as u64,
+            LockPlacement::Record => self.body_offset(record) + self.body_bytes() as u64,
         }
     }
 
@@ -184,18 +184,23 @@ impl RecordLayout {
         version: u64,
         value: Option<&[u8]>,
     ) {
-        let into = &mut into[..self.body()];
+        let into = &mut into[..self.body_bytes()];
         into.fill(0);
         let bytes = value.unwrap_or_default();
-        let removed = if value.is_none() { REMOVED } else { 0 };
+        let removed = if value.is_none() { FLAG_REMOVED } else { 0 };
         let lengths = (bytes.len() as u64) << 8 | key.len() as u64;
-        let meta = USED | removed | version << VERSION_SHIFT | lengths;
+        let meta = FLAG_USED | removed | version << VERSION_SHIFT | lengths;
         into[..8].copy_from_slice(&meta.to_le_bytes());
-        into[HEAD..HEAD + key.len()].copy_from_slice(key);
-        let value_at = HEAD + self.key_bytes;
+        into[BODY_HEADER_BYTES..BODY_HEADER_BYTES + key.len()].copy_from_slice(key);
+        let value_at = BODY_HEADER_BYTES + self.key_bytes;
         into[value_at..value_at + bytes.len()].copy_from_slice(bytes);
-        let check = check_of(meta, &into[HEAD..value_at + bytes.len()], seed, record);
-        into[8..HEAD].copy_from_slice(&check.to_le_bytes());
+        let check = check_of(
+            meta,
+            &into[BODY_HEADER_BYTES..value_at + bytes.len()],
+            seed,
+            record,
+        );
+        into[8..BODY_HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
     }
 
     /// Decodes a body with any contents, for a reader that looks for `key`.
@@ -206,33 +211,40 @@ impl RecordLayout {
         (seed, record): (u64, u64),
         key: &[u8],
     ) -> DecodedBody<'b> {
-        let Some(body) = body.get(..self.body()) else {
+        let Some(body) = body.get(..self.body_bytes()) else {
             return DecodedBody::OtherKey;
         };
         let (meta, check) = (word(body, 0), word(body, 8));
         let (key_len, value_len) = ((meta & 0xff) as usize, (meta >> 8 & 0xffff) as usize);
-        let value_at = HEAD + self.key_bytes;
-        if meta & USED == 0
+        let value_at = BODY_HEADER_BYTES + self.key_bytes;
+        if meta & FLAG_USED == 0
             || key_len != key.len()
             || key_len > self.key_bytes
-            || body[HEAD..HEAD + key_len] != *key
+            || body[BODY_HEADER_BYTES..BODY_HEADER_BYTES + key_len] != *key
         {
             return DecodedBody::OtherKey;
         }
         if value_len > self.value_bytes
-            || check != check_of(meta, &body[HEAD..value_at + value_len], seed, record)
+            || check
+                != check_of(
+                    meta,
+                    &body[BODY_HEADER_BYTES..value_at + value_len],
+                    seed,
+                    record,
+                )
         {
             return DecodedBody::Torn;
         }
         DecodedBody::Match {
             version: meta >> VERSION_SHIFT & LAST_VERSION,
-            value: (meta & REMOVED == 0).then(|| &body[value_at..value_at + value_len]),
+            value: (meta & FLAG_REMOVED == 0).then(|| &body[value_at..value_at + value_len]),
         }
     }
 
     /// Returns the version of a record whose key was removed; `None` if the record is in another state.
-    pub(crate) fn removed(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
-        let key = body.get(HEAD..HEAD + (word(body, 0) & 0xff) as usize)?;
+    pub(crate) fn removed_version(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
+        let key =
+            body.get(BODY_HEADER_BYTES..BODY_HEADER_BYTES + (word(body, 0) & 0xff) as usize)?;
         match self.decode(body, (seed, record), key) {
             DecodedBody::Match {
                 version,
@@ -311,15 +323,15 @@ pub(crate) fn next_version(
 pub(crate) mod redo {
     use super::{RecordLayout, word};
 
-    const HEAD: usize = 16;
+    const ENTRY_HEADER_BYTES: usize = 16;
 
     /// Returns the bytes of an entry.
-    pub(crate) fn bytes(shape: &RecordLayout) -> usize {
-        HEAD + shape.body() + 8
+    pub(crate) fn entry_bytes(shape: &RecordLayout) -> usize {
+        ENTRY_HEADER_BYTES + shape.body_bytes() + 8
     }
 
     /// Offset of the body in an entry.
-    pub(crate) const BODY_AT: usize = HEAD;
+    pub(crate) const ENTRY_BODY_OFFSET: usize = ENTRY_HEADER_BYTES;
 
     /// Completes an entry that already contains the body.
     pub(crate) fn seal(
@@ -330,8 +342,8 @@ pub(crate) mod redo {
     ) {
         let place = (partition as u64) << 32 | record;
         entry[..8].copy_from_slice(&place.to_le_bytes());
-        entry[8..HEAD].copy_from_slice(&lock.to_le_bytes());
-        let end = HEAD + shape.body();
+        entry[8..ENTRY_HEADER_BYTES].copy_from_slice(&lock.to_le_bytes());
+        let end = ENTRY_HEADER_BYTES + shape.body_bytes();
         let check = xxhash_rust::xxh3::xxh3_64(&entry[..end]);
         entry[end..end + 8].copy_from_slice(&check.to_le_bytes());
     }
@@ -343,11 +355,12 @@ pub(crate) mod redo {
 
     /// Returns record, lock word and body of an entry, or `None` if its checksum is wrong. The bytes are untrusted.
     pub(crate) fn open<'e>(entry: &'e [u8], shape: &RecordLayout) -> Option<(u64, u64, &'e [u8])> {
-        let end = HEAD + shape.body();
+        let end = ENTRY_HEADER_BYTES + shape.body_bytes();
         let whole = entry.get(..end + 8)?;
         let (record, lock) = (word(whole, 0) & 0xffff_ffff, word(whole, 8));
         let right = xxhash_rust::xxh3::xxh3_64(&whole[..end]) == word(whole, end);
-        (right && lock != 0 && record < shape.records).then(|| (record, lock, &whole[HEAD..end]))
+        (right && lock != 0 && record < shape.records)
+            .then(|| (record, lock, &whole[ENTRY_HEADER_BYTES..end]))
     }
 }
 
@@ -365,18 +378,18 @@ mod tests {
     fn a_record_of_the_papers_items_is_a_cache_line_and_eight_are_a_neighbourhood() {
         let spread = shape(LockPlacement::Spread);
         assert_eq!(
-            (spread.body(), spread.stride, spread.neighbours),
+            (spread.body_bytes(), spread.stride, spread.neighbours),
             (64, 64, 8)
         );
-        assert!(spread.check(spread.bytes()) && !spread.check(spread.bytes() - 1));
+        assert!(spread.check(spread.memory_bytes()) && !spread.check(spread.memory_bytes() - 1));
         let inside = shape(LockPlacement::Record);
         assert_eq!(
-            (inside.stride, inside.neighbours, inside.lock_at(3)),
+            (inside.stride, inside.neighbours, inside.lock_offset(3)),
             (128, 4, 3 * 128 + 64)
         );
-        assert!(inside.check(inside.bytes()) && !inside.check(inside.bytes() - 1));
+        assert!(inside.check(inside.memory_bytes()) && !inside.check(inside.memory_bytes() - 1));
         let pages = RecordLayout::new(100, (16, 32), 512, LockPlacement::Record, 4096);
-        assert!((0..9).all(|n| pages.lock_at(n) % 4096 == 64));
+        assert!((0..9).all(|n| pages.lock_offset(n) % 4096 == 64));
     }
 
     proptest! {
@@ -424,11 +437,11 @@ mod tests {
         #[test]
         fn a_redo_entry_is_whole_or_none(at in 0usize..88, bit in 0u32..8) {
             let shape = shape(LockPlacement::Spread);
-            let mut entry = vec![0; redo::bytes(&shape)];
-            shape.encode(&mut entry[redo::BODY_AT..], (5, 7), b"key", 3, Some(b"value"));
+            let mut entry = vec![0; redo::entry_bytes(&shape)];
+            shape.encode(&mut entry[redo::ENTRY_BODY_OFFSET..], (5, 7), b"key", 3, Some(b"value"));
             redo::seal(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
             prop_assert_eq!(redo::partition_of(&entry), Some(2));
-            let body = entry[redo::BODY_AT..redo::BODY_AT + 64].to_vec();
+            let body = entry[redo::ENTRY_BODY_OFFSET..redo::ENTRY_BODY_OFFSET + 64].to_vec();
             prop_assert_eq!(redo::open(&entry, &shape), Some((7, lock_word(1, 2, 3), &body[..])));
             entry[at] ^= 1 << bit;
             prop_assert_eq!(redo::open(&entry, &shape), None);

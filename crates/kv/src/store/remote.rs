@@ -6,22 +6,22 @@
 //! cannot be detected this way, because items move between buckets. So a client asks the server before it reports an
 //! absent key.
 
-use super::index::{SLOTS, home, pos_of, tag};
+use super::index::{SLOTS_PER_BUCKET, home_bucket, position_in_slot, tag};
 use super::log::{ItemHeader, check_of};
 
 /// Bytes of a bucket of the index.
-pub(crate) const BUCKET_BYTES: usize = 8 * SLOTS;
+pub(crate) const BUCKET_BYTES: usize = 8 * SLOTS_PER_BUCKET;
 
 /// Returns the first bucket to look at, for `buckets` buckets.
 pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
-    home(hash, buckets)
+    home_bucket(hash, buckets)
 }
 
 /// The positions at which a bucket may lead to the item of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CandidatePositions {
     /// Byte offsets in the log of items with the hash's tag.
-    at: [u64; SLOTS],
+    item_offsets: [u64; SLOTS_PER_BUCKET],
     count: usize,
     /// True if the bucket has no free slot, so that the item may be in the next bucket.
     pub(crate) bucket_is_full: bool,
@@ -34,11 +34,11 @@ impl CandidatePositions {
             bucket_is_full: true,
             ..Self::default()
         };
-        for word in bucket.as_chunks::<8>().0.iter().take(SLOTS) {
+        for word in bucket.as_chunks::<8>().0.iter().take(SLOTS_PER_BUCKET) {
             let word = u64::from_le_bytes(*word);
             found.bucket_is_full &= word != 0;
             if word >> 48 == tag(hash) && word & 0xff_ffff_ffff != 0 {
-                found.at[found.count] = pos_of(word) as u64 * 8;
+                found.item_offsets[found.count] = position_in_slot(word) as u64 * 8;
                 found.count += 1;
             }
         }
@@ -46,9 +46,9 @@ impl CandidatePositions {
     }
 
     /// Returns the next byte offset to look at.
-    pub(crate) fn pop(&mut self) -> Option<u64> {
+    pub(crate) fn next_offset(&mut self) -> Option<u64> {
         self.count = self.count.checked_sub(1)?;
-        Some(self.at[self.count])
+        Some(self.item_offsets[self.count])
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Decoded
     let Some(header) = word_at(bytes, 0).and_then(ItemHeader::of) else {
         return DecodedItem::Torn;
     };
-    let checked = header.units() * 8;
+    let checked = header.units_without_checksum() * 8;
     let Some(check) = word_at(bytes, checked) else {
         return DecodedItem::NeedsBytes(checked + 8);
     };
@@ -83,12 +83,12 @@ pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Decoded
         return DecodedItem::Torn;
     }
     let (key_at, value_at) = header.offsets();
-    if bytes[key_at..key_at + header.key] != *key {
+    if bytes[key_at..key_at + header.key_bytes] != *key {
         return DecodedItem::OtherKey;
     }
     DecodedItem::Item {
         version: header.version,
-        value: &bytes[value_at..value_at + header.value],
+        value: &bytes[value_at..value_at + header.value_bytes],
         expires: header.expires,
     }
 }
@@ -113,22 +113,22 @@ mod tests {
             items: 100,
             log_bytes: 4096,
             mode: FullPolicy::Cache,
-            clock: unix_ms,
-            seed: 7,
+            clock_ms: unix_ms,
+            hash_seed: 7,
         };
         Partition::with(&config, Some(&pd)).expect("memory")
     }
 
     /// Looks up a key as a client does that READs everything at once.
     fn find(p: &Partition, key: &[u8]) -> Option<(u64, Vec<u8>)> {
-        let (index, log) = p.bytes();
+        let (index, log) = p.index_and_log_bytes();
         let hash = hash_of(key, 7);
         let buckets = (index.len() / BUCKET_BYTES) as u64;
         let mut bucket = home_of(hash, buckets);
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
             let mut candidates = CandidatePositions::of(&index[at..at + BUCKET_BYTES], hash);
-            while let Some(at) = candidates.pop() {
+            while let Some(at) = candidates.next_offset() {
                 let at = usize::try_from(at).expect("small");
                 if let DecodedItem::Item { version, value, .. } = decode_item(&log[at..], key, 7) {
                     return Some((version, value.to_vec()));
@@ -174,7 +174,7 @@ mod tests {
             let hash = hash_of(b"key", 7);
             let block = |p: &mut Partition, value| {
                 p.set(hash, b"key", value, SetOptions::default()).expect("room");
-                p.bytes().1[..48].to_vec()
+                p.index_and_log_bytes().1[..48].to_vec()
             };
             let (old, new) = (block(&mut p, &first), block(&mut p, &second));
             let whole = DecodedItem::Item { version: 1, value: &first, expires: false };
@@ -194,7 +194,7 @@ mod tests {
             let seen = decode_item(&bytes, b"key", 7);
             prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::OtherKey), "{seen:?}");
             let mut candidates = CandidatePositions::of(&bytes, hash);
-            while candidates.pop().is_some() {}
+            while candidates.next_offset().is_some() {}
         }
     }
 }

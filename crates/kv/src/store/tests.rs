@@ -20,8 +20,8 @@ fn partition(mode: FullPolicy, items: usize, log_bytes: usize) -> Partition {
         items,
         log_bytes,
         mode,
-        clock: now,
-        seed: 7,
+        clock_ms: now,
+        hash_seed: 7,
     };
     Partition::new(&config).expect("memory")
 }
@@ -94,13 +94,13 @@ fn what_expires_is_gone_in_time() {
     };
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(1));
     assert_eq!(p.get(hash(b"k"), b"k").map(|e| e.expires_ms), Some(1500));
-    assert_eq!(p.expire(hash(b"k"), b"k", 1600), Ok(true));
+    assert_eq!(p.set_expiry(hash(b"k"), b"k", 1600), Ok(true));
     NOW.set(1599);
     assert!(p.get(hash(b"k"), b"k").is_some());
     NOW.set(1600);
     assert!(p.get(hash(b"k"), b"k").is_none());
     assert_eq!((p.len(), p.stats().expired), (0, 1));
-    assert_eq!(p.expire(hash(b"k"), b"k", 9999), Ok(false));
+    assert_eq!(p.set_expiry(hash(b"k"), b"k", 9999), Ok(false));
     // A set ignores an expired item.
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(3));
     let absent = SetOptions {

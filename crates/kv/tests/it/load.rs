@@ -1,6 +1,6 @@
 //! The load generator against a server: right answers pass its checks, and wrong ones are detected.
 
-use kv::load::{self, LoadEnd, Popularity, Workload, Ycsb, key_bytes, value_bytes};
+use kv::load::{self, LoadEnd, Popularity, Workload, Ycsb, write_key_bytes, write_value_bytes};
 use kv::store::{FullPolicy, SetOptions};
 use kv::{ClientConfig, Design, PipelinedClient, Server, ServerConfig};
 
@@ -134,8 +134,8 @@ fn what_is_wrong_is_found(design: Design) {
     assert!(run(&mut pipeline).is_right());
     // Another key's value.
     let (mut key, mut value) = ([0; 16], [0; 32]);
-    key_bytes(5, &mut key);
-    value_bytes(6, 1, &mut value);
+    write_key_bytes(5, &mut key);
+    write_value_bytes(6, 1, &mut value);
     let (hash, mut partition) = server.service().store().lock(&key);
     partition
         .set(hash, &key, &value, SetOptions::default())

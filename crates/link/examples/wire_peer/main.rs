@@ -22,7 +22,8 @@ use roce::opcode::LastPacketField;
 use roce::packet::Packet;
 use roce::psn::Psn;
 use roce::rc::requester::{
-    PROBE_NS, Request, RequestOperation, Requester, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS,
+    DEFAULT_PROBE_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, Request, RequestOperation,
+    Requester, RequesterConfig,
 };
 use roce::rc::responder::{AllowedOperations, Responder, ResponderConfig};
 
@@ -89,13 +90,13 @@ impl Peer {
                     .receive(now, &packet, false, &mut self.remote);
             }
         }
-        self.responder.on_heard(now);
+        self.responder.send_gap_nak_if_due(now);
         if self
             .requester
             .deadline()
             .is_some_and(|deadline| deadline <= now)
         {
-            self.requester.expire(now, now);
+            self.requester.apply_expired_timers(now, now);
         }
         let mut batch = self.endpoint.batch();
         while batch.len() < 32 {
@@ -486,9 +487,9 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
         rnr_retry: 7,
         max_rd_atomic: 4,
         pkey: 0xffff,
-        window_packets: WINDOW_PACKETS,
-        window_bytes: WINDOW_BYTES,
-        probe_ns: Some(PROBE_NS),
+        window_packets: DEFAULT_WINDOW_PACKETS,
+        window_bytes: DEFAULT_WINDOW_BYTES,
+        probe_ns: Some(DEFAULT_PROBE_NS),
         congestion: None,
     });
     let responder = Responder::new(ResponderConfig {

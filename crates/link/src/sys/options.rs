@@ -59,8 +59,8 @@ pub(crate) fn set_steering(
 /// full.
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// Index of the drops in the result of `SO_MEMINFO` (`SK_MEMINFO_DROPS`).
-    const DROPS: usize = 8;
-    let mut info = [0_u32; DROPS + 1];
+    const DROPS_INDEX: usize = 8;
+    let mut info = [0_u32; DROPS_INDEX + 1];
     let mut len = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `info` and the length to `len`.
     let result = unsafe {
@@ -72,7 +72,7 @@ pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    check(result).map(|()| info[DROPS])
+    check(result).map(|()| info[DROPS_INDEX])
 }
 
 fn check(result: i32) -> io::Result<()> {

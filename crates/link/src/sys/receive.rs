@@ -16,7 +16,7 @@ const MESSAGE_BYTES: usize = 65_536;
 
 /// Distance between the starts of buffers. Small packets use only the start of a buffer, and this distance maps the
 /// starts to different sets of the L1 cache.
-const STRIDE: usize = MESSAGE_BYTES + 1536;
+const BUFFER_STRIDE_BYTES: usize = MESSAGE_BYTES + 1536;
 
 /// Bytes for the control messages: traffic class, hop limit, segment size.
 const CONTROL_BYTES: usize = 128;
@@ -31,8 +31,8 @@ pub(crate) struct ReceiverBuffers {
 
 #[derive(Clone, Copy, Default)]
 struct MessageLens {
-    bytes: usize,
-    control: usize,
+    data_bytes: usize,
+    control_bytes: usize,
 }
 
 /// A received message: one packet, or several that the kernel has coalesced.
@@ -42,7 +42,7 @@ pub(crate) struct ReceivedMessage<'a> {
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: Option<u8>,
     /// Bytes of each packet except the last.
-    pub(crate) segment: usize,
+    pub(crate) segment_bytes: usize,
     pub(crate) bytes: &'a [u8],
 }
 
@@ -50,7 +50,7 @@ impl ReceiverBuffers {
     /// Makes buffers, whose memory is only allocated when it is used.
     pub(crate) fn new() -> ReceiverBuffers {
         ReceiverBuffers {
-            bytes: vec![0; STRIDE * MAX_MESSAGES],
+            bytes: vec![0; BUFFER_STRIDE_BYTES * MAX_MESSAGES],
             addresses: [RawAddress::NONE; MAX_MESSAGES],
             controls: Box::new([ControlBuffer([0; CONTROL_BYTES]); MAX_MESSAGES]),
             lens: [MessageLens::default(); MAX_MESSAGES],
@@ -65,7 +65,7 @@ impl ReceiverBuffers {
         let count = limit.clamp(1, MAX_MESSAGES);
         let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); MAX_MESSAGES];
         let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); MAX_MESSAGES];
-        let buffers = self.bytes.chunks_mut(STRIDE);
+        let buffers = self.bytes.chunks_mut(BUFFER_STRIDE_BYTES);
         for (i, buffer) in buffers.take(count).enumerate() {
             let vector = vectors[i].write(libc::iovec {
                 iov_base: buffer.as_mut_ptr().cast(),
@@ -108,8 +108,8 @@ impl ReceiverBuffers {
             // SAFETY: `received` is at most `count`, and the first `count` headers are initialised.
             let header = unsafe { header.assume_init_ref() };
             *lens = MessageLens {
-                bytes: header.msg_len as usize,
-                control: header.msg_hdr.msg_controllen,
+                data_bytes: header.msg_len as usize,
+                control_bytes: header.msg_hdr.msg_controllen,
             };
         }
         Ok(received)
@@ -118,22 +118,22 @@ impl ReceiverBuffers {
     /// Returns memory for another datagram; the last received messages are lost.
     pub(crate) fn scratch(&mut self) -> &mut [u8] {
         self.lens = [MessageLens::default(); MAX_MESSAGES];
-        &mut self.bytes[..STRIDE]
+        &mut self.bytes[..BUFFER_STRIDE_BYTES]
     }
 
     /// Returns message `i` of the last call; `None` if it was not received, or its source is not an IP address.
     pub(crate) fn message(&self, i: usize) -> Option<ReceivedMessage<'_>> {
         let lens = self.lens.get(i)?;
         let (source, source_port) = self.addresses[i].get()?;
-        let start = i * STRIDE;
-        let bytes = &self.bytes[start..start + lens.bytes.min(MESSAGE_BYTES)];
-        let control = &self.controls[i].0[..lens.control.min(CONTROL_BYTES)];
+        let start = i * BUFFER_STRIDE_BYTES;
+        let bytes = &self.bytes[start..start + lens.data_bytes.min(MESSAGE_BYTES)];
+        let control = &self.controls[i].0[..lens.control_bytes.min(CONTROL_BYTES)];
         let mut message = ReceivedMessage {
             source,
             source_port,
             traffic_class: 0,
             hop_limit: None,
-            segment: bytes.len(),
+            segment_bytes: bytes.len(),
             bytes,
         };
         message.read_control(control);
@@ -158,7 +158,7 @@ impl ReceivedMessage<'_> {
                 }
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     if let Some(segment) = usize::try_from(value).ok().filter(|s| *s > 0) {
-                        self.segment = segment;
+                        self.segment_bytes = segment;
                     }
                 }
                 _ => {}

@@ -12,14 +12,14 @@ use super::address::RawAddress;
 pub(crate) const MAX_MESSAGES: usize = 16;
 
 /// Bytes of a burst's control messages: segment size, traffic class, hop limit.
-const CONTROL_BYTES: usize = 3 * space(size_of::<i32>());
+const CONTROL_BYTES: usize = 3 * cmsg_space(size_of::<i32>());
 
 /// A burst with its destination.
 pub(crate) struct BurstMessage<'a> {
     pub(crate) to: SocketAddr,
     pub(crate) bytes: &'a [u8],
     /// Bytes of each packet except the last; `None` for a single packet.
-    pub(crate) segment: Option<u16>,
+    pub(crate) segment_bytes: Option<u16>,
     pub(crate) traffic_class: u8,
     /// Hop limit; 0 for the host's default.
     pub(crate) hop_limit: u8,
@@ -91,8 +91,8 @@ fn write_control(message: &BurstMessage<'_>, control: &mut ControlBuffer<CONTROL
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
     let mut len = 0;
-    if let Some(segment) = message.segment {
-        len += put(
+    if let Some(segment) = message.segment_bytes {
+        len += write_cmsg(
             control,
             len,
             (libc::SOL_UDP, libc::UDP_SEGMENT),
@@ -101,23 +101,23 @@ fn write_control(message: &BurstMessage<'_>, control: &mut ControlBuffer<CONTROL
     }
     if message.traffic_class != 0 {
         let value = i32::from(message.traffic_class).to_ne_bytes();
-        len += put(control, len, (level, class), &value);
+        len += write_cmsg(control, len, (level, class), &value);
     }
     if message.hop_limit != 0 {
         let value = i32::from(message.hop_limit).to_ne_bytes();
-        len += put(control, len, (level, limit), &value);
+        len += write_cmsg(control, len, (level, limit), &value);
     }
     len
 }
 
 /// Returns the bytes of a control message with `len` bytes of data (`CMSG_SPACE`).
-const fn space(len: usize) -> usize {
+const fn cmsg_space(len: usize) -> usize {
     // SAFETY: the function is pure arithmetic.
     unsafe { libc::CMSG_SPACE(len as u32) as usize }
 }
 
 /// Writes a control message at `offset`; returns its space.
-fn put(
+fn write_cmsg(
     control: &mut ControlBuffer<CONTROL_BYTES>,
     offset: usize,
     (level, kind): (i32, i32),
@@ -125,7 +125,7 @@ fn put(
 ) -> usize {
     // SAFETY: the functions are pure arithmetic.
     let (start, len) = unsafe { (libc::CMSG_LEN(0), libc::CMSG_LEN(data.len() as u32)) };
-    let space = space(data.len());
+    let space = cmsg_space(data.len());
     let bytes = &mut control.0[offset..offset + space];
     // `cmsghdr` contains the length, the level and the type, in this order.
     let header = size_of::<libc::cmsghdr>();

@@ -67,7 +67,7 @@ pub struct FrameHeaders {
     /// Position of the IPv4 header in the frame.
     ipv4: Option<Range<usize>>,
     /// Position of a complete TCP segment or UDP datagram in the frame.
-    transport: Option<Range<usize>>,
+    transport_range: Option<Range<usize>>,
 }
 
 impl FrameHeaders {
@@ -82,7 +82,7 @@ impl FrameHeaders {
             layers: 0,
             fields: [0; HEADER_BYTES],
             ipv4: None,
-            transport: None,
+            transport_range: None,
         };
         headers.set(field::DST_MAC, &ethernet.destination());
         headers.set(field::SRC_MAC, &ethernet.source());
@@ -101,7 +101,7 @@ impl FrameHeaders {
             Some(LaxNetSlice::Ipv4(ip)) => {
                 let header = ip.header();
                 headers.layers |= layer::IPV4;
-                headers.ipv4 = Some(place_in(frame, header.slice()));
+                headers.ipv4 = Some(range_within(frame, header.slice()));
                 headers.set(field::SRC_IP, &header.source());
                 headers.set(field::DST_IP, &header.destination());
                 headers.set(field::PROTOCOL, &[header.protocol().0]);
@@ -143,7 +143,7 @@ impl FrameHeaders {
         headers.layers |= which;
         headers.set(field::SRC_PORT, &source.to_be_bytes());
         headers.set(field::DST_PORT, &destination.to_be_bytes());
-        headers.transport = Some(place_in(frame, segment));
+        headers.transport_range = Some(range_within(frame, segment));
         Some(headers)
     }
 
@@ -186,7 +186,7 @@ impl FrameHeaders {
     /// as `IBV_WC_IP_CSUM_OK`.
     #[must_use]
     pub fn checksums_are_right(&self, frame: &[u8]) -> bool {
-        let (Some(ip), Some(transport)) = (&self.ipv4, &self.transport) else {
+        let (Some(ip), Some(transport)) = (&self.ipv4, &self.transport_range) else {
             return false;
         };
         let segment = &frame[transport.clone()];
@@ -205,7 +205,7 @@ impl FrameHeaders {
             let sum = Sum16BitWords::new().add_slice(header).ones_complement();
             header[IPV4_CHECKSUM].copy_from_slice(&sum.to_ne_bytes());
         }
-        if let Some(transport) = &self.transport {
+        if let Some(transport) = &self.transport_range {
             let segment = &mut frame[transport.clone()];
             let udp = self.has(layer::UDP);
             let at = if udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
@@ -227,7 +227,7 @@ const UDP_CHECKSUM: Range<usize> = 6..8;
 const TCP_CHECKSUM: Range<usize> = 16..18;
 
 /// Returns the position in `whole` of its slice `part`.
-fn place_in(whole: &[u8], part: &[u8]) -> Range<usize> {
+fn range_within(whole: &[u8], part: &[u8]) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()
 }

@@ -102,10 +102,10 @@ pub struct FlowRule {
 }
 
 impl FlowRule {
-    /// Returns the key by which rules are sorted before [`Trap::gets_packet`]. Sniffers come first, then flows with
+    /// Returns the key by which rules are sorted before [`TrapState::gets_packet`]. Sniffers come first, then flows with
     /// specifications by priority, and default flows last. At equal priority dropping flows come first.
     #[must_use]
-    pub const fn order(&self) -> (u8, u16, bool) {
+    pub const fn sort_key(&self) -> (u8, u16, bool) {
         match self.kind {
             FlowKind::Sniffer => (0, 0, false),
             FlowKind::Normal => (1, self.priority, !self.drop),
@@ -114,35 +114,35 @@ impl FlowRule {
     }
 }
 
-/// The state of a packet while it is checked against the rules in their [order](FlowRule::order).
+/// The state of a packet while it is checked against the rules in their [order](FlowRule::sort_key).
 ///
 /// The matching flows with specifications of the best priority get the packet. If no such flow matches, default flows
 /// get the packet. Sniffers get every packet.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Trap {
+pub struct TrapState {
     /// Priority of the flows that have trapped the packet, and a flag that is true if they drop the packet.
-    trapped: Option<(u16, bool)>,
+    trapped_by: Option<(u16, bool)>,
 }
 
-impl Trap {
+impl TrapState {
     /// Returns true if the flow of the next rule gets the packet.
     pub fn gets_packet(&mut self, rule: &FlowRule, headers: &FrameHeaders) -> bool {
         match rule.kind {
             FlowKind::Sniffer => true,
             FlowKind::Normal => {
                 let too_late = self
-                    .trapped
+                    .trapped_by
                     .is_some_and(|(at, dropped)| dropped || at < rule.priority);
                 if too_late || !rule.pattern.matches(headers) {
                     return false;
                 }
                 if !rule.dont_trap {
-                    self.trapped = Some((rule.priority, rule.drop));
+                    self.trapped_by = Some((rule.priority, rule.drop));
                 }
                 !rule.drop
             }
-            FlowKind::AllDefault => self.trapped.is_none(),
-            FlowKind::MulticastDefault => self.trapped.is_none() && headers.is_multicast(),
+            FlowKind::AllDefault => self.trapped_by.is_none(),
+            FlowKind::MulticastDefault => self.trapped_by.is_none() && headers.is_multicast(),
         }
     }
 }
@@ -172,8 +172,8 @@ mod tests {
     /// Returns the indices in `rules` of the rules that get the packet.
     fn receivers(rules: &[FlowRule], headers: &FrameHeaders) -> Vec<usize> {
         let mut order: Vec<_> = rules.iter().enumerate().collect();
-        order.sort_by_key(|(_, rule)| rule.order());
-        let mut trap = Trap::default();
+        order.sort_by_key(|(_, rule)| rule.sort_key());
+        let mut trap = TrapState::default();
         let mut got: Vec<_> = order
             .into_iter()
             .filter(|(_, rule)| trap.gets_packet(rule, headers))

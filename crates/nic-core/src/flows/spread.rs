@@ -32,25 +32,25 @@ pub mod hash_field {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
     /// Hashed fields: bits of [`hash_field`].
-    pub fields: u64,
+    pub hashed_fields: u64,
     /// Toeplitz key.
     pub key: [u8; KEY_BYTES],
     /// Indirection table: indices of the queue pairs that represent the work queues; its length is a power of two.
-    pub table: Vec<usize>,
+    pub indirection_table: Vec<usize>,
 }
 
 impl RssConfig {
     /// Returns the index of the queue pair that represents the packet's work queue.
     #[must_use]
-    pub fn queue_of(&self, headers: &FrameHeaders) -> Option<usize> {
-        let hash = toeplitz(&self.key, &self.hashed(headers));
-        self.table
-            .get(hash as usize & self.table.len().wrapping_sub(1))
+    pub fn qp_index(&self, headers: &FrameHeaders) -> Option<usize> {
+        let hash = toeplitz(&self.key, &self.hash_input(headers));
+        self.indirection_table
+            .get(hash as usize & self.indirection_table.len().wrapping_sub(1))
             .copied()
     }
 
     /// Returns the bytes to hash: addresses, then ports, source first.
-    fn hashed(&self, headers: &FrameHeaders) -> Vec<u8> {
+    fn hash_input(&self, headers: &FrameHeaders) -> Vec<u8> {
         let parts = [
             (hash_field::SRC_IPV4, layer::IPV4, field::SRC_IP, 4),
             (hash_field::SRC_IPV6, layer::IPV6, field::SRC_IP, 16),
@@ -63,7 +63,7 @@ impl RssConfig {
         ];
         let mut bytes = Vec::new();
         for (wanted, layer, at, len) in parts {
-            if self.fields & wanted != 0 && headers.has(layer) {
+            if self.hashed_fields & wanted != 0 && headers.has(layer) {
                 bytes.extend_from_slice(&headers.field(at)[..len]);
             }
         }

@@ -96,9 +96,10 @@ pub const IBV_MTU_4096: u32 = 5;
 pub const IBV_MIG_ARMED: u32 = 2;
 
 /// Attributes of a requester, which XRC_RECV queue pairs do not have.
-pub(super) const REQUESTER: i32 = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+pub(super) const REQUESTER_ATTRIBUTES: i32 =
+    IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 /// Attributes of a responder, which XRC_SEND queue pairs do not have.
-pub(super) const RESPONDER: i32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+pub(super) const RESPONDER_ATTRIBUTES: i32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 
 /// A set of `IBV_QP_*` bits that prints their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -186,7 +186,7 @@ pub fn check_transition(
     }
 
     for AttributeRange {
-        bit,
+        mask_bit: bit,
         field,
         value,
         min,
@@ -210,7 +210,7 @@ pub fn check_transition(
 
 /// The allowed range of an attribute's field, which is checked if the field's bit is set.
 pub(super) struct AttributeRange {
-    pub(super) bit: i32,
+    pub(super) mask_bit: i32,
     pub(super) field: &'static str,
     pub(super) value: u32,
     pub(super) min: u32,
@@ -220,7 +220,7 @@ pub(super) struct AttributeRange {
 /// Returns the ranges of all fields of [`Attributes`] that have a range, except the states.
 pub(super) fn ranges(attr: &Attributes, limits: &DeviceLimits) -> [AttributeRange; 20] {
     let range = |bit, field, value, min, max| AttributeRange {
-        bit,
+        mask_bit: bit,
         field,
         value,
         min,

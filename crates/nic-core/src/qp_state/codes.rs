@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::attributes::{REQUESTER, RESPONDER};
+use super::attributes::{REQUESTER_ATTRIBUTES, RESPONDER_ATTRIBUTES};
 
 /// State of a queue pair: IBTA vol. 1, 10.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,10 +121,10 @@ impl QpType {
     /// checks (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on that.
     #[must_use]
     #[inline]
-    pub const fn relevant(self, mask: i32) -> i32 {
+    pub const fn relevant_attributes(self, mask: i32) -> i32 {
         match self {
-            Self::XrcSend => mask & !RESPONDER,
-            Self::XrcRecv => mask & !REQUESTER,
+            Self::XrcSend => mask & !RESPONDER_ATTRIBUTES,
+            Self::XrcRecv => mask & !REQUESTER_ATTRIBUTES,
             Self::Rc | Self::Uc | Self::Ud | Self::RawPacket => mask,
         }
     }

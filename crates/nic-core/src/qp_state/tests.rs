@@ -11,7 +11,7 @@ use super::*;
 use golden::GOLDEN;
 
 /// Returns the expected result of [`transition_attrs`], found by a simple search of the kernel's table.
-fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<Attrs> {
+fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<RequiredOptionalBits> {
     if to == QpState::Reset || (to == QpState::Err && from != QpState::Reset) {
         return Some((0, 0));
     }
@@ -307,7 +307,7 @@ fn refusals_name_states_bits_and_ranges() {
     );
     let mut attr = attr(QpState::Reset, QpState::Init);
     attr.port_num = 3;
-    let mask = IBV_QP_STATE | CONNECTED_PORT;
+    let mask = IBV_QP_STATE | CONNECTED_PORT_ATTRS;
     assert_eq!(
         text(check_transition(
             QpType::Rc,

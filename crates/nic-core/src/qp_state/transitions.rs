@@ -13,58 +13,58 @@ pub struct TransitionAttrs {
 }
 
 /// Required and optional bits of a transition on one transport.
-pub(super) type Attrs = (i32, i32);
+pub(super) type RequiredOptionalBits = (i32, i32);
 
 /// A legal transition, with its attributes on each transport.
 struct Transition {
     from: QpState,
     to: QpState,
-    rc: Attrs,
-    uc: Attrs,
-    ud: Attrs,
-    raw: Attrs,
+    rc: RequiredOptionalBits,
+    uc: RequiredOptionalBits,
+    ud: RequiredOptionalBits,
+    raw: RequiredOptionalBits,
 }
 
 /// Alternate path and migration state, which connected transports set together.
-const MIGRATION: i32 = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+const MIGRATION_ATTRS: i32 = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
 /// Attributes of the port and its access rights, on the connected transports.
-pub(super) const CONNECTED_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+pub(super) const CONNECTED_PORT_ATTRS: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 /// Attributes of the port for UD, which has a Q_Key and no remote access.
-const DATAGRAM_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+const DATAGRAM_PORT_ATTRS: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
 /// Attributes of the peer that a connected QP needs to receive.
-const PEER: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+const PEER_ATTRS: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 /// Attributes of UC that may change in transitions to RTS, and from RTS to RTS.
-const UC_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION;
-const RC_TO_RTS: i32 = UC_TO_RTS | IBV_QP_MIN_RNR_TIMER;
-const UD_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;
+const UC_TO_RTS_ATTRS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION_ATTRS;
+const RC_TO_RTS_ATTRS: i32 = UC_TO_RTS_ATTRS | IBV_QP_MIN_RNR_TIMER;
+const UD_TO_RTS_ATTRS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
 /// All transitions with attributes. Transitions to RESET and ERR have none: see [`transition_attrs`].
 const TRANSITIONS: [Transition; 9] = [
     Transition {
         from: QpState::Reset,
         to: QpState::Init,
-        rc: (CONNECTED_PORT, 0),
-        uc: (CONNECTED_PORT, 0),
-        ud: (DATAGRAM_PORT, 0),
+        rc: (CONNECTED_PORT_ATTRS, 0),
+        uc: (CONNECTED_PORT_ATTRS, 0),
+        ud: (DATAGRAM_PORT_ATTRS, 0),
         raw: (IBV_QP_PORT, 0),
     },
     Transition {
         from: QpState::Init,
         to: QpState::Init,
-        rc: (0, CONNECTED_PORT),
-        uc: (0, CONNECTED_PORT),
-        ud: (0, DATAGRAM_PORT),
+        rc: (0, CONNECTED_PORT_ATTRS),
+        uc: (0, CONNECTED_PORT_ATTRS),
+        ud: (0, DATAGRAM_PORT_ATTRS),
         raw: (0, 0),
     },
     Transition {
         from: QpState::Init,
         to: QpState::Rtr,
         rc: (
-            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            PEER_ATTRS | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
             IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
         ),
         uc: (
-            PEER,
+            PEER_ATTRS,
             IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
         ),
         ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
@@ -79,18 +79,18 @@ const TRANSITIONS: [Transition; 9] = [
                 | IBV_QP_RNR_RETRY
                 | IBV_QP_SQ_PSN
                 | IBV_QP_MAX_QP_RD_ATOMIC,
-            RC_TO_RTS,
+            RC_TO_RTS_ATTRS,
         ),
-        uc: (IBV_QP_SQ_PSN, UC_TO_RTS),
-        ud: (IBV_QP_SQ_PSN, UD_TO_RTS),
+        uc: (IBV_QP_SQ_PSN, UC_TO_RTS_ATTRS),
+        ud: (IBV_QP_SQ_PSN, UD_TO_RTS_ATTRS),
         raw: (0, 0),
     },
     Transition {
         from: QpState::Rts,
         to: QpState::Rts,
-        rc: (0, RC_TO_RTS),
-        uc: (0, UC_TO_RTS),
-        ud: (0, UD_TO_RTS),
+        rc: (0, RC_TO_RTS_ATTRS),
+        uc: (0, UC_TO_RTS_ATTRS),
+        ud: (0, UD_TO_RTS_ATTRS),
         raw: (0, 0),
     },
     Transition {
@@ -104,9 +104,9 @@ const TRANSITIONS: [Transition; 9] = [
     Transition {
         from: QpState::Sqd,
         to: QpState::Rts,
-        rc: (0, RC_TO_RTS),
-        uc: (0, UC_TO_RTS),
-        ud: (0, UD_TO_RTS),
+        rc: (0, RC_TO_RTS_ATTRS),
+        uc: (0, UC_TO_RTS_ATTRS),
+        ud: (0, UD_TO_RTS_ATTRS),
         raw: (0, 0),
     },
     Transition {
@@ -124,11 +124,11 @@ const TRANSITIONS: [Transition; 9] = [
                 | IBV_QP_ACCESS_FLAGS
                 | IBV_QP_PKEY_INDEX
                 | IBV_QP_MIN_RNR_TIMER
-                | MIGRATION,
+                | MIGRATION_ATTRS,
         ),
         uc: (
             0,
-            IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | MIGRATION,
+            IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | MIGRATION_ATTRS,
         ),
         ud: (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
         raw: (0, 0),
@@ -143,7 +143,7 @@ const TRANSITIONS: [Transition; 9] = [
     },
 ];
 
-fn without((required, optional): Attrs, bits: i32) -> Attrs {
+fn without_bits((required, optional): RequiredOptionalBits, bits: i32) -> RequiredOptionalBits {
     (required & !bits, optional & !bits)
 }
 
@@ -163,8 +163,8 @@ pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<T
                 QpType::Uc => transition.uc,
                 QpType::Ud => transition.ud,
                 QpType::RawPacket => transition.raw,
-                QpType::XrcSend => without(transition.rc, RESPONDER),
-                QpType::XrcRecv => without(transition.rc, REQUESTER),
+                QpType::XrcSend => without_bits(transition.rc, RESPONDER_ATTRIBUTES),
+                QpType::XrcRecv => without_bits(transition.rc, REQUESTER_ATTRIBUTES),
             }
         }
     };

@@ -21,11 +21,11 @@ fn good(access: Access) -> (Region, QueuePair) {
         start: 1 << 20,
         len: 64,
         access: access.flag(),
-        owner: Owner::domain(PD),
+        owner: Owner::region_in_pd(PD),
     };
     let qp = QueuePair {
         access: if access.is_local() { 0 } else { access.flag() },
-        domain: PD,
+        pd_number: PD,
         qpn: QPN,
     };
     (region, qp)
@@ -66,7 +66,7 @@ fn each_condition_alone_denies_with_its_reason() {
             assert_eq!(denied, Err(AccessDenied::RegionAccess), "{access:?}");
         }
         let stranger = QueuePair {
-            domain: PD + 1,
+            pd_number: PD + 1,
             ..qp
         };
         assert_eq!(
@@ -99,7 +99,7 @@ fn each_condition_alone_denies_with_its_reason() {
 fn a_window_admits_whom_it_is_for_and_no_sge() {
     let others = QueuePair {
         access: u32::MAX,
-        domain: PD + 1,
+        pd_number: PD + 1,
         qpn: QPN + 1,
     };
     for access in ALL {
@@ -133,15 +133,15 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
             Err(AccessDenied::Domain)
         );
         let none = QueuePair {
-            domain: Owner::NO_DOMAIN,
+            pd_number: Owner::NO_DOMAIN,
             ..qp
         };
         for owner in [
             one.owner,
-            Owner::domain(PD),
-            Owner::domain(Owner::MAX_DOMAIN - 1),
-            Owner::whole_space(Owner::MAX_DOMAIN - 1),
-            Owner::window_type_1(Owner::MAX_DOMAIN - 1),
+            Owner::region_in_pd(PD),
+            Owner::region_in_pd(Owner::PD_NUMBER_LIMIT - 1),
+            Owner::whole_space(Owner::PD_NUMBER_LIMIT - 1),
+            Owner::window_type_1(Owner::PD_NUMBER_LIMIT - 1),
             Owner::window_type_2(0x00ff_ffff),
         ] {
             assert_eq!(
@@ -167,7 +167,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         assert!(permitted.is_on_demand());
         assert_eq!(permitted.offset(), 1 << 40);
         let stranger = QueuePair {
-            domain: PD + 1,
+            pd_number: PD + 1,
             ..qp
         };
         assert_eq!(
@@ -180,16 +180,16 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
 #[test]
 fn an_owner_is_its_word() {
     for (owner, number) in [
-        (Owner::domain(PD), Some(PD)),
+        (Owner::region_in_pd(PD), Some(PD)),
         (Owner::whole_space(PD), Some(PD)),
         (Owner::window_type_1(PD), Some(PD)),
         (Owner::window_type_2(QPN), None),
     ] {
         assert_eq!(Owner::from_word(owner.word()), owner);
-        assert_eq!(owner.number(), number, "{owner:?}");
+        assert_eq!(owner.pd_number(), number, "{owner:?}");
         if number.is_some() {
-            assert_eq!(owner.in_domain(9).number(), Some(9));
-            assert_eq!(owner.in_domain(9).in_domain(PD), owner);
+            assert_eq!(owner.with_pd_number(9).pd_number(), Some(9));
+            assert_eq!(owner.with_pd_number(9).with_pd_number(PD), owner);
         }
     }
 }
@@ -209,7 +209,7 @@ fn parts_are_of_the_whole() {
         assert_eq!((bounds(parts.0), bounds(parts.1)), (front, back));
     }
     let grant = authorize_region(&region, Access::LocalRead, &qp).unwrap();
-    assert_eq!(bounds(grant.whole()), (0, 64));
+    assert_eq!(bounds(grant.permit_whole()), (0, 64));
     assert!(all.split_at(0).0.is_empty());
 }
 
@@ -217,7 +217,7 @@ fn parts_are_of_the_whole() {
 fn nothing_grants_no_byte() {
     for addr in [0, 1, u64::MAX - 1, u64::MAX] {
         assert_eq!(
-            RegionGrant::NOTHING.range(addr, 1),
+            RegionGrant::NOTHING.permit_range(addr, 1),
             Err(AccessDenied::Range)
         );
     }
@@ -262,13 +262,13 @@ proptest! {
         qpns in (1u32..4, 1u32..4),
     ) {
         let owner = match kind {
-            0 => Owner::domain(domains.0),
+            0 => Owner::region_in_pd(domains.0),
             1 => Owner::whole_space(domains.0),
             2 => Owner::window_type_1(domains.0),
             _ => Owner::window_type_2(qpns.0),
         };
         let region = Region { start: 0, len: 8, access: region_access, owner };
-        let qp = QueuePair { access: qp_access, domain: domains.1, qpn: qpns.1 };
+        let qp = QueuePair { access: qp_access, pd_number: domains.1, qpn: qpns.1 };
         let flag = access.flag();
         let local = access.is_local();
         let expected = (local || qp_access & flag != 0)

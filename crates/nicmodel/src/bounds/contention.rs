@@ -18,16 +18,16 @@ pub(super) struct QueueingStation {
 /// Returns the requests per ns of `cores` cores. Each core works `alone_ns` on a request between the stations.
 pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[QueueingStation]) -> f64 {
     // Background traffic slows the stations in proportion to the rate, which is the result: find it by bisection.
-    let (mut low, mut high) = (0.0, ceiling(stations));
+    let (mut low, mut high) = (0.0, max_station_rate(stations));
     if stations.iter().all(|station| station.background_ns == 0.0) {
-        return network(cores, alone_ns, stations, 0.0);
+        return mean_value_analysis(cores, alone_ns, stations, 0.0);
     }
     if !high.is_finite() {
-        return network(cores, alone_ns, stations, 0.0);
+        return mean_value_analysis(cores, alone_ns, stations, 0.0);
     }
     for _ in 0..60 {
         let rate = f64::midpoint(low, high);
-        if network(cores, alone_ns, stations, rate) > rate {
+        if mean_value_analysis(cores, alone_ns, stations, rate) > rate {
             low = rate;
         } else {
             high = rate;
@@ -37,7 +37,7 @@ pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[QueueingStation]
 }
 
 /// Returns the highest possible rate, at which the busiest station is never idle.
-fn ceiling(stations: &[QueueingStation]) -> f64 {
+fn max_station_rate(stations: &[QueueingStation]) -> f64 {
     let busiest = stations
         .iter()
         .map(|s| s.service_ns + s.background_ns)
@@ -47,7 +47,7 @@ fn ceiling(stations: &[QueueingStation]) -> f64 {
 
 /// Computes the throughput by mean value analysis, with stations slowed by the background traffic of `rate` requests
 /// per ns.
-fn network(cores: u32, alone_ns: f64, stations: &[QueueingStation], rate: f64) -> f64 {
+fn mean_value_analysis(cores: u32, alone_ns: f64, stations: &[QueueingStation], rate: f64) -> f64 {
     let slowed = |station: &QueueingStation| {
         let left = (1.0 - rate * station.background_ns).max(f64::EPSILON);
         station.service_ns / left

@@ -97,7 +97,7 @@ impl MixOperation {
 
     /// The same load with this number of operations in each request.
     #[must_use]
-    pub fn times(self, per_request: f64) -> Self {
+    pub fn with_operations_per_request(self, per_request: f64) -> Self {
         Self {
             per_request,
             ..self
@@ -320,8 +320,8 @@ struct ResourceDemand {
     unit_ns: Option<f64>,
     lock_ns: Option<f64>,
     /// Time for which a request occupies each port in use.
-    link_out_ns: f64,
-    link_in_ns: f64,
+    port_out_ns: f64,
+    port_in_ns: f64,
 }
 
 impl Default for ResourceDemand {
@@ -337,8 +337,8 @@ impl Default for ResourceDemand {
             inbound_ns: Some(0.0),
             unit_ns: Some(0.0),
             lock_ns: Some(0.0),
-            link_out_ns: 0.0,
-            link_in_ns: 0.0,
+            port_out_ns: 0.0,
+            port_in_ns: 0.0,
         }
     }
 }
@@ -373,31 +373,31 @@ impl ResourceDemand {
         self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
         self.to_host_bytes += times * (side.bytes_to_host() + overhead);
         let link = ports_bytes_per_ns(profile, load.queue_pairs);
-        self.link_out_ns += times * out.link_bytes(profile) / link;
-        self.link_in_ns += times * arriving.link_bytes(profile) / link;
-        add(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
+        self.port_out_ns += times * out.link_bytes(profile) / link;
+        self.port_in_ns += times * arriving.link_bytes(profile) / link;
+        add_multiplied_cost(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
         match load.role {
             Role::Requester => {
                 let round_trip = round_trip_ns(profile, &load.operation, load.method);
-                add(&mut self.round_trips_ns, times, round_trip);
+                add_multiplied_cost(&mut self.round_trips_ns, times, round_trip);
                 let outbound = outbound_ns(profile, load, &one);
-                add(&mut self.outbound_ns, times, outbound);
+                add_multiplied_cost(&mut self.outbound_ns, times, outbound);
                 if let Some(queue_pairs) = load.queue_pairs {
                     let units = profile.processing.units.as_ref();
                     let of_all = units.zip(outbound).map(|(units, outbound)| {
                         outbound * f64::from(units.value) / f64::from(queue_pairs)
                     });
-                    add(&mut self.unit_ns, times, of_all);
+                    add_multiplied_cost(&mut self.unit_ns, times, of_all);
                 }
             }
             Role::Responder => {
-                add(
+                add_multiplied_cost(
                     &mut self.inbound_ns,
                     times,
                     inbound_ns(profile, &load.operation),
                 );
                 if load.operation.verb.is_atomic() {
-                    add(&mut self.lock_ns, times, lock_ns(profile, load));
+                    add_multiplied_cost(&mut self.lock_ns, times, lock_ns(profile, load));
                 }
             }
         }
@@ -434,8 +434,8 @@ impl ResourceDemand {
             // Listed before the inbound processing: if one lock holds up all operations, the lock is the cause.
             (Resource::AtomicLocks, self.lock_ns),
             (Resource::NicInbound, self.inbound_ns),
-            (Resource::LinkOut, Some(self.link_out_ns)),
-            (Resource::LinkIn, Some(self.link_in_ns)),
+            (Resource::LinkOut, Some(self.port_out_ns)),
+            (Resource::LinkIn, Some(self.port_in_ns)),
         ];
         let known = busy.iter().filter_map(|&(resource, busy)| {
             let busy_ns = busy.filter(|busy| *busy > 0.0)?;
@@ -483,7 +483,7 @@ fn ports_bytes_per_ns(profile: &Profile, queue_pairs: Option<u32>) -> f64 {
 }
 
 /// Adds `times * cost` to the sum. The sum becomes `None` if the cost is not known.
-fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
+fn add_multiplied_cost(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
     *sum = sum.zip(cost).map(|(sum, cost)| sum + times * cost);
 }
 
@@ -522,7 +522,7 @@ fn outbound_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Optio
 
 /// Time for which an atomic that arrives occupies all locks together, in ns.
 fn lock_ns(profile: &Profile, load: &MixOperation) -> Option<f64> {
-    let reachable = locks::reachable(profile);
+    let reachable = locks::reachable_lock_count(profile);
     let slots = match (load.lock_slots, reachable) {
         (Some(wanted), Some(reachable)) => wanted.min(reachable),
         (Some(wanted), None) => wanted,

@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "atomic-locks",
     section: "ATC'16, sections 3.4 and 5.4",
     rule: "Atomics on addresses with equal low bits wait for each other for a round trip of PCIe.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
@@ -19,12 +19,12 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         return None;
     }
     let mut all: Vec<_> = observed
-        .active()
+        .posting_queue_pairs()
         .filter_map(|qp| Some((qp, qp.effective_slots()?)))
         .collect();
     all.sort_by_key(|(_, slots)| *slots);
     // The addresses cannot use more locks than the NIC has.
-    let has = locks::reachable(profile);
+    let has = locks::reachable_lock_count(profile);
     let seen = match (all.first(), has) {
         (Some((qp, _)), Some(1)) => format!(
             "{}: atomics wait for the NIC's only lock",
@@ -66,7 +66,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     // A NIC with a single lock needs another design, which this guideline does not describe.
-    let all = locks::reachable(profile).filter(|all| *all > 1)?;
+    let all = locks::reachable_lock_count(profile).filter(|all| *all > 1)?;
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         let total = qp.atomics();

@@ -8,8 +8,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "connected-qps",
     section: "ATC'16, section 4.2.1",
     rule: "A NIC holds the state of a few hundred connected queue pairs; datagrams need one for all peers.",
-    finds,
-    fixed: |_, _| None,
+    find_violation: finds,
+    program_after_change: |_, _| None,
 };
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {

@@ -1,6 +1,8 @@
 use super::guideline::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
-use crate::op_profile::{CountedOperations, OperationProfile, PeersWork, QueuePair, real, total};
+use crate::op_profile::{
+    CountedOperations, OperationProfile, PeersWork, QueuePair, count_to_f64, total,
+};
 use crate::operation::Operation;
 use crate::profile::{Profile, Sourced};
 use crate::verb::{Transport, Verb};
@@ -10,12 +12,12 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "cpu-bypass",
     section: "ATC'16, sections 4.2.3 and 4.3.2",
     rule: "Bypassing the peer's processor is no aim: where READs and atomics are slower than a request and a response, use an RPC.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Least factor by which the rate must rise for the advice to change the design.
-const WORTHWHILE: f64 = 1.3;
+const MIN_RATE_GAIN_FACTOR: f64 = 1.3;
 
 /// Size of a request: a key and an operation.
 const WRITE_REQUEST_BYTES: u32 = 16;
@@ -32,9 +34,9 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             Resource::NicOutbound | Resource::NicInbound | Resource::LinkIn
         );
     // `work` compares equal work: two READs may become one request.
-    let work = real(observed.requests()) / real(other.requests());
+    let work = count_to_f64(observed.requests()) / count_to_f64(other.requests());
     if now.slower != Role::Responder && !of_reads
-        || then.rate_mops * work < WORTHWHILE * now.rate_mops
+        || then.rate_mops * work < MIN_RATE_GAIN_FACTOR * now.rate_mops
         || then.responder.unknown.iter().any(|r| *r != Resource::Cpu)
     {
         return None;
@@ -87,7 +89,10 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 /// The pairs of READs of one GET on each queue pair, the smaller first. The first READ looks up the address and the
 /// second fetches the value. A queue pair counts if its READs have two sizes, in about equal numbers.
 fn gets(observed: &OperationProfile) -> Vec<(CountedOperations, CountedOperations)> {
-    observed.active().filter_map(two_reads).collect()
+    observed
+        .posting_queue_pairs()
+        .filter_map(two_reads)
+        .collect()
 }
 
 fn two_reads(qp: &QueuePair) -> Option<(CountedOperations, CountedOperations)> {
@@ -139,7 +144,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     if answered == 0 {
         return None;
     }
-    let each = |count| real(count) / real(fixed.operations());
+    let each = |count| count_to_f64(count) / count_to_f64(fixed.operations());
     fixed.peers_work = Some(peers_work(observed, profile, each(answered), each(atomics)));
     Some(fixed)
 }
@@ -155,7 +160,7 @@ fn peers_work(
     let host = &profile.host;
     let cores = host.cores.value;
     let words = observed
-        .active()
+        .posting_queue_pairs()
         .filter_map(QueuePair::effective_slots)
         .min();
     // Cores that add to few shared words wait for each other's cache lines.
@@ -175,7 +180,7 @@ fn peers_work(
         app_ns: ns(&host.request_ns, requests)
             .zip(add)
             .map(|(request, add)| request + add),
-        shared_ns: match (contended, words) {
+        serialized_ns: match (contended, words) {
             (true, Some(words)) => add.unwrap_or(0.0) / f64::from(words),
             _ => 0.0,
         },

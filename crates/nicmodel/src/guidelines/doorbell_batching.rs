@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 
 use super::guideline::{Finding, Guideline, queue_pair};
 use crate::footprint::Footprint;
-use crate::op_profile::{OperationProfile, QueuePair, real, whole};
+use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
 use crate::operation::PostMethod;
 use crate::profile::Profile;
 
@@ -11,22 +11,26 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "doorbell-batching",
     section: "ATC'16, section 3.1",
     rule: "WRs that are ready at the same time go to the NIC as one postlist: one MMIO write for all.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Longest postlist that is advised: beyond it a doorbell's cost per WR hardly shrinks.
 const LONGEST: f64 = 32.0;
 
 /// Fewest WRs that are worth a postlist: with fewer, its doorbell and DMA cost as much as they save.
-const WORTHWHILE: f64 = 3.0;
+const MIN_WORTHWHILE_POSTLIST: f64 = 3.0;
 
 fn could_batch(qp: &QueuePair) -> bool {
-    qp.mean_run() >= WORTHWHILE && qp.mean_postlist() < qp.mean_run().min(LONGEST) / 2.0
+    qp.mean_run() >= MIN_WORTHWHILE_POSTLIST
+        && qp.mean_postlist() < qp.mean_run().min(LONGEST) / 2.0
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let all: Vec<_> = observed.active().filter(|qp| could_batch(qp)).collect();
+    let all: Vec<_> = observed
+        .posting_queue_pairs()
+        .filter(|qp| could_batch(qp))
+        .collect();
     let qp = *all.iter().min_by_key(|qp| Reverse(qp.operations()))?;
     let run = qp.mean_run().min(LONGEST);
     let seen = format!(
@@ -39,27 +43,27 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     if run < qp.mean_run() {
         advice.push_str(&format!(", up to {LONGEST} at a time"));
     }
-    let instead = run * mmio_writes(qp, profile)?;
+    let instead = run * mmio_writes_per_wr(qp, profile)?;
     advice.push_str(&format!(": 1 MMIO write instead of {instead:.0}"));
     Some(Finding { seen, advice })
 }
 
 /// MMIO writes for each WR of the unchanged program.
-fn mmio_writes(qp: &QueuePair, profile: &Profile) -> Option<f64> {
+fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
     let postlist = qp.mean_postlist();
     let method = PostMethod::of_postlist(postlist);
     let writes = qp.sent.iter().map(|counted| {
         let one = Footprint::of_one(profile, &counted.operation, method, postlist).ok()?;
-        Some(one.requester.mmio_writes() * real(counted.count))
+        Some(one.requester.mmio_writes() * count_to_f64(counted.count))
     });
-    Some(writes.sum::<Option<f64>>()? / real(qp.operations()))
+    Some(writes.sum::<Option<f64>>()? / count_to_f64(qp.operations()))
 }
 
 fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
-        let lists = real(qp.operations()) / qp.mean_run().min(LONGEST);
-        qp.postlists = u64::from(whole(lists.ceil()));
+        let lists = count_to_f64(qp.operations()) / qp.mean_run().min(LONGEST);
+        qp.postlists = u64::from(round_to_u32(lists.ceil()));
         qp.runs = qp.runs.min(qp.postlists);
     }
     Some(fixed)

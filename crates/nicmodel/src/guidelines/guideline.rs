@@ -17,9 +17,9 @@ pub struct Guideline {
     /// The rule in one sentence.
     pub rule: &'static str,
     /// Returns where a program breaks the rule and how to change the program; `None` if the program keeps the rule.
-    pub finds: fn(&OperationProfile, &Profile) -> Option<Finding>,
+    pub find_violation: fn(&OperationProfile, &Profile) -> Option<Finding>,
     /// Returns the program after the change; `None` if the model computes no rate for the difference.
-    pub fixed: fn(&OperationProfile, &Profile) -> Option<OperationProfile>,
+    pub program_after_change: fn(&OperationProfile, &Profile) -> Option<OperationProfile>,
 }
 
 /// A place where a program breaks a guideline.

@@ -8,8 +8,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "header-only",
     section: "ATC'16, sections 3.2 and 4.2.1",
     rule: "A SEND of up to 4 bytes needs no payload: the immediate carries them, in one cache line and one DMA of the receiver.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Size of an immediate.

@@ -7,19 +7,19 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "huge-pages",
     section: "ATC'16, section 3.5",
     rule: "The NIC caches address translations: memory in pages of 2 MiB needs 512 times fewer.",
-    finds,
-    fixed: |_, _| None,
+    find_violation: finds,
+    program_after_change: |_, _| None,
 };
 
 /// Least registered memory in small pages that is reported: 16384 translations.
-const MUCH_BYTES: u64 = 64 << 20;
+const MIN_REPORTED_BYTES: u64 = 64 << 20;
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
     let memory = &observed.memory;
     let small = memory
         .registered_bytes
         .saturating_sub(memory.huge_page_bytes);
-    (small >= MUCH_BYTES).then(|| Finding {
+    (small >= MIN_REPORTED_BYTES).then(|| Finding {
         seen: format!(
             "{} MiB of registered memory are in pages of 4 KiB",
             small >> 20

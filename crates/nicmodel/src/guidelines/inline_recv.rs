@@ -8,8 +8,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inline-recv",
     section: "ATC'16, section 3.2",
     rule: "Small payloads can arrive within the CQE: one DMA write of the receiver's NIC instead of two.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 fn could_be_inlined(profile: &Profile, counted: &CountedOperations) -> bool {

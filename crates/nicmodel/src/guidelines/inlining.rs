@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inlining",
     section: "ATC'16, section 2.2.1",
     rule: "Small payloads go within the WQE: the NIC need not fetch them by a DMA read of their own.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Returns true if inlining saves bytes on the PCIe link to the NIC.

@@ -21,7 +21,7 @@ mod wqe_shrinking;
 use serde::Serialize;
 
 use crate::bounds::Resource;
-use crate::op_profile::{OperationProfile, real};
+use crate::op_profile::{OperationProfile, count_to_f64};
 use crate::operation::OperationError;
 use crate::profile::Profile;
 use crate::uncertainty;
@@ -105,7 +105,7 @@ pub const ALL: [Guideline; 13] = [
 ];
 
 /// A change is advised together with more queue pairs only if that multiplies its gain by more than this factor.
-const SIMPLER: f64 = 1.5;
+const MIN_COMBINED_GAIN_FACTOR: f64 = 1.5;
 
 /// Returns the changes that a program should make for this NIC: the greatest gain first, then the changes without a
 /// predicted gain.
@@ -124,7 +124,7 @@ pub fn advise(
     let rate_of = |fixed: &OperationProfile| rate(fixed, observed, profile).ok().flatten();
     let mut all = Vec::new();
     for guideline in ALL {
-        let Some(finding) = (guideline.finds)(observed, profile) else {
+        let Some(finding) = (guideline.find_violation)(observed, profile) else {
             continue;
         };
         let mut advice = Advice {
@@ -136,7 +136,7 @@ pub fn advise(
             alone: None,
             after_others: None,
         };
-        let fixed = (guideline.fixed)(observed, profile).filter(|_| has_rate);
+        let fixed = (guideline.program_after_change)(observed, profile).filter(|_| has_rate);
         if let Some(fixed) = fixed
             && let Some(then) = rate_of(&fixed)
         {
@@ -149,17 +149,18 @@ pub fn advise(
                 false => multi_queue::queue_pair_factor(&fixed, profile),
             };
             if times > 1
-                && let Some(both) = rate_of(&multi_queue::spread(&fixed, times))
-                && let Some(base) = rate_of(&multi_queue::spread(observed, times))
-                && both.gain_to(&base).relative > SIMPLER * alone.relative
+                && let Some(both) = rate_of(&multi_queue::multiply_queue_pairs(&fixed, times))
+                && let Some(base) = rate_of(&multi_queue::multiply_queue_pairs(observed, times))
+                && both.gain_to(&base).relative > MIN_COMBINED_GAIN_FACTOR * alone.relative
             {
                 advice.gain = Some(both.gain_to(&base));
-                advice.with_queue_pairs = Some(multi_queue::each(&fixed, profile, times));
+                advice.with_queue_pairs =
+                    Some(multi_queue::queue_pairs_per_thread(&fixed, profile, times));
                 advice.alone = Some(alone);
             }
             if advice.gain.is_some_and(|gain| !gain.exceeds_rounding()) {
-                let others = followed(observed, profile, Some(guideline.name));
-                let every = followed(observed, profile, None);
+                let others = apply_all_guidelines(observed, profile, Some(guideline.name));
+                let every = apply_all_guidelines(observed, profile, None);
                 let last = rate_of(&every).zip(rate_of(&others));
                 advice.after_others = last.map(|(every, others)| every.gain_to(&others));
             }
@@ -174,9 +175,9 @@ pub fn advise(
 /// The rate of a changed program, in operations of the original program.
 #[derive(Clone, Copy)]
 struct ChangedRate {
-    mops: f64,
+    rate_mops: f64,
     bottleneck: Resource,
-    at_most: bool,
+    is_upper_bound: bool,
     /// True if the time of the round trips is known and part of the rate.
     has_round_trips: bool,
 }
@@ -190,12 +191,12 @@ fn has_rate(observed: &OperationProfile, now: &ChangedRate) -> bool {
 impl ChangedRate {
     fn gain_to(&self, now: &Self) -> Gain {
         Gain {
-            now_mops: now.mops,
-            then_mops: self.mops,
-            relative: self.mops / now.mops - 1.0,
+            now_mops: now.rate_mops,
+            then_mops: self.rate_mops,
+            relative: self.rate_mops / now.rate_mops - 1.0,
             noise: uncertainty::noise_of_gain(now.bottleneck, self.bottleneck),
             then_bottleneck: self.bottleneck,
-            at_most: self.at_most,
+            at_most: self.is_upper_bound,
         }
     }
 }
@@ -212,15 +213,20 @@ fn rate(
     let round_trips = prediction.requester.rate_mops(Resource::RoundTrips);
     let unknown = [&prediction.requester, &prediction.responder];
     Ok(Some(ChangedRate {
-        mops: prediction.rate_mops * real(observed.requests()) / real(program.requests().max(1)),
+        rate_mops: prediction.rate_mops * count_to_f64(observed.requests())
+            / count_to_f64(program.requests().max(1)),
         bottleneck: prediction.bottleneck,
-        at_most: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
+        is_upper_bound: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
         has_round_trips: round_trips.is_some(),
     }))
 }
 
 /// Applies every guideline that the program breaks, except the guideline named `but` and another design.
-fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -> OperationProfile {
+fn apply_all_guidelines(
+    observed: &OperationProfile,
+    profile: &Profile,
+    but: Option<&str>,
+) -> OperationProfile {
     let last = multi_queue::GUIDELINE;
     let first = ALL.into_iter().filter(|guideline| {
         guideline.name != cpu_bypass::GUIDELINE.name && guideline.name != last.name
@@ -228,8 +234,8 @@ fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -
     let mut program = observed.clone();
     for guideline in first.chain([last]) {
         if Some(guideline.name) != but
-            && (guideline.finds)(&program, profile).is_some()
-            && let Some(fixed) = (guideline.fixed)(&program, profile)
+            && (guideline.find_violation)(&program, profile).is_some()
+            && let Some(fixed) = (guideline.program_after_change)(&program, profile)
         {
             program = fixed;
         }

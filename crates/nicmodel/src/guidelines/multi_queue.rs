@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "multi-queue",
     section: "ATC'16, section 3.3",
     rule: "A queue pair is served by one of the NIC's processing units: a core that batches needs several.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Returns the factor by which to multiply the queue pairs until their units and ports are no longer the bottleneck.
@@ -54,7 +54,11 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
 }
 
 /// Returns the queue pairs of each posting thread after the multiplication.
-pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -> u32 {
+pub(super) fn queue_pairs_per_thread(
+    observed: &OperationProfile,
+    profile: &Profile,
+    times: u32,
+) -> u32 {
     let busy = observed.concurrent_queue_pairs();
     let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
     let enough = units.max(profile.port.count.value).max(busy);
@@ -76,7 +80,10 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
     let now = observed.predict(profile).ok().flatten();
     let bottleneck = now.map(|now| now.bottleneck);
     let busy = observed.concurrent_queue_pairs();
-    let words = if observed.active().all(|qp| qp.transport == Transport::Ud) {
+    let words = if observed
+        .posting_queue_pairs()
+        .all(|qp| qp.transport == Transport::Ud)
+    {
         "create several UD queue pairs and rotate whole postlists over them"
     } else {
         "give each thread several queue pairs to its peers and rotate whole postlists over them"
@@ -97,19 +104,28 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
             plural(busy, "queue pair"),
             plural(observed.posting_threads(), "posting thread"),
         ),
-        advice: format!("{words}: {} a thread", each(observed, profile, times)),
+        advice: format!(
+            "{words}: {} a thread",
+            queue_pairs_per_thread(observed, profile, times)
+        ),
     }
 }
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    Some(spread(observed, queue_pair_factor(observed, profile)))
+    Some(multiply_queue_pairs(
+        observed,
+        queue_pair_factor(observed, profile),
+    ))
 }
 
 /// Returns the program on `times` as many queue pairs.
-pub(super) fn spread(observed: &OperationProfile, times: u32) -> OperationProfile {
+pub(super) fn multiply_queue_pairs(observed: &OperationProfile, times: u32) -> OperationProfile {
     let mut fixed = observed.clone();
     let share = |count: u64| count.div_ceil(u64::from(times));
-    let busiest = observed.active().map(QueuePair::operations).max();
+    let busiest = observed
+        .posting_queue_pairs()
+        .map(QueuePair::operations)
+        .max();
     // A queue pair with less load than the busiest has after the split stays as it is.
     let stays = |qp: &QueuePair| share(busiest.unwrap_or(0)) >= qp.operations();
     fixed.queue_pairs = observed

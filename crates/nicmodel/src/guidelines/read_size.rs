@@ -1,6 +1,6 @@
 use super::guideline::{Finding, Guideline, plural, queue_pair};
 use crate::bounds::{Bounds, Mix, MixOperation, Resource, Role};
-use crate::op_profile::{OperationProfile, QueuePair, real, whole};
+use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
 use crate::operation::Operation;
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -10,12 +10,12 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-size",
     section: "ATC'16, section 5.3.1",
     rule: "Up to the payload at which the link binds, a larger READ costs what a small one does: fetch neighbours at once.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Returns true if the NIC and not the link limits the rate of READs of this size.
-fn below_transition(profile: &Profile, payload_bytes: u32, read: &Operation) -> bool {
+fn is_limited_by_nic(profile: &Profile, payload_bytes: u32, read: &Operation) -> bool {
     let larger = Operation {
         payload_bytes,
         ..*read
@@ -33,11 +33,11 @@ fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation
         .find(|c| c.operation.verb == Verb::RdmaRead)?;
     let twice = read.operation.payload_bytes.saturating_mul(2);
     let many = qp.adjacent_reads.saturating_mul(4) >= reads && reads > 1;
-    (many && below_transition(profile, twice, &read.operation)).then_some(&read.operation)
+    (many && is_limited_by_nic(profile, twice, &read.operation)).then_some(&read.operation)
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    let all = observed.active();
+    let all = observed.posting_queue_pairs();
     let all: Vec<_> = all
         .filter_map(|qp| Some((qp, small_reads(qp, profile)?)))
         .collect();
@@ -72,9 +72,9 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
         if let Some(read) = read {
             // Two adjacent READs become one READ of the same bytes.
             let pairs = merged.min(read.count / 2);
-            let bytes = real(read.count) * f64::from(read.operation.payload_bytes);
+            let bytes = count_to_f64(read.count) * f64::from(read.operation.payload_bytes);
             read.count -= pairs;
-            read.operation.payload_bytes = whole(bytes / real(read.count));
+            read.operation.payload_bytes = round_to_u32(bytes / count_to_f64(read.count));
             qp.adjacent_reads = merged.saturating_sub(2 * pairs);
             qp.postlists = qp.postlists.min(qp.operations());
             qp.runs = qp.runs.min(qp.postlists);

@@ -1,5 +1,5 @@
 use super::guideline::{Finding, Guideline};
-use crate::op_profile::{OperationProfile, real};
+use crate::op_profile::{OperationProfile, count_to_f64};
 use crate::profile::Profile;
 use crate::verb::Verb;
 
@@ -8,24 +8,24 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-window",
     section: "ATC'16, section 5.3.2",
     rule: "READs that are outstanding keep WQEs in the NIC's cache: more than it holds are fetched again by DMA.",
-    finds,
-    fixed: |_, _| None,
+    find_violation: finds,
+    program_after_change: |_, _| None,
 };
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let best = profile.cache.read_window.as_ref()?.value;
     let reading = observed
-        .active()
+        .posting_queue_pairs()
         .filter(|qp| qp.of_verb(Verb::RdmaRead) > 0);
     let outstanding: f64 = reading
         .map(|qp| {
-            let share = real(qp.of_verb(Verb::RdmaRead)) / real(qp.operations());
+            let share = count_to_f64(qp.of_verb(Verb::RdmaRead)) / count_to_f64(qp.operations());
             qp.mean_outstanding * share
         })
         .sum();
     // Only queue pairs that were in use at the same time count.
-    let all = observed.active().count().max(1);
-    let at_a_time = f64::from(observed.concurrent_queue_pairs()) / real(all as u64);
+    let all = observed.posting_queue_pairs().count().max(1);
+    let at_a_time = f64::from(observed.concurrent_queue_pairs()) / count_to_f64(all as u64);
     let threads = f64::from(observed.posting_threads());
     let each = outstanding * at_a_time / threads;
     (each > f64::from(best)).then(|| Finding {

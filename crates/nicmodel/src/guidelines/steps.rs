@@ -29,7 +29,7 @@ pub struct ChangeStep {
 const NO_LOSS: f64 = 1e-3;
 
 /// Most rounds of the search; the order is stable after this number.
-const ROUNDS: usize = 4;
+const MAX_SEARCH_ROUNDS: usize = 4;
 
 /// Returns the changes that a program should make for this NIC, in the order in which to make them. Each step has the
 /// greatest gain over the program after the earlier steps, or enables the next step. A gain within the noise of the
@@ -50,15 +50,15 @@ pub fn steps(
     let way = ChangeSequence {
         observed,
         profile,
-        start,
+        original_rate: start,
     };
     let alone = [OTHER_DESIGN, multi_queue::GUIDELINE.name];
     let mut used: Vec<_> = ALL.into_iter().collect();
     used.retain(|guideline| !alone.contains(&guideline.name));
     let mut found = Vec::new();
     // The number of queue pairs depends on the other steps, and the gain of those steps depends on the queue pairs.
-    for _ in 0..ROUNDS {
-        let times = multi_queue::queue_pair_factor(&way.all(&used), profile);
+    for _ in 0..MAX_SEARCH_ROUNDS {
+        let times = multi_queue::queue_pair_factor(&way.apply_guidelines(&used), profile);
         found = way.order_by_gain(&used, times);
         let is_step = |guideline: &Guideline| {
             found
@@ -77,7 +77,7 @@ pub fn steps(
 struct ChangeSequence<'a> {
     observed: &'a OperationProfile,
     profile: &'a Profile,
-    start: ChangedRate,
+    original_rate: ChangedRate,
 }
 
 /// The program after a change, and its rate.
@@ -88,7 +88,7 @@ struct ChangedProgram {
 
 impl ChangeSequence<'_> {
     /// The program after all of these guidelines.
-    fn all(&self, used: &[Guideline]) -> OperationProfile {
+    fn apply_guidelines(&self, used: &[Guideline]) -> OperationProfile {
         used.iter()
             .fold(self.observed.clone(), |program, guideline| {
                 match self.follow(guideline, &program, 1) {
@@ -107,10 +107,10 @@ impl ChangeSequence<'_> {
         times: u32,
     ) -> Option<ChangedProgram> {
         let changed = if guideline.name == multi_queue::GUIDELINE.name {
-            multi_queue::spread(program, times)
+            multi_queue::multiply_queue_pairs(program, times)
         } else {
-            (guideline.finds)(program, self.profile)?;
-            (guideline.fixed)(program, self.profile)?
+            (guideline.find_violation)(program, self.profile)?;
+            (guideline.program_after_change)(program, self.profile)?
         };
         let rate = rate(&changed, self.observed, self.profile).ok()??;
         Some(ChangedProgram {
@@ -126,11 +126,11 @@ impl ChangeSequence<'_> {
         }
         let mut now = ChangedProgram {
             program: self.observed.clone(),
-            rate: self.start,
+            rate: self.original_rate,
         };
         let mut steps = Vec::new();
         while let Some((index, then)) = self
-            .best(&rest, &now, times)
+            .guideline_of_greatest_gain(&rest, &now, times)
             .or_else(|| self.enabling(&rest, &now, times))
         {
             let guideline = rest.remove(index);
@@ -141,7 +141,7 @@ impl ChangeSequence<'_> {
                     section: guideline.section,
                     finding,
                     gain,
-                    cumulative: then.rate.gain_to(&self.start).relative,
+                    cumulative: then.rate.gain_to(&self.original_rate).relative,
                 });
             }
             now = then;
@@ -159,12 +159,12 @@ impl ChangeSequence<'_> {
         if guideline.name == multi_queue::GUIDELINE.name {
             return Some(multi_queue::finding(self.observed, self.profile, times));
         }
-        let of = |program| (guideline.finds)(program, self.profile);
+        let of = |program| (guideline.find_violation)(program, self.profile);
         of(self.observed).or_else(|| of(program))
     }
 
     /// Returns the guideline with the greatest gain by itself, and the changed program.
-    fn best(
+    fn guideline_of_greatest_gain(
         &self,
         rest: &[Guideline],
         now: &ChangedProgram,
@@ -175,7 +175,7 @@ impl ChangeSequence<'_> {
             Some((index, self.follow(guideline, &now.program, times)?))
         });
         all.filter(|(_, then)| then.rate.gain_to(&now.rate).exceeds_noise())
-            .max_by(|a, b| a.1.rate.mops.total_cmp(&b.1.rate.mops))
+            .max_by(|a, b| a.1.rate.rate_mops.total_cmp(&b.1.rate.rate_mops))
     }
 
     /// Returns a guideline that loses nothing and enables another one. Among several, the one whose successor gains

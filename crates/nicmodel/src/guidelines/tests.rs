@@ -93,7 +93,7 @@ fn breaks(name: &str, observed: &OperationProfile, on: &str, words: &str, gain: 
         other => panic!("{other:?}"),
     }
     let guideline = ALL.iter().find(|guideline| guideline.name == name);
-    let fixed = guideline.expect("there is one").fixed;
+    let fixed = guideline.expect("there is one").program_after_change;
     if let Some(fixed) = fixed(observed, profile) {
         assert_eq!(fixed.check(), Ok(()));
         keeps(name, &fixed, on);

@@ -7,36 +7,36 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "unsignaled",
     section: "ATC'16, section 2.2.1",
     rule: "Most WRs need no completion: each is a DMA write of the NIC and a poll of the processor.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Largest share of signaled WRs that is not reported.
-const OFTEN: f64 = 0.125;
+const MAX_UNREPORTED_SHARE: f64 = 0.125;
 
 /// Longest signaling period that is advised: beyond it a completion's cost per WR hardly shrinks.
-const LONGEST: u32 = 64;
+const MAX_ADVISED_PERIOD: u32 = 64;
 
 /// Returns the advised signaling period. The second half of the send queue must have room while the first waits for
 /// its completion.
 fn period(qp: &QueuePair) -> u32 {
     match qp.max_send_wr {
-        0 => LONGEST,
-        room => (room / 2).clamp(1, LONGEST),
+        0 => MAX_ADVISED_PERIOD,
+        room => (room / 2).clamp(1, MAX_ADVISED_PERIOD),
     }
 }
 
-fn often(qp: &QueuePair, counted: &CountedOperations) -> bool {
+fn is_signaled_too_often(qp: &QueuePair, counted: &CountedOperations) -> bool {
     // The result of a READ or atomic is valid at its completion, so these operations need theirs. A loop with one
     // operation outstanding waits for its completion.
     counted.count > 0
         && qp.max_outstanding != 1
         && counted.operation.verb.sends_payload()
-        && counted.operation.signaled > OFTEN.max(1.0 / f64::from(period(qp)))
+        && counted.operation.signaled > MAX_UNREPORTED_SHARE.max(1.0 / f64::from(period(qp)))
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let (who, qp, counted) = most(observed, |qp| &qp.sent, often)?;
+    let (who, qp, counted) = most(observed, |qp| &qp.sent, is_signaled_too_often)?;
     let bound = match qp.max_send_wr {
         0 => "The period must be at most half of max_send_wr".to_owned(),
         room => format!("The period must be at most half of max_send_wr, which is {room}"),
@@ -60,7 +60,7 @@ fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
         for counted in &mut qp.sent {
-            if often(old, counted) {
+            if is_signaled_too_often(old, counted) {
                 counted.operation.signaled = 1.0 / f64::from(period(old));
             }
         }

@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "wqe-shrinking",
     section: "ATC'16, section 3.1",
     rule: "A WQE should not go a few bytes over a cache line: each line is an MMIO write or 64 bytes of DMA.",
-    finds,
-    fixed,
+    find_violation: finds,
+    program_after_change: fixed,
 };
 
 /// Most bytes over a cache line that a program can be expected to save.
@@ -32,7 +32,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let over = bytes_over_cache_line(profile, counted)?;
     let operation = &counted.operation;
     let bytes = operation.wqe_bytes(profile);
-    let lines = wqe::lines(bytes);
+    let lines = wqe::cache_line_count(bytes);
     let imm = match operation.verb {
         _ if operation.imm || over > 4 => "",
         Verb::Send => ", or move 4 bytes into imm_data (IBV_WR_SEND_WITH_IMM)",

@@ -100,7 +100,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
         path_mtu: r.path_mtu,
         rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
         max_cm_retries: MAX_CM_RETRIES,
-        srq: r.params.srq != 0,
+        has_srq: r.params.srq != 0,
         primary: ConnectionPath {
             local_lid: PERMISSIVE_LID,
             remote_lid: PERMISSIVE_LID,
@@ -162,7 +162,7 @@ pub(crate) fn answer(
             failover_accepted: NO_FAILOVER,
             flow_control: r.params.flow_control != 0,
             rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
-            srq: r.params.srq != 0,
+            has_srq: r.params.srq != 0,
             local_ca_guid: ids.ca_guid,
             private_data: BoundedData::new(&r.private_data)?,
         }),
@@ -202,7 +202,7 @@ pub(crate) fn mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
     Mad::Mra(Mra {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
-        received,
+        acknowledged_message: received,
         service_timeout: MRA_SERVICE_TIMEOUT,
         private_data: BoundedData::default(),
     })
@@ -251,8 +251,12 @@ pub(crate) fn kind_of(mad: &Mad) -> Option<CmMessageKind> {
         Mad::Drep(_) => CmMessageKind::Drep,
         Mad::SidrReq(_) => CmMessageKind::SidrReq,
         Mad::SidrRep(_) => CmMessageKind::SidrRep,
-        Mad::Mra(mra) if mra.received == ReferredMessage::Req => CmMessageKind::MraOfReq,
-        Mad::Mra(mra) if mra.received == ReferredMessage::Rep => CmMessageKind::MraOfRep,
+        Mad::Mra(mra) if mra.acknowledged_message == ReferredMessage::Req => {
+            CmMessageKind::MraOfReq
+        }
+        Mad::Mra(mra) if mra.acknowledged_message == ReferredMessage::Rep => {
+            CmMessageKind::MraOfRep
+        }
         Mad::Mra(_) => return None,
     })
 }
@@ -337,7 +341,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
             flow_control: u8::from(req.flow_control),
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
-            srq: u8::from(req.srq),
+            srq: u8::from(req.has_srq),
         };
         request.path_mtu = req.path_mtu;
     }
@@ -361,7 +365,7 @@ pub(crate) fn parse_message(mad: &Mad, peer: [u8; 16]) -> Option<CmMessage> {
                 flow_control: u8::from(rep.flow_control),
                 retry_count: 0,
                 rnr_retry_count: rep.rnr_retry_count,
-                srq: u8::from(rep.srq),
+                srq: u8::from(rep.has_srq),
             },
             ece: (0, 0),
             private_data: rep.private_data.to_vec(),

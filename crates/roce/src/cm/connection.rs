@@ -67,8 +67,8 @@ pub struct ConnectionPath {
 }
 
 /// Offset of a path in a REQ.
-const PRIMARY_PATH: usize = 52;
-const ALTERNATE_PATH: usize = 96;
+const PRIMARY_PATH_OFFSET: usize = 52;
+const ALTERNATE_PATH_OFFSET: usize = 96;
 
 impl ConnectionPath {
     fn parse(body: &MadBody, at: usize) -> Self {
@@ -144,7 +144,7 @@ pub struct Req {
     /// Number of times that this message may be sent again, 4 bits.
     pub max_cm_retries: u8,
     /// True if the sender's queue pair uses a shared receive queue.
-    pub srq: bool,
+    pub has_srq: bool,
     /// The primary path.
     pub primary: ConnectionPath,
     /// The alternate path, for failover.
@@ -157,7 +157,7 @@ impl Req {
     pub(super) fn parse(body: &MadBody) -> Self {
         let [remote_timeout, local_timeout] = [43, 47].map(|at| body.u8(at));
         let [mtu, retries] = [50, 51].map(|at| body.u8(at));
-        let alternate = ConnectionPath::parse(body, ALTERNATE_PATH);
+        let alternate = ConnectionPath::parse(body, ALTERNATE_PATH_OFFSET);
         let named = alternate.remote_lid != 0 || alternate.remote_gid != [0; 16];
         Self {
             local_comm_id: body.u32(0),
@@ -177,8 +177,8 @@ impl Req {
             path_mtu: mtu >> 4,
             rnr_retry_count: mtu & 7,
             max_cm_retries: retries >> 4,
-            srq: retries & 0x08 != 0,
-            primary: ConnectionPath::parse(body, PRIMARY_PATH),
+            has_srq: retries & 0x08 != 0,
+            primary: ConnectionPath::parse(body, PRIMARY_PATH_OFFSET),
             alternate: named.then_some(alternate),
             private_data: BoundedData::received(body.get(140), 92),
         }
@@ -200,11 +200,11 @@ impl Req {
         body.put(47, &[timeout | self.retry_count & 7]);
         body.put(48, &self.pkey.to_be_bytes());
         body.put(50, &[self.path_mtu << 4 | self.rnr_retry_count & 7]);
-        let srq = u8::from(self.srq) << 3;
+        let srq = u8::from(self.has_srq) << 3;
         body.put(51, &[self.max_cm_retries << 4 | srq | extended]);
-        self.primary.emit(body, PRIMARY_PATH);
+        self.primary.emit(body, PRIMARY_PATH_OFFSET);
         if let Some(alternate) = &self.alternate {
-            alternate.emit(body, ALTERNATE_PATH);
+            alternate.emit(body, ALTERNATE_PATH_OFFSET);
         }
         body.put(140, self.private_data.padded());
     }
@@ -251,7 +251,7 @@ pub struct Mra {
     /// Communication id of the receiver.
     pub remote_comm_id: u32,
     /// The received message that this MRA acknowledges.
-    pub received: ReferredMessage,
+    pub acknowledged_message: ReferredMessage,
     /// Coded time in which the answer will be sent, 5 bits.
     pub service_timeout: u8,
     /// Private data of the consumer.
@@ -263,7 +263,7 @@ impl Mra {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            received: ReferredMessage::of(body.u8(8)),
+            acknowledged_message: ReferredMessage::of(body.u8(8)),
             service_timeout: body.u8(9) >> 3,
             private_data: BoundedData::received(body.get(10), 222),
         }
@@ -272,7 +272,13 @@ impl Mra {
     pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(8, &[self.received.to_byte(), self.service_timeout << 3]);
+        body.put(
+            8,
+            &[
+                self.acknowledged_message.to_byte(),
+                self.service_timeout << 3,
+            ],
+        );
         body.put(10, self.private_data.padded());
     }
 }
@@ -342,7 +348,7 @@ pub struct Rep {
     /// RNR retry count that the receiver must use, 3 bits.
     pub rnr_retry_count: u8,
     /// True if the sender's queue pair uses a shared receive queue.
-    pub srq: bool,
+    pub has_srq: bool,
     /// GUID of the sender's device.
     pub local_ca_guid: u64,
     /// Private data of the consumer.
@@ -364,7 +370,7 @@ impl Rep {
             failover_accepted: delay >> 1 & 3,
             flow_control: delay & 1 != 0,
             rnr_retry_count: retries >> 5,
-            srq: retries & 0x10 != 0,
+            has_srq: retries & 0x10 != 0,
             local_ca_guid: body.u64(28),
             private_data: BoundedData::received(body.get(36), 196),
         }
@@ -378,7 +384,7 @@ impl Rep {
         body.put_u24(20, self.starting_psn.get());
         let failover = (self.failover_accepted & 3) << 1;
         let delay = self.target_ack_delay << 3 | failover | u8::from(self.flow_control);
-        let retries = self.rnr_retry_count << 5 | u8::from(self.srq) << 4;
+        let retries = self.rnr_retry_count << 5 | u8::from(self.has_srq) << 4;
         let depths = [self.responder_resources, self.initiator_depth];
         body.put(24, &[depths[0], depths[1], delay, retries]);
         body.put(28, &self.local_ca_guid.to_be_bytes());

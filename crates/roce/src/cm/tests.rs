@@ -213,7 +213,7 @@ fn req() -> Req {
         path_mtu: 3,
         rnr_retry_count: 6,
         max_cm_retries: MAX_CM_RETRIES,
-        srq: true,
+        has_srq: true,
         primary: ConnectionPath {
             local_lid: 0xffff,
             remote_lid: 0xffff,

@@ -118,7 +118,7 @@ prop_compose! {
             reth: reth.map(|(addr, len)| Reth { addr, rkey: 1, len }),
             atomic: atomic.map(|addr| AtomicEth { addr, rkey: 1, swap_or_add: 1, compare: 0 }),
             aeth: aeth.and_then(Syndrome::from_byte).map(|syndrome| Aeth { syndrome, msn: 0 }),
-            original,
+            original_value: original,
             imm,
             feth: feth.then_some(Feth { placement: 1, selectivity: 0 }),
             ..ExtendedHeaders::default()
@@ -163,7 +163,7 @@ proptest! {
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);
-            responder.on_heard(now_ns);
+            responder.send_gap_nak_if_due(now_ns);
             allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {
@@ -202,7 +202,7 @@ proptest! {
         let mut done = 0;
         for (sample, step) in samples.into_iter().zip(0u64..) {
             let now_ns = step * 1_000_000_000;
-            requester.expire(now_ns, now_ns);
+            requester.apply_expired_timers(now_ns, now_ns);
             let mut sent = 0;
             while requester.transmit(now_ns, &mut Memory, &mut bytes) {
                 sent += 1;
@@ -210,8 +210,8 @@ proptest! {
             }
             prop_assert!(sent <= 8);
             requester.receive(now_ns, &sample.packet(), &mut Memory);
-            prop_assert!((done..=16).contains(&requester.done()));
-            done = requester.done();
+            prop_assert!((done..=16).contains(&requester.done_requests()));
+            done = requester.done_requests();
         }
     }
 

@@ -89,7 +89,8 @@ impl Bench {
                 }
                 Wait(wait_ns) => {
                     self.now_ns += wait_ns;
-                    self.requester.expire(self.now_ns, self.now_ns);
+                    self.requester
+                        .apply_expired_timers(self.now_ns, self.now_ns);
                 }
             }
             let mut bytes = Vec::new();
@@ -165,7 +166,7 @@ fn check(config: RequesterConfig, rows: Vec<Row<'_>>) {
     for (rule, steps, due, done, failure) in rows {
         let mut bench = Bench::new(config);
         assert_eq!(bench.run(steps), due, "{rule}");
-        assert_eq!(bench.requester.done(), done, "{rule}");
+        assert_eq!(bench.requester.done_requests(), done, "{rule}");
         assert_eq!(bench.requester.failure(), failure, "{rule}");
     }
 }
@@ -327,19 +328,23 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     bench.run(vec![send(1), send(1)]);
     let timeout = bench.requester.deadline().expect("packets are out");
     bench.now_ns = timeout + 100 * TIMEOUT_NS;
-    bench.requester.expire(bench.now_ns, timeout - 1);
+    bench
+        .requester
+        .apply_expired_timers(bench.now_ns, timeout - 1);
     assert_eq!(bench.requester.failure(), None);
     bench.run(vec![Take(ack(0))]);
-    assert_eq!(bench.requester.done(), 1);
+    assert_eq!(bench.requester.done_requests(), 1);
     let timeout = bench.requester.deadline().expect("one packet is out");
     assert_eq!(
         timeout,
         bench.now_ns + TIMEOUT_NS,
         "progress begins it anew"
     );
-    bench.requester.expire(timeout - 1, timeout + 1);
+    bench
+        .requester
+        .apply_expired_timers(timeout - 1, timeout + 1);
     assert_eq!(bench.requester.failure(), None);
-    bench.requester.expire(timeout, timeout);
+    bench.requester.apply_expired_timers(timeout, timeout);
     assert_eq!(
         bench.requester.failure(),
         Some(RequestFailure::RetryExceeded)
@@ -385,7 +390,7 @@ fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
     assert_eq!(late.run(vec![Wait(1000), send(1)]), [first]);
     assert_eq!(late.run(vec![Take(ack(3))]), ["send only 4 1 ask"]);
     assert!(late.run(vec![Take(ack(3))]).is_empty());
-    assert_eq!(late.requester.done(), 4);
+    assert_eq!(late.requester.done_requests(), 4);
 
     let mut lost = Bench::new(probing);
     lost.run(sends());
@@ -420,7 +425,7 @@ fn probes_learn_how_long_a_round_trip_is() {
         let rest_ns = answered_ns - bench.now_ns;
         sent += bench.run(vec![Wait(rest_ns), Take(ack(index))]).len();
     }
-    assert_eq!(bench.requester.done(), 20);
+    assert_eq!(bench.requester.done_requests(), 20);
     // Probes are sent 1000 and 3000 ns after the first message and 4000 ns after the second. The next wait, 8000 ns, is
     // longer than the round trip.
     assert_eq!(sent, 20 + 3);
@@ -446,7 +451,7 @@ fn gaps_in_responses_do_not_count_as_retries() {
         Take(response(First, 1, MTU)),
         Take(response(Last, 2, 1)),
     ]);
-    assert_eq!(bench.requester.done(), 2);
+    assert_eq!(bench.requester.done_requests(), 2);
 }
 
 #[test]
@@ -514,7 +519,7 @@ fn own_memory_that_cannot_be_used_fails_its_request() {
         "what is in front ends first"
     );
     bench.run(vec![Take(ack(0))]);
-    assert_eq!(bench.requester.done(), 1);
+    assert_eq!(bench.requester.done_requests(), 1);
     assert_eq!(
         bench.requester.failure(),
         Some(RequestFailure::LocalProtection)

@@ -134,7 +134,7 @@ impl Bench {
     fn receive(&mut self, sample: &Sample) {
         self.responder
             .receive(0, &sample.packet(), false, &mut self.memory);
-        self.responder.on_heard(0);
+        self.responder.send_gap_nak_if_due(0);
     }
 
     fn sent(&mut self) -> Vec<String> {
@@ -381,16 +381,16 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     };
     take(&mut bench, 10, write_only(1, 1));
     take(&mut bench, 20, write_only(2, 1));
-    bench.responder.on_heard(9);
+    bench.responder.send_gap_nak_if_due(9);
     assert!(bench.sent().is_empty() && bench.responder.has_gap());
-    bench.responder.on_heard(10);
+    bench.responder.send_gap_nak_if_due(10);
     assert_eq!(bench.sent(), ["nak0 0"]);
     assert!(!bench.responder.has_gap());
     // The packet was only overtaken, so no NAK is sent for it.
     take(&mut bench, 30, write_only(0, 1).ack());
     take(&mut bench, 30, write_only(2, 1));
     take(&mut bench, 30, write_only(1, 1).ack());
-    bench.responder.on_heard(40);
+    bench.responder.send_gap_nak_if_due(40);
     assert_eq!(bench.sent(), ["ack 1"]);
 }
 
@@ -399,10 +399,10 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
 fn what_the_host_dropped_is_asked_for() {
     let mut bench = Bench::new(both());
     bench.receive(&write_only(0, 1));
-    bench.responder.packets_dropped();
+    bench.responder.note_host_drops();
     assert_eq!(bench.sent(), ["ack 0", "nak0 1"]);
     // The retransmitted packet is dropped as well.
-    bench.responder.packets_dropped();
+    bench.responder.note_host_drops();
     assert_eq!(bench.sent(), ["nak0 1"]);
     assert_eq!(bench.answers(&[write_only(1, 1).ack()]), ["ack 1"]);
 }

@@ -161,7 +161,7 @@ pub(crate) fn atomic_response(index: u32, original: u64) -> Sample {
         index,
     )
     .syndrome(Syndrome::Ack(31));
-    sample.extended.original = Some(original);
+    sample.extended.original_value = Some(original);
     sample
 }
 
@@ -193,7 +193,10 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
             format!("rnr{code} {index}")
         }
         (PacketOperation::AtomicAcknowledge, _) => {
-            format!("original {index} {}", extended.original.unwrap_or(u64::MAX))
+            format!(
+                "original {index} {}",
+                extended.original_value.unwrap_or(u64::MAX)
+            )
         }
         (PacketOperation::ReadResponse, aeth) => {
             let aeth = if aeth.is_some() { "" } else { " bare" };

@@ -131,7 +131,11 @@ fn a_message_is_done_when_it_is_sent() {
     while sender.transmit(&mut notes, &mut bytes) {
         let packet = roce::packet::Packet::parse(&bytes).expect("a packet");
         assert_eq!(packet.bth.transport, Transport::Uc);
-        psns.push((packet.bth.psn.get(), packet.bth.solicited, sender.done()));
+        psns.push((
+            packet.bth.psn.get(),
+            packet.bth.solicited,
+            sender.done_requests(),
+        ));
         bytes.clear();
     }
     let due = [(0xff_ffff, false, 0), (0, true, 1), (1, true, 2)];

@@ -19,7 +19,7 @@ pub struct PreparedClient {
 }
 
 impl PreparedClient {
-    /// Creates a client. Answers carry at most `config.recv_payload` bytes, and at most
+    /// Creates a client. Answers carry at most `config.max_recv_payload_bytes` bytes, and at most
     /// `config.recv_depth` of them may be outstanding.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl PreparedClient {
     }
 
     /// Connects to the server's queue pair, with this client's regions of several workers. The
-    /// first worker is [selected](Client::select).
+    /// first worker is [selected](Client::select_worker).
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses the connection, if `regions` is empty, or if a region
@@ -118,16 +118,16 @@ impl PreparedClient {
             uc,
             uc_cq: self.uc_cq,
             port: self.port,
-            region,
+            request_region: region,
             layout,
-            next: 0,
+            last_request_number: 0,
             selected_worker: 0,
-            workers: regions.iter().map(|&region| (0, region)).collect(),
-            posted: 0,
-            reaped: 0,
-            since_signal: 0,
+            last_numbers_and_regions: regions.iter().map(|&region| (0, region)).collect(),
+            posted_requests: 0,
+            completed_requests: 0,
+            unsignaled_requests: 0,
             buffer: Box::default(),
-            message: vec![0; layout.slot_bytes()],
+            message_scratch: vec![0; layout.slot_bytes()],
         })
     }
 }
@@ -139,23 +139,23 @@ impl PreparedClient {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Client {
-    next: u32,
+    last_request_number: u32,
     buffer: Box<WcBuffer<MAX_BATCH>>,
     port: UdPort,
     layout: RequestRegionLayout,
-    region: RemoteMemory,
+    request_region: RemoteMemory,
     list: Postlist<Uc>,
-    posted: u64,
-    reaped: u64,
-    since_signal: u64,
+    posted_requests: u64,
+    completed_requests: u64,
+    unsignaled_requests: u64,
     send_depth: u64,
     uc: QueuePair<Uc>,
     outbox: Outbox,
-    message: Vec<u8>,
+    message_scratch: Vec<u8>,
     uc_cq: verbs::CompletionQueue,
-    /// Number of the last request and region of each worker. For the selected worker, `next` and
+    /// Number of the last request and region of each worker. For the selected worker, `last_request_number` and
     /// `region` hold the current values.
-    workers: Box<[(u32, RemoteMemory)]>,
+    last_numbers_and_regions: Box<[(u32, RemoteMemory)]>,
     selected_worker: usize,
 }
 
@@ -163,12 +163,12 @@ impl Client {
     /// Returns the number of the next request, which its answer carries as immediate.
     #[inline]
     pub fn next_number(&self) -> u32 {
-        self.next.wrapping_add(1)
+        self.last_request_number.wrapping_add(1)
     }
 
     /// Returns the number of workers that the client can WRITE to.
-    pub fn workers(&self) -> usize {
-        self.workers.len()
+    pub fn worker_count(&self) -> usize {
+        self.last_numbers_and_regions.len()
     }
 
     /// Selects the worker that receives the following requests, with its own numbers and slots.
@@ -177,9 +177,9 @@ impl Client {
     /// # Panics
     /// When the worker does not exist.
     #[inline]
-    pub fn select(&mut self, worker: usize) {
-        self.workers[self.selected_worker].0 = self.next;
-        (self.next, self.region) = self.workers[worker];
+    pub fn select_worker(&mut self, worker: usize) {
+        self.last_numbers_and_regions[self.selected_worker].0 = self.last_request_number;
+        (self.last_request_number, self.request_region) = self.last_numbers_and_regions[worker];
         self.selected_worker = worker;
     }
 
@@ -201,7 +201,7 @@ impl Client {
         mut fill: impl FnMut(usize) -> &'p [u8],
     ) -> Result<(), RpcError> {
         for i in 0..count.min(MAX_BATCH) {
-            self.push(fill(i))?;
+            self.prepare_request(fill(i))?;
         }
         self.flush()
     }
@@ -216,7 +216,7 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
-    pub fn push(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
+    pub fn prepare_request(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
         if payload.len() > self.layout.payload as usize {
             return Err(RpcError::Config(format!(
                 "a request of {} bytes for {:?}",
@@ -224,15 +224,15 @@ impl Client {
                 self.layout
             )));
         }
-        let number = self.next.wrapping_add(1);
+        let number = self.last_request_number.wrapping_add(1);
         // The window is a power of two.
-        let slot = (self.next & (self.layout.window - 1)) as usize;
+        let slot = (self.last_request_number & (self.layout.window - 1)) as usize;
         let word = trailer_word(number, payload).to_le_bytes();
         let padded = payload.len().next_multiple_of(8);
         let message = if padded == 0 {
             &word[..]
         } else {
-            let message = &mut self.message[..padded + 8];
+            let message = &mut self.message_scratch[..padded + 8];
             message[padded - 8..padded].fill(0);
             message[..payload.len()].copy_from_slice(payload);
             message[padded..].copy_from_slice(&word);
@@ -240,18 +240,18 @@ impl Client {
         };
         let end = (slot + 1) * self.layout.slot_bytes();
         let remote = RemoteMemory {
-            addr: self.region.addr + (end - message.len()) as u64,
+            addr: self.request_region.addr + (end - message.len()) as u64,
             len: message.len() as u64,
-            rkey: self.region.rkey,
+            rkey: self.request_region.rkey,
         };
         match self
             .outbox
-            .stage(self.posted + self.list.len() as u64, message)
+            .stage(self.posted_requests + self.list.len() as u64, message)
         {
             None => self.list.rdma_write(Inline(message), remote),
             Some(slot) => self.list.rdma_write(slot, remote),
         };
-        self.next = number;
+        self.last_request_number = number;
         Ok(number)
     }
 
@@ -272,30 +272,30 @@ impl Client {
         if wrs == 0 {
             return Ok(());
         }
-        if self.since_signal + wrs >= self.send_depth / 4 {
+        if self.unsignaled_requests + wrs >= self.send_depth / 4 {
             let last = self.list.len() - 1;
             self.list.set_signaled(last, true);
-            self.list.set_wr_id(last, self.posted + wrs);
-            self.since_signal = 0;
+            self.list.set_wr_id(last, self.posted_requests + wrs);
+            self.unsignaled_requests = 0;
         } else {
-            self.since_signal += wrs;
+            self.unsignaled_requests += wrs;
         }
-        if self.posted + wrs - self.reaped > self.send_depth {
-            self.reap(wrs)?;
+        if self.posted_requests + wrs - self.completed_requests > self.send_depth {
+            self.wait_for_send_room(wrs)?;
         }
-        self.posted += wrs;
+        self.posted_requests += wrs;
         Ok(self.uc.post_send(&mut self.list)?)
     }
 
     /// Polls send completions until the send queue has room for `wrs` more requests.
     #[cold]
-    fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
+    fn wait_for_send_room(&mut self, wrs: u64) -> Result<(), RpcError> {
         crate::port::check_fits(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
-        while self.posted + wrs - self.reaped > self.send_depth {
+        while self.posted_requests + wrs - self.completed_requests > self.send_depth {
             for wc in self.uc_cq.poll(&mut buffer)? {
-                self.reaped = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
+                self.completed_requests = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
             }
             waiter.idle();
         }
@@ -338,7 +338,7 @@ mod tests {
             payload: 0,
         };
         let doorbells = DoorbellPolicy {
-            batch: 1,
+            max_batch: 1,
             ..DoorbellPolicy::default()
         };
         let server =

@@ -40,47 +40,47 @@ impl RequestRegionLayout {
 /// Encoding of a worker in the immediates of its answers.
 ///
 /// With one worker, the immediate is the number of the request. If answers of several workers
-/// arrive on one queue pair, the upper [`Tag::BITS`] bits hold the worker's index. The other bits
+/// arrive on one queue pair, the upper [`Tag::WORKER_BITS`] bits hold the worker's index. The other bits
 /// hold the lower bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
-    worker: u32,
-    mask: u32,
+    worker_bits: u32,
+    number_mask: u32,
 }
 
 impl Tag {
     /// Bits of a worker's index.
-    pub const BITS: u32 = 6;
+    pub const WORKER_BITS: u32 = 6;
 
     /// Maximum number of workers that can be distinguished.
-    pub const WORKERS: usize = 1 << Self::BITS;
+    pub const MAX_WORKERS: usize = 1 << Self::WORKER_BITS;
 
     /// The tag for a single worker: the immediate is the number alone.
-    pub const NUMBER: Self = Self {
-        worker: 0,
-        mask: u32::MAX,
+    pub const SINGLE_WORKER: Self = Self {
+        worker_bits: 0,
+        number_mask: u32::MAX,
     };
 
-    /// Returns the tag of the client's worker with index `place`, or `None` from [`Tag::WORKERS`]
+    /// Returns the tag of the client's worker with index `place`, or `None` from [`Tag::MAX_WORKERS`]
     /// on.
     pub fn of_worker(place: usize) -> Option<Self> {
         let place = u32::try_from(place).ok()?;
-        ((place as usize) < Self::WORKERS).then_some(Self {
-            worker: place << (32 - Self::BITS),
-            mask: u32::MAX >> Self::BITS,
+        ((place as usize) < Self::MAX_WORKERS).then_some(Self {
+            worker_bits: place << (32 - Self::WORKER_BITS),
+            number_mask: u32::MAX >> Self::WORKER_BITS,
         })
     }
 
     /// Returns the immediate of the answer to the request with this number.
     #[inline]
-    pub fn imm(self, number: u32) -> u32 {
-        self.worker | number & self.mask
+    pub fn answer_imm(self, number: u32) -> u32 {
+        self.worker_bits | number & self.number_mask
     }
 
     /// Returns the worker's index in an immediate.
     #[inline]
     pub fn worker_index(imm: u32) -> usize {
-        (imm >> (32 - Self::BITS)) as usize
+        (imm >> (32 - Self::WORKER_BITS)) as usize
     }
 }
 
@@ -143,15 +143,18 @@ mod tests {
 
     #[test]
     fn a_tag_tells_workers_apart_and_keeps_the_lower_bits_of_the_number() {
-        assert_eq!(Tag::NUMBER.imm(u32::MAX), u32::MAX);
-        for place in [0, 1, Tag::WORKERS - 1] {
+        assert_eq!(Tag::SINGLE_WORKER.answer_imm(u32::MAX), u32::MAX);
+        for place in [0, 1, Tag::MAX_WORKERS - 1] {
             let tag = Tag::of_worker(place).expect("a place");
-            for number in [1, 77, u32::MAX >> Tag::BITS, u32::MAX] {
-                assert_eq!(Tag::worker_index(tag.imm(number)), place);
-                assert_eq!(tag.imm(number) << Tag::BITS, number << Tag::BITS);
+            for number in [1, 77, u32::MAX >> Tag::WORKER_BITS, u32::MAX] {
+                assert_eq!(Tag::worker_index(tag.answer_imm(number)), place);
+                assert_eq!(
+                    tag.answer_imm(number) << Tag::WORKER_BITS,
+                    number << Tag::WORKER_BITS
+                );
             }
         }
-        assert_eq!(Tag::of_worker(Tag::WORKERS), None);
+        assert_eq!(Tag::of_worker(Tag::MAX_WORKERS), None);
     }
 
     #[test]

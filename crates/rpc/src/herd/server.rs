@@ -33,38 +33,40 @@ pub enum RegionScan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoorbellPolicy {
     /// Maximum requests of a batch: 1 to [`MAX_BATCH`].
-    pub batch: usize,
-    /// Number of UD queue pairs, 1 or more and a multiple of `split`. Batches rotate over them, and
-    /// each batch uses `split` of them.
-    pub queues: usize,
+    pub max_batch: usize,
+    /// Number of UD queue pairs, 1 or more and a multiple of `queues_per_batch`. Batches rotate over them, and
+    /// each batch uses `queues_per_batch` of them.
+    pub answer_queues: usize,
     /// Number of requests that a pass takes from each client.
     pub scan: RegionScan,
     /// Number of queue pairs that share the responses of a batch, a power of two. Queue pair `i %
     /// split` sends the responses to client `i`. Each queue pair has its own postlist and doorbell.
     /// With 1, a batch takes one doorbell. A server that answers each client on the client's port
     /// uses one queue pair per port.
-    pub split: usize,
+    pub queues_per_batch: usize,
 }
 
 impl Default for DoorbellPolicy {
     fn default() -> Self {
         Self {
-            batch: MAX_BATCH,
-            queues: 1,
+            max_batch: MAX_BATCH,
+            answer_queues: 1,
             scan: RegionScan::default(),
-            split: 1,
+            queues_per_batch: 1,
         }
     }
 }
 
 impl DoorbellPolicy {
     fn check(&self) -> Result<(), RpcError> {
-        if self.batch == 0 || self.batch > MAX_BATCH || self.queues == 0 {
+        if self.max_batch == 0 || self.max_batch > MAX_BATCH || self.answer_queues == 0 {
             return Err(RpcError::Config(format!(
                 "a batch of 1 to {MAX_BATCH} and one queue or more: {self:?}"
             )));
         }
-        if !self.split.is_power_of_two() || !self.queues.is_multiple_of(self.split) {
+        if !self.queues_per_batch.is_power_of_two()
+            || !self.answer_queues.is_multiple_of(self.queues_per_batch)
+        {
             return Err(RpcError::Config(format!(
                 "responses are divided over a power of two of queue pairs that divides their number: {self:?}"
             )));
@@ -84,12 +86,12 @@ pub struct Server {
     /// the index at which the next pass starts.
     polled_slots: Vec<PolledSlot>,
     next_client: usize,
-    queues: Vec<(UdPort, Postlist<Ud>)>,
+    answer_queues: Vec<(UdPort, Postlist<Ud>)>,
     /// Index of the first queue pair for the next batch.
-    queue: usize,
+    first_queue_of_next_batch: usize,
     doorbells: DoorbellPolicy,
     /// Client, immediate of the answer, and payload bytes of each request in the batch.
-    batch: Vec<(u32, u32, usize)>,
+    batch_clients_imms_lens: Vec<(u32, u32, usize)>,
     payloads: Vec<u8>,
     counts: RpcWorkerCounts,
 }
@@ -106,10 +108,10 @@ struct ClientQp {
 struct PolledSlot {
     client: u32,
     /// Number of the client's next request.
-    number: u32,
+    next_request_number: u32,
     /// Number of the client's slots minus one. The number of slots is a power of two, at most the
     /// layout's.
-    mask: u32,
+    slot_index_mask: u32,
     tag: Tag,
 }
 
@@ -131,11 +133,11 @@ impl Server {
         let region = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let config = UdPortConfig {
             recv_depth: 0,
-            recv_payload: 0,
+            max_recv_payload_bytes: 0,
             channel: None,
             ..config.clone()
         };
-        let queues = (0..doorbells.queues).map(|_| {
+        let queues = (0..doorbells.answer_queues).map(|_| {
             let port = UdPort::new(pd, &config)?;
             let list = port.postlist(MAX_LIST);
             Ok::<_, RpcError>((port, list))
@@ -146,10 +148,10 @@ impl Server {
             clients: (0..max_clients).map(|_| None).collect(),
             polled_slots: Vec::new(),
             next_client: 0,
-            queues: queues.collect::<Result<_, _>>()?,
-            queue: 0,
+            answer_queues: queues.collect::<Result<_, _>>()?,
+            first_queue_of_next_batch: 0,
             doorbells,
-            batch: Vec::with_capacity(MAX_BATCH),
+            batch_clients_imms_lens: Vec::with_capacity(MAX_BATCH),
             payloads: vec![0; layout.payload as usize * MAX_BATCH],
             counts: RpcWorkerCounts::new(MAX_BATCH),
         })
@@ -166,7 +168,7 @@ impl Server {
     }
 
     /// Returns the memory that [`poll`](Self::poll) reads, for waiting on changes.
-    pub fn memory(&self) -> &MemoryRegion {
+    pub fn polled_memory(&self) -> &MemoryRegion {
         &self.region
     }
 
@@ -193,7 +195,7 @@ impl Server {
         to: UdDestination,
         window: u32,
     ) -> Result<(), RpcError> {
-        self.add_client_of_many(index, Arc::new(qp), to, (window, Tag::NUMBER))
+        self.add_client_of_many_workers(index, Arc::new(qp), to, (window, Tag::SINGLE_WORKER))
     }
 
     /// Registers a client that WRITEs to other workers of this server through the same queue pair.
@@ -202,7 +204,7 @@ impl Server {
     ///
     /// # Errors
     /// As [`add_client`](Self::add_client).
-    pub fn add_client_of_many(
+    pub fn add_client_of_many_workers(
         &mut self,
         index: u32,
         qp: Arc<QueuePair<Uc>>,
@@ -229,8 +231,8 @@ impl Server {
         *place = Some(ClientQp { _qp: qp, to });
         self.polled_slots.push(PolledSlot {
             client: index,
-            number: 1,
-            mask: window - 1,
+            next_request_number: 1,
+            slot_index_mask: window - 1,
             tag,
         });
         Ok(())
@@ -251,45 +253,46 @@ impl Server {
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
-        self.collect()?;
-        if self.batch.is_empty() {
-            for (port, _) in &mut self.queues {
-                port.progress()?;
+        self.collect_batch()?;
+        if self.batch_clients_imms_lens.is_empty() {
+            for (port, _) in &mut self.answer_queues {
+                port.poll_long_sends()?;
             }
             return Ok(0);
         }
-        let mut state = handler.begin(self.batch.len());
+        let mut state = handler.begin(self.batch_clients_imms_lens.len());
         let stride = self.layout.payload as usize;
         let payloads = &self.payloads;
         let request = |index: usize, (client, imm, len): (u32, u32, usize)| Request {
-            client: client as usize,
-            index,
+            client_index: client as usize,
+            index_in_batch: index,
             imm,
             payload: &payloads[index * stride..index * stride + len],
         };
-        for round in 0..if self.batch.len() > 1 {
+        for round in 0..if self.batch_clients_imms_lens.len() > 1 {
             H::PREFETCH_ROUNDS
         } else {
             0
         } {
-            for (i, &one) in self.batch.iter().enumerate() {
+            for (i, &one) in self.batch_clients_imms_lens.iter().enumerate() {
                 handler.prefetch_round(&mut state, round, request(i, one));
             }
         }
-        let split = self.doorbells.split;
-        let queues = &mut self.queues[self.queue..self.queue + split];
+        let split = self.doorbells.queues_per_batch;
+        let queues = &mut self.answer_queues
+            [self.first_queue_of_next_batch..self.first_queue_of_next_batch + split];
         queues.iter_mut().for_each(|(_, list)| list.clear());
-        for (i, &one) in self.batch.iter().enumerate() {
+        for (i, &one) in self.batch_clients_imms_lens.iter().enumerate() {
             let Some(peer) = &self.clients[one.0 as usize] else {
                 continue;
             };
-            // `split` is a power of two.
+            // `queues_per_batch` is a power of two.
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
             let reply = RequestReply {
                 port,
                 list,
                 to: &peer.to,
-                imm: one.1,
+                request_imm: one.1,
             };
             handler.handle(&mut state, request(i, one), reply);
         }
@@ -299,22 +302,23 @@ impl Server {
             let answers = list.len();
             port.post(list)?;
             if answers > 0 {
-                self.counts.posted(answers);
+                self.counts.record_posted_answers(answers);
             }
         }
-        self.queue = if self.queue + split == self.queues.len() {
-            0
-        } else {
-            self.queue + split
-        };
-        Ok(self.batch.len())
+        self.first_queue_of_next_batch =
+            if self.first_queue_of_next_batch + split == self.answer_queues.len() {
+                0
+            } else {
+                self.first_queue_of_next_batch + split
+            };
+        Ok(self.batch_clients_imms_lens.len())
     }
 
     /// Collects requests from all clients in turn until the batch is full or each client was
     /// inspected.
     #[inline]
-    fn collect(&mut self) -> Result<(), RpcError> {
-        self.batch.clear();
+    fn collect_batch(&mut self) -> Result<(), RpcError> {
+        self.batch_clients_imms_lens.clear();
         if self.polled_slots.is_empty() {
             return Ok(());
         }
@@ -334,9 +338,9 @@ impl Server {
             looked += 1;
             let client = look.client;
             let start = client as usize * client_words;
-            while self.batch.len() < self.doorbells.batch {
-                let number = look.number;
-                let slot = (number.wrapping_sub(1) & look.mask) as usize;
+            while self.batch_clients_imms_lens.len() < self.doorbells.max_batch {
+                let number = look.next_request_number;
+                let slot = (number.wrapping_sub(1) & look.slot_index_mask) as usize;
                 let end = start + slot * words + words - 1;
                 // Acquire pairs with the NIC's store of the word after the payload.
                 let value = all[end].load(std::sync::atomic::Ordering::Acquire);
@@ -350,7 +354,7 @@ impl Server {
                     // connect again.
                     break;
                 }
-                let i = self.batch.len();
+                let i = self.batch_clients_imms_lens.len();
                 if len > 0 {
                     let into = &mut self.payloads[i * stride..i * stride + len];
                     self.region
@@ -359,13 +363,14 @@ impl Server {
                         break;
                     }
                 }
-                self.batch.push((client, look.tag.imm(number), len));
-                look.number = number.wrapping_add(1);
+                self.batch_clients_imms_lens
+                    .push((client, look.tag.answer_imm(number), len));
+                look.next_request_number = number.wrapping_add(1);
                 if self.doorbells.scan == RegionScan::OneEach {
                     break;
                 }
             }
-            if self.batch.len() == self.doorbells.batch {
+            if self.batch_clients_imms_lens.len() == self.doorbells.max_batch {
                 break;
             }
         }

@@ -22,12 +22,12 @@ impl Adder {
 
     fn begin(&mut self, word: u64, slot: u32) {
         self.commits[slot as usize] = false;
-        self.queue.make_room(2);
-        let locked = self
-            .queue
-            .compare_and_swap((slot, 0), self.at(word, 0), (0, MINE), false);
+        self.queue.reserve_postlist_room(2);
+        let locked =
+            self.queue
+                .prepare_compare_and_swap((slot, 0), self.at(word, 0), (0, MINE), false);
         self.queue.record_error(locked);
-        let read = self.queue.read((slot, 8), 8, self.at(word, 8));
+        let read = self.queue.prepare_read((slot, 8), 8, self.at(word, 8));
         self.queue.record_error(read);
     }
 }
@@ -63,12 +63,12 @@ impl RequestSteps for Adder {
             return Ok(None);
         }
         let next = self.queue.buffer_word(slot, 8)? + 1;
-        self.queue.make_room(2);
+        self.queue.reserve_postlist_room(2);
         self.queue.write_buffer(slot, 8, &next.to_ne_bytes())?;
-        self.queue.write((slot, 8), 8, self.at(*word, 8))?;
-        let unlocked = self
-            .queue
-            .compare_and_swap((slot, 0), self.at(*word, 0), (MINE, 0), true);
+        self.queue.prepare_write((slot, 8), 8, self.at(*word, 8))?;
+        let unlocked =
+            self.queue
+                .prepare_compare_and_swap((slot, 0), self.at(*word, 0), (MINE, 0), true);
         self.commits[slot as usize] = true;
         unlocked.map(|()| None)
     }
@@ -148,7 +148,7 @@ fn steps_of_all_slots_are_made_in_order_with_few_doorbells() {
         "{}",
         adder.queue.doorbells()
     );
-    assert_eq!(adder.queue.prepared(), 0);
+    assert_eq!(adder.queue.prepared_wr_count(), 0);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn places_outside_are_refused_and_told_at_the_next_check() {
     let (mut pending, mut stats) = ([5], 0);
     let failed = adder.post_and_poll(&mut pending, &mut stats, |_, _, _| {});
     assert!(matches!(failed, Err(RpcError::Config(_))), "{failed:?}");
-    let long = adder.queue.read((0, 8), 64, adder.at(0, 0));
+    let long = adder.queue.prepare_read((0, 8), 64, adder.at(0, 0));
     assert!(matches!(long, Err(RpcError::Range(_))), "{long:?}");
 }
 
@@ -171,14 +171,14 @@ fn a_part_of_what_is_prepared_is_posted_and_the_rest_is_forgotten() {
         .expect("room");
     for offset in [8, 0] {
         let to = adder.at(0, offset);
-        adder.queue.write((0, 8), 8, to).expect("inside");
+        adder.queue.prepare_write((0, 8), 8, to).expect("inside");
     }
     adder.queue.post_first(1).expect("posted");
-    assert_eq!(adder.queue.prepared(), 0);
+    assert_eq!(adder.queue.prepared_wr_count(), 0);
     let value = memory.wait_u64(8, Duration::from_secs(20), |v| v == 9);
     assert_eq!(value.expect("inside"), Some(9));
     // A later READ, which is ordered after the WRITEs, shows that nothing else was posted.
-    let read = adder.queue.read((0, 16), 8, adder.at(0, 0));
+    let read = adder.queue.prepare_read((0, 16), 8, adder.at(0, 0));
     read.and_then(|()| adder.queue.flush()).expect("posted");
     let mut buffer = WcBuffer::<1>::new();
     let came = verbs::poll_until(Duration::from_secs(20), || {

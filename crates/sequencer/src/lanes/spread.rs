@@ -3,7 +3,7 @@
 use rpc::{RpcError, herd};
 
 use super::{Lane, LaneResults};
-use crate::counter::USED_UP;
+use crate::counter::USED_UP_ANSWER;
 
 /// Requests rotate over all workers. Answers carry the worker and the number of their request, so they may overtake
 /// each other.
@@ -13,24 +13,24 @@ pub(crate) struct SpreadLane {
     window: usize,
     /// One entry for each worker and each of its request slots.
     pending: Box<[Pending]>,
-    /// Number of requests sent. `answered` tells for each of the last window whether it is answered.
-    sent: u64,
-    answered: Box<[bool]>,
+    /// Number of requests sent. `is_answered` tells for each of the last window whether it is answered.
+    sent_requests: u64,
+    is_answered: Box<[bool]>,
     /// The oldest unanswered request; its slot must not be reused yet.
-    oldest: u64,
+    oldest_unanswered: u64,
     outstanding: usize,
     /// The worker that gets the next request.
-    worker: usize,
+    next_worker: usize,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
     /// The immediate of the request's answer.
-    imm: u32,
+    answer_imm: u32,
     is_outstanding: bool,
     /// The request's position among all sent.
-    index: u64,
-    floor: u64,
+    request_index: u64,
+    min_valid_number: u64,
 }
 
 impl SpreadLane {
@@ -38,28 +38,28 @@ impl SpreadLane {
         let slots = client.layout().window as usize;
         Self {
             window: window.min(slots),
-            pending: vec![Pending::default(); slots * client.workers()].into_boxed_slice(),
-            sent: 0,
-            answered: vec![true; slots].into_boxed_slice(),
-            oldest: 0,
+            pending: vec![Pending::default(); slots * client.worker_count()].into_boxed_slice(),
+            sent_requests: 0,
+            is_answered: vec![true; slots].into_boxed_slice(),
+            oldest_unanswered: 0,
             outstanding: 0,
-            worker: 0,
+            next_worker: 0,
             client,
         }
     }
 
     /// Returns the index in `pending` of a worker's request, by the lower bits of its number.
     #[inline]
-    fn place(worker: usize, number: u32, slots: usize) -> usize {
+    fn pending_index(worker: usize, number: u32, slots: usize) -> usize {
         worker * slots + (number.wrapping_sub(1) as usize & (slots - 1))
     }
 }
 
 impl Lane for SpreadLane {
     #[inline]
-    fn room(&self) -> usize {
+    fn free_window(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
-        let under_way = (self.sent - self.oldest) as usize;
+        let under_way = (self.sent_requests - self.oldest_unanswered) as usize;
         self.window - under_way
     }
 
@@ -70,24 +70,24 @@ impl Lane for SpreadLane {
 
     #[inline]
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError> {
-        let slots = self.answered.len();
+        let slots = self.is_answered.len();
         for _ in 0..count {
-            let worker = self.worker;
-            self.worker = (worker + 1) % self.client.workers();
-            self.client.select(worker);
-            let number = self.client.push(&[])?;
+            let worker = self.next_worker;
+            self.next_worker = (worker + 1) % self.client.worker_count();
+            self.client.select_worker(worker);
+            let number = self.client.prepare_request(&[])?;
             let tag = herd::Tag::of_worker(worker);
             let tag = tag.ok_or_else(|| RpcError::Config("too many workers".to_owned()))?;
-            self.pending[Self::place(worker, number, slots)] = Pending {
-                imm: tag.imm(number),
+            self.pending[Self::pending_index(worker, number, slots)] = Pending {
+                answer_imm: tag.answer_imm(number),
                 is_outstanding: true,
-                index: self.sent,
-                floor: above,
+                request_index: self.sent_requests,
+                min_valid_number: above,
             };
             #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-            let place = self.sent as usize & (slots - 1);
-            self.answered[place] = false;
-            self.sent += 1;
+            let place = self.sent_requests as usize & (slots - 1);
+            self.is_answered[place] = false;
+            self.sent_requests += 1;
         }
         self.client.flush()?;
         self.outstanding += count;
@@ -99,34 +99,36 @@ impl Lane for SpreadLane {
         let Self {
             client,
             pending,
-            answered,
+            is_answered: answered,
             outstanding,
             ..
         } = self;
         let slots = answered.len();
         let before = *outstanding;
         client.poll(|answer| {
-            let place = Self::place(herd::Tag::worker_index(answer.imm), answer.imm, slots);
+            let place = Self::pending_index(herd::Tag::worker_index(answer.imm), answer.imm, slots);
             let found = pending.get_mut(place);
-            let found = found.filter(|p| p.is_outstanding && p.imm == answer.imm);
+            let found = found.filter(|p| p.is_outstanding && p.answer_imm == answer.imm);
             let Some((request, n)) = found.zip(answer.u64_le()) else {
-                results.discarded += 1;
+                results.discarded_answers += 1;
                 return;
             };
             request.is_outstanding = false;
             #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-            let index = request.index as usize & (slots - 1);
+            let index = request.request_index as usize & (slots - 1);
             answered[index] = true;
             *outstanding -= 1;
-            if n == USED_UP {
-                results.refused += 1;
+            if n == USED_UP_ANSWER {
+                results.refused_requests += 1;
             } else {
-                results.record(n, request.floor);
+                results.record(n, request.min_valid_number);
             }
         })?;
         #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-        while self.oldest < self.sent && self.answered[self.oldest as usize & (slots - 1)] {
-            self.oldest += 1;
+        while self.oldest_unanswered < self.sent_requests
+            && self.is_answered[self.oldest_unanswered as usize & (slots - 1)]
+        {
+            self.oldest_unanswered += 1;
         }
         Ok(before - self.outstanding)
     }

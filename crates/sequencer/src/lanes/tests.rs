@@ -84,12 +84,12 @@ proptest! {
     #[test]
     fn speculation_never_gives_a_wrong_number(ordered: bool, steps in prop::collection::vec(step(), 1..200)) {
         let mut lane = SpecLane::new(World { next: (1 << 32) - 20, ..World::default() }, (8, ordered), (1 << 32) - 20);
-        let mut results = LaneResults { all_numbers: Some(Vec::new()), ..LaneResults::default() };
+        let mut results = LaneResults { numbers_in_arrival_order: Some(Vec::new()), ..LaneResults::default() };
         for step in steps {
             let step = if lane.needs_new_session() { Step::Deadline } else { step };
             match step {
                 Step::Send(n) => {
-                    let n = n.min(lane.room());
+                    let n = n.min(lane.free_window());
                     lane.send(n, results.next_expected).expect("sends");
                 }
                 Step::Serve(n) => (0..n).for_each(|_| lane.client.serve()),
@@ -116,7 +116,7 @@ proptest! {
                 }
             }
         }
-        let got = results.all_numbers.expect("kept");
+        let got = results.numbers_in_arrival_order.expect("kept");
         prop_assert!(!ordered || got.is_sorted_by(|a, b| a < b), "{got:?}");
         let once: BTreeSet<_> = got.iter().collect();
         prop_assert!(once.len() == got.len() && results.not_increasing == 0, "{got:?}");
@@ -130,7 +130,7 @@ proptest! {
         let mut results = LaneResults::default();
         let mut asked = 0;
         for (n, jump) in jumps {
-            let n = n.min(lane.room());
+            let n = n.min(lane.free_window());
             lane.send(n, results.next_expected).expect("sends");
             asked += n as u64;
             (0..n / 2).for_each(|_| lane.client.serve());
@@ -138,12 +138,12 @@ proptest! {
             (0..n).for_each(|_| lane.client.serve());
             lane.poll(&mut results).expect("polls");
             prop_assert_eq!(lane.outstanding(), 0);
-            prop_assert_eq!(results.received, asked);
+            prop_assert_eq!(results.received_numbers, asked);
             if lane.needs_new_session() {
                 let next = lane.client.next;
                 lane = SpecLane::new(World { next, ..World::default() }, (8, true), next);
             }
         }
-        prop_assert_eq!((results.discarded, results.not_increasing), (0, 0));
+        prop_assert_eq!((results.discarded_answers, results.not_increasing), (0, 0));
     }
 }

@@ -3,9 +3,9 @@
 /// Number of values in a chunk.
 pub(super) const NUMBERS: u64 = 1 << 16;
 /// Number of words in a chunk's bitmap.
-pub(super) const WORDS: usize = (NUMBERS / 64) as usize;
+pub(super) const BITMAP_WORDS: usize = (NUMBERS / 64) as usize;
 /// Largest number of runs before a chunk becomes a bitmap. A client that gets every hundredth number has fewer.
-const MAX_RUNS: usize = WORDS;
+const MAX_RUNS: usize = BITMAP_WORDS;
 /// Number of last runs among which a new run may be inserted. An index further back turns the chunk into a bitmap.
 const INSERT_DISTANCE: usize = 32;
 
@@ -28,7 +28,7 @@ enum ChunkContents {
     /// The first and last index of each run, in order.
     Runs(Vec<(u16, u16)>),
     /// One bit for each index.
-    Bits(Box<[u64; WORDS]>),
+    Bits(Box<[u64; BITMAP_WORDS]>),
 }
 
 impl NumberChunk {
@@ -45,7 +45,7 @@ impl NumberChunk {
 
     /// Adds the indices from `at` to `last`. Returns those that were already in the chunk.
     #[inline]
-    pub(super) fn add(&mut self, at: u16, last: u16) -> DuplicateNumbers {
+    pub(super) fn add_range(&mut self, at: u16, last: u16) -> DuplicateNumbers {
         let count = u64::from(last - at) + 1;
         if let ChunkContents::Runs(runs) = &mut self.contents {
             let before = runs.last().map(|run| run.1);
@@ -65,15 +65,15 @@ impl NumberChunk {
                 return DuplicateNumbers::default();
             }
         }
-        let duplicates = set(self.bits(), at, last);
+        let duplicates = set(self.convert_to_bitmap(), at, last);
         self.len += count - duplicates.count;
         duplicates
     }
 
     /// Turns the chunk into a bitmap. Few chunks need this, because numbers arrive in order.
-    fn bits(&mut self) -> &mut [u64; WORDS] {
+    fn convert_to_bitmap(&mut self) -> &mut [u64; BITMAP_WORDS] {
         if let ChunkContents::Runs(runs) = &self.contents {
-            let mut bits = Box::new([0; WORDS]);
+            let mut bits = Box::new([0; BITMAP_WORDS]);
             for &(first, last) in runs {
                 set(&mut bits, first, last);
             }
@@ -122,8 +122,8 @@ impl NumberChunk {
     }
 
     /// Returns the words of the bitmap.
-    pub(super) fn bitmap_words(mut self) -> [u64; WORDS] {
-        *self.bits()
+    pub(super) fn bitmap_words(mut self) -> [u64; BITMAP_WORDS] {
+        *self.convert_to_bitmap()
     }
 }
 
@@ -162,7 +162,7 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
 }
 
 /// Sets the bits from `at` to `last`. Returns those that were already set.
-fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> DuplicateNumbers {
+fn set(bits: &mut [u64; BITMAP_WORDS], at: u16, last: u16) -> DuplicateNumbers {
     let mut duplicates = DuplicateNumbers::default();
     let (mut at, end) = (u64::from(at), u64::from(last) + 1);
     while at < end {

@@ -134,9 +134,15 @@ fn ports_and_gids_that_are_not_there_are_refused_by_name() {
         gid_index,
         ..NicConfig::default()
     };
-    let chosen = port(1, None).port(&context).expect("port 1");
+    let chosen = port(1, None).port_and_gid(&context).expect("port 1");
     assert_eq!(chosen.gid_index, context.default_gid_index(1).expect("one"));
-    assert_eq!(port(1, Some(0)).port(&context).expect("GID 0").gid_index, 0);
+    assert_eq!(
+        port(1, Some(0))
+            .port_and_gid(&context)
+            .expect("GID 0")
+            .gid_index,
+        0
+    );
     for (config, text) in [
         (
             port(0, None),
@@ -151,7 +157,10 @@ fn ports_and_gids_that_are_not_there_are_refused_by_name() {
             "GID index 250 of port 1 of softnic0 is empty",
         ),
     ] {
-        let error = config.port(&context).expect_err("refused").to_string();
+        let error = config
+            .port_and_gid(&context)
+            .expect_err("refused")
+            .to_string();
         assert!(error.starts_with(text), "{error}");
     }
 }

@@ -110,7 +110,7 @@ pub enum HistoryError {
 pub struct HistoryRecorder {
     file: File,
     client: u64,
-    next: u64,
+    next_operation_number: u64,
 }
 
 fn now_ns() -> u64 {
@@ -130,7 +130,7 @@ impl HistoryRecorder {
         let mut recorder = Self {
             file,
             client,
-            next: 0,
+            next_operation_number: 0,
         };
         recorder.write(HistoryRecord {
             kind: CLIENT,
@@ -168,8 +168,8 @@ impl HistoryRecorder {
             RegisterAction::Remove { version: None } => (DELETE, 0, 0),
             RegisterAction::Remove { version: Some(v) } => (DELETE_VERSION, 0, v),
         };
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_operation_number;
+        self.next_operation_number += 1;
         self.write(HistoryRecord {
             kind,
             number,
@@ -194,7 +194,7 @@ impl HistoryRecorder {
             OperationOutcome::Found { value } => (FOUND, value, 0),
             OperationOutcome::Changed { found } => (CHANGED, u64::from(found), 0),
         };
-        self.finish(kind, number, value, version)
+        self.record_result(kind, number, value, version)
     }
 
     /// Records the answer that the store had no room, so the request changed nothing.
@@ -202,7 +202,7 @@ impl HistoryRecorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn record_full(&mut self, number: u64) -> io::Result<()> {
-        self.finish(NO_EFFECT, number, 0, 0)
+        self.record_result(NO_EFFECT, number, 0, 0)
     }
 
     /// Records an answer with a value that is not the key's, or incomplete. The history is wrong
@@ -211,7 +211,7 @@ impl HistoryRecorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn record_wrong_value(&mut self, number: u64, version: u64) -> io::Result<()> {
-        self.finish(WRONG_VALUE, number, 0, version)
+        self.record_result(WRONG_VALUE, number, 0, version)
     }
 
     /// Records the answer to a scan, with a fault at this entry. The history is wrong then.
@@ -224,10 +224,16 @@ impl HistoryRecorder {
         fault: ScanFault,
         entry: u64,
     ) -> io::Result<()> {
-        self.finish(WRONG_SCAN, number, entry, fault as u64)
+        self.record_result(WRONG_SCAN, number, entry, fault as u64)
     }
 
-    fn finish(&mut self, kind: u64, number: u64, value: u64, version: u64) -> io::Result<()> {
+    fn record_result(
+        &mut self,
+        kind: u64,
+        number: u64,
+        value: u64,
+        version: u64,
+    ) -> io::Result<()> {
         self.write(HistoryRecord {
             kind,
             number,
@@ -299,7 +305,7 @@ impl KeyHistories {
         let mut history = KeyHistories::default();
         for path in paths {
             let bytes = fs::read(&path).map_err(|e| of(&path, e))?;
-            if let Err(record) = add(&bytes, &mut history) {
+            if let Err(record) = add_records(&bytes, &mut history) {
                 return Err(HistoryError::Malformed { path, record });
             }
         }
@@ -308,7 +314,7 @@ impl KeyHistories {
 }
 
 /// Adds the records of a file to the history. The error is the index of the first invalid record.
-fn add(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
+fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
     // The client was killed before it wrote its first record, so it sent no request.
     if bytes.is_empty() {
         return Ok(());
@@ -347,7 +353,7 @@ fn add(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
             (Some(outcome), _) => {
                 let at_ns = record.at_ns;
                 operation.end = Some(OperationEnd { at_ns, outcome });
-                history.keys.entry(key).or_default().push(operation);
+                history.operations_by_key.entry(key).or_default().push(operation);
             }
             (None, NO_EFFECT) => {}
             (None, WRONG_VALUE) => history.faults.push(format!(
@@ -364,7 +370,11 @@ fn add(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
     for (key, operation) in calls.into_values() {
         // A read without an answer gives no information.
         if !operation.action.is_read_only() {
-            history.keys.entry(key).or_default().push(operation);
+            history
+                .operations_by_key
+                .entry(key)
+                .or_default()
+                .push(operation);
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A history: the operations on each key, by the key's number.
 #[derive(Debug, Default)]
 pub struct KeyHistories {
-    pub(super) keys: BTreeMap<u64, Vec<Operation>>,
+    pub(super) operations_by_key: BTreeMap<u64, Vec<Operation>>,
     pub(super) faults: Vec<String>,
 }
 
@@ -41,12 +41,12 @@ impl KeyHistories {
             violations: self.faults.clone(),
             ..HistoryVerdict::default()
         };
-        for (key, operations) in &self.keys {
+        for (key, operations) in &self.operations_by_key {
             verdict.keys += 1;
             verdict.operations += operations.len() as u64;
             match lincheck::check(operations) {
                 Ok(stats) => {
-                    verdict.unknown += stats.unknown;
+                    verdict.unknown += stats.unknown_outcomes;
                     verdict.states_max = verdict.states_max.max(stats.states_max);
                 }
                 Err(violation) => verdict.violations.push(describe(*key, &violation)),

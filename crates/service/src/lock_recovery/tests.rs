@@ -45,7 +45,7 @@ impl LockTable for Words {
         Some(0)
     }
 
-    fn redo(&self, entry: &[u8], owner: u32) -> bool {
+    fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
         let word = |at| entry_word(entry, at).unwrap_or(0);
         let (object, held, value) = (word(0), word(8), word(16));
         let Some(lock) = self.lock_of(object) else {
@@ -86,8 +86,8 @@ fn access(entries: &[[u64; 3]]) -> ClientAccess {
     }
     ClientAccess {
         qp: server.connect(&client.endpoint()).expect("connects"),
-        memory: Vec::new(),
-        redo: Some(redo),
+        registrations: Vec::new(),
+        redo_entries: Some(redo),
     }
 }
 
@@ -104,7 +104,9 @@ fn an_owner_that_is_in_use_is_not_given_again() {
         access: None,
     };
     lock(&recovery.clients).insert(1, client);
-    recovery.owners.store(SERVER_OWNER - 2, Ordering::Relaxed);
+    recovery
+        .next_owner_number
+        .store(SERVER_OWNER - 2, Ordering::Relaxed);
     // The last owner number is followed by the first free one; 0 and the server's number are
     // skipped.
     let next = [recovery.next_owner(), recovery.next_owner()];
@@ -132,11 +134,14 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
         "there is none"
     );
     assert!(!recovery.handle_complaint(0, 1) && !recovery.handle_complaint(0, 1));
-    assert_eq!(recovery.counts(), (0, 0));
+    assert_eq!(recovery.recovered_and_revoked(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
     assert!(recovery.handle_complaint(0, 0));
-    assert_eq!((table.get(0), recovery.counts()), ((0, 0), (1, 0)));
+    assert_eq!(
+        (table.get(0), recovery.recovered_and_revoked()),
+        ((0, 0), (1, 0))
+    );
 }
 
 #[test]
@@ -156,10 +161,13 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
-    assert_eq!(recovery.counts(), (2, 1));
+    assert_eq!(recovery.recovered_and_revoked(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
     assert!(recovery.handle_complaint(0, 1));
-    assert_eq!((table.get(1), recovery.counts()), ((0, 0), (3, 1)));
+    assert_eq!(
+        (table.get(1), recovery.recovered_and_revoked()),
+        ((0, 0), (3, 1))
+    );
     assert!(lock(&recovery.clients).is_empty());
 }
 
@@ -174,5 +182,8 @@ fn a_client_that_ends_leaves_finished_changes() {
     recovery.remove(4);
     assert_eq!(table.get(0), (word, 0));
     recovery.remove(5);
-    assert_eq!((table.get(0), recovery.counts()), ((0, 44), (1, 0)));
+    assert_eq!(
+        (table.get(0), recovery.recovered_and_revoked()),
+        ((0, 44), (1, 0))
+    );
 }

@@ -35,7 +35,7 @@ impl Zipf {
 /// billion-record synthetic databases", SIGMOD 1994, the method of YCSB.
 #[derive(Debug, Clone)]
 pub(super) struct SmallExponent {
-    n: f64,
+    rank_count: f64,
     theta: f64,
     alpha: f64,
     zeta: f64,
@@ -49,7 +49,7 @@ impl SmallExponent {
         let count = n as f64;
         let two = zeta_of_two(theta);
         Self {
-            n: count,
+            rank_count: count,
             theta,
             alpha: 1.0 / (1.0 - theta),
             zeta,
@@ -63,7 +63,7 @@ impl SmallExponent {
         reason = "a rank"
     )]
     fn rank(&self, random: &mut Random) -> u64 {
-        let u = random.unit();
+        let u = random.next_unit_f64();
         let uz = u * self.zeta;
         if uz < 1.0 {
             return 0;
@@ -71,7 +71,7 @@ impl SmallExponent {
         if uz < zeta_of_two(self.theta) {
             return 1;
         }
-        (self.n * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
+        (self.rank_count * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
     }
 }
 
@@ -96,11 +96,11 @@ fn zeta(n: u64, theta: f64) -> f64 {
 #[derive(Debug, Clone)]
 pub(super) struct LargeExponent {
     exponent: f64,
-    n: f64,
+    rank_count: f64,
     /// Integral of the density up to one half before the first number, and up to one half after the
     /// last.
-    first: f64,
-    last: f64,
+    integral_at_first: f64,
+    integral_at_last: f64,
     /// Distance below its number within which a draw is always accepted.
     acceptance_distance: f64,
 }
@@ -110,14 +110,15 @@ impl LargeExponent {
     fn new(n: u64, exponent: f64) -> Self {
         let mut zipf = Self {
             exponent,
-            n: n as f64,
-            first: 0.0,
-            last: 0.0,
+            rank_count: n as f64,
+            integral_at_first: 0.0,
+            integral_at_last: 0.0,
             acceptance_distance: 0.0,
         };
-        zipf.first = zipf.integral(1.5) - 1.0;
-        zipf.last = zipf.integral(zipf.n + 0.5);
-        zipf.acceptance_distance = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.density(2.0));
+        zipf.integral_at_first = zipf.integral(1.5) - 1.0;
+        zipf.integral_at_last = zipf.integral(zipf.rank_count + 0.5);
+        zipf.acceptance_distance =
+            2.0 - zipf.inverse_integral(zipf.integral(2.5) - zipf.density(2.0));
         zipf
     }
 
@@ -134,7 +135,7 @@ impl LargeExponent {
         log * factor
     }
 
-    fn inverse(&self, integral: f64) -> f64 {
+    fn inverse_integral(&self, integral: f64) -> f64 {
         // Rounding may give less than the minimum of -1.
         let t = (integral * (1.0 - self.exponent)).max(-1.0);
         let factor = if t.abs() < 1e-9 { 1.0 } else { t.ln_1p() / t };
@@ -148,9 +149,10 @@ impl LargeExponent {
     )]
     fn rank(&self, random: &mut Random) -> u64 {
         loop {
-            let u = self.last + random.unit() * (self.first - self.last);
-            let x = self.inverse(u);
-            let k = (x + 0.5).floor().clamp(1.0, self.n);
+            let u = self.integral_at_last
+                + random.next_unit_f64() * (self.integral_at_first - self.integral_at_last);
+            let x = self.inverse_integral(u);
+            let k = (x + 0.5).floor().clamp(1.0, self.rank_count);
             if k - x <= self.acceptance_distance || u >= self.integral(k + 0.5) - self.density(k) {
                 return k as u64 - 1;
             }

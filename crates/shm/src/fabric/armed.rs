@@ -33,15 +33,15 @@ pub const ARMED_PROGRAM_WOKEN: u32 = 32;
 
 /// Step of the arming counter in the armed word. Each arming adds a step, so a word that was
 /// disarmed and armed again has another value.
-const ARMING: u32 = 1 << 6;
-const ARMINGS: u32 = 0xffff * ARMING;
-const SLOT_SHIFT: u32 = 22;
-const SLOT: u32 = 0x3ff << SLOT_SHIFT;
-const WAKES: u32 = ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN | SLOT;
+const ARMING_COUNT_STEP: u32 = 1 << 6;
+const ARMING_COUNT_MASK: u32 = 0xffff * ARMING_COUNT_STEP;
+const WAKER_SLOT_SHIFT: u32 = 22;
+const WAKER_SLOT_MASK: u32 = 0x3ff << WAKER_SLOT_SHIFT;
+const WAKE_BITS_MASK: u32 = ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN | WAKER_SLOT_MASK;
 
 /// Maximum number of times that a peer tries to change an armed word while other threads change the
 /// word.
-const TRIES: u32 = 16;
+const MAX_CAS_TRIES: u32 = 16;
 
 /// The thread that a peer must wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl ArmedWord<'_> {
         // SYNC POINT F: pairs with the fence in `fence_after_change`. Either this thread sees the word armed, or the
         // owner sees what this thread has published.
         fence(Ordering::SeqCst);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_CAS_TRIES {
             // Acquire: before the owner armed the word, it stored the messages that it had found
             // and whether a completion is certain. If the owner finds more messages later, it
             // changes the word.
@@ -103,12 +103,12 @@ impl ArmedWord<'_> {
                 WakeTarget::Nobody => return WakeTarget::Nobody,
                 WakeTarget::Engine => ARMED_ENGINE_WOKEN,
                 #[allow(clippy::cast_possible_truncation)] // 10 bits
-                WakeTarget::Program => ARMED_PROGRAM_WOKEN | (slot as u32) << SLOT_SHIFT,
+                WakeTarget::Program => ARMED_PROGRAM_WOKEN | (slot as u32) << WAKER_SLOT_SHIFT,
             };
             // The exchange fails if the owner has disarmed and armed the word again. The owner has
             // then found the message of this thread. The exchange also fails if ARMED_DIRECT was
             // cleared; the next attempt then wakes the engine.
-            if self.exchange(value, value & !WAKES | added) {
+            if self.exchange(value, value & !WAKE_BITS_MASK | added) {
                 return target;
             }
         }
@@ -156,11 +156,11 @@ impl ArmedWord<'_> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
             let kept = if value & (ARMED_ANY | ARMED_SOLICITED) != 0 {
-                value & WAKES
+                value & WAKE_BITS_MASK
             } else {
                 0
             };
-            let armings = value.wrapping_add(ARMING) & ARMINGS;
+            let armings = value.wrapping_add(ARMING_COUNT_STEP) & ARMING_COUNT_MASK;
             // Release: pairs with the load in `wake_target`.
             if self.exchange(value, what | direct | kept | armings | ARMED_FENCED) {
                 return value & ARMED_FENCED == 0;
@@ -179,7 +179,7 @@ impl ArmedWord<'_> {
     pub fn disarm(self) -> Option<usize> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
-            if self.exchange(value, value & (ARMED_FENCED | ARMINGS)) {
+            if self.exchange(value, value & (ARMED_FENCED | ARMING_COUNT_MASK)) {
                 return slot_of(value);
             }
         }
@@ -194,7 +194,7 @@ impl ArmedWord<'_> {
     /// Permits peers to wake the engine, but not the program, after a token led to no completion.
     /// Returns false if no peer had woken the program.
     pub fn clear_program_wake(self) -> bool {
-        let cleared = ARMED_PROGRAM_WOKEN | ARMED_DIRECT | SLOT;
+        let cleared = ARMED_PROGRAM_WOKEN | ARMED_DIRECT | WAKER_SLOT_MASK;
         self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
@@ -207,14 +207,14 @@ impl ArmedWord<'_> {
     /// Frees peers from their barrier until the next arming; does nothing if the word is armed.
     pub fn end_fences(self) {
         let value = self.0.load(Ordering::Relaxed);
-        if value & !ARMINGS == ARMED_FENCED {
+        if value & !ARMING_COUNT_MASK == ARMED_FENCED {
             self.exchange(value, ARMED_NO);
         }
     }
 }
 
 fn slot_of(value: u32) -> Option<usize> {
-    (value & ARMED_PROGRAM_WOKEN != 0).then_some((value >> SLOT_SHIFT) as usize)
+    (value & ARMED_PROGRAM_WOKEN != 0).then_some((value >> WAKER_SLOT_SHIFT) as usize)
 }
 
 #[cfg(test)]
@@ -421,12 +421,17 @@ mod tests {
     #[cfg(not(loom))]
     #[test]
     fn garbage_wakes_at_most_the_engine() {
-        for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_PROGRAM_WOKEN, 1 << 31] {
+        for value in [
+            u32::MAX,
+            ARMED_ANY | ARMING_COUNT_MASK,
+            ARMED_PROGRAM_WOKEN,
+            1 << 31,
+        ] {
             let word = AtomicU32::new(value);
             let _ = ArmedWord(&word).wake_target(true, 7, |_| WakeTarget::Program);
             ArmedWord(&word).arm(ARMED_ANY, true);
             ArmedWord(&word).disarm();
-            let left = word.load(Ordering::Relaxed) & !ARMINGS;
+            let left = word.load(Ordering::Relaxed) & !ARMING_COUNT_MASK;
             assert_eq!(left, ARMED_FENCED, "{value:#x}");
         }
     }

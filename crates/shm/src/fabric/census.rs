@@ -10,7 +10,7 @@ use nic_core::rights::Owner;
 
 use super::directory::DIRECTORY;
 use super::error::{FabricError, io_error};
-use super::folder::{check_ours, segment_path};
+use super::folder::{check_owner_and_mode, segment_path};
 use super::layout::*;
 use super::segment::{DirectoryMap, Segment};
 use crate::keys::key_of;
@@ -50,7 +50,7 @@ pub struct KnownQueuePair {
     /// `rq_psn`, as the program set it.
     pub rq_psn: u32,
     /// Number of the object's protection domain.
-    pub domain: u32,
+    pub pd_number: u32,
 }
 
 /// A completion queue of a process.
@@ -89,7 +89,7 @@ pub struct KnownRegion {
     /// Length in bytes.
     pub len: u64,
     /// Number of the object's protection domain.
-    pub domain: u32,
+    pub pd_number: u32,
 }
 
 /// Returns the processes of the fabric in `dir`, or an empty list if the folder does not exist.
@@ -99,7 +99,7 @@ pub struct KnownRegion {
 /// Returns an error if another user owns or can enter the folder. Returns an error if a file cannot
 /// be read or mapped, or has another layout version.
 pub fn census(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
-    if !check_ours(dir)? {
+    if !check_owner_and_mode(dir)? {
         return Ok(Vec::new());
     }
     read(dir).map_err(io_error(dir, "look at its processes"))
@@ -181,7 +181,7 @@ fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueue
         dest_qpn: qp.dest_qpn.load(Ordering::Relaxed),
         sq_psn: qp.sq_psn.load(Ordering::Relaxed),
         rq_psn: qp.rq_psn.load(Ordering::Relaxed),
-        domain: qp.pd.load(Ordering::Relaxed),
+        pd_number: qp.pd.load(Ordering::Relaxed),
     })
 }
 
@@ -229,14 +229,14 @@ fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let place = segment.find_mr(index)?;
     let entry = place.entry.load(Ordering::Acquire);
     let owner = Owner::from_word(place.pd.load(Ordering::Relaxed));
-    let domain = owner.number()?;
+    let domain = owner.pd_number()?;
     let region = KnownRegion {
         // The domain of a region may end while this reads it.
         device: device_of(segment, domain).unwrap_or(0),
         key: key_of(entry),
         addr: place.addr.load(Ordering::Relaxed),
         len: place.len.load(Ordering::Relaxed),
-        domain,
+        pd_number: domain,
     };
     std::sync::atomic::fence(Ordering::Acquire);
     let is_same = place.entry.load(Ordering::Relaxed) == entry;
@@ -259,9 +259,9 @@ mod tests {
             Fabric::join_fabric(&dir).unwrap(),
         ];
         members[0]
-            .reserve(QPS_AT + 5 * size_of::<QpShared>(), size_of::<QpShared>())
+            .back_with_memory(QPS_AT + 5 * size_of::<QpShared>(), size_of::<QpShared>())
             .unwrap();
-        let segment = &members[0].me.segment;
+        let segment = &members[0].this_process.segment;
         let qp = segment.qp(5).unwrap();
         qp.device.store(3, Ordering::Relaxed);
         qp.sq_psn.store(77, Ordering::Relaxed);
@@ -271,7 +271,7 @@ mod tests {
         let [pair] = queue_pairs[..] else {
             panic!("{queue_pairs:?}");
         };
-        let qpn = u32::try_from(members[0].me.slot << QP_BITS | 5).unwrap();
+        let qpn = u32::try_from(members[0].this_process.slot << QP_BITS | 5).unwrap();
         assert_eq!((pair.qpn, pair.device, pair.sq_psn), (qpn, 3, 77));
         assert_eq!((pair.state, pair.dest_qpn), (0, 0));
         assert!(

@@ -20,16 +20,16 @@ use super::process::own_pid;
 use crate::lock::lock;
 
 /// Maximum number of completion channels of a peer that this process holds open at a time.
-const MOST_OPEN: usize = 1024;
+const MAX_OPEN_PEER_CHANNELS: usize = 1024;
 
 /// A completion channel of this process.
 pub struct Channel {
     number: u32,
     path: PathBuf,
     /// The program's descriptor of the FIFO, which blocks unless the program changes that.
-    program: File,
+    program_fd: File,
     /// The library's descriptor of the same FIFO, which never blocks.
-    tokens: File,
+    token_fd: File,
     pid: u64,
 }
 
@@ -47,8 +47,8 @@ impl Channel {
         Ok(Self {
             number,
             path,
-            program,
-            tokens,
+            program_fd: program,
+            token_fd: tokens,
             pid,
         })
     }
@@ -60,7 +60,7 @@ impl Channel {
 
     /// Returns the descriptor that the program waits for.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.program.as_fd()
+        self.program_fd.as_fd()
     }
 
     /// Takes a token from the FIFO and returns its completion queue index, which is untrusted
@@ -70,7 +70,7 @@ impl Channel {
             return None;
         }
         let mut token = [0xff; 2];
-        let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.tokens, &mut token));
+        let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.token_fd, &mut token));
         // Only an incorrect writer leaves half a token.
         (taken.is_ok_and(|n| n > 0)).then_some(u16::from_ne_bytes(token))
     }
@@ -78,12 +78,12 @@ impl Channel {
     /// Writes a token. Returns false if the FIFO is full.
     #[must_use]
     pub fn put(&self, cq: u16) -> bool {
-        own_pid() != self.pid || write_token(&self.tokens, cq)
+        own_pid() != self.pid || write_token(&self.token_fd, cq)
     }
 
     /// Returns the number of tokens in the FIFO.
     pub fn token_count(&self) -> usize {
-        let bytes = rustix::io::ioctl_fionread(&self.tokens).unwrap_or(0);
+        let bytes = rustix::io::ioctl_fionread(&self.token_fd).unwrap_or(0);
         usize::try_from(bytes).unwrap_or(0) / 2
     }
 }
@@ -120,14 +120,14 @@ fn write_token(fifo: &File, cq: u16) -> bool {
 /// The channels of a peer to which this process has written.
 pub(super) struct PeerChannels {
     dir: PathBuf,
-    open: Mutex<HashMap<u32, Arc<File>>>,
+    open_fifos: Mutex<HashMap<u32, Arc<File>>>,
 }
 
 impl PeerChannels {
     pub(super) fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
-            open: Mutex::default(),
+            open_fifos: Mutex::default(),
         }
     }
 
@@ -136,7 +136,7 @@ impl PeerChannels {
         if number == 0 {
             return None;
         }
-        let mut open = lock(&self.open);
+        let mut open = lock(&self.open_fifos);
         if let Some(file) = open.get(&number) {
             return Some(PeerChannel(Arc::clone(file)));
         }
@@ -146,7 +146,7 @@ impl PeerChannels {
         if !file.metadata().ok()?.file_type().is_fifo() {
             return None;
         }
-        if open.len() >= MOST_OPEN {
+        if open.len() >= MAX_OPEN_PEER_CHANNELS {
             // The peer creates channels with ever new numbers, and must have destroyed most of
             // these channels.
             open.clear();

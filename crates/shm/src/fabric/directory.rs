@@ -74,7 +74,7 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
 fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u64>, FabricError> {
     let fresh = len == 0;
     if fresh {
-        segment::reserve(file, 0, DirectoryMap::BYTES)
+        segment::allocate_file_blocks(file, 0, DirectoryMap::BYTES)
             .map_err(io_error(dir, "reserve memory (is /dev/shm full?)"))?;
     } else if len < DirectoryMap::BYTES as u64 {
         return Ok(Err(0));

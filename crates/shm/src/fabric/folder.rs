@@ -107,12 +107,12 @@ pub(super) fn lock_folder(dir: &Path) -> Result<File, FabricError> {
 pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error(dir, "create it")(e)),
-        _ => check_ours(dir),
+        _ => check_owner_and_mode(dir),
     }
 }
 
 /// Refuses a folder that another user owns or can enter. Returns false if the folder does not exist any more.
-pub(super) fn check_ours(dir: &Path) -> Result<bool, FabricError> {
+pub(super) fn check_owner_and_mode(dir: &Path) -> Result<bool, FabricError> {
     let meta = match fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other.map_err(io_error(dir, "look at it"))?,

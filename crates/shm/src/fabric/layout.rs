@@ -94,7 +94,7 @@ pub struct SegmentHeader {
     /// A secret of the process for hashing keys.
     pub key_secret: AtomicU64,
     /// Unused word; it keeps the offsets of the later fields.
-    pub engine_calls: AtomicU64,
+    pub unused_word: AtomicU64,
     /// Upper bound (exclusive) of the multicast attachments in use.
     pub mcasts_used: AtomicU64,
     /// Position in the mailbox of the next connection notice that a peer puts.
@@ -110,10 +110,10 @@ pub struct SegmentHeader {
     /// Upper bound (exclusive) of the flows in use.
     pub flows_used: AtomicU64,
     /// Names the owner's ports, so that peers find their traffic counters; 0: they are not counted.
-    pub port_key: AtomicU64,
+    pub ports_key: AtomicU64,
     pad2: [AtomicU64; 4],
     /// One bit for each page before the arena, set if memory backs the page.
-    pub backed: [AtomicU64; TABLE_PAGES / 64],
+    pub backed_pages: [AtomicU64; TABLE_PAGES / 64],
 }
 
 /// State of a queue pair that peers read.
@@ -145,13 +145,13 @@ pub struct QpShared {
     /// receive CQ is armed.
     pub next_message_completes: AtomicU32,
     /// Number of the queue pair's port among all ports of its host, from 1; 0 until a port is chosen.
-    pub port: AtomicU32,
+    pub host_port_number: AtomicU32,
     /// Position in slots in the only ring to this queue pair. Every message that ends at or before
     /// this position causes a completion. Written and valid together with `next_message_completes`.
-    pub takes_until: AtomicU64,
+    pub takes_until_slot: AtomicU64,
     /// Event that a requester's error caused on this queue pair: 1 + `ibv_event_type`, written by
     /// the requester.
-    pub remote_error: AtomicU32,
+    pub remote_error_event: AtomicU32,
     /// `sq_psn`.
     pub sq_psn: AtomicU32,
     /// `rq_psn`.
@@ -195,7 +195,7 @@ pub struct McastShared {
     /// GID of the group, in memory order.
     pub mgid: [AtomicU64; 2],
     /// Index of the attached queue pair plus 1; 0 if the entry is free.
-    pub qp: AtomicU32,
+    pub qp_index_plus_1: AtomicU32,
     pad0: AtomicU32,
 }
 
@@ -215,7 +215,7 @@ pub struct FlowShared {
     pub tag: AtomicU32,
     /// Index of the RSS configuration for the flow's packets plus 1; 0 if the flow has no RSS
     /// configuration.
-    pub rss: AtomicU32,
+    pub rss_index_plus_1: AtomicU32,
     pad0: [AtomicU32; 9],
     /// The headers to match, laid out as in `steering::Headers`.
     pub value: [AtomicU64; 8],
@@ -376,7 +376,7 @@ pub struct RingHeader {
     /// `rnr_retry` of the sender.
     pub rnr_retry: AtomicU32,
     /// One of `RING_*`.
-    pub closed: AtomicU32,
+    pub closed_state: AtomicU32,
     /// Incarnation of the receiving process.
     pub dest_incarnation: AtomicU64,
     /// Nonzero if the sender has deferred work requests, which may wait for room in the ring.
@@ -390,18 +390,18 @@ pub struct RingHeader {
     /// Position of the consumer in the ring; the consumer has released all slots before it.
     pub head: AtomicU64,
     /// Status with which the receiver rejected the record at `head`; 0 if no record was rejected.
-    pub nak: AtomicU32,
+    pub nak_status: AtomicU32,
     /// Nonzero if the receiver no longer uses the ring.
     pub detached: AtomicU32,
     pad2: [AtomicU64; 6],
 }
 
-/// Value of `closed` for a ring whose sender may send more messages.
+/// Value of `closed_state` for a ring whose sender may send more messages.
 pub const RING_OPEN: u32 = 0;
-/// Value of `closed` for a ring whose sender will send no more messages; records in the ring remain
+/// Value of `closed_state` for a ring whose sender will send no more messages; records in the ring remain
 /// valid.
 pub const RING_CLOSED: u32 = 1;
-/// Value of `closed` for a ring whose sender has flushed the records that the receiver has not
+/// Value of `closed_state` for a ring whose sender has flushed the records that the receiver has not
 /// taken. These records are void, because the program owns their memory again.
 pub const RING_WITHDRAWN: u32 = 2;
 
@@ -410,46 +410,47 @@ pub const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
 
 /// Bytes of a memory page.
 pub const PAGE: usize = 4096;
-const fn after(offset: usize, bytes: usize) -> usize {
+const fn table_end(offset: usize, bytes: usize) -> usize {
     (offset + bytes).next_multiple_of(PAGE)
 }
 
 /// Offset of the mailbox's slots in a segment.
 pub const MAILBOX_AT: usize = PAGE;
 /// Offset of the queue pairs.
-pub const QPS_AT: usize = after(MAILBOX_AT, MAILBOX_SLOTS * 8);
+pub const QPS_AT: usize = table_end(MAILBOX_AT, MAILBOX_SLOTS * 8);
 /// Offset of the completion queues.
-pub const CQS_AT: usize = after(QPS_AT, MAX_QPS * size_of::<QpShared>());
+pub const CQS_AT: usize = table_end(QPS_AT, MAX_QPS * size_of::<QpShared>());
 /// Offset of the memory regions.
-pub const MRS_AT: usize = after(CQS_AT, MAX_CQS * size_of::<CqShared>());
+pub const MRS_AT: usize = table_end(CQS_AT, MAX_CQS * size_of::<CqShared>());
 /// Offset of the hazards.
-pub const HAZARDS_AT: usize = after(MRS_AT, MR_SLOTS * size_of::<MrShared>());
+pub const HAZARDS_AT: usize = table_end(MRS_AT, MR_SLOTS * size_of::<MrShared>());
 /// Offset of the atomic locks.
-pub const LOCKS_AT: usize = after(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
+pub const LOCKS_AT: usize = table_end(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
 /// Offset of the shared receive queues.
-pub const SRQS_AT: usize = after(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
+pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
 /// Offset of the multicast attachments.
-pub const MCASTS_AT: usize = after(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
+pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
-pub const PDS_AT: usize = after(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
+pub const PDS_AT: usize = table_end(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
 /// Offset of the device memories.
-pub const DMS_AT: usize = after(PDS_AT, MAX_PDS * size_of::<PdShared>());
+pub const DMS_AT: usize = table_end(PDS_AT, MAX_PDS * size_of::<PdShared>());
 /// Offset of the imports.
-pub const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
+pub const IMPORTS_AT: usize = table_end(DMS_AT, MAX_DMS * size_of::<DmShared>());
 /// Offset of the flows.
-pub const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
+pub const FLOWS_AT: usize = table_end(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
 /// Offset of the RSS configurations.
-pub const RSS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
+pub const RSS_AT: usize = table_end(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
 /// Offset in a segment of the arena from which rings are allocated.
 pub const ARENA_AT: usize =
-    after(RSS_AT, MAX_RSS * size_of::<RssShared>()).next_multiple_of(1 << 20);
+    table_end(RSS_AT, MAX_RSS * size_of::<RssShared>()).next_multiple_of(1 << 20);
 /// Number of pages of a segment before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
 pub const SEGMENT_BYTES: usize = 4 << 30;
 
 const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
-const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error) == 64);
+const _: () =
+    assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error_event) == 64);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);

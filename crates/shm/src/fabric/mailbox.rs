@@ -19,7 +19,7 @@ pub const MAILBOX_SLOTS: usize = 8192;
 const NOTICE_BITS: u32 = 48;
 const NOTICE_MASK: u64 = (1 << NOTICE_BITS) - 1;
 
-fn empty(pos: u64, slots: u64) -> u64 {
+fn empty_slot_value(pos: u64, slots: u64) -> u64 {
     (pos / slots) << NOTICE_BITS
 }
 
@@ -29,11 +29,11 @@ pub struct Mailbox<'a> {
     /// The slots, a power of two; zeroed at first.
     pub slots: &'a [AtomicU64],
     /// A position at or before the first empty slot; a hint for producers.
-    pub tail: &'a AtomicU64,
+    pub tail_hint: &'a AtomicU64,
     /// Position of the consumer: the consumer has [acknowledged](Self::acknowledge) all earlier
     /// notices. A producer reads `head` to detect a full mailbox, and to wait for acknowledgement
     /// before it exits.
-    pub head: &'a AtomicU64,
+    pub acknowledged_head: &'a AtomicU64,
 }
 
 /// Error: the mailbox is full until its owner has read notices.
@@ -45,21 +45,21 @@ impl Mailbox<'_> {
     pub fn put(&self, notice: u64) -> Result<(), MailboxFull> {
         debug_assert!(notice != 0 && notice <= NOTICE_MASK);
         let n = self.slots.len() as u64;
-        let mut pos = self.tail.load(Ordering::Relaxed);
+        let mut pos = self.tail_hint.load(Ordering::Relaxed);
         loop {
-            let head = self.head.load(Ordering::Acquire);
+            let head = self.acknowledged_head.load(Ordering::Acquire);
             pos = pos.max(head);
             if pos >= head.saturating_add(n) {
                 return Err(MailboxFull);
             }
             let slot = &self.slots[(pos & (n - 1)) as usize];
-            let free = empty(pos, n);
+            let free = empty_slot_value(pos, n);
             // SYNC POINT M: the sender has written the ring's header before it puts the notice.
             if slot
                 .compare_exchange(free, free | notice, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
-                self.tail.fetch_max(pos + 1, Ordering::Relaxed);
+                self.tail_hint.fetch_max(pos + 1, Ordering::Relaxed);
                 return Ok(());
             }
             pos += 1;
@@ -82,7 +82,7 @@ impl Mailbox<'_> {
         if value & NOTICE_MASK == 0 {
             return None;
         }
-        slot.store(empty(*pos + n, n), Ordering::Release);
+        slot.store(empty_slot_value(*pos + n, n), Ordering::Release);
         *pos += 1;
         Some(value & NOTICE_MASK)
     }
@@ -90,17 +90,17 @@ impl Mailbox<'_> {
     /// Publishes that the owner no longer needs the senders of the notices before `pos`. Until then, an
     /// exiting sender must keep the ring that its notice announces.
     pub fn acknowledge(&self, pos: u64) {
-        self.head.store(pos, Ordering::Release);
+        self.acknowledged_head.store(pos, Ordering::Release);
     }
 
     /// Returns the number of notices put so far; never fewer than the caller has put.
     pub fn notice_count(&self) -> u64 {
-        self.tail.load(Ordering::Acquire)
+        self.tail_hint.load(Ordering::Acquire)
     }
 
     /// Returns true if the owner has dealt with the first `count` notices.
     pub fn is_acknowledged(&self, count: u64) -> bool {
-        self.head.load(Ordering::Acquire) >= count
+        self.acknowledged_head.load(Ordering::Acquire) >= count
     }
 }
 
@@ -125,8 +125,8 @@ mod tests {
         fn mailbox(&self) -> Mailbox<'_> {
             Mailbox {
                 slots: &self.slots,
-                tail: &self.tail,
-                head: &self.head,
+                tail_hint: &self.tail,
+                acknowledged_head: &self.head,
             }
         }
     }

@@ -72,7 +72,7 @@ pub struct Fabric {
     _directory_file: File,
     segment_file: File,
     /// This process, as a peer of itself.
-    pub me: Arc<Peer>,
+    pub this_process: Arc<Peer>,
     arena: Mutex<SegmentArena>,
     /// Number of completion channels that this process has made.
     channels_made: AtomicU32,
@@ -144,7 +144,7 @@ impl Fabric {
             is_self: true,
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),
-            wake: create_wake(dir, incarnation)?,
+            wake_fifo: create_wake(dir, incarnation)?,
             channels: PeerChannels::new(dir),
             pidfd: open_pidfd(pid).map_err(io_error(dir, "open a pidfd"))?,
         });
@@ -160,7 +160,7 @@ impl Fabric {
             _directory_file: file,
             segment_file,
             peers: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
-            me,
+            this_process: me,
             arena: Mutex::new(SegmentArena::new()),
             channels_made: AtomicU32::new(0),
         })
@@ -170,18 +170,20 @@ impl Fabric {
     ///
     /// Does nothing in a forked child of the member.
     pub fn leave(&self) {
-        if process::own_pid() != self.me.pid {
+        if process::own_pid() != self.this_process.pid {
             return;
         }
         let Ok(_held) = lock_folder(&self.dir) else {
             return;
         };
         let procs = &self.directory.get().procs;
-        remove_files(&self.dir, self.me.incarnation);
+        remove_files(&self.dir, self.this_process.incarnation);
         if self.channels_made.load(Ordering::Relaxed) != 0 {
-            remove_channels(&self.dir, self.me.incarnation);
+            remove_channels(&self.dir, self.this_process.incarnation);
         }
-        procs[self.me.slot].incarnation.store(0, Ordering::Release);
+        procs[self.this_process.slot]
+            .incarnation
+            .store(0, Ordering::Release);
         if procs
             .iter()
             .all(|e| e.incarnation.load(Ordering::Acquire) == 0)
@@ -218,7 +220,7 @@ impl Fabric {
             // dead here.
             peer.mark_dead();
             peers.remove(&slot);
-            self.me.wake();
+            self.this_process.wake_engine();
         }
         if incarnation == 0 {
             return Ok(None);
@@ -230,7 +232,7 @@ impl Fabric {
                 let peer = Arc::new(peer);
                 peers.insert(slot, Arc::clone(&peer));
                 // The engine must also watch the new peer.
-                self.me.wake();
+                self.this_process.wake_engine();
                 Ok(Some(peer))
             }
             Err(e) => {
@@ -280,7 +282,7 @@ impl Fabric {
             is_self: false,
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),
-            wake: open_fifo(&wake_path(&self.dir, incarnation))?,
+            wake_fifo: open_fifo(&wake_path(&self.dir, incarnation))?,
             channels: PeerChannels::new(&self.dir),
             pidfd,
         })
@@ -306,7 +308,12 @@ impl Fabric {
     /// Returns an error if the fabric's folder has no space or no descriptors are left.
     pub fn make_channel(&self) -> io::Result<Channel> {
         let number = self.channels_made.fetch_add(1, Ordering::Relaxed) + 1;
-        Channel::create(&self.dir, self.me.incarnation, number, self.me.pid)
+        Channel::create(
+            &self.dir,
+            self.this_process.incarnation,
+            number,
+            self.this_process.pid,
+        )
     }
 
     /// Returns the counter of changes of the flows of all processes.
@@ -327,7 +334,7 @@ impl Fabric {
 
     /// Allocates `bytes` zeroed bytes of shared memory from this process's arena, and returns their offset.
     pub fn alloc(&self, bytes: usize) -> io::Result<usize> {
-        lock(&self.arena).alloc(&self.me.segment, &self.segment_file, bytes)
+        lock(&self.arena).alloc(&self.this_process.segment, &self.segment_file, bytes)
     }
 
     /// Returns a range to the arena.
@@ -337,10 +344,10 @@ impl Fabric {
 
     /// Ensures that memory backs `len` bytes at `offset` of this process's segment, which lie
     /// before the arena. Peers can then read in the segment's header that memory backs these bytes.
-    pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
-        let segment = &self.me.segment;
+    pub fn back_with_memory(&self, offset: usize, len: usize) -> io::Result<()> {
+        let segment = &self.this_process.segment;
         if !segment.is_backed(offset, len) {
-            segment::reserve(&self.segment_file, offset, len)?;
+            segment::allocate_file_blocks(&self.segment_file, offset, len)?;
             segment.set_backed(offset, len);
         }
         Ok(())

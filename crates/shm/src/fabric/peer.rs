@@ -36,7 +36,7 @@ pub struct Peer {
     /// Time at which this process noticed the peer's death, in nanoseconds; 0 while the peer is
     /// alive.
     pub(super) died_ns: AtomicU64,
-    pub(super) wake: File,
+    pub(super) wake_fifo: File,
     pub(super) channels: PeerChannels,
     /// Becomes readable when the process ends. `None` if the system has no pidfds (Linux before 5.3, programs
     /// under valgrind, seccomp filters).
@@ -96,13 +96,13 @@ impl Peer {
 
     /// Returns this process's wake FIFO, for its engine to wait on.
     pub fn wake_fd(&self) -> &File {
-        &self.wake
+        &self.wake_fifo
     }
 
     /// Empties this process's wake FIFO.
-    pub fn drain_calls(&self) {
+    pub fn drain_wake_fifo(&self) {
         let mut calls = [0; 512];
-        while rustix::io::read(&self.wake, &mut calls).is_ok_and(|n| n == calls.len()) {}
+        while rustix::io::read(&self.wake_fifo, &mut calls).is_ok_and(|n| n == calls.len()) {}
     }
 
     /// Returns the peer's completion channel `number`; `None` if this process cannot open it.
@@ -112,7 +112,7 @@ impl Peer {
 
     /// Wakes the peer's engine.
     #[cold]
-    pub fn wake(&self) {
+    pub fn wake_engine(&self) {
         if self.pidfd.is_none() {
             // Without a pidfd the engine cannot notice the peer's end, so ask the kernel here.
             // Under valgrind, which lacks pidfds, one thread runs at a time, mostly a polling
@@ -121,7 +121,7 @@ impl Peer {
         }
         // If the FIFO is full, the engine has been woken already. If the FIFO is closed, the engine
         // has ended.
-        let _ = rustix::io::write(&self.wake, &[0]);
+        let _ = rustix::io::write(&self.wake_fifo, &[0]);
     }
 }
 

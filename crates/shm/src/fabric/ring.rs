@@ -138,15 +138,15 @@ impl RingMemory {
 
     /// Returns the lap bit of a header's first word for the lap of `pos`.
     #[inline(always)]
-    fn lap(&self, pos: u64) -> u64 {
+    fn lap_bit_at(&self, pos: u64) -> u64 {
         if pos & self.slots == 0 { 0 } else { LAP_BIT }
     }
 
     /// Returns the header word without its lap bit; `None` if `word` is not the header of a record
     /// of the lap of `pos`.
     #[inline(always)]
-    fn in_lap(&self, word: u64, pos: u64) -> Option<u64> {
-        let word = word ^ self.lap(pos);
+    fn without_lap_bit(&self, word: u64, pos: u64) -> Option<u64> {
+        let word = word ^ self.lap_bit_at(pos);
         ((word & 0xff).wrapping_sub(1) < LAP_BIT - 1).then_some(word)
     }
 
@@ -168,9 +168,9 @@ pub const fn record_slots(payload: usize) -> u64 {
 struct RingLap {
     /// Address that slot 0 would have if earlier laps lay before this lap in memory, so that no
     /// position needs a mask.
-    origin: *const AtomicU64,
+    slot_0_address: *const AtomicU64,
     /// The lap bit of a header's first word.
-    bit: u64,
+    lap_bit: u64,
 }
 
 impl RingLap {
@@ -179,8 +179,8 @@ impl RingLap {
     fn of(ring: &RingMemory, pos: u64) -> Self {
         let begin = pos & !(ring.slots - 1);
         Self {
-            origin: ring.words.wrapping_sub(2 * begin as usize),
-            bit: ring.lap(pos),
+            slot_0_address: ring.words.wrapping_sub(2 * begin as usize),
+            lap_bit: ring.lap_bit_at(pos),
         }
     }
 
@@ -197,13 +197,13 @@ impl RingLap {
     /// Returns the address of the slot at `pos`.
     #[inline(always)]
     fn payload(self, pos: u64) -> *const AtomicU64 {
-        self.origin.wrapping_add(2 * pos as usize)
+        self.slot_0_address.wrapping_add(2 * pos as usize)
     }
 }
 
 /// Payload bytes of a record in the ring, for the producer or the consumer.
 pub struct Payload<'a> {
-    first: *const AtomicU64,
+    first_word: *const AtomicU64,
     len: usize,
     ring: PhantomData<&'a RingMemory>,
 }
@@ -214,7 +214,7 @@ impl<'a> Payload<'a> {
     #[inline(always)]
     fn of_ring(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
         Self {
-            first: ring.word(pos, 0),
+            first_word: ring.word(pos, 0),
             len,
             ring: PhantomData,
         }
@@ -227,7 +227,7 @@ impl<'a> Payload<'a> {
     #[cfg(not(loom))]
     #[inline]
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.first.cast_mut().cast()
+        self.first_word.cast_mut().cast()
     }
 
     /// Returns the number of bytes.
@@ -253,7 +253,7 @@ impl<'a> Payload<'a> {
     fn word_at(&self, i: usize) -> &AtomicU64 {
         assert!(i * 8 < self.len);
         // SAFETY: a record's words are contiguous (`of_ring`), and the assertion keeps `i` among them.
-        unsafe { &*self.first.add(i) }
+        unsafe { &*self.first_word.add(i) }
     }
 }
 
@@ -273,7 +273,7 @@ impl<'a> RingRecord<'a> {
         Self {
             header,
             payload: Payload {
-                first: payload.as_mut_ptr().cast_const().cast(),
+                first_word: payload.as_mut_ptr().cast_const().cast(),
                 len: payload.len(),
                 ring: PhantomData,
             },
@@ -315,7 +315,7 @@ pub fn fuzz(bytes: &[u8]) {
         };
         let slots = record.slots();
         assert_eq!(record.payload.len() as u64, (slots - 1) * SLOT_BYTES as u64);
-        let bytes = record.payload.first.addr() - words.as_ptr().addr();
+        let bytes = record.payload.first_word.addr() - words.as_ptr().addr();
         assert!((bytes / SLOT_BYTES) as u64 + slots - 1 <= SLOTS);
         consumer.advance(slots);
     }

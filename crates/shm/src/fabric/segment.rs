@@ -34,10 +34,15 @@ impl FileMapping {
 
     /// Maps `len` bytes of `file` from the page-aligned `offset` on, readable and writable.
     pub fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
-        Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
+        Self::map_with_protection(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    fn with(file: impl AsFd, offset: u64, len: usize, prot: ProtFlags) -> std::io::Result<Self> {
+    fn map_with_protection(
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+        prot: ProtFlags,
+    ) -> std::io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
         let ptr = unsafe {
             mmap(
@@ -123,7 +128,7 @@ pub struct Segment {
     map: FileMapping,
     /// Number of accessible bytes from the start of the segment; at least the tables are
     /// accessible.
-    usable: AtomicUsize,
+    usable_bytes: AtomicUsize,
 }
 
 macro_rules! table {
@@ -157,10 +162,10 @@ macro_rules! table {
 /// A signal interrupts `fallocate(2)` even with SA_RESTART, and the kernel then frees what it had
 /// allocated. The function therefore allocates small steps and repeats interrupted steps. A program
 /// with a fast timer thus gets its memory, too.
-pub(super) fn reserve(file: &File, offset: usize, len: usize) -> std::io::Result<()> {
-    const STEP: usize = 64 << 10;
-    for at in (offset..offset + len).step_by(STEP) {
-        let step = STEP.min(offset + len - at) as u64;
+pub(super) fn allocate_file_blocks(file: &File, offset: usize, len: usize) -> std::io::Result<()> {
+    const ALLOCATION_STEP_BYTES: usize = 64 << 10;
+    for at in (offset..offset + len).step_by(ALLOCATION_STEP_BYTES) {
+        let step = ALLOCATION_STEP_BYTES.min(offset + len - at) as u64;
         retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at as u64, step))?;
     }
     Ok(())
@@ -177,7 +182,7 @@ impl Segment {
             (LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()),
         ];
         for (at, len) in first {
-            reserve(file, at, len)?;
+            allocate_file_blocks(file, at, len)?;
         }
         let segment = Self::map(file)?;
         for (at, len) in first {
@@ -187,8 +192,8 @@ impl Segment {
     }
 
     /// Returns the words and bits of `backed` for the pages of the `len` bytes at offset `at`.
-    fn pages(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
-        let backed = &self.header().backed;
+    fn backed_words(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let backed = &self.header().backed_pages;
         (at / PAGE..(at + len).div_ceil(PAGE))
             .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
     }
@@ -196,46 +201,48 @@ impl Segment {
     /// Returns true if memory backs the `len` bytes at offset `at`, which lie before the arena.
     /// These bytes can then be accessed even if `/dev/shm` is full.
     pub(super) fn is_backed(&self, at: usize, len: usize) -> bool {
-        self.pages(at, len)
+        self.backed_words(at, len)
             .all(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
     /// Records that memory backs the `len` bytes at offset `at`.
     pub(super) fn set_backed(&self, at: usize, len: usize) {
-        for (word, bit) in self.pages(at, len) {
+        for (word, bit) in self.backed_words(at, len) {
             word.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
     fn map(file: &File) -> std::io::Result<Self> {
         let segment = Self {
-            map: FileMapping::with(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
-            usable: AtomicUsize::new(0),
+            map: FileMapping::map_with_protection(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
+            usable_bytes: AtomicUsize::new(0),
         };
-        segment.use_until(ARENA_AT)?;
+        segment.make_usable_until(ARENA_AT)?;
         Ok(segment)
     }
 
     /// Makes all bytes of the segment before offset `end` accessible; `end` lies in the mapping.
     #[inline]
-    fn use_until(&self, end: usize) -> std::io::Result<()> {
+    fn make_usable_until(&self, end: usize) -> std::io::Result<()> {
         // Relaxed: once `mprotect` has returned, the bytes are accessible for all threads.
-        if end <= self.usable.load(Ordering::Relaxed) {
+        if end <= self.usable_bytes.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.use_more(end)
+        self.extend_usable(end)
     }
 
     #[cold]
-    fn use_more(&self, end: usize) -> std::io::Result<()> {
+    fn extend_usable(&self, end: usize) -> std::io::Result<()> {
         /// Number of bytes that one `mprotect` call makes accessible, large enough to keep calls
         /// rare.
-        const STEP: usize = 4 << 20;
-        let end = end.next_multiple_of(STEP).min(self.map.len());
+        const MPROTECT_STEP_BYTES: usize = 4 << 20;
+        let end = end
+            .next_multiple_of(MPROTECT_STEP_BYTES)
+            .min(self.map.len());
         let prot = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the call only makes more of this process's own mapping accessible.
         unsafe { mprotect(self.map.as_ptr().cast(), end, prot)? };
-        self.usable.fetch_max(end, Ordering::Relaxed);
+        self.usable_bytes.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }
 
@@ -351,8 +358,8 @@ impl Segment {
         };
         Mailbox {
             slots,
-            tail: &header.mailbox_tail,
-            head: &header.mailbox_head,
+            tail_hint: &header.mailbox_tail,
+            acknowledged_head: &header.mailbox_head,
         }
     }
 
@@ -364,7 +371,8 @@ impl Segment {
         {
             return None;
         }
-        self.use_until(offset + size_of::<RingHeader>()).ok()?;
+        self.make_usable_until(offset + size_of::<RingHeader>())
+            .ok()?;
         // SAFETY: the header lies in the accessible part of the mapping, is aligned to 64 bytes, and is made
         // of atomics.
         Some(unsafe { &*self.map.as_ptr().add(offset).cast::<RingHeader>() })
@@ -382,7 +390,7 @@ impl Segment {
         if !slots.is_power_of_two() || !(16..=32768).contains(&slots) || end > SEGMENT_BYTES {
             return None;
         }
-        self.use_until(end).ok()?;
+        self.make_usable_until(end).ok()?;
         // SAFETY: the slots lie in the accessible part of the mapping (just checked), and the caller keeps
         // the segment mapped.
         Some(unsafe {
@@ -397,7 +405,7 @@ impl Segment {
     /// Fills `len` bytes at `offset` with zeros; the range lies in the arena.
     pub fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
         assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
-        self.use_until(offset + len)?;
+        self.make_usable_until(offset + len)?;
         // SAFETY: the range is mapped and accessible. The owner has just taken it from its free list, so no
         // correct peer uses it. An incorrect peer races on bytes that have no invalid value.
         unsafe { self.map.as_ptr().add(offset).write_bytes(0, len) };
@@ -408,8 +416,8 @@ impl Segment {
 /// Allocator of the arena in this process's segment.
 pub struct SegmentArena {
     next: usize,
-    reserved: usize,
-    free: std::collections::BTreeMap<usize, Vec<usize>>,
+    reserved_end: usize,
+    free_by_size: std::collections::BTreeMap<usize, Vec<usize>>,
 }
 
 impl SegmentArena {
@@ -418,12 +426,12 @@ impl SegmentArena {
     pub fn new() -> Self {
         Self {
             next: ARENA_AT,
-            reserved: ARENA_AT,
-            free: std::collections::BTreeMap::new(),
+            reserved_end: ARENA_AT,
+            free_by_size: std::collections::BTreeMap::new(),
         }
     }
 
-    fn rounded(bytes: usize) -> usize {
+    fn round_to_alignment(bytes: usize) -> usize {
         bytes.next_multiple_of(256)
     }
 
@@ -434,9 +442,9 @@ impl SegmentArena {
         file: &File,
         bytes: usize,
     ) -> std::io::Result<usize> {
-        const STEP: usize = 1 << 20;
-        let bytes = Self::rounded(bytes);
-        if let Some(offset) = self.free.get_mut(&bytes).and_then(Vec::pop) {
+        const RESERVE_STEP_BYTES: usize = 1 << 20;
+        let bytes = Self::round_to_alignment(bytes);
+        if let Some(offset) = self.free_by_size.get_mut(&bytes).and_then(Vec::pop) {
             segment.zero(offset, bytes)?;
             return Ok(offset);
         }
@@ -444,10 +452,10 @@ impl SegmentArena {
         if end > SEGMENT_BYTES {
             return Err(std::io::ErrorKind::OutOfMemory.into());
         }
-        if end > self.reserved {
-            let until = end.next_multiple_of(STEP).min(SEGMENT_BYTES);
-            reserve(file, self.reserved, until - self.reserved)?;
-            self.reserved = until;
+        if end > self.reserved_end {
+            let until = end.next_multiple_of(RESERVE_STEP_BYTES).min(SEGMENT_BYTES);
+            allocate_file_blocks(file, self.reserved_end, until - self.reserved_end)?;
+            self.reserved_end = until;
         }
         let offset = self.next;
         self.next = end;
@@ -456,8 +464,8 @@ impl SegmentArena {
 
     /// Frees a range.
     pub fn free(&mut self, offset: usize, bytes: usize) {
-        self.free
-            .entry(Self::rounded(bytes))
+        self.free_by_size
+            .entry(Self::round_to_alignment(bytes))
             .or_default()
             .push(offset);
     }

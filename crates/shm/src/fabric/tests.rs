@@ -15,11 +15,11 @@ fn two_members_see_each_other_and_the_last_one_leaves_nothing() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
     let b = Fabric::join_fabric(&dir).unwrap();
-    assert_ne!(a.me.slot, b.me.slot);
-    let seen = a.peer(b.me.slot).unwrap();
-    assert_eq!(seen.incarnation, b.me.incarnation);
+    assert_ne!(a.this_process.slot, b.this_process.slot);
+    let seen = a.peer(b.this_process.slot).unwrap();
+    assert_eq!(seen.incarnation, b.this_process.incarnation);
     a.leave();
-    assert!(b.peer(a.me.slot).is_none());
+    assert!(b.peer(a.this_process.slot).is_none());
     b.leave();
     assert!(!dir.exists());
 }
@@ -32,7 +32,7 @@ fn fabrics_do_not_begin_with_the_same_numbers() {
             let (_tmp, dir) = folder();
             let only = Fabric::join_fabric(&dir).unwrap();
             only.leave();
-            only.me.slot
+            only.this_process.slot
         })
         .collect();
     assert!(slots.iter().any(|slot| *slot != slots[0]), "{slots:?}");
@@ -105,8 +105,12 @@ fn a_peer_with_a_garbled_segment_is_not_opened() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
     let b = Fabric::join_fabric(&dir).unwrap();
-    b.me.segment.header().magic.store(1, Ordering::Relaxed);
-    assert!(a.peer(b.me.slot).is_none());
+    b.this_process
+        .segment
+        .header()
+        .magic
+        .store(1, Ordering::Relaxed);
+    assert!(a.peer(b.this_process.slot).is_none());
     a.leave();
     b.leave();
 }
@@ -118,7 +122,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     let b = Fabric::join_fabric(&dir).unwrap();
     let (one, other) = (a.make_channel().unwrap(), a.make_channel().unwrap());
     assert_ne!(one.number(), other.number());
-    let seen = b.peer(a.me.slot).unwrap();
+    let seen = b.peer(a.this_process.slot).unwrap();
     assert!(seen.channel(one.number()).unwrap().write_token(3));
     assert!(one.put(4));
     assert_eq!((one.token_count(), other.token_count()), (2, 0));
@@ -151,9 +155,9 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
 fn a_file_in_the_place_of_a_channel_gets_no_token() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
-    let path = folder::channel_path(&dir, a.me.incarnation, 1);
+    let path = folder::channel_path(&dir, a.this_process.incarnation, 1);
     fs::write(&path, "").unwrap();
-    assert!(a.me.channel(1).is_none());
+    assert!(a.this_process.channel(1).is_none());
     assert_eq!(fs::read(&path).unwrap(), b"");
     a.channels_made.store(1, Ordering::Relaxed);
     a.leave();
@@ -185,7 +189,11 @@ fn memory_is_reserved_under_a_fast_timer() {
                 it_value: every,
             };
             libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
-            libc::_exit(segment::reserve(&file, 0, BYTES).is_err().into());
+            libc::_exit(
+                segment::allocate_file_blocks(&file, 0, BYTES)
+                    .is_err()
+                    .into(),
+            );
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);

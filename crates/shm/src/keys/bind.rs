@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::Owner;
 
 use super::entry::{find, invalidate, key_of, prefix, publish_key};
-use super::hazards::wait_for_accesses;
+use super::hazards::wait_until_unpinned;
 use super::table::{KeyTable, PrivateKeyTable};
 use super::windows::{BindRequest, MemoryWindow, WindowId, WindowType};
 use crate::fabric::Fabric;
@@ -53,11 +53,11 @@ impl KeyTable {
             .windows
             .get(&index)
             .is_some_and(|w| w.bound.is_some());
-        if bound && let Some(mr) = fabric.me.segment.mr(index) {
+        if bound && let Some(mr) = fabric.this_process.segment.mr(index) {
             invalidate(mr);
             // The table stays locked: the region must not be deregistered before its last access through the
             // window.
-            wait_for_accesses(fabric, &fabric.me, index);
+            wait_until_unpinned(fabric, &fabric.this_process, index);
         }
         table.windows.set_bound(fabric, index, None);
         table.windows.windows.remove(&index);
@@ -74,7 +74,7 @@ impl KeyTable {
         let Some(window) = table.windows.windows.get(&index) else {
             return false;
         };
-        let Some(place) = fabric.me.segment.mr(index) else {
+        let Some(place) = fabric.this_process.segment.mr(index) else {
             return false;
         };
         let key_fits = prefix(new.key) == prefix(window.key);
@@ -104,7 +104,7 @@ impl KeyTable {
         };
         if window.bound.is_some() {
             invalidate(place);
-            wait_for_accesses(fabric, &fabric.me, index);
+            wait_until_unpinned(fabric, &fabric.this_process, index);
         }
         table
             .windows
@@ -119,7 +119,7 @@ impl KeyTable {
             window.key = new.key;
         }
         if let Some((_, mr)) = region {
-            describe(place, mr, new, owner);
+            write_window_entry(place, mr, new, owner);
             publish_key(place, new.key);
         }
         true
@@ -131,15 +131,15 @@ impl KeyTable {
     /// `ibv_reg_mr` nor a window of type 1 can be invalidated (IBTA vol. 1, 10.6.6.3).
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = self.table();
-        let Some((index, mr)) = find(&fabric.me, key) else {
+        let Some((index, mr)) = find(&fabric.this_process, key) else {
             return false;
         };
         let owner = Owner::from_word(mr.pd.load(Ordering::Relaxed));
-        if owner != Owner::window_type_2(qpn) || !table.windows.is_place(index) {
+        if owner != Owner::window_type_2(qpn) || !table.windows.is_window_slot(index) {
             return false;
         }
         invalidate(mr);
-        wait_for_accesses(fabric, &fabric.me, index);
+        wait_until_unpinned(fabric, &fabric.this_process, index);
         table.windows.set_bound(fabric, index, None);
         true
     }
@@ -152,14 +152,14 @@ fn bindable<'f>(
     pd: u32,
     new: &BindRequest,
 ) -> Option<(usize, &'f MrShared)> {
-    const REMOTE_CHANGES: u32 =
+    const REMOTE_CHANGE_ACCESS: u32 =
         (verbs_abi::IBV_ACCESS_REMOTE_WRITE | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
     // Access flags that a bind may have. LOCAL_WRITE does not concern peers, but programs set it
     // and adapters accept it.
-    const KNOWN: u32 = REMOTE_CHANGES
+    const KNOWN_ACCESS_FLAGS: u32 = REMOTE_CHANGE_ACCESS
         | verbs_abi::IBV_ACCESS_LOCAL_WRITE.cast_unsigned()
         | (verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_ZERO_BASED).cast_unsigned();
-    let (index, mr) = find(&fabric.me, new.mr_key)?;
+    let (index, mr) = find(&fabric.this_process, new.mr_key)?;
     let has = |access: verbs_abi::ibv_access_flags| {
         mr.access.load(Ordering::Relaxed) & access.cast_unsigned() != 0
     };
@@ -169,18 +169,18 @@ fn bindable<'f>(
         .checked_sub(first)
         .and_then(|o| o.checked_add(new.len))
         .is_some_and(|end| end <= mr.len.load(Ordering::Relaxed));
-    let good = !table.windows.is_place(index)
+    let good = !table.windows.is_window_slot(index)
         && mr.pd.load(Ordering::Relaxed) == pd
         && inside
-        && new.access & !KNOWN == 0
+        && new.access & !KNOWN_ACCESS_FLAGS == 0
         && has(verbs_abi::IBV_ACCESS_MW_BIND)
         && !has(verbs_abi::IBV_ACCESS_ZERO_BASED)
-        && (new.access & REMOTE_CHANGES == 0 || has(verbs_abi::IBV_ACCESS_LOCAL_WRITE));
+        && (new.access & REMOTE_CHANGE_ACCESS == 0 || has(verbs_abi::IBV_ACCESS_LOCAL_WRITE));
     good.then_some((index, mr))
 }
 
 /// Writes the description of a window's bytes into its slot.
-fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
+fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
     let skipped = new.addr - mr.addr.load(Ordering::Relaxed);
     let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;
     let copy = |to: &std::sync::atomic::AtomicU32, from: &std::sync::atomic::AtomicU32| {

@@ -72,7 +72,7 @@ impl Hazards {
         entry: u64,
     ) -> Option<RegionPin> {
         debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
-        hazard.store(hazard_name(peer.slot, index), Ordering::Relaxed);
+        hazard.store(hazard_word(peer.slot, index), Ordering::Relaxed);
         // SYNC POINT H
         if self.fence_on_access {
             fence(Ordering::SeqCst);
@@ -87,10 +87,10 @@ impl Hazards {
 
 /// Waits until no thread accesses the region or window of `owner` at `index`, whose key has just become
 /// invalid.
-pub(super) fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
+pub(super) fn wait_until_unpinned(fabric: &Fabric, owner: &Peer, index: usize) {
     // SYNC POINT H
-    barrier::everywhere();
-    let name = hazard_name(owner.slot, index);
+    barrier::membarrier_all_processes();
+    let name = hazard_word(owner.slot, index);
     for peer in fabric.all_peers() {
         let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
         for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
@@ -112,7 +112,7 @@ pub(super) fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
 }
 
 #[inline]
-fn hazard_name(slot: usize, index: usize) -> u64 {
+fn hazard_word(slot: usize, index: usize) -> u64 {
     (slot as u64) << 32 | index as u64
 }
 
@@ -150,19 +150,19 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
         }
     };
     let at = HAZARDS_AT + slot * size_of::<Hazard>();
-    if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
+    if let Err(e) = fabric.back_with_memory(at, size_of::<Hazard>()) {
         // A store to a slot without memory would raise SIGBUS; the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
         lock(&hazards.free).push(slot);
         return None;
     }
     fabric
-        .me
+        .this_process
         .segment
         .header()
         .hazards_used
         .fetch_max(slot as u64 + 1, Ordering::SeqCst);
-    let hazard = fabric.me.segment.hazard(slot)?;
+    let hazard = fabric.this_process.segment.hazard(slot)?;
     CLAIM.set(Some(HazardSlotClaim { hazards, hazard }));
     // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
     let _ = RELEASE_AT_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));

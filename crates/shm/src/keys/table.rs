@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use nic_core::rights::Owner;
 
 use super::entry::{PROBES, find, hash, key_of, next_entry, prefix, publish_key, remove_key};
-use super::hazards::{Hazards, RegionPin, wait_for_accesses};
+use super::hazards::{Hazards, RegionPin, wait_until_unpinned};
 use super::windows::{ACCESS_WINDOWS, MemoryWindows};
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
@@ -40,7 +40,7 @@ pub(super) struct PrivateKeyTable {
 /// The table of keys and the hazard slots of this process.
 pub struct KeyTable {
     /// Serialises registration.
-    registering: Mutex<PrivateKeyTable>,
+    private_table: Mutex<PrivateKeyTable>,
     hazards: Hazards,
 }
 
@@ -49,14 +49,14 @@ impl KeyTable {
     #[allow(clippy::new_without_default)] // a table with 4096 hazard slots is not a default value
     pub fn new() -> Self {
         Self {
-            registering: Mutex::new(PrivateKeyTable::default()),
+            private_table: Mutex::new(PrivateKeyTable::default()),
             hazards: Hazards::new(),
         }
     }
 
     /// Locks the table for registration or bind.
     pub(super) fn table(&self) -> MutexGuard<'_, PrivateKeyTable> {
-        lock(&self.registering)
+        lock(&self.private_table)
     }
 
     /// Registers a region, and returns its new key; `taken` returns true for keys that must not be
@@ -104,7 +104,7 @@ impl KeyTable {
         mr.base.store(new.base, Ordering::Relaxed);
         publish_key(mr, key);
         table.used += 1;
-        debug_assert!(!table.windows.is_place(index));
+        debug_assert!(!table.windows.is_window_slot(index));
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl KeyTable {
         if table.used >= MR_SLOTS / 2 {
             return Err(libc::ENOMEM);
         }
-        let me = &fabric.me.segment;
+        let me = &fabric.this_process.segment;
         let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
         // Reserve memory for the slots before reading them. If /dev/shm is full, reading a page
         // without memory raises SIGBUS.
@@ -132,7 +132,7 @@ impl KeyTable {
             if count > 0 {
                 let at = MRS_AT + first * size_of::<MrShared>();
                 fabric
-                    .reserve(at, count * size_of::<MrShared>())
+                    .back_with_memory(at, count * size_of::<MrShared>())
                     .map_err(|_| libc::ENOMEM)?;
             }
         }
@@ -154,7 +154,8 @@ impl KeyTable {
         }
         places()
             .find(|&(index, mr)| {
-                key_of(mr.entry.load(Ordering::Relaxed)) == 0 && !table.windows.is_place(index)
+                key_of(mr.entry.load(Ordering::Relaxed)) == 0
+                    && !table.windows.is_window_slot(index)
             })
             .ok_or(libc::EEXIST)
     }
@@ -166,19 +167,19 @@ impl KeyTable {
     /// Returns `EBUSY` while memory windows are bound to the region.
     pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.table();
-        let Some((index, mr)) = find(&fabric.me, key) else {
+        let Some((index, mr)) = find(&fabric.this_process, key) else {
             // Another process has removed the key, but `used` still counts the region's slot.
             table.used -= 1;
             return Ok(false);
         };
-        if table.windows.bound_to(index) {
+        if table.windows.has_bound_windows(index) {
             return Err(libc::EBUSY);
         }
         let ours = remove_key(mr, key).is_some();
         table.used -= 1;
         drop(table);
-        wait_for_accesses(fabric, &fabric.me, index);
-        forget_backing(&fabric.me, mr);
+        wait_until_unpinned(fabric, &fabric.this_process, index);
+        drop_peer_mappings(&fabric.this_process, mr);
         Ok(ours)
     }
 
@@ -240,13 +241,13 @@ pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owne
             .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);
         return Err(libc::EBUSY);
     }
-    wait_for_accesses(fabric, owner, index);
-    forget_backing(owner, mr);
+    wait_until_unpinned(fabric, owner, index);
+    drop_peer_mappings(owner, mr);
     Ok(belongs_to)
 }
 
 /// Makes peers drop their mappings of a region's memory.
-fn forget_backing(owner: &Peer, mr: &MrShared) {
+fn drop_peer_mappings(owner: &Peer, mr: &MrShared) {
     if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
         owner
             .segment

@@ -56,11 +56,11 @@ pub(super) struct MemoryWindow {
 #[derive(Default)]
 pub(super) struct MemoryWindows {
     pub(super) windows: HashMap<usize, MemoryWindow>,
-    bound: HashMap<usize, usize>,
+    windows_per_region: HashMap<usize, usize>,
 }
 
 impl MemoryWindows {
-    pub(super) fn is_place(&self, index: usize) -> bool {
+    pub(super) fn is_window_slot(&self, index: usize) -> bool {
         self.windows.contains_key(&index)
     }
 
@@ -68,8 +68,8 @@ impl MemoryWindows {
         self.windows.get(&index).map(|w| w.key)
     }
 
-    pub(super) fn bound_to(&self, region: usize) -> bool {
-        self.bound.contains_key(&region)
+    pub(super) fn has_bound_windows(&self, region: usize) -> bool {
+        self.windows_per_region.contains_key(&region)
     }
 
     /// Records that the window at `index` is bound to `region`, or to none.
@@ -77,19 +77,19 @@ impl MemoryWindows {
         let Some(window) = self.windows.get_mut(&index) else {
             return;
         };
-        let access = |region| Some(&fabric.me.segment.mr(region)?.access);
+        let access = |region| Some(&fabric.this_process.segment.mr(region)?.access);
         let before = std::mem::replace(&mut window.bound, region);
         if let Some(region) = region {
-            *self.bound.entry(region).or_default() += 1;
+            *self.windows_per_region.entry(region).or_default() += 1;
             // SYNC POINT B
             access(region).map(|a| a.fetch_or(ACCESS_WINDOWS, Ordering::SeqCst));
         }
         if let Some(before) = before
-            && let Some(n) = self.bound.get_mut(&before)
+            && let Some(n) = self.windows_per_region.get_mut(&before)
         {
             *n -= 1;
             if *n == 0 {
-                self.bound.remove(&before);
+                self.windows_per_region.remove(&before);
                 access(before).map(|a| a.fetch_and(!ACCESS_WINDOWS, Ordering::SeqCst));
             }
         }

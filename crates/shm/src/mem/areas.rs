@@ -87,9 +87,9 @@ pub(super) struct MappedArea {
     pub(super) offset: u64,
     pub(super) inode: u64,
     /// Id of the segment if the area is SysV shared memory.
-    pub(super) sysv: Option<u64>,
+    pub(super) sysv_id: Option<u64>,
     /// True if the area has a special purpose: a stack that grows, or pages of the kernel.
-    pub(super) special: bool,
+    pub(super) is_special_purpose: bool,
 }
 
 impl MappedArea {
@@ -111,8 +111,8 @@ impl MappedArea {
             private,
             offset,
             inode,
-            sysv: (!private && name.starts_with("/SYSV")).then_some(inode),
-            special: name.starts_with('[') && !named_memory,
+            sysv_id: (!private && name.starts_with("/SYSV")).then_some(inode),
+            is_special_purpose: name.starts_with('[') && !named_memory,
         })
     }
 }

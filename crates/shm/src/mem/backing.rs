@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::areas::area_of;
 use super::share::PrivateRegion;
 use super::shared_memory::shared_at;
-use super::sharing::sharing;
+use super::sharing::lock_shared_pages;
 use crate::errno::exhaustion_errno;
 use crate::fabric::layout::*;
 
@@ -75,12 +75,12 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
         });
     }
     // The lock of `sharing` is held from here on, so that the set of shared pages does not change.
-    let mut sharing = sharing();
+    let mut sharing = lock_shared_pages();
     let areas = sharing
         .areas()
         .map_err(|e| exhaustion_errno(&e).unwrap_or(libc::EFAULT))?;
     let first = area_of(&areas, addr..end, write)?;
-    if let Some(id) = first.sysv.filter(|_| end <= first.end) {
+    if let Some(id) = first.sysv_id.filter(|_| end <= first.end) {
         return Ok(RangeBacking {
             kind: BACKING_SYSV,
             handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,

@@ -3,7 +3,7 @@
 use super::fault::MemoryFault;
 
 /// Number of bytes that [`copy`] stores last, in one move.
-pub(super) const LAST: usize = 8;
+pub(super) const LAST_MOVE_BYTES: usize = 8;
 
 /// Copies bytes between memory to which other threads and processes may be writing.
 ///
@@ -32,7 +32,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Memor
 #[cfg(target_arch = "x86_64")]
 mod moves {
     use super::super::guard::guarded;
-    use super::LAST;
+    use super::LAST_MOVE_BYTES;
 
     /// Loads two words of the same size, at the start and at the end of the source, and then stores
     /// both words.
@@ -59,7 +59,7 @@ mod moves {
         // SAFETY: contract of this function; the moves stay within `len` bytes.
         unsafe {
             match len {
-                8 => word(dst, src),
+                8 => copy_word(dst, src),
                 0 => true,
                 1 => guarded!(
                     ["mov al, [{src}]", "mov [{dst}], al"],
@@ -69,8 +69,8 @@ mod moves {
                 4..=7 => ends!("eax", "ecx", dst, src, len - 4),
                 9..=16 => ends!("rax", "rcx", dst, src, len - 8),
                 // 40 bytes are the GRH of a UD message.
-                40 => three(dst, src, 40),
-                _ => long(dst, src, len),
+                40 => copy_24_to_40(dst, src, 40),
+                _ => copy_long(dst, src, len),
             }
         }
     }
@@ -80,7 +80,7 @@ mod moves {
     /// # Safety
     /// The contract of [`copy`](super::copy) applies.
     #[inline(always)]
-    unsafe fn word(dst: *mut u8, src: *const u8) -> bool {
+    unsafe fn copy_word(dst: *mut u8, src: *const u8) -> bool {
         // SAFETY: contract of this function.
         unsafe {
             guarded!(
@@ -95,7 +95,7 @@ mod moves {
     /// # Safety
     /// The contract of [`copy`](super::copy) applies.
     #[inline(always)]
-    unsafe fn three(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    unsafe fn copy_24_to_40(dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: contract of this function; the moves stay within `len` bytes.
         unsafe {
             guarded!(
@@ -117,7 +117,7 @@ mod moves {
     /// # Safety
     /// The contract of [`copy`](super::copy) applies.
     #[inline(never)]
-    unsafe fn long(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    unsafe fn copy_long(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len > 16);
         // SAFETY: contract of this function; the moves stay within `len` bytes.
         unsafe {
@@ -131,15 +131,17 @@ mod moves {
                     ],
                     dst = in(reg) dst, src = in(reg) src, end = in(reg) len, out("rax") _, out("xmm0") _,
                 ),
-                25..=40 => three(dst, src, len),
+                25..=40 => copy_24_to_40(dst, src, len),
                 _ => {
-                    let rest = len - LAST;
-                    let done = if rest >= WIDE && std::arch::is_x86_feature_detected!("avx") {
-                        wide(dst, src, rest)
+                    let rest = len - LAST_MOVE_BYTES;
+                    let done = if rest >= MIN_AVX_COPY_BYTES
+                        && std::arch::is_x86_feature_detected!("avx")
+                    {
+                        copy_avx(dst, src, rest)
                     } else {
-                        narrow(dst, src, rest)
+                        copy_sse(dst, src, rest)
                     };
-                    done && word(dst.wrapping_add(rest), src.wrapping_add(rest))
+                    done && copy_word(dst.wrapping_add(rest), src.wrapping_add(rest))
                 }
             }
         }
@@ -150,7 +152,7 @@ mod moves {
     /// # Safety
     /// The contract of [`copy`](super::copy) applies.
     #[inline]
-    unsafe fn narrow(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    unsafe fn copy_sse(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len >= 32);
         // SAFETY: contract of this function; the moves stay within `len` bytes, and the last moves may copy
         // some bytes twice.
@@ -183,18 +185,18 @@ mod moves {
         }
     }
 
-    /// Length in bytes from which [`wide`] is faster than [`narrow`].
-    const WIDE: usize = 160;
+    /// Length in bytes from which [`copy_avx`] is faster than [`copy_sse`].
+    const MIN_AVX_COPY_BYTES: usize = 160;
 
-    /// Copies [`WIDE`] bytes or more in unspecified order, on a processor with AVX.
+    /// Copies [`MIN_AVX_COPY_BYTES`] bytes or more in unspecified order, on a processor with AVX.
     ///
     /// The function is at least as fast as the C library's `memcpy` at any length (`docs/design/dropin.md`).
     ///
     /// # Safety
     /// The contract of [`copy`](super::copy) applies.
     #[inline]
-    unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> bool {
-        debug_assert!(len >= WIDE);
+    unsafe fn copy_avx(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        debug_assert!(len >= MIN_AVX_COPY_BYTES);
         // The loop's stores are aligned and so cross no cache line; the bytes before the first
         // aligned address are copied before the loop.
         let skip = 32 - dst.addr() % 32;
@@ -248,7 +250,7 @@ mod moves {
 mod moves {
     use std::sync::atomic::{Ordering, fence};
 
-    use super::LAST;
+    use super::LAST_MOVE_BYTES;
 
     /// Copies `len` bytes and returns true; an access to unmapped memory ends the process.
     ///
@@ -278,7 +280,7 @@ mod moves {
                 }
                 _ => {
                     // `memcpy` may store the end before the middle, and does.
-                    let rest = len - LAST;
+                    let rest = len - LAST_MOVE_BYTES;
                     std::ptr::copy(src, dst, rest);
                     fence(Ordering::Release);
                     dst.add(rest).cast::<u64>().write_unaligned(part(src, rest));

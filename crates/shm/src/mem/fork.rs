@@ -20,12 +20,12 @@ use rustix::mm::{
 };
 
 use super::page::PAGE;
-use super::sharing::{SharedPages, sharing};
+use super::sharing::{SharedPages, lock_shared_pages};
 
 /// State of a fork in progress: the child's task, and the means by which the child reports completion.
 struct ForkInProgress {
     /// Lock of [`SharedPages`], held so that no thread shares pages during the fork.
-    held: MutexGuard<'static, SharedPages>,
+    pages_lock: MutexGuard<'static, SharedPages>,
     /// Ranges of shared pages; the two flags of each range are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
     done: Option<CopyCompletion>,
@@ -110,12 +110,18 @@ pub(super) fn install_handlers() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         // SAFETY: the functions live as long as this library, which is never unloaded once its engine runs.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) == 0 }
+        unsafe {
+            libc::pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_in_parent),
+                Some(after_fork_in_child),
+            ) == 0
+        }
     })
 }
 
-extern "C" fn prepare() {
-    let held = sharing();
+extern "C" fn before_fork() {
+    let held = lock_shared_pages();
     let mut ranges = Vec::new();
     if let Some(inode) = held.inode() {
         for area in held.areas().unwrap_or_default() {
@@ -131,10 +137,16 @@ extern "C" fn prepare() {
     };
     // If the thread-locals are already destroyed, the thread is ending. The child then keeps the
     // shared pages of its parent.
-    let _ = FORK.try_with(|fork| fork.replace(Some(ForkInProgress { held, ranges, done })));
+    let _ = FORK.try_with(|fork| {
+        fork.replace(Some(ForkInProgress {
+            pages_lock: held,
+            ranges,
+            done,
+        }))
+    });
 }
 
-extern "C" fn parent() {
+extern "C" fn after_fork_in_parent() {
     let Ok(Some(fork)) = FORK.try_with(RefCell::take) else {
         return;
     };
@@ -142,10 +154,10 @@ extern "C" fn parent() {
     if let Some(done) = fork.done {
         done.wait();
     }
-    drop(fork.held);
+    drop(fork.pages_lock);
 }
 
-extern "C" fn child() {
+extern "C" fn after_fork_in_child() {
     let Ok(Some(fork)) = FORK.try_with(RefCell::take) else {
         return;
     };
@@ -157,10 +169,10 @@ extern "C" fn child() {
         done.report_done();
     }
     // `done` and `ranges` are leaked, because another thread of the parent may have held the allocator's
-    // lock. `held` is dropped, because otherwise its mutex would stay locked for ever.
+    // lock. `pages_lock` is dropped, because otherwise its mutex would stay locked for ever.
     std::mem::forget(fork.done);
     std::mem::forget(fork.ranges);
-    drop(fork.held);
+    drop(fork.pages_lock);
 }
 
 /// Replaces inherited pages by private pages with the same contents.

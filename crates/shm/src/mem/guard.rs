@@ -97,14 +97,14 @@ mod x86_64 {
     const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
     /// The previous handlers, one for each of [`SIGNALS`]: `sa_sigaction` and `sa_flags`.
-    static BEFORE: [(AtomicUsize, AtomicI32); 2] =
+    static PREVIOUS_HANDLERS: [(AtomicUsize, AtomicI32); 2] =
         [const { (AtomicUsize::new(libc::SIG_DFL), AtomicI32::new(0)) }; 2];
 
     /// Installs the signal handlers, once per process.
     pub(in crate::mem) fn install() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
+            for (signal, before) in SIGNALS.into_iter().zip(&PREVIOUS_HANDLERS) {
                 let mut old = MaybeUninit::<libc::sigaction>::uninit();
                 // SAFETY: the call only reads the current action; `old` is large enough.
                 if unsafe { libc::sigaction(signal, ptr::null(), old.as_mut_ptr()) } != 0 {
@@ -155,10 +155,12 @@ mod x86_64 {
         sent: bool,
     ) {
         let which = usize::from(signal != libc::SIGSEGV);
-        let action = BEFORE[which].0.load(Ordering::Relaxed);
-        let flags = BEFORE[which].1.load(Ordering::Relaxed);
+        let action = PREVIOUS_HANDLERS[which].0.load(Ordering::Relaxed);
+        let flags = PREVIOUS_HANDLERS[which].1.load(Ordering::Relaxed);
         if flags & libc::SA_RESETHAND != 0 {
-            BEFORE[which].0.store(libc::SIG_DFL, Ordering::Relaxed);
+            PREVIOUS_HANDLERS[which]
+                .0
+                .store(libc::SIG_DFL, Ordering::Relaxed);
         }
         match action {
             libc::SIG_IGN if sent => {}

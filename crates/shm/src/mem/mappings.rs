@@ -41,7 +41,7 @@ impl Drop for SysvAttachment {
 
 impl PeerMapping {
     /// Returns the address of `len` bytes at `offset` of the backing in this process.
-    pub(super) fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
+    pub(super) fn address_of(&self, offset: u64, len: u64) -> Option<*mut u8> {
         let (start, mapped, first) = match self {
             Self::Memfd(m) => (m.as_ptr(), m.len(), 0),
             Self::Pages(m, first) => (m.as_ptr(), m.len(), *first),
@@ -75,7 +75,7 @@ const MOST_MAPPINGS: usize = 8192;
 pub struct PeerMappings {
     maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
     /// `mem_epoch` of each peer when unused mappings were last dropped.
-    epochs: Mutex<HashMap<u64, u64>>,
+    epochs_at_drop: Mutex<HashMap<u64, u64>>,
 }
 
 impl PeerMappings {
@@ -85,11 +85,11 @@ impl PeerMappings {
         let inode = mr.inode.load(Ordering::Relaxed);
         let handle = mr.handle.load(Ordering::Relaxed);
         let epoch = peer.segment.header().mem_epoch.load(Ordering::Relaxed);
-        if lock(&self.epochs).insert(peer.incarnation, epoch) != Some(epoch) {
+        if lock(&self.epochs_at_drop).insert(peer.incarnation, epoch) != Some(epoch) {
             self.drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         let pages = if kind == BACKING_PAGES {
-            pages_of(mr)?
+            file_range_of(mr)?
         } else {
             0..0
         };
@@ -137,7 +137,7 @@ impl PeerMappings {
 }
 
 /// Returns the page-aligned range of the file in which a region lies.
-fn pages_of(mr: &MrShared) -> io::Result<Range<u64>> {
+fn file_range_of(mr: &MrShared) -> io::Result<Range<u64>> {
     let page = PAGE as u64;
     let first = mr.offset.load(Ordering::Relaxed);
     let end = first

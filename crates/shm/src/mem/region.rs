@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{self, Owner, PermittedRange};
 
 use super::atomic_lock::HeldAtomicLock;
-use super::copy::{LAST, copy};
+use super::copy::{LAST_MOVE_BYTES, copy};
 use super::fault::MemoryFault;
 use super::mappings::{PeerMapping, PeerMappings};
 use super::word::{self, AtomicOp};
@@ -60,7 +60,7 @@ pub const BOUNCE: usize = 16 << 10;
 
 /// Splits `len` bytes into pieces of at most [`BOUNCE`] bytes; returns offset and length of each
 /// piece.
-fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+fn bounce_pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
         .step_by(BOUNCE)
         .map(move |at| (at, BOUNCE.min(len - at)))
@@ -93,7 +93,7 @@ impl AccessibleRegion {
             match maps.get(peer, mr) {
                 Ok(map) => {
                     let offset = mr.offset.load(Ordering::Relaxed);
-                    let first = map.at(offset, len).ok_or(MemoryFault)?;
+                    let first = map.address_of(offset, len).ok_or(MemoryFault)?;
                     AccessPath::Direct(first, Some(map))
                 }
                 Err(e) => {
@@ -126,7 +126,7 @@ impl AccessibleRegion {
 
     /// Returns the address of the bytes `at` in this process, if the region is mapped.
     #[inline]
-    pub fn direct(&self, at: PermittedRange) -> Option<*mut u8> {
+    pub fn mapped_address(&self, at: PermittedRange) -> Option<*mut u8> {
         match self.path {
             AccessPath::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
             AccessPath::BySystemCall(_) | AccessPath::Null => None,
@@ -134,7 +134,7 @@ impl AccessibleRegion {
     }
 
     /// Returns true if the region has no memory (`ibv_alloc_null_mr(3)`). Relevant only if the region is not
-    /// [direct](Self::direct).
+    /// [direct](Self::mapped_address).
     #[cold]
     pub fn is_null(&self) -> bool {
         matches!(self.path, AccessPath::Null)
@@ -147,7 +147,7 @@ impl AccessibleRegion {
     /// pinned.
     #[inline]
     pub unsafe fn write(&self, at: PermittedRange, src: *const u8) -> Result<(), MemoryFault> {
-        match self.direct(at) {
+        match self.mapped_address(at) {
             // SAFETY: contract of this function; the pin keeps peers' memory mapped, and `copy` handles
             // memory that the program has unmapped.
             Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
@@ -163,12 +163,12 @@ impl AccessibleRegion {
     /// No reference to the `at.len()` bytes at `dst` exists. `at` belongs to this region, which is pinned.
     #[inline]
     pub unsafe fn read(&self, at: PermittedRange, dst: *mut u8) -> Result<(), MemoryFault> {
-        match self.direct(at) {
+        match self.mapped_address(at) {
             // SAFETY: as in `write`.
             Some(src) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {
                 static ZEROS: [u8; BOUNCE] = [0; BOUNCE];
-                for (done, n) in pieces(at.len() as usize) {
+                for (done, n) in bounce_pieces(at.len() as usize) {
                     // SAFETY: contract of this function; `ZEROS` has at least `n` bytes.
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
@@ -190,8 +190,15 @@ impl AccessibleRegion {
         };
         let remote = self.base.wrapping_add(at.offset()) as usize;
         // SAFETY: `local` is valid for `at.len()` bytes (contract of the callers).
-        unsafe { memory.transfer(direction, local, remote, (at.len() as usize, LAST)) }
-            .map_err(|_| MemoryFault)
+        unsafe {
+            memory.transfer(
+                direction,
+                local,
+                remote,
+                (at.len() as usize, LAST_MOVE_BYTES),
+            )
+        }
+        .map_err(|_| MemoryFault)
     }
 
     /// Applies `op` to the 8 bytes `at` and returns their old value. The operation is atomic with
@@ -209,7 +216,7 @@ impl AccessibleRegion {
             return Err(MemoryFault);
         }
         if self.cpu_atomics
-            && let Some(ptr) = self.direct(at)
+            && let Some(ptr) = self.mapped_address(at)
         {
             // SAFETY: the word is within the pinned region and aligned (the caller checked both). Other
             // accesses to the same bytes race only with whole words.

@@ -43,7 +43,7 @@ mod uffd {
         pub(super) mode: u64,
     }
 
-    pub(super) const API: u64 = 0xaa;
+    pub(super) const UFFD_API_VERSION: u64 = 0xaa;
     pub(super) const USER_MODE_ONLY: u32 = 1;
     pub(super) const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
     pub(super) const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
@@ -75,7 +75,7 @@ impl Drop for UnplacedMapping {
 
 /// Maps pages for `range` at another address, and prefaults all of them. If memory is exhausted,
 /// the caller gets an error now and no SIGBUS later.
-fn map(range: &Range<usize>, pages: PageSource<'_>) -> Result<UnplacedMapping> {
+fn map_unplaced(range: &Range<usize>, pages: PageSource<'_>) -> Result<UnplacedMapping> {
     let (null, len) = (std::ptr::null_mut(), range.len());
     let writable = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new mappings at an address that the kernel chooses.
@@ -111,7 +111,7 @@ impl WriteGuard {
         // SAFETY: faults are blocked only in registered ranges, and until this value is dropped.
         let guard = Self(unsafe { userfaultfd(flags) }?);
         let mut api = uffd::UffdioApi {
-            api: uffd::API,
+            api: uffd::UFFD_API_VERSION,
             features: uffd::FEATURE_PAGEFAULT_FLAG_WP | uffd::FEATURE_WP_HUGETLBFS_SHMEM,
             ioctls: 0,
         };
@@ -148,7 +148,7 @@ impl WriteGuard {
 }
 
 /// Returns an error if this process cannot block threads that write to a page.
-pub(super) fn is_possible() -> std::io::Result<()> {
+pub(super) fn check_write_blocking() -> std::io::Result<()> {
     WriteGuard::new()?;
     Ok(())
 }
@@ -194,7 +194,7 @@ pub(super) unsafe fn replace(range: &Range<usize>, pages: PageSource<'_>) -> Res
     let len = range.len();
     // Write protection applies only to present pages.
     populate(old, len)?;
-    let new = map(range, pages)?;
+    let new = map_unplaced(range, pages)?;
     let signals = NoSignals::new();
     let placed = guard.protect(range).and_then(|()| {
         // SAFETY: both ranges are mapped and disjoint. From here until the old pages are gone no thread
@@ -233,7 +233,7 @@ mod tests {
         }
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 1 << 47).unwrap();
-        let memory = map(&(0..LEN), PageSource::Private).unwrap();
+        let memory = map_unplaced(&(0..LEN), PageSource::Private).unwrap();
         let start = memory.0.expose_provenance();
         let range = start..start + LEN;
         let stop = AtomicBool::new(false);

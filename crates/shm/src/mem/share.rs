@@ -31,23 +31,23 @@ use super::areas::MappedArea;
 use super::fork;
 use super::page::PAGE;
 use super::replace::{PageSource, replace};
-use super::sharing::{SharedFile, SharedPages, sharing};
+use super::sharing::{SharedFile, SharedPages, lock_shared_pages};
 
 /// Maximum size in bytes of a shared region: sharing takes 0.5 ms per MiB, and large copies gain
 /// less.
-const MOST: usize = 64 << 20;
+const MAX_SHARED_REGION_BYTES: usize = 64 << 20;
 
 /// Maximum number of regions shared at a time. Each shared region may split a mapping of this
 /// process in three, and Linux permits a process 65,530 mappings (`vm.max_map_count`).
-const MOST_REGIONS: usize = 8192;
+const MAX_SHARED_REGIONS: usize = 8192;
 
 /// Thread id of the engine, which may run while pages are shared, because its writes are known.
-static ENGINE: AtomicU32 = AtomicU32::new(0);
+static ENGINE_THREAD_ID: AtomicU32 = AtomicU32::new(0);
 
 /// Declares the calling thread to be the engine.
 pub fn this_thread_is_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
-    ENGINE.store(tid.cast_unsigned(), Ordering::Relaxed);
+    ENGINE_THREAD_ID.store(tid.cast_unsigned(), Ordering::Relaxed);
 }
 
 /// A registered region of private memory; dropped at deregistration.
@@ -68,15 +68,15 @@ impl PrivateRegion {
 
 impl Drop for PrivateRegion {
     fn drop(&mut self) {
-        let mut sharing = sharing();
+        let mut sharing = lock_shared_pages();
         if sharing.pid != self.pid {
             return;
         }
         match &self.shared {
-            None => sharing.private.remove(&self.pages),
+            None => sharing.private_coverage.remove(&self.pages),
             Some(file) => {
-                sharing.regions -= 1;
-                sharing.shared.remove(&self.pages);
+                sharing.shared_regions -= 1;
+                sharing.shared_coverage.remove(&self.pages);
                 if let Err(e) = sharing.unshare(file, &self.pages) {
                     // The shared pages remain usable, and a later region on them finds them shared.
                     tracing::debug!("the pages at {:#x?} stay shared: {e}", self.pages);
@@ -87,7 +87,7 @@ impl Drop for PrivateRegion {
 }
 
 /// Returns true if this process permits sharing of pages; the answer is determined once.
-fn allowed() -> bool {
+fn is_sharing_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
         let kept =
@@ -100,7 +100,7 @@ fn allowed() -> bool {
 ///
 /// An allocator that replaces the C library's defines all three of the functions checked here.
 fn malloc_is_glibc() -> bool {
-    let found = [c"malloc", c"calloc", c"realloc"].map(definition);
+    let found = [c"malloc", c"calloc", c"realloc"].map(defining_object);
     found.contains(&AllocatorDefinition::Glibc) && !found.contains(&AllocatorDefinition::Other)
 }
 
@@ -119,7 +119,7 @@ enum AllocatorDefinition {
 const RTLD_DL_SYMENT: libc::c_int = 1;
 
 /// Returns the object that defines the function `name` in this process.
-fn definition(name: &CStr) -> AllocatorDefinition {
+fn defining_object(name: &CStr) -> AllocatorDefinition {
     let mut info: libc::Dl_info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
@@ -153,7 +153,7 @@ fn definition(name: &CStr) -> AllocatorDefinition {
     }
 }
 
-fn refused(why: &'static str) -> io::Error {
+fn sharing_refused(why: &'static str) -> io::Error {
     io::Error::other(why)
 }
 
@@ -170,7 +170,11 @@ impl SharedPages {
         wanted: bool,
     ) -> PrivateRegion {
         let pages = addr & !(PAGE - 1)..(addr + len).next_multiple_of(PAGE);
-        let shared = if wanted && len <= MOST && self.regions < MOST_REGIONS && allowed() {
+        let shared = if wanted
+            && len <= MAX_SHARED_REGION_BYTES
+            && self.shared_regions < MAX_SHARED_REGIONS
+            && is_sharing_allowed()
+        {
             self.share(areas, &pages)
                 .inspect_err(|e| tracing::debug!("the pages at {pages:#x?} stay private: {e}"))
                 .ok()
@@ -178,10 +182,10 @@ impl SharedPages {
             None
         };
         if shared.is_some() {
-            self.regions += 1;
-            self.shared.add(&pages);
+            self.shared_regions += 1;
+            self.shared_coverage.add(&pages);
         } else {
-            self.private.add(&pages);
+            self.private_coverage.add(&pages);
         }
         PrivateRegion {
             pages,
@@ -195,11 +199,11 @@ impl SharedPages {
         let file = self.file()?;
         let mut private: Vec<Range<usize>> = Vec::new();
         for (part, area) in parts(areas, pages) {
-            if area.is_of(&file) {
+            if area.maps_shared_file(&file) {
                 continue;
             }
             if !area.is_private_memory() {
-                return Err(refused("they are not private memory"));
+                return Err(sharing_refused("they are not private memory"));
             }
             match private.last_mut().filter(|last| last.end == part.start) {
                 Some(last) => last.end = part.end,
@@ -207,13 +211,13 @@ impl SharedPages {
             }
         }
         for part in &private {
-            if self.private.touches(part) {
-                return Err(refused(
+            if self.private_coverage.touches(part) {
+                return Err(sharing_refused(
                     "a region lies there that peers reach by system call",
                 ));
             }
             if overlaps_used_stack(part) {
-                return Err(refused("it is this thread's stack"));
+                return Err(sharing_refused("it is this thread's stack"));
             }
         }
         for part in &private {
@@ -228,14 +232,14 @@ impl SharedPages {
 
     /// Makes pages in the range `pages` private again, unless another shared region covers them.
     fn unshare(&mut self, file: &SharedFile, pages: &Range<usize>) -> io::Result<()> {
-        let free = self.shared.uncovered(pages);
+        let free = self.shared_coverage.uncovered(pages);
         if free.is_empty() {
             return Ok(());
         }
         let areas = self.areas()?;
         for range in free {
             for (part, area) in parts(&areas, &range) {
-                if area.is_of(file) && area.writable && !overlaps_used_stack(&part) {
+                if area.maps_shared_file(file) && area.writable && !overlaps_used_stack(&part) {
                     // SAFETY: as in `share`; the region on these pages has just been deregistered.
                     unsafe { replace(&part, PageSource::Private) }?;
                 }
@@ -250,14 +254,18 @@ impl SharedPages {
 
 impl MappedArea {
     /// Returns true if the area maps the file's pages for these addresses.
-    fn is_of(&self, file: &SharedFile) -> bool {
+    fn maps_shared_file(&self, file: &SharedFile) -> bool {
         self.inode == file.inode && self.offset == self.start as u64 && self.readable
     }
 
     /// Returns true for anonymous memory, as `malloc` and `mmap` return it. A main thread's stack is
     /// excluded, because it grows.
     fn is_private_memory(&self) -> bool {
-        self.private && self.inode == 0 && self.readable && self.writable && !self.special
+        self.private
+            && self.inode == 0
+            && self.readable
+            && self.writable
+            && !self.is_special_purpose
     }
 }
 
@@ -284,14 +292,14 @@ fn overlaps_used_stack(range: &Range<usize>) -> bool {
 
 /// Waits briefly until all threads of this process sleep, except this one and the engine.
 fn wait_for_sleeping_threads() -> io::Result<()> {
-    const TIMES: u32 = 20;
-    for _ in 0..TIMES {
+    const MAX_SLEEP_CHECKS: u32 = 20;
+    for _ in 0..MAX_SLEEP_CHECKS {
         if others_sleep()? {
             return Ok(());
         }
         cancellation::sleep(Duration::from_micros(50));
     }
-    Err(refused("other threads are running"))
+    Err(sharing_refused("other threads are running"))
 }
 
 fn others_sleep() -> io::Result<bool> {
@@ -299,7 +307,7 @@ fn others_sleep() -> io::Result<bool> {
         .as_raw_nonzero()
         .get()
         .cast_unsigned();
-    let engine = ENGINE.load(Ordering::Relaxed);
+    let engine = ENGINE_THREAD_ID.load(Ordering::Relaxed);
     for task in std::fs::read_dir("/proc/self/task")? {
         let name = task?.file_name();
         let Some(tid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else {

@@ -28,7 +28,7 @@ pub(super) struct MemfdBacking {
 }
 
 /// The shareable memory of this process, by address.
-static SHARED: Mutex<BTreeMap<usize, MemfdBacking>> = Mutex::new(BTreeMap::new());
+static SHAREABLE_MEMORY: Mutex<BTreeMap<usize, MemfdBacking>> = Mutex::new(BTreeMap::new());
 
 /// Zeroed memory that other processes of the fabric can map once it is registered.
 ///
@@ -69,7 +69,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        lock(&SHARED).remove(&self.ptr.addr().get());
+        lock(&SHAREABLE_MEMORY).remove(&self.ptr.addr().get());
         // SAFETY: the range came from `FileMapping::new` in `alloc_shared` and belongs to this value alone.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.mapped) };
     }
@@ -137,13 +137,18 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
     }
-    SharedMemory::enter(mapping, fd, inode, len)
+    SharedMemory::register_mapping(mapping, fd, inode, len)
 }
 
 impl SharedMemory {
     /// Records a mapping of the whole file `fd`, so that registration finds it; `len` is the length asked
     /// for.
-    fn enter(mapping: FileMapping, fd: OwnedFd, inode: u64, len: usize) -> io::Result<Self> {
+    fn register_mapping(
+        mapping: FileMapping,
+        fd: OwnedFd,
+        inode: u64,
+        len: usize,
+    ) -> io::Result<Self> {
         let ptr = NonNull::new(mapping.as_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapped = mapping.len();
         std::mem::forget(mapping);
@@ -152,13 +157,13 @@ impl SharedMemory {
             fd: Arc::new(fd),
             inode,
         };
-        lock(&SHARED).insert(ptr.addr().get(), backing);
+        lock(&SHAREABLE_MEMORY).insert(ptr.addr().get(), backing);
         Ok(Self { ptr, len, mapped })
     }
 
     /// Returns descriptor and inode of the file, by which other processes [map](Self::of_peer) the memory.
-    pub fn file(&self) -> Option<(u32, u64)> {
-        let shared = lock(&SHARED);
+    pub fn fd_and_inode(&self) -> Option<(u32, u64)> {
+        let shared = lock(&SHAREABLE_MEMORY);
         let backing = shared.get(&self.ptr.addr().get())?;
         Some((backing.fd.as_raw_fd().cast_unsigned(), backing.inode))
     }
@@ -170,13 +175,13 @@ impl SharedMemory {
             return Err(io::Error::other("the peer's memory is not what it says"));
         }
         let mapping = FileMapping::new(&file, mapped)?;
-        Self::enter(mapping, file.into(), inode, len)
+        Self::register_mapping(mapping, file.into(), inode, len)
     }
 }
 
 /// Returns the shared memory that contains all of `addr..end`, and the offset of `addr` in it.
 pub(super) fn shared_at(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
-    let shared = lock(&SHARED);
+    let shared = lock(&SHAREABLE_MEMORY);
     let (&start, backing) = shared.range(..=addr).next_back()?;
     (end <= start + backing.len).then(|| (backing.clone(), addr - start))
 }

@@ -22,11 +22,11 @@ pub(super) struct SharedPages {
     /// areas even if no descriptors are left.
     maps: Option<ProcSelfMaps>,
     /// Number of shared regions.
-    pub(super) regions: usize,
+    pub(super) shared_regions: usize,
     /// Coverage of the regions whose pages are all shared.
-    pub(super) shared: RangeCoverage,
+    pub(super) shared_coverage: RangeCoverage,
     /// Coverage of the regions that peers access by system call.
-    pub(super) private: RangeCoverage,
+    pub(super) private_coverage: RangeCoverage,
 }
 
 #[derive(Clone)]
@@ -35,11 +35,11 @@ pub(super) struct SharedFile {
     pub(super) inode: u64,
 }
 
-static SHARING: Mutex<SharedPages> = Mutex::new(SharedPages::new(0));
+static SHARED_PAGES: Mutex<SharedPages> = Mutex::new(SharedPages::new(0));
 
 /// Locks and returns the record of the calling process.
-pub(super) fn sharing() -> MutexGuard<'static, SharedPages> {
-    let mut sharing = lock(&SHARING);
+pub(super) fn lock_shared_pages() -> MutexGuard<'static, SharedPages> {
+    let mut sharing = lock(&SHARED_PAGES);
     let pid = std::process::id();
     if sharing.pid != pid {
         // The file belongs to the parent. The child's copies of shared pages, if any, are private
@@ -55,9 +55,9 @@ impl SharedPages {
             pid,
             file: None,
             maps: None,
-            regions: 0,
-            shared: RangeCoverage::new(),
-            private: RangeCoverage::new(),
+            shared_regions: 0,
+            shared_coverage: RangeCoverage::new(),
+            private_coverage: RangeCoverage::new(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::handle::{or_errno, with_known_object};
+use super::handle::{or_errno, with_object_of_context};
 use crate::cq::Cqe;
 use crate::memory::Payload;
 use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
@@ -19,27 +19,27 @@ pub(super) unsafe extern "C" fn post_send(
     synchronize();
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_send(3)` requires.
     let posted = unsafe {
-        with_known_object((*qp).context, (*qp).handle, |world, index| {
+        with_object_of_context((*qp).context, (*qp).handle, |world, index| {
             let refuse = |wr: *mut ibv_send_wr| {
                 if let Some(place) = bad_wr.as_mut() {
                     *place = wr;
                 }
             };
-            let mut list = world.postlist(index).inspect_err(|_| refuse(wr))?;
+            let mut list = world.begin_postlist(index).inspect_err(|_| refuse(wr))?;
             let mut result = Ok(());
             while let Some(this) = wr.as_ref() {
-                if list.room > 0
+                if list.free_send_queue_slots > 0
                     && let Some(datagram) = as_datagram(this)
-                    && world.repeat_datagram(index, &mut list, &datagram)
+                    && world.append_repeated_datagram(index, &mut list, &datagram)
                 {
                     wr = this.next;
                     continue;
                 }
                 let built = match read_send(this) {
-                    _ if list.room == 0 => Err(libc::ENOMEM),
+                    _ if list.free_send_queue_slots == 0 => Err(libc::ENOMEM),
                     Some(request) => {
                         let inlined = |length| copy_inline(request.sges, length);
-                        world.build(index, &mut list, &request, inlined)
+                        world.append_work_request(index, &mut list, &request, inlined)
                     }
                     None => Err(libc::EINVAL),
                 };
@@ -72,7 +72,7 @@ fn as_datagram(wr: &ibv_send_wr) -> Option<EmptyDatagram> {
         wr_id: wr.wr_id,
         imm,
         dest_qpn: ud.remote_qpn,
-        key: ud.remote_qkey,
+        qkey: ud.remote_qkey,
     })
 }
 
@@ -89,7 +89,7 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
         // SAFETY: both members are `u32`.
         imm: unsafe { wr.imm.imm_data },
         dest_qpn: 0,
-        key: 0,
+        qkey_or_rkey: 0,
         remote_addr: 0,
         compare_add: 0,
         swap: 0,
@@ -102,14 +102,17 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
         match wr.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {
                 request.dest_qpn = wr.wr.ud.remote_qpn;
-                request.key = wr.wr.ud.remote_qkey;
+                request.qkey_or_rkey = wr.wr.ud.remote_qkey;
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let atomic = wr.wr.atomic;
-                (request.remote_addr, request.key) = (atomic.remote_addr, atomic.rkey);
+                (request.remote_addr, request.qkey_or_rkey) = (atomic.remote_addr, atomic.rkey);
                 (request.compare_add, request.swap) = (atomic.compare_add, atomic.swap);
             }
-            _ => (request.remote_addr, request.key) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey),
+            _ => {
+                (request.remote_addr, request.qkey_or_rkey) =
+                    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey)
+            }
         }
     }
     Some(request)
@@ -137,9 +140,9 @@ unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
         let from = usize::try_from(sge.addr).ok()?;
         let from = std::ptr::with_exposed_provenance::<[u8; 8]>(from);
         // SAFETY: contract of this function, as below. An array of bytes needs no alignment.
-        return Some(Payload::word(unsafe { from.read() }));
+        return Some(Payload::from_word(unsafe { from.read() }));
     }
-    Payload::with(length, |into| {
+    Payload::filled_by(length, |into| {
         let mut rest = into;
         for sge in sges {
             let (part, after) = rest.split_at_mut(sge.length as usize);
@@ -162,7 +165,7 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
-        with_known_object((*qp).context, (*qp).handle, |world, index| {
+        with_object_of_context((*qp).context, (*qp).handle, |world, index| {
             let mut recvs = PostedRecvList { next: wr, last: wr };
             world.post_recvs(index, &mut recvs).inspect_err(|_| {
                 if let Some(place) = bad_wr.as_mut() {
@@ -251,7 +254,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     synchronize();
     // SAFETY: a CQ of this provider; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
-        with_known_object((*cq).context, (*cq).handle, |world, index| {
+        with_object_of_context((*cq).context, (*cq).handle, |world, index| {
             let mut place = wc;
             let each = |cqe: &Cqe| {
                 place.write(completion(cqe));
@@ -288,5 +291,5 @@ fn completion(cqe: &Cqe) -> ibv_wc {
 /// Does nothing: completion events are not simulated, so programs must poll.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
     // SAFETY: a CQ of this provider.
-    or_errno(unsafe { with_known_object((*cq).context, (*cq).handle, |_, _| Ok(())) })
+    or_errno(unsafe { with_object_of_context((*cq).context, (*cq).handle, |_, _| Ok(())) })
 }

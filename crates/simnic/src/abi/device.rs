@@ -9,7 +9,7 @@ use super::data_path;
 use super::handle::{ObjectHandle, or_errno, or_null, set_errno, with_object};
 use crate::nic::lid;
 use crate::post::MAX_SGE;
-use crate::threads::world;
+use crate::threads::with_simulation;
 use crate::world::Simulation;
 
 /// Largest number of work requests in a queue.
@@ -20,7 +20,7 @@ pub(super) const MAX_CQE: c_int = 1 << 22;
 pub(super) const MAX_QP: usize = (1 << 24) - 1;
 
 pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
-    let listed = world(|world| {
+    let listed = with_simulation(|world| {
         let count = u32::try_from(world.machines.len()).unwrap_or(0);
         let devices = (0..count)
             .map(|index| ObjectHandle::into_pointer(describe(world, index), world, index));
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     // SAFETY: a context of this provider, closed once.
     unsafe {
         let context = ObjectHandle::take_back_from_c(context);
-        drop(ObjectHandle::take_back_from_c(context.abi.device));
+        drop(ObjectHandle::take_back_from_c(context.c_struct.device));
     }
     0
 }

@@ -4,15 +4,15 @@ use std::ffi::c_int;
 
 use verbs_abi::ibv_context;
 
-use crate::threads::world;
+use crate::threads::with_simulation;
 use crate::world::Simulation;
 
 /// The C structure of an object, and the object's identity. The structure begins at a cache line, so that the data path
 /// needs only one line of it.
 #[repr(C, align(64))]
 pub(super) struct ObjectHandle<T> {
-    pub(super) abi: T,
-    world: u64,
+    pub(super) c_struct: T,
+    simulation_id: u64,
     pub(super) index: u32,
 }
 
@@ -20,8 +20,8 @@ impl<T> ObjectHandle<T> {
     /// Makes a handle, which C then owns.
     pub(super) fn into_pointer(abi: T, world: &Simulation, index: u32) -> *mut T {
         let handle = Box::new(Self {
-            abi,
-            world: world.id,
+            c_struct: abi,
+            simulation_id: world.id,
             index,
         });
         Box::into_raw(handle).cast()
@@ -49,13 +49,13 @@ pub(super) unsafe fn with_object<T, R>(
     // SAFETY: contract of this function.
     let handle = unsafe { handle.cast::<ObjectHandle<T>>().as_ref() }.ok_or(libc::EINVAL)?;
     let here = |here: &mut Simulation| {
-        if here.id == handle.world {
+        if here.id == handle.simulation_id {
             with(here, handle.index)
         } else {
             Err(libc::EINVAL)
         }
     };
-    world(here).unwrap_or(Err(libc::EINVAL))
+    with_simulation(here).unwrap_or(Err(libc::EINVAL))
 }
 
 /// Does the same on the data path, for an object of a context. The simulation comes from the context, and the index
@@ -64,7 +64,7 @@ pub(super) unsafe fn with_object<T, R>(
 /// # Safety
 /// `context` is NULL or came from [`ObjectHandle::into_pointer`] and was not taken back.
 #[inline(always)]
-pub(super) unsafe fn with_known_object<R>(
+pub(super) unsafe fn with_object_of_context<R>(
     context: *mut ibv_context,
     index: u32,
     with: impl FnOnce(&mut Simulation, u32) -> Result<R, c_int>,

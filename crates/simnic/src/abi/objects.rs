@@ -33,9 +33,9 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
             let key = insert(&mut world.mrs, |_| Mr {
                 machine,
                 region,
-                access,
-                writes: std::collections::VecDeque::new(),
-                watcher: None,
+                access_flags: access,
+                pending_writes: std::collections::VecDeque::new(),
+                waiting_thread: None,
             })?;
             mr.context = (*pd).context;
             (mr.pd, mr.addr, mr.length) = (pd, addr, length);
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     // SAFETY: a channel of this provider with its original descriptor, released once.
     unsafe {
         let channel = ObjectHandle::take_back_from_c(channel);
-        drop(OwnedFd::from_raw_fd(channel.abi.fd));
+        drop(OwnedFd::from_raw_fd(channel.c_struct.fd));
     }
     0
 }
@@ -131,8 +131,8 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
                 handle: std::ptr::null(),
                 cqes: FifoQueue::default(),
                 overrun: false,
-                watcher: None,
-                stamp: 0,
+                last_polling_thread: None,
+                poller_wait_period: 0,
             })?;
             cq.handle = index;
             let given = ObjectHandle::into_pointer(cq, world, index);
@@ -257,24 +257,24 @@ unsafe fn create_qp(
             cap,
             signal_all,
             qkey: 0,
-            access: 0,
-            access_check: 0,
+            access_flags: 0,
+            qkey_or_access_flags: 0,
             can_receive: false,
-            port: OwnPort::NONE,
-            peer: 0,
+            port: OwnPort::UNASSIGNED,
+            remote_qpn: 0,
             recvs: PostedRecvs::default(),
-            outstanding: 0,
+            outstanding_wrs: 0,
             wqes: FifoQueue::default(),
-            lists: FifoQueue::default(),
+            posted_lists: FifoQueue::default(),
             lists_at_nic: 0,
-            in_service: false,
-            last_response: 0,
-            last_handled: 0,
-            refetches_until: 0,
-            refetch_delay: 0,
+            has_or_awaits_unit: false,
+            last_response_at: 0,
+            last_processed_at: 0,
+            wqe_refetches_until: 0,
+            wqe_refetch_delay: 0,
             reads: OutstandingReads::default(),
-            last_delivery: 0,
-            last_empty: None,
+            last_delivery_visible_at: 0,
+            last_empty_datagram: None,
             last_posted: None,
             last_completion: 0,
         })
@@ -303,8 +303,8 @@ pub(super) unsafe extern "C" fn ibv_query_qp(
             found.cur_qp_state = qp.state;
             found.path_mtu = IBV_MTU_4096;
             found.qkey = qp.qkey;
-            found.dest_qp_num = qp.peer;
-            found.qp_access_flags = qp.access.cast_unsigned();
+            found.dest_qp_num = qp.remote_qpn;
+            found.qp_access_flags = qp.access_flags.cast_unsigned();
             found.cap = qp.cap;
             found.port_num = 1;
             if let Some(attr) = attr.as_mut() {
@@ -347,10 +347,10 @@ fn modify(
         qp.qkey = attr.qkey;
     }
     if has(IBV_QP_ACCESS_FLAGS) {
-        qp.access = attr.qp_access_flags.cast_signed();
+        qp.access_flags = attr.qp_access_flags.cast_signed();
     }
     if has(IBV_QP_DEST_QPN) {
-        qp.peer = attr.dest_qp_num;
+        qp.remote_qpn = attr.dest_qp_num;
     }
     qp.update_derived();
     if !has(IBV_QP_STATE) {

@@ -10,12 +10,12 @@ use crate::world::Simulation;
 
 impl Simulation {
     /// Ends a work request, with a completion if it is signaled or has failed.
-    pub(super) fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
+    pub(super) fn finish_work_request(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
         let message = &self.messages[id];
-        let (index, wr_id) = (message.qp, message.wr_id);
-        let (signaled, shape) = (message.signaled, message.shape);
+        let (index, wr_id) = (message.requester_qp, message.wr_id);
+        let (signaled, shape) = (message.signaled, message.cost_index);
         let Some(qp) = self.qp(index) else { return };
-        qp.outstanding = qp.outstanding.saturating_sub(1);
+        qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
         let at = at.max(qp.last_completion);
         qp.last_completion = at;
@@ -23,12 +23,15 @@ impl Simulation {
             return;
         }
         let home = &mut self.machines[machine as usize];
-        let (cqe_cost, pcie) = (self.shapes.cqe(home.place), home.costs.pcie);
-        let written = home.to_host.reserve_time(now, cqe_cost.to_host).max(at);
-        let shape = self.shapes.get(shape);
+        let (cqe_cost, pcie) = (self.cost_table.cqe(home.place), home.costs.pcie_latency);
+        let written = home
+            .link_to_host
+            .reserve_time(now, cqe_cost.to_host)
+            .max(at);
+        let shape = self.cost_table.get(shape);
         let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);
         let cqe = Cqe {
-            at: written + pcie,
+            visible_at: written + pcie,
             wr_id,
             byte_len,
             imm: 0,
@@ -39,7 +42,7 @@ impl Simulation {
             status,
             opcode: code_u8(completion_opcode(opcode.into())),
         };
-        self.complete(cq, cqe);
+        self.add_completion(cq, cqe);
     }
 
     /// Completes all remaining work requests of a queue pair in error with a flush error.
@@ -49,25 +52,26 @@ impl Simulation {
             return;
         };
         let nic = self.machines[qp.machine as usize].nic;
-        qp.reads.forget(&mut self.nics[nic as usize].reading);
+        qp.reads
+            .forget(&mut self.nics[nic as usize].qps_with_outstanding_reads);
         // The list on which a unit works must end one WQE at a time, as the queued events expect.
-        let keep = match qp.lists.front() {
-            Some(list) if qp.in_service => list.len,
+        let keep = match qp.posted_lists.front() {
+            Some(list) if qp.has_or_awaits_unit => list.len,
             _ => 0,
         };
         let rest = split_after(&mut qp.wqes, keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
-        qp.lists.split_off(usize::from(keep > 0));
-        qp.lists_at_nic = qp.lists_at_nic.min(qp.lists.len());
+        qp.posted_lists.split_off(usize::from(keep > 0));
+        qp.lists_at_nic = qp.lists_at_nic.min(qp.posted_lists.len());
         for (id, times) in rest {
             for _ in 0..times {
-                self.finish(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+                self.finish_work_request(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
                 self.messages.free(id);
             }
         }
         while let Some(recv) = recvs.pop() {
             let cqe = Cqe {
-                at: now,
+                visible_at: now,
                 wr_id: recv.wr_id,
                 byte_len: 0,
                 imm: 0,
@@ -78,7 +82,7 @@ impl Simulation {
                 status: code_u8(abi::IBV_WC_WR_FLUSH_ERR),
                 opcode: code_u8(abi::IBV_WC_RECV),
             };
-            self.complete(recv_cq, cqe);
+            self.add_completion(recv_cq, cqe);
         }
     }
 }

@@ -15,8 +15,8 @@ impl Simulation {
     pub(crate) fn handle_doorbell(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
         qp.lists_at_nic += 1;
-        if !qp.in_service {
-            qp.in_service = true;
+        if !qp.has_or_awaits_unit {
+            qp.has_or_awaits_unit = true;
             let machine = qp.machine;
             self.request_unit(index, machine, at);
         }
@@ -27,23 +27,23 @@ impl Simulation {
         let nic = self.nic(machine);
         if nic.busy_units < units {
             nic.busy_units += 1;
-            self.serve(index, at);
+            self.start_unit_on_qp(index, at);
         } else {
-            nic.waiting.push(index);
+            nic.qps_waiting_for_unit.push(index);
         }
     }
 
     /// Starts a unit on the next list of a queue pair.
-    fn serve(&mut self, index: u32, now: Ps) {
+    fn start_unit_on_qp(&mut self, index: u32, now: Ps) {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
         let machine = &mut self.machines[qp.machine as usize];
         let nic = &mut self.nics[machine.nic as usize];
         // These fields are in another cache line and rarely needed.
-        let begins = if nic.reading > 0 {
-            qp.refetch_delay = 0;
-            now.max(qp.refetches_until)
+        let begins = if nic.qps_with_outstanding_reads > 0 {
+            qp.wqe_refetch_delay = 0;
+            now.max(qp.wqe_refetches_until)
         } else {
             now
         };
@@ -51,27 +51,33 @@ impl Simulation {
             Some(&PostedWqes {
                 len,
                 by_doorbell: rung,
-                shape,
+                cost_index: shape,
             }),
             Some(&(first, _)),
-        ) = (qp.lists.front(), qp.wqes.front())
+        ) = (qp.posted_lists.front(), qp.wqes.front())
         else {
             return;
         };
         let ready = if rung {
-            let fetch = self.shapes.fetch(shape, len, machine.place);
-            nic.counters.read_bytes += fetch.read_bytes;
-            machine.to_host.use_between(now, fetch.to_host);
-            let wait = machine.costs.fetch_wait;
+            let fetch = self.cost_table.wqe_fetch_cost(shape, len, machine.place);
+            nic.counters.dma_read_bytes += fetch.dma_read_bytes;
+            machine
+                .link_to_host
+                .reserve_without_waiting(now, fetch.to_host);
+            let wait = machine.costs.wqe_fetch_wait;
             let fetched = machine
-                .to_device
+                .link_to_device
                 .reserve_time(now, fetch.to_device)
                 .max(now + wait);
             fetched.max(begins)
         } else {
             begins
         };
-        let at = ready + self.shapes.get(self.messages[first].shape).unit;
+        let at = ready
+            + self
+                .cost_table
+                .get(self.messages[first].cost_index)
+                .requester_unit_time;
         self.events
             .push(at, SimulationEvent::SendNext { qp: index });
     }
@@ -79,12 +85,13 @@ impl Simulation {
     /// Sends a WQE to the network, and those that follow within the horizon.
     #[inline(never)]
     pub(crate) fn send_next(&mut self, index: u32, at: Ps) {
-        let horizon = self.horizon();
+        let horizon = self.lookahead_end();
         if let Some(Some(qp)) = self.qps.get_mut(index as usize)
-            && self.nics[self.machines[qp.machine as usize].nic as usize].reading > 0
-            && qp.refetch_delay > 0
+            && self.nics[self.machines[qp.machine as usize].nic as usize].qps_with_outstanding_reads
+                > 0
+            && qp.wqe_refetch_delay > 0
         {
-            let at = at + std::mem::take(&mut qp.refetch_delay);
+            let at = at + std::mem::take(&mut qp.wqe_refetch_delay);
             return self
                 .events
                 .push(at, SimulationEvent::SendNext { qp: index });
@@ -97,9 +104,9 @@ impl Simulation {
                     .push(at, SimulationEvent::SendNext { qp: index });
             }
             // The last WQE of a list needs additional work.
-            let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
+            let several = |qp: &mut Qp| qp.posted_lists.front().is_some_and(|list| list.len > 1);
             let run = if self.qp(index).is_some_and(several) {
-                self.send_run(index, at, horizon)
+                self.send_unsignaled_run(index, at, horizon)
             } else {
                 None
             };
@@ -113,7 +120,7 @@ impl Simulation {
     /// Sends one WQE; returns the time at which the next WQE of its list leaves.
     fn send_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
         let qp = self.qp(index)?;
-        let ((message, times), list) = (qp.wqes.front_mut()?, qp.lists.front_mut()?);
+        let ((message, times), list) = (qp.wqes.front_mut()?, qp.posted_lists.front_mut()?);
         let message = *message;
         *times -= 1;
         list.len -= 1;
@@ -123,29 +130,34 @@ impl Simulation {
         }
         let next = qp.wqes.front().map(|&(next, _)| next);
         if done {
-            qp.lists.pop();
+            qp.posted_lists.pop();
             qp.lists_at_nic -= 1;
             let (more, machine) = (qp.lists_at_nic > 0, qp.machine);
-            qp.in_service = more;
+            qp.has_or_awaits_unit = more;
             self.release_unit(index, machine, more, at);
         }
         self.transmit(index, message, at);
         let next = next.filter(|_| !done)?;
-        Some(at + self.shapes.get(self.messages[next].shape).unit)
+        Some(
+            at + self
+                .cost_table
+                .get(self.messages[next].cost_index)
+                .requester_unit_time,
+        )
     }
 
     /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages to
     /// existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
     /// of another kind. The function does the work of `send_one` and `transmit`, with common work done once and
     /// variables in registers.
-    fn send_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+    fn send_unsignaled_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
         let Self {
             qps,
             cqs,
             machines,
             nics,
             messages,
-            shapes,
+            cost_table: shapes,
             events,
             costs,
             ..
@@ -153,14 +165,17 @@ impl Simulation {
         // Takes the queue pair out of the table, so that others can be borrowed. A message to itself is then of another
         // kind.
         let mut qp = qps.get_mut(index as usize)?.take()?;
-        let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
+        let mut left = qp.posted_lists.front().map_or(0, |list| list.len - 1);
         let home = &machines[qp.machine as usize];
-        let payload_fetch = 2 * home.costs.pcie;
+        let payload_fetch = 2 * home.costs.pcie_latency;
         let mut port = qp.port;
-        let mut link_out = nics[home.nic as usize].ports.of_sender(&mut port).out;
+        let mut link_out = nics[home.nic as usize]
+            .ports
+            .of_sender(&mut port)
+            .outgoing_link;
         qp.port = port;
         // Destination of a connected queue pair.
-        let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
+        let peer = (qp.transport != Transport::Ud).then_some(qp.remote_qpn);
         let (mut sent, mut next) = (0, at);
         while left > 0
             && next <= horizon
@@ -172,11 +187,11 @@ impl Simulation {
             }
             let id = *id;
             let message = &mut messages[id];
-            let shape = shapes.get(message.shape);
-            let dest = peer.unwrap_or(message.dest);
+            let shape = shapes.get(message.cost_index);
+            let dest = peer.unwrap_or(message.responder_qp);
             let target = match qps.get_mut(dest as usize) {
                 Some(Some(target)) if target.transport == qp.transport && target.can_receive => {
-                    target.fetch_for_arrival(cqs);
+                    target.prefetch_for_arrival(cqs);
                     target
                 }
                 _ => break,
@@ -184,12 +199,12 @@ impl Simulation {
             if shape.reliable || message.signaled || qp.signal_all {
                 break;
             }
-            message.dest = dest;
+            message.responder_qp = dest;
             let nic = machines[target.machine as usize].nic;
             // Messages between a host and its DPU do not use the network.
             let passes_network = nic != home.nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
-            let (wire, inbound) = (shape.request_wire, shape.inbound);
+            let (wire, inbound) = (shape.request_wire_time, shape.inbound_processing_time);
             let fetch = if shape.fetches_payload {
                 payload_fetch
             } else {
@@ -208,13 +223,16 @@ impl Simulation {
                 qp.last_completion = qp.last_completion.max(out);
                 let came = if passes_network {
                     let port = to.ports.of_receiver(&mut target.port);
-                    port.arriving.reserve_time(out, wire) + costs.network
+                    port.incoming_link.reserve_time(out, wire) + costs.network_latency
                 } else {
                     out
                 };
-                let handled = to.inbound.reserve_time(came, inbound).max(qp.last_handled);
-                qp.last_handled = handled;
-                to.arriving.insert_by((handled, id), |(at, _)| *at);
+                let handled = to
+                    .inbound_processing
+                    .reserve_time(came, inbound)
+                    .max(qp.last_processed_at);
+                qp.last_processed_at = handled;
+                to.arriving_messages.insert_by((handled, id), |(at, _)| *at);
                 if to.next_processed_at.is_none_or(|next| handled < next) {
                     to.next_processed_at = Some(handled);
                     events.push(handled, SimulationEvent::MessageProcessed { nic });
@@ -225,25 +243,25 @@ impl Simulation {
                 if *times == 0 {
                     break;
                 }
-                next += shape.unit;
+                next += shape.requester_unit_time;
                 if left == 0 || next > horizon {
                     break;
                 }
             }
             if *times == 0 {
                 qp.wqes.pop();
-                let following = qp.wqes.front().map(|&(id, _)| messages[id].shape);
-                next += following.map_or(0, |shape| shapes.get(shape).unit);
+                let following = qp.wqes.front().map(|&(id, _)| messages[id].cost_index);
+                next += following.map_or(0, |shape| shapes.get(shape).requester_unit_time);
             }
         }
         if sent > 0 {
-            qp.outstanding = qp.outstanding.saturating_sub(sent);
-            if let Some(list) = qp.lists.front_mut() {
+            qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(sent);
+            if let Some(list) = qp.posted_lists.front_mut() {
                 list.len -= sent;
             }
             let from = &mut nics[home.nic as usize];
-            from.ports.of_sender(&mut port).out = link_out;
-            from.counters.sent += u64::from(sent);
+            from.ports.of_sender(&mut port).outgoing_link = link_out;
+            from.counters.sent_messages += u64::from(sent);
         }
         qps[index as usize] = Some(qp);
         (sent > 0).then_some(next)
@@ -252,15 +270,15 @@ impl Simulation {
     /// Releases the unit of a queue pair after a list; the queue pair may have further lists.
     fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
-            self.nic(machine).waiting.push(index);
+            self.nic(machine).qps_waiting_for_unit.push(index);
         }
-        self.free_unit(machine, at);
+        self.reassign_unit(machine, at);
     }
 
     /// Assigns a unit to the queue pair at the front of the waiting ones, or makes the unit idle.
-    pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
-        match self.nic(machine).waiting.pop() {
-            Some(next) => self.serve(next, at),
+    pub(crate) fn reassign_unit(&mut self, machine: u32, at: Ps) {
+        match self.nic(machine).qps_waiting_for_unit.pop() {
+            Some(next) => self.start_unit_on_qp(next, at),
             None => self.nic(machine).busy_units -= 1,
         }
     }
@@ -274,23 +292,23 @@ impl Simulation {
             machines,
             nics,
             messages,
-            shapes,
+            cost_table: shapes,
             costs,
             ..
         } = self;
         let Some(Some(qp)) = qps.get(index as usize) else {
             return;
         };
-        let (transport, peer) = (qp.transport, qp.peer);
+        let (transport, peer) = (qp.transport, qp.remote_qpn);
         let message = &mut messages[id];
-        let shape = shapes.get(message.shape);
+        let shape = shapes.get(message.cost_index);
         if transport != Transport::Ud {
-            message.dest = peer;
+            message.responder_qp = peer;
         }
-        let (dest, reliable, signaled) = (message.dest, shape.reliable, message.signaled);
+        let (dest, reliable, signaled) = (message.responder_qp, shape.reliable, message.signaled);
         let target = match qps.get(dest as usize) {
             Some(Some(target)) if target.transport == transport && target.can_receive => {
-                target.fetch_for_arrival(cqs);
+                target.prefetch_for_arrival(cqs);
                 Some((target.machine, target.port))
             }
             _ => None,
@@ -300,7 +318,7 @@ impl Simulation {
         };
         let home = &machines[qp.machine as usize];
         let left = if shape.fetches_payload {
-            at + 2 * home.costs.pcie
+            at + 2 * home.costs.pcie_latency
         } else {
             at
         };
@@ -309,30 +327,32 @@ impl Simulation {
         let to = target.map(|(target, port)| (nic_of(target), target == qp.machine, port));
         let passes_network = to.is_none_or(|(nic, itself, _)| nic != home.nic || itself);
         let sent = &mut nics[home.nic as usize];
-        sent.counters.sent += 1;
+        sent.counters.sent_messages += 1;
         let out = if passes_network {
             let port = sent.ports.of_sender(&mut qp.port);
-            port.out.reserve_time(left, shape.request_wire)
+            port.outgoing_link
+                .reserve_time(left, shape.request_wire_time)
         } else {
             left
         };
         // An unreliable message completes when its port has sent it and all earlier messages.
-        let told = !reliable && !complete_silently(qp, signaled, out);
+        let told = !reliable && !complete_without_cqe(qp, signaled, out);
         if let Some((to, _, known_port)) = to {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
             let came = if passes_network {
-                let link = &mut nic.ports.of_receiver(&mut port).arriving;
-                link.reserve_time(out, shape.request_wire) + costs.network
+                let link = &mut nic.ports.of_receiver(&mut port).incoming_link;
+                link.reserve_time(out, shape.request_wire_time) + costs.network_latency
             } else {
                 out
             };
             let handled = nic
-                .inbound
-                .reserve_time(came, shape.inbound)
-                .max(qp.last_handled);
-            qp.last_handled = handled;
-            nic.arriving.insert_by((handled, id), |(at, _)| *at);
+                .inbound_processing
+                .reserve_time(came, shape.inbound_processing_time)
+                .max(qp.last_processed_at);
+            qp.last_processed_at = handled;
+            nic.arriving_messages
+                .insert_by((handled, id), |(at, _)| *at);
             if port != known_port
                 && let Some(Some(target)) = qps.get_mut(dest as usize)
             {
@@ -343,7 +363,7 @@ impl Simulation {
                 nic.next_processed_at = Some(handled);
             }
             if told {
-                self.finish(id, SUCCESS, at, out);
+                self.finish_work_request(id, SUCCESS, at, out);
             }
             if first {
                 self.events
@@ -351,9 +371,9 @@ impl Simulation {
             }
             return;
         }
-        let back = out + 2 * costs.network;
+        let back = out + 2 * costs.network_latency;
         if told {
-            self.finish(id, SUCCESS, at, out);
+            self.finish_work_request(id, SUCCESS, at, out);
         }
         if reliable {
             self.messages[id].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
@@ -367,46 +387,49 @@ impl Simulation {
     /// Processes a response or acknowledgement at the requester.
     pub(crate) fn handle_response(&mut self, id: u32) {
         let answer = self.messages.read_fields(id).copied().unwrap_or_default();
-        let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.cache_slot);
+        let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.read_sequence);
         let message = &self.messages[id];
-        let index = message.qp;
+        let index = message.requester_qp;
         let Some(home) = self.machine_of_qp(index) else {
             self.messages.free(id);
             return;
         };
         let now = self.now;
-        let capacity = self.costs.wqe_cache;
-        let shape = self.shapes.get(message.shape);
+        let capacity = self.costs.read_wqe_cache_entries;
+        let shape = self.cost_table.get(message.cost_index);
         let answers = !shape.operation.verb.sends_payload();
         let machine = &mut self.machines[home as usize];
-        let transfers = shape.at(machine.place);
-        let (wait, pcie) = (machine.costs.refetch_wait, machine.costs.pcie);
+        let transfers = shape.transfers_at(machine.place);
+        let (wait, pcie) = (machine.costs.wqe_refetch_wait, machine.costs.pcie_latency);
         let nic = &mut self.nics[machine.nic as usize];
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
             (Some(qp), Some(slot), Some(capacity)) => {
-                qp.reads.record_response(slot, &mut nic.reading, capacity)
+                qp.reads
+                    .record_response(slot, &mut nic.qps_with_outstanding_reads, capacity)
             }
             _ => true,
         };
         if !kept {
             nic.counters.wqe_cache_misses += 1;
-            let refetch = &transfers.refetch;
-            nic.counters.read_bytes += refetch.read_bytes;
-            machine.to_host.use_between(now, refetch.to_host);
-            let fetched = machine.to_device.reserve_time(now, refetch.to_device);
+            let refetch = &transfers.wqe_refetch;
+            nic.counters.dma_read_bytes += refetch.dma_read_bytes;
+            machine
+                .link_to_host
+                .reserve_without_waiting(now, refetch.to_host);
+            let fetched = machine.link_to_device.reserve_time(now, refetch.to_device);
             // The queue pair's unit fetches the lost WQEs one after the other, and sends nothing in the meantime.
             if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
-                done = fetched.max(now.max(qp.refetches_until) + wait);
-                qp.refetches_until = done;
-                qp.refetch_delay += wait;
+                done = fetched.max(now.max(qp.wqe_refetches_until) + wait);
+                qp.wqe_refetches_until = done;
+                qp.wqe_refetch_delay += wait;
             }
         }
         let message = &self.messages[id];
         if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
             let written = machine
-                .to_host
-                .reserve_time(now, transfers.response.to_host);
+                .link_to_host
+                .reserve_time(now, transfers.response_write.to_host);
             done = done.max(written) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
@@ -415,7 +438,7 @@ impl Simulation {
         }
         let failed = self.messages[id].status != SUCCESS;
         let status = self.messages[id].status;
-        self.finish(id, status, now, done);
+        self.finish_work_request(id, status, now, done);
         self.messages.free(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
@@ -427,11 +450,11 @@ impl Simulation {
 
 /// Completes a message without a CQE when it has left; returns false if it must have a CQE.
 #[inline(always)]
-fn complete_silently(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
+fn complete_without_cqe(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
     if signaled || qp.signal_all {
         return false;
     }
-    qp.outstanding = qp.outstanding.saturating_sub(1);
+    qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
     qp.last_completion = qp.last_completion.max(at);
     true
 }

@@ -23,8 +23,8 @@ const GRH_BYTES: u32 = 40;
 impl Simulation {
     /// Processes the first message that has arrived at a NIC, and those that follow within the horizon.
     #[inline(never)]
-    pub(crate) fn handle(&mut self, index: u32) {
-        let (now, horizon) = (self.now, self.horizon());
+    pub(crate) fn handle_arrivals(&mut self, index: u32) {
+        let (now, horizon) = (self.now, self.lookahead_end());
         let nic = &mut self.nics[index as usize];
         if nic.next_processed_at != Some(now) {
             // An earlier message had its own event, which replaced this one.
@@ -32,16 +32,18 @@ impl Simulation {
         }
         loop {
             self.receive_run(index, horizon);
-            let arriving = &mut self.nics[index as usize].arriving;
+            let arriving = &mut self.nics[index as usize].arriving_messages;
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
             };
             // A host has the index of its NIC.
-            let machine = self.machine_of_qp(self.messages[id].dest).unwrap_or(index);
+            let machine = self
+                .machine_of_qp(self.messages[id].responder_qp)
+                .unwrap_or(index);
             self.handle_processed(machine, id, at);
         }
         let nic = &mut self.nics[index as usize];
-        nic.next_processed_at = nic.arriving.front().map(|&(at, _)| at);
+        nic.next_processed_at = nic.arriving_messages.front().map(|&(at, _)| at);
         if let Some(next) = nic.next_processed_at {
             self.events
                 .push(next, SimulationEvent::MessageProcessed { nic: index });
@@ -59,24 +61,24 @@ impl Simulation {
             machines,
             nics,
             messages,
-            shapes,
+            cost_table: shapes,
             threads,
             events,
             ..
         } = self;
         let nic = &mut nics[nic as usize];
-        while let Some(&(at, id)) = nic.arriving.front()
+        while let Some(&(at, id)) = nic.arriving_messages.front()
             && at <= horizon
         {
             // Prefetches the queue pair of the next message, and the message after that.
-            let following = nic.arriving.as_slice();
+            let following = nic.arriving_messages.as_slice();
             if let Some(&(_, next)) = following.get(1)
-                && let Some(Some(target)) = qps.get(messages[next].dest as usize)
+                && let Some(Some(target)) = qps.get(messages[next].responder_qp as usize)
             {
                 prefetch(&raw const **target);
                 if let Some(Some(queue)) = cqs.get(target.recv_cq as usize) {
-                    prefetch(queue.cqes.next_place());
-                    if let Some(thread) = queue.watcher {
+                    prefetch(queue.cqes.next_push_address());
+                    if let Some(thread) = queue.last_polling_thread {
                         prefetch(threads.as_ptr().wrapping_add(thread as usize));
                     }
                 }
@@ -85,59 +87,61 @@ impl Simulation {
                 prefetch(&messages[later]);
             }
             let message = &messages[id];
-            let shape = shapes.get(message.shape);
-            let is_write = shape.write && !shape.with_imm && !shape.reliable;
-            let target = match qps.get_mut(message.dest as usize) {
+            let shape = shapes.get(message.cost_index);
+            let is_write = shape.is_rdma_write && !shape.with_imm && !shape.reliable;
+            let target = match qps.get_mut(message.responder_qp as usize) {
                 Some(Some(target))
-                    if is_write || shape.datagram && target.transport == Transport::Ud =>
+                    if is_write || shape.is_datagram_send && target.transport == Transport::Ud =>
                 {
                     target
                 }
                 _ => return,
             };
-            nic.arriving.drop_front(1);
+            nic.arriving_messages.drop_front(1);
             let machine = target.machine;
             let home = &mut machines[machine as usize];
-            let dma = &shape.at(home.place).responder;
-            nic.counters.read_bytes += dma.read_bytes;
-            let written = home.to_host.reserve_time(at, dma.to_host);
-            home.to_device.use_between(at, dma.to_device);
-            home.mmio.reserve_time(now, at, dma.to_device);
-            let visible = (written + home.costs.pcie).max(target.last_delivery);
-            target.last_delivery = visible;
+            let dma = &shape.transfers_at(home.place).responder_dma;
+            nic.counters.dma_read_bytes += dma.dma_read_bytes;
+            let written = home.link_to_host.reserve_time(at, dma.to_host);
+            home.link_to_device
+                .reserve_without_waiting(at, dma.to_device);
+            home.mmio_writes.reserve_time(now, at, dma.to_device);
+            let visible = (written + home.costs.pcie_latency).max(target.last_delivery_visible_at);
+            target.last_delivery_visible_at = visible;
             if is_write {
-                let (key, addr) = (message.key, message.remote_addr);
+                let (key, addr) = (message.qkey_or_rkey, message.remote_addr);
                 let payload = std::mem::replace(&mut messages[id].payload, Payload::EMPTY);
                 let length = payload.bytes().len();
-                let access = target.access_check.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let access =
+                    target.qkey_or_access_flags.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
                 let region = mrs.get_mut(key as usize).and_then(Option::as_mut);
                 let region = region.filter(|mr| {
                     mr.machine == machine
-                        && access & mr.access != 0
+                        && access & mr.access_flags != 0
                         && mr.region.contains(addr, length)
                 });
                 if length == 0 {
-                    nic.counters.received += 1;
+                    nic.counters.received_messages += 1;
                 } else if let Some(mr) = region {
-                    nic.counters.received += 1;
+                    nic.counters.received_messages += 1;
                     mr.write_later(key, home, visible, addr, payload, threads, events);
                 } else {
-                    nic.counters.dropped += 1;
+                    nic.counters.dropped_messages += 1;
                 }
                 messages.free(id);
                 continue;
             }
-            let recv = if target.access_check == message.key {
+            let recv = if target.qkey_or_access_flags == message.qkey_or_rkey {
                 target.recvs.pop()
             } else {
                 None
             };
             let Some(recv) = recv else {
-                nic.counters.dropped += 1;
+                nic.counters.dropped_messages += 1;
                 messages.free(id);
                 continue;
             };
-            nic.counters.received += 1;
+            nic.counters.received_messages += 1;
             let length = shape.operation.payload_bytes;
             let placed = length.saturating_add(GRH_BYTES);
             let mut status = SUCCESS;
@@ -153,12 +157,12 @@ impl Simulation {
             }
             if let Some(Some(queue)) = cqs.get_mut(target.recv_cq as usize) {
                 let cqe = Cqe {
-                    at: visible,
+                    visible_at: visible,
                     wr_id: recv.wr_id,
                     byte_len: placed,
                     imm: if shape.with_imm { message.imm } else { 0 },
-                    qpn: message.dest,
-                    src_qp: message.qp,
+                    qpn: message.responder_qp,
+                    src_qp: message.requester_qp,
                     slid: lid(message.requester_machine),
                     with_imm: shape.with_imm,
                     status,
@@ -176,22 +180,26 @@ impl Simulation {
         let now = self.now;
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
-        let shape = self.shapes.get(self.messages[id].shape);
-        let (dma, reliable) = (&shape.at(home.place).responder, shape.reliable);
-        nic.counters.read_bytes += dma.read_bytes;
-        let written = home.to_host.reserve_time(at, dma.to_host);
-        if shape.answers {
-            nic.counters.received += 1;
-            let read = home.to_device.reserve_time(at, dma.to_device);
+        let shape = self.cost_table.get(self.messages[id].cost_index);
+        let (dma, reliable) = (
+            &shape.transfers_at(home.place).responder_dma,
+            shape.reliable,
+        );
+        nic.counters.dma_read_bytes += dma.dma_read_bytes;
+        let written = home.link_to_host.reserve_time(at, dma.to_host);
+        if shape.has_response_data {
+            nic.counters.received_messages += 1;
+            let read = home.link_to_device.reserve_time(at, dma.to_device);
             self.schedule_response(id, machine, at, read.max(written));
             return;
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
-        home.to_device.use_between(at, dma.to_device);
-        home.mmio.reserve_time(now, at, dma.to_device);
-        let visible = written + home.costs.pcie;
-        let status = self.deliver(id, machine, visible);
+        home.link_to_device
+            .reserve_without_waiting(at, dma.to_device);
+        home.mmio_writes.reserve_time(now, at, dma.to_device);
+        let visible = written + home.costs.pcie_latency;
+        let status = self.deliver_send_or_write(id, machine, visible);
         if reliable {
             self.messages[id].status = code_u8(status);
             self.events
@@ -203,22 +211,22 @@ impl Simulation {
 
     /// Executes a SEND or WRITE at the responder; returns the status for its requester.
     #[inline(always)]
-    fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
+    fn deliver_send_or_write(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
-        let shape = self.shapes.get(message.shape);
-        let (write, with_imm) = (shape.write, shape.with_imm);
+        let shape = self.cost_table.get(message.cost_index);
+        let (write, with_imm) = (shape.is_rdma_write, shape.with_imm);
         let length = message.payload.bytes().len();
-        let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
+        let Some(Some(target)) = self.qps.get_mut(message.responder_qp as usize) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
         };
         // Messages to a queue pair keep their order.
-        let visible = visible.max(target.last_delivery);
-        target.last_delivery = visible;
+        let visible = visible.max(target.last_delivery_visible_at);
+        target.last_delivery_visible_at = visible;
         let nic = self.machines[machine as usize].nic;
         let counters = &mut self.nics[nic as usize].counters;
         let datagram = target.transport == Transport::Ud;
-        if datagram && target.access_check != message.key {
-            counters.dropped += 1;
+        if datagram && target.qkey_or_access_flags != message.qkey_or_rkey {
+            counters.dropped_messages += 1;
             return abi::IBV_WC_SUCCESS;
         }
         // The contents and the target of a WRITE.
@@ -226,16 +234,16 @@ impl Simulation {
         if write && length > 0 {
             let (addr, key, access) = (
                 message.remote_addr,
-                message.key,
-                target.access_check.cast_signed(),
+                message.qkey_or_rkey,
+                target.qkey_or_access_flags.cast_signed(),
             );
             let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
             let region = region.filter(|mr| {
-                let wanted = access & mr.access & abi::IBV_ACCESS_REMOTE_WRITE;
+                let wanted = access & mr.access_flags & abi::IBV_ACCESS_REMOTE_WRITE;
                 mr.machine == machine && wanted != 0 && mr.region.contains(addr, length)
             });
             if region.is_none() {
-                counters.dropped += 1;
+                counters.dropped_messages += 1;
                 return abi::IBV_WC_REM_ACCESS_ERR;
             }
             written = Some((key, addr, message.payload.clone()));
@@ -244,9 +252,9 @@ impl Simulation {
         let recv = if takes_recv { target.recvs.pop() } else { None };
         let recv_cq = target.recv_cq;
         if takes_recv && recv.is_none() {
-            counters.dropped += 1;
+            counters.dropped_messages += 1;
         } else {
-            counters.received += 1;
+            counters.received_messages += 1;
         }
         if let Some((key, addr, payload)) = written {
             self.write_later(key, visible, addr, payload);
@@ -273,12 +281,12 @@ impl Simulation {
             }
         }
         let cqe = Cqe {
-            at: visible,
+            visible_at: visible,
             wr_id: recv.wr_id,
             byte_len: if write { length } else { placed },
             imm: if with_imm { message.imm } else { 0 },
-            qpn: message.dest,
-            src_qp: message.qp,
+            qpn: message.responder_qp,
+            src_qp: message.requester_qp,
             slid: lid(message.requester_machine),
             with_imm,
             status: code_u8(status),
@@ -288,7 +296,7 @@ impl Simulation {
                 abi::IBV_WC_RECV
             }),
         };
-        self.complete(recv_cq, cqe);
+        self.add_completion(recv_cq, cqe);
         match status {
             abi::IBV_WC_SUCCESS => status,
             abi::IBV_WC_LOC_LEN_ERR => abi::IBV_WC_REM_INV_REQ_ERR,
@@ -298,16 +306,16 @@ impl Simulation {
 
     /// Schedules the response to a READ or atomic for the time when its data is available.
     fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
-        let lock_bits = self.costs.lock_bits;
+        let lock_bits = self.costs.atomic_lock_bits;
         let home = &mut self.machines[machine as usize];
-        let (hold, pcie) = (home.costs.lock_hold, home.costs.pcie);
+        let (hold, pcie) = (home.costs.atomic_lock_hold, home.costs.pcie_latency);
         let message = &self.messages[id];
-        let (dest, addr) = (message.dest, message.remote_addr);
-        let shape = self.shapes.get(message.shape);
+        let (dest, addr) = (message.responder_qp, message.remote_addr);
+        let shape = self.cost_table.get(message.cost_index);
         let mut leaves = if shape.operation.verb == Verb::RdmaRead {
             moved.max(now + 2 * pcie)
         } else {
-            let locks = &mut home.locks;
+            let locks = &mut home.atomic_locks;
             if locks.is_empty() {
                 locks.resize(1 << lock_bits, SerialResource::default());
             }
@@ -316,17 +324,17 @@ impl Simulation {
             locks[slot].reserve_time(now, hold).max(moved)
         };
         if let Some(target) = self.qp(dest) {
-            leaves = leaves.max(target.last_response);
-            target.last_response = leaves;
+            leaves = leaves.max(target.last_response_at);
+            target.last_response_at = leaves;
         }
         self.events
             .push(leaves, SimulationEvent::SendResponse { message: id });
     }
 
     /// Sends a response or acknowledgement to the requester.
-    pub(crate) fn respond(&mut self, id: u32) {
+    pub(crate) fn send_response(&mut self, id: u32) {
         let message = &self.messages[id];
-        let (requester, responder) = (message.qp, message.dest);
+        let (requester, responder) = (message.requester_qp, message.responder_qp);
         let homes = self
             .machine_of_qp(requester)
             .zip(self.machine_of_qp(responder));
@@ -335,10 +343,13 @@ impl Simulation {
             return;
         };
         let now = self.now;
-        let shape = self.shapes.get(message.shape);
-        let (wire, answers) = (shape.response_wire, !shape.operation.verb.sends_payload());
+        let shape = self.cost_table.get(message.cost_index);
+        let (wire, answers) = (
+            shape.response_wire_time,
+            !shape.operation.verb.sends_payload(),
+        );
         if answers {
-            match self.execute(id, machine) {
+            match self.execute_read_or_atomic(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
                 Err(status) => self.messages[id].status = code_u8(status),
             }
@@ -347,11 +358,14 @@ impl Simulation {
         let (to, from) = (nic_of(home), nic_of(machine));
         // Messages between a host and its DPU do not use the network.
         let came = if to != from || home == machine {
-            let out = self.port_mut(responder, from).out.reserve_time(now, wire);
+            let out = self
+                .port_mut(responder, from)
+                .outgoing_link
+                .reserve_time(now, wire);
             self.port_mut(requester, to)
-                .arriving
+                .incoming_link
                 .reserve_time(out, wire)
-                + self.costs.network
+                + self.costs.network_latency
         } else {
             now
         };
@@ -364,20 +378,23 @@ impl Simulation {
         let ports = &mut self.nics[nic].ports;
         match self.qps.get_mut(index as usize) {
             Some(Some(qp)) => ports.of_sender(&mut qp.port),
-            _ => ports.of_sender(&mut { OwnPort::NONE }),
+            _ => ports.of_sender(&mut { OwnPort::UNASSIGNED }),
         }
     }
 
     /// Reads or changes the responder's memory; returns the old contents, or the status of a failure.
-    fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
+    fn execute_read_or_atomic(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
         // Earlier WRITEs must be visible first.
-        self.make_visible(machine, self.now);
+        self.make_writes_visible(machine, self.now);
         let operands = self.messages.read_fields(id).copied().unwrap_or_default();
         let message = &self.messages[id];
         let refused = abi::IBV_WC_REM_ACCESS_ERR;
-        let target = self.qps.get(message.dest as usize).and_then(Option::as_ref);
-        let qp_access = target.map_or(0, |target| target.access_check.cast_signed());
-        let shape = self.shapes.get(message.shape);
+        let target = self
+            .qps
+            .get(message.responder_qp as usize)
+            .and_then(Option::as_ref);
+        let qp_access = target.map_or(0, |target| target.qkey_or_access_flags.cast_signed());
+        let shape = self.cost_table.get(message.cost_index);
         let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
         let wanted = if verb == Verb::RdmaRead {
             abi::IBV_ACCESS_REMOTE_READ
@@ -388,12 +405,12 @@ impl Simulation {
             return Ok(Payload::EMPTY);
         }
         let addr = message.remote_addr;
-        let mr = self.mr(machine, message.key).ok_or(refused)?;
-        if mr.access & qp_access & wanted == 0 || !mr.region.contains(addr, length) {
+        let mr = self.mr(machine, message.qkey_or_rkey).ok_or(refused)?;
+        if mr.access_flags & qp_access & wanted == 0 || !mr.region.contains(addr, length) {
             return Err(refused);
         }
         if verb == Verb::RdmaRead {
-            return Payload::with(length, |into| mr.region.read(addr, into)).ok_or(refused);
+            return Payload::filled_by(length, |into| mr.region.read(addr, into)).ok_or(refused);
         }
         let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
         let word = mr.region.word(addr).ok_or(invalid)?;
@@ -405,7 +422,7 @@ impl Simulation {
             let swapped = word.compare_exchange(operand, swap, order, failed);
             swapped.unwrap_or_else(|old| old)
         };
-        Payload::with(8, |into| {
+        Payload::filled_by(8, |into| {
             into.copy_from_slice(&old.to_ne_bytes());
             true
         })

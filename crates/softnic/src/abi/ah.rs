@@ -32,7 +32,7 @@ fn new_ah(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
 /// The port that an address vector names.
 fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int> {
     device.port(port_num).map_err(|_| {
-        why::invalid(|| {
+        why::einval_because(|| {
             format!(
                 "ah_attr.port_num is {port_num}, and {} has ports 1 to {}",
                 device.name,
@@ -44,7 +44,7 @@ fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int
 
 pub(super) fn destroy_ah(handle: *mut ibv_ah) -> Result<(), c_int> {
     let ah = live::take_back::<Ah>(handle).ok_or(libc::EINVAL)?;
-    ah.domain.leave();
+    ah.domain.remove_user();
     Ok(())
 }
 
@@ -81,11 +81,11 @@ pub(super) fn attach_mcast(
     gid: InConst<'_, ibv_gid>,
     _lid: u16,
 ) -> Result<(), c_int> {
-    let (qp, group) = membership(qp, gid)?;
+    let (qp, group) = qp_and_group(qp, gid)?;
     let nic = qp.nic;
     nic.capabilities.require(OptionalFeature::Multicast)?;
     if nic.attachments.attach(&nic.fabric, qp.index, group)? {
-        qp.attached.fetch_add(1, Ordering::Relaxed);
+        qp.attachment_count.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -95,18 +95,18 @@ pub(super) fn detach_mcast(
     gid: InConst<'_, ibv_gid>,
     _lid: u16,
 ) -> Result<(), c_int> {
-    let (qp, group) = membership(qp, gid)?;
+    let (qp, group) = qp_and_group(qp, gid)?;
     let nic = qp.nic;
     if !nic.attachments.detach(&nic.fabric, qp.index, group) {
         return Err(libc::EINVAL);
     }
-    qp.attached.fetch_sub(1, Ordering::Relaxed);
+    qp.attachment_count.fetch_sub(1, Ordering::Relaxed);
     Ok(())
 }
 
 /// Returns the queue pair and the group of `ibv_attach_mcast(3)`: "only QPs of transport service type IBV_QPT_UD may be
 /// attached to multicast groups". Groups are told apart by their GIDs alone.
-fn membership(
+fn qp_and_group(
     qp: *mut ibv_qp,
     gid: InConst<'_, ibv_gid>,
 ) -> Result<(Arc<Qp>, MulticastGroup), c_int> {

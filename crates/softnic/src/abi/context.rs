@@ -56,7 +56,7 @@ pub(super) fn device_of(
 
 /// Returns the NIC of this process.
 pub(super) fn the_nic() -> Result<&'static Nic, c_int> {
-    process::get().map_err(|e| errno_of_nic(&e))
+    process::process_nic().map_err(|e| errno_of_nic(&e))
 }
 
 fn errno_of_nic(e: &NicError) -> c_int {

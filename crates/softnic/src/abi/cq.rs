@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, OrMinusOne, Out};
-use super::usage::busy;
+use super::usage::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::{CompletionChannel, Cq, ExtendedCq};
@@ -46,7 +46,7 @@ pub(super) fn create_comp_channel(
 
 pub(super) fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> Result<(), c_int> {
     let channel = live::find::<ChannelHandle>(handle).ok_or(libc::EINVAL)?;
-    busy(&channel.channel.uses)?;
+    require_unused(&channel.channel.user_count)?;
     live::take_back::<ChannelHandle>(handle);
     Ok(())
 }
@@ -79,7 +79,7 @@ pub(super) fn new_cq(
     let channel = live::find::<ChannelHandle>(abi.channel);
     let max = context.nic.capabilities.limits.max_cqe;
     if !(1..=max).contains(&cqe) || comp_vector != 0 {
-        return Err(why::invalid(|| {
+        return Err(why::einval_because(|| {
             format!("cqe is {cqe}, of 1 to {max}, and comp_vector {comp_vector}, of 0 to 0")
         }));
     }
@@ -98,13 +98,13 @@ pub(super) fn new_cq(
     if let Some(channel) = uses {
         let signaled: Weak<Cq> = Arc::downgrade(&cq);
         channel.add(cq.index, signaled);
-        channel.uses.fetch_add(1, Ordering::Relaxed);
+        channel.user_count.fetch_add(1, Ordering::Relaxed);
     }
     Ok(cq)
 }
 
 /// Makes the CQ of an XRC domain, which peers see and the program does not.
-pub(super) fn domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
+pub(super) fn new_xrc_domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
     registry::of(context.nic).add_cq(context.nic, |index| {
         let mut abi = ibv_cq_ex::zeroed();
         abi.context = context.handle();
@@ -135,16 +135,16 @@ pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Re
 
 pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     let cq = live::find::<Cq>(handle).ok_or(libc::EINVAL)?;
-    busy(&cq.uses)?;
-    if !live::start_ending::<Cq>(handle) {
+    require_unused(&cq.user_count)?;
+    if !live::mark_being_destroyed::<Cq>(handle) {
         return Err(libc::EINVAL);
     }
-    cq.hide();
+    cq.hide_from_listing();
     cq.nic.objects.remove_cq(cq.index);
     cq.discard_events();
     cq.end_overrun_tracking();
     if let Some(channel) = &cq.channel {
-        channel.uses.fetch_sub(1, Ordering::Relaxed);
+        channel.user_count.fetch_sub(1, Ordering::Relaxed);
     }
     live::take_back::<Cq>(handle);
     Ok(())
@@ -170,7 +170,7 @@ fn next_event(
     // now.
     let of = live::find::<Cq>(handle);
     if let Some(of) = &of {
-        of.unacknowledged.got_one();
+        of.unacknowledged.note_delivered();
     }
     cq.write(handle);
     cq_context.write(of.map_or(std::ptr::null_mut(), |of| of.cq_context()));

@@ -8,14 +8,14 @@ use verbs_abi::*;
 
 use super::cq::new_cq;
 use super::edge::{Arg, In, Out, c_functions};
-use super::fast::follow;
+use super::fast::deref_handle;
 use crate::cq::{Cq, CurrentCompletion, ExtendedCq};
 use crate::faults;
 use crate::live;
 use crate::recv::TagInfo;
 
 /// The fields of completions that are delivered.
-const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS
+const SUPPORTED_WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_TM_INFO
     | IBV_WC_EX_WITH_FLOW_TAG
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
@@ -26,7 +26,8 @@ pub(super) fn create_cq_ex(
     init: In<'_, ibv_cq_init_attr_ex>,
 ) -> Result<*mut ibv_cq_ex, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    const SUPPORTED_CREATE_FLAGS: u32 =
+        IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     let init = init.get()?;
     let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     let flags = if init.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
@@ -37,7 +38,7 @@ pub(super) fn create_cq_ex(
     if init.comp_mask & !known != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if init.wc_flags & !SUPPORTED != 0 || flags & !FLAGS != 0 {
+    if init.wc_flags & !SUPPORTED_WC_FLAGS != 0 || flags & !SUPPORTED_CREATE_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     let mut abi = ibv_cq_ex::zeroed();
@@ -93,7 +94,7 @@ impl Arg for PolledCq<'_> {
     unsafe fn from_c(handle: *mut ibv_cq_ex) -> Self {
         // SAFETY: NULL or live, since the program polls it: "it should only be called after ibv_start_poll"
         // (`ibv_create_cq_ex(3)`).
-        let cq = unsafe { follow::<Cq>(handle.cast()) };
+        let cq = unsafe { deref_handle::<Cq>(handle.cast()) };
         Self(cq.and_then(|cq| Some((cq, cq.polling.as_ref()?))))
     }
 }
@@ -113,7 +114,7 @@ impl PolledCq<'_> {
 /// Makes the next completion the current one. Returns `ENOENT` if there is none.
 ///
 /// The calling thread polls the queue: it has passed `ExtendedCq::start`.
-fn advance<const FAULTS: bool>(cq: &Cq, polling: &ExtendedCq) -> c_int {
+fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedCq) -> c_int {
     let mut out = [MaybeUninit::uninit()];
     let polled = if FAULTS {
         cq.poll_under_faults(&mut out)
@@ -152,7 +153,7 @@ fn start<const FAULTS: bool>(cq: PolledCq<'_>, attr: In<'_, ibv_poll_cq_attr>) -
         return libc::EINVAL;
     }
     polling.acquire();
-    let result = advance::<FAULTS>(cq, polling);
+    let result = advance_to_next_completion::<FAULTS>(cq, polling);
     if result != 0 {
         // "Only if it succeeds is ibv_end_poll to be called" (`ibv_create_cq_ex(3)`).
         polling.release();
@@ -162,7 +163,7 @@ fn start<const FAULTS: bool>(cq: PolledCq<'_>, attr: In<'_, ibv_poll_cq_attr>) -
 
 fn next<const FAULTS: bool>(cq: PolledCq<'_>) -> c_int {
     match cq.0 {
-        Some((cq, polling)) => advance::<FAULTS>(cq, polling),
+        Some((cq, polling)) => advance_to_next_completion::<FAULTS>(cq, polling),
         None => libc::EINVAL,
     }
 }
@@ -177,7 +178,7 @@ fn tm_info(cq: PolledCq<'_>, info: Out<'_, ibv_wc_tm_info>) {
     let tag = cq.read(|c| c.tag);
     info.put(ibv_wc_tm_info {
         tag: tag.tag,
-        r#priv: tag.app,
+        r#priv: tag.app_context,
     });
 }
 

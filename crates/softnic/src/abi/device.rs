@@ -33,7 +33,7 @@ fn all_devices() -> &'static [AbiCell<verbs_device>] {
         let counts = PortCounts::from_env().unwrap_or_default();
         let device = |number| {
             let mut d = verbs_device::zeroed();
-            (d.device.node_type, d.device.transport_type) = transport.codes();
+            (d.device.node_type, d.device.transport_type) = transport.node_and_transport_type();
             let (name, uverbs) = (identity.name_of(number), uverbs_name(number));
             set_text(&mut d.device.name, &name);
             set_text(&mut d.device.dev_name, &uverbs);
@@ -55,7 +55,7 @@ fn handle_of(device: &AbiCell<verbs_device>) -> *mut ibv_device {
 ///
 /// # Errors
 /// `ENODEV`: it is none.
-fn known(nic: &'static Nic, handle: *mut ibv_device) -> Result<&'static Device, c_int> {
+fn device_of_handle(nic: &'static Nic, handle: *mut ibv_device) -> Result<&'static Device, c_int> {
     let number = all_devices().iter().position(|d| handle_of(d) == handle);
     number.and_then(|n| nic.devices.get(n)).ok_or(libc::ENODEV)
 }
@@ -96,13 +96,13 @@ pub(super) fn get_device_name(device: *mut ibv_device) -> *const c_char {
 }
 
 pub(super) fn get_device_guid(device: *mut ibv_device) -> u64 {
-    let device = the_nic().and_then(|nic| known(nic, device));
+    let device = the_nic().and_then(|nic| device_of_handle(nic, device));
     device.map_or(0, |device| u64::from_ne_bytes(device.node_guid))
 }
 
 pub(super) fn open_device(handle: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
     let nic = the_nic()?;
-    let device = known(nic, handle)?;
+    let device = device_of_handle(nic, handle)?;
     let fd = nic.cmd_fd(device)?;
     Ok(context::hand_out(new_context(handle, fd, None)?))
 }
@@ -114,7 +114,7 @@ pub(super) fn new_context(
     home: Option<Arc<Peer>>,
 ) -> Result<&'static Context, c_int> {
     let nic = the_nic()?;
-    let known = known(nic, device)?;
+    let known = device_of_handle(nic, device)?;
     let mut abi = ops::verbs_ops();
     let c = &mut abi.context;
     c.device = device;
@@ -124,7 +124,7 @@ pub(super) fn new_context(
     c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
     let context = Context::new((nic, known), abi, home).map_err(|e| errno_of(&e))?;
     let context: &'static Context = Box::leak(Box::new(context));
-    incidents::opened(context);
+    incidents::register_context(context);
     Ok(context)
 }
 
@@ -151,7 +151,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
 pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
     let context = context::take_back(handle)?;
     context.close();
-    if context.home.is_some() {
+    if context.imported_from.is_some() {
         end_import(context);
     }
     Ok(())

@@ -24,7 +24,7 @@ c_functions! {
 }
 
 /// Returns the structure of device memory that a program sees.
-fn abi(context: *mut ibv_context) -> ibv_dm {
+fn new_ibv_dm(context: *mut ibv_context) -> ibv_dm {
     let mut abi = ibv_dm::zeroed();
     abi.context = context;
     abi.memcpy_to_dm = Some(memcpy_to_dm);
@@ -53,15 +53,15 @@ pub(super) fn alloc_dm(
     }
     let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
     let nic = the_nic()?;
-    let (fd, inode) = memory.file().ok_or(libc::ENOMEM)?;
+    let (fd, inode) = memory.fd_and_inode().ok_or(libc::ENOMEM)?;
     let own = ExportedObject::new(nic, ImportedKind::Dm, |index| {
-        if let Some(dm) = nic.me().segment.dm(index) {
+        if let Some(dm) = nic.this_process().segment.dm(index) {
             dm.fd.store(fd, Ordering::Relaxed);
             dm.inode.store(inode, Ordering::Relaxed);
             dm.len.store(memory.len() as u64, Ordering::Relaxed);
         }
     })?;
-    let dm = Dm::new(abi(context), SharedObject::Own(own), memory);
+    let dm = Dm::new(new_ibv_dm(context), SharedObject::Own(own), memory);
     Ok(live::hand_out(Arc::new(dm)))
 }
 
@@ -82,13 +82,17 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     );
     let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
     let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
-    Ok(live::hand_out(Arc::new(Dm::new(abi(context), of, memory))))
+    Ok(live::hand_out(Arc::new(Dm::new(
+        new_ibv_dm(context),
+        of,
+        memory,
+    ))))
 }
 
 /// Takes the handle back. The memory stays as it is, also for the regions that were made with the handle.
 pub(super) fn unimport_dm(dm: *mut ibv_dm) {
     if let Some(dm) = live::take_back::<Dm>(dm) {
-        imports::let_go(dm);
+        imports::release_handle(dm);
     }
 }
 
@@ -96,22 +100,22 @@ pub(super) fn unimport_dm(dm: *mut ibv_dm) {
 pub(super) fn free_dm(handle: *mut ibv_dm) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let dm = live::find::<Dm>(handle).ok_or(libc::EINVAL)?;
-    dm.of.destroy()?;
+    dm.shared_object.destroy()?;
     live::take_back::<Dm>(handle);
     Ok(())
 }
 
 fn to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int> {
     let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
-    copy_bytes(dm.range(offset, length, true)?, from, length)
+    copy_bytes(dm.checked_address(offset, length, true)?, from, length)
 }
 
 fn from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int> {
     let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
-    copy_bytes(to, dm.range(offset, length, true)?, length)
+    copy_bytes(to, dm.checked_address(offset, length, true)?, length)
 }
 
-/// Copies between the program's bytes and those of a [`Dm::range`].
+/// Copies between the program's bytes and those of a [`Dm::checked_address`].
 #[allow(unsafe_code)]
 fn copy_bytes(to: *mut c_void, from: *const c_void, length: usize) -> Result<(), c_int> {
     // SAFETY: `Dm::range` has checked one side, which the caller's `Arc<Dm>` keeps mapped; the other is `length` bytes of
@@ -128,7 +132,7 @@ pub(super) fn reg_dm_mr(
 ) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
-    let dm = live::find::<Dm>(dm).filter(|dm| dm.of.exists());
+    let dm = live::find::<Dm>(dm).filter(|dm| dm.shared_object.exists());
     let dm = dm.ok_or(libc::EINVAL)?;
     let access = access.cast_signed();
     // The program does not know the address of the memory.
@@ -136,10 +140,10 @@ pub(super) fn reg_dm_mr(
         return Err(libc::EINVAL);
     }
     let range = MrRange {
-        addr: dm.range(offset, length, false)?,
+        addr: dm.checked_address(offset, length, false)?,
         length,
         iova: 0,
     };
-    dm.enter();
-    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.leave())
+    dm.add_region();
+    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.remove_region())
 }

@@ -9,7 +9,7 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::In;
-use super::usage::busy;
+use super::usage::require_unused;
 use crate::imports::{ExportedObject, ImportedKind, SharedObject};
 use crate::live;
 use crate::pd::{Pd, Td};
@@ -18,7 +18,7 @@ pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> 
     let context = context_of(context)?;
     let nic = context.nic;
     let own = ExportedObject::new(nic, ImportedKind::Pd, |index| {
-        if let Some(pd) = nic.me().segment.pd(index) {
+        if let Some(pd) = nic.this_process().segment.pd(index) {
             let device = context.device.number.into();
             pd.device.store(device, Ordering::Relaxed);
         }
@@ -51,7 +51,7 @@ pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     pd.itself()
-        .map_or_else(|| busy(&pd.uses), SharedObject::destroy)?;
+        .map_or_else(|| require_unused(&pd.user_count), SharedObject::destroy)?;
     live::take_back::<Pd>(handle);
     Ok(())
 }
@@ -71,7 +71,7 @@ pub(super) fn alloc_td(
 pub(super) fn dealloc_td(handle: *mut ibv_td) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let td = live::find::<Td>(handle).ok_or(libc::EINVAL)?;
-    busy(&td.uses)?;
+    require_unused(&td.uses)?;
     live::take_back::<Td>(handle);
     Ok(())
 }
@@ -81,11 +81,11 @@ pub(super) fn alloc_parent_domain(
     init: In<'_, ibv_parent_domain_init_attr>,
 ) -> Result<*mut ibv_pd, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const KNOWN: u32 =
+    const KNOWN_INIT_FLAGS: u32 =
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     let context = context_of(context)?;
     let init = init.get()?;
-    if init.comp_mask & !KNOWN != 0 {
+    if init.comp_mask & !KNOWN_INIT_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     // "pd: a mandatory parameter, an already allocated protection domain".

@@ -7,28 +7,28 @@ use verbs_abi::*;
 use super::edge::{Grh, In, InConst, InOut, OrMinusOne, Out, control_verbs};
 use super::{ah, cq, device, dm, domain, event, mr, qp, qp_ex, query, srq};
 
-type Made<T> = Result<*mut T, c_int>;
-type Done = Result<(), c_int>;
+type HandleResult<T> = Result<*mut T, c_int>;
+type VerbResult = Result<(), c_int>;
 
 control_verbs! {
-    pub(super) ibv_get_device_list => device::get_device_list, (count: Out<c_int>) -> Made<*mut ibv_device>;
+    pub(super) ibv_get_device_list => device::get_device_list, (count: Out<c_int>) -> HandleResult<*mut ibv_device>;
     pub(super) ibv_free_device_list => device::free_device_list, (list: *mut *mut ibv_device) -> ();
     pub(super) ibv_get_device_name => device::get_device_name, (device: *mut ibv_device) -> *const c_char;
     pub(super) ibv_get_device_guid => device::get_device_guid, (device: *mut ibv_device) -> u64;
     pub(super) ibv_get_device_index => query::get_device_index, (device: *mut ibv_device) -> c_int;
-    pub(super) ibv_open_device => device::open_device, (device: *mut ibv_device) -> Made<ibv_context>;
-    pub(super) ibv_close_device => device::close_device, (context: *mut ibv_context) -> Done;
-    pub(super) ibv_import_device => device::import_device, (fd: c_int) -> Made<ibv_context>;
+    pub(super) ibv_open_device => device::open_device, (device: *mut ibv_device) -> HandleResult<ibv_context>;
+    pub(super) ibv_close_device => device::close_device, (context: *mut ibv_context) -> VerbResult;
+    pub(super) ibv_import_device => device::import_device, (fd: c_int) -> HandleResult<ibv_context>;
 
     pub(super) ibv_query_device => query::query_device,
-        (context: *mut ibv_context, attr: Out<ibv_device_attr>) -> Done;
+        (context: *mut ibv_context, attr: Out<ibv_device_attr>) -> VerbResult;
     pub(super) ibv_query_port => query::query_port,
-        (context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr) -> Done;
+        (context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr) -> VerbResult;
     pub(super) ibv_query_gid => query::query_gid,
         (context: *mut ibv_context, port_num: u8, index: c_int, gid: Out<ibv_gid>) -> OrMinusOne;
     pub(super) _ibv_query_gid_ex => query::query_gid_ex,
         (context: *mut ibv_context, port_num: u32, index: u32, entry: Out<ibv_gid_entry>, flags: u32,
-         entry_size: usize) -> Done;
+         entry_size: usize) -> VerbResult;
     pub(super) _ibv_query_gid_table => query::query_gid_table,
         (context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize, flags: u32,
          entry_size: usize) -> isize;
@@ -49,64 +49,64 @@ control_verbs! {
         (context: *mut ibv_context, event: Out<ibv_async_event>) -> OrMinusOne;
     pub(super) ibv_ack_async_event => event::ack_async_event, (event: In<ibv_async_event>) -> ();
 
-    pub(super) ibv_alloc_pd => domain::alloc_pd, (context: *mut ibv_context) -> Made<ibv_pd>;
-    pub(super) ibv_import_pd => domain::import_pd, (context: *mut ibv_context, handle: u32) -> Made<ibv_pd>;
+    pub(super) ibv_alloc_pd => domain::alloc_pd, (context: *mut ibv_context) -> HandleResult<ibv_pd>;
+    pub(super) ibv_import_pd => domain::import_pd, (context: *mut ibv_context, handle: u32) -> HandleResult<ibv_pd>;
     pub(super) ibv_unimport_pd => domain::unimport_pd, (pd: *mut ibv_pd) -> ();
-    pub(super) ibv_dealloc_pd => domain::dealloc_pd, (pd: *mut ibv_pd) -> Done;
+    pub(super) ibv_dealloc_pd => domain::dealloc_pd, (pd: *mut ibv_pd) -> VerbResult;
 
     pub(super) ibv_reg_mr => mr::reg_mr,
-        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> HandleResult<ibv_mr>;
     pub(super) ibv_reg_mr_iova => mr::reg_mr_iova,
-        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> HandleResult<ibv_mr>;
     pub(super) ibv_reg_mr_iova2 => mr::reg_mr_iova2,
-        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> HandleResult<ibv_mr>;
     pub(super) ibv_reg_dmabuf_mr => mr::reg_dmabuf_mr,
-        (pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> HandleResult<ibv_mr>;
     pub(super) ibv_rereg_mr => mr::rereg_mr,
         (mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
-    pub(super) ibv_dereg_mr => mr::dereg_mr, (mr: *mut ibv_mr) -> Done;
-    pub(super) ibv_import_mr => mr::import_mr, (pd: *mut ibv_pd, handle: u32) -> Made<ibv_mr>;
+    pub(super) ibv_dereg_mr => mr::dereg_mr, (mr: *mut ibv_mr) -> VerbResult;
+    pub(super) ibv_import_mr => mr::import_mr, (pd: *mut ibv_pd, handle: u32) -> HandleResult<ibv_mr>;
     pub(super) ibv_unimport_mr => mr::unimport_mr, (mr: *mut ibv_mr) -> ();
 
-    pub(super) ibv_import_dm => dm::import_dm, (context: *mut ibv_context, handle: u32) -> Made<ibv_dm>;
+    pub(super) ibv_import_dm => dm::import_dm, (context: *mut ibv_context, handle: u32) -> HandleResult<ibv_dm>;
     pub(super) ibv_unimport_dm => dm::unimport_dm, (dm: *mut ibv_dm) -> ();
 
     pub(super) ibv_create_comp_channel => cq::create_comp_channel,
-        (context: *mut ibv_context) -> Made<ibv_comp_channel>;
-    pub(super) ibv_destroy_comp_channel => cq::destroy_comp_channel, (channel: *mut ibv_comp_channel) -> Done;
+        (context: *mut ibv_context) -> HandleResult<ibv_comp_channel>;
+    pub(super) ibv_destroy_comp_channel => cq::destroy_comp_channel, (channel: *mut ibv_comp_channel) -> VerbResult;
     pub(super) ibv_create_cq => cq::create_cq,
         (context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel,
-         comp_vector: c_int) -> Made<ibv_cq>;
-    pub(super) ibv_resize_cq => cq::resize_cq, (cq: *mut ibv_cq, cqe: c_int) -> Done;
-    pub(super) ibv_destroy_cq => cq::destroy_cq, (cq: *mut ibv_cq) -> Done;
+         comp_vector: c_int) -> HandleResult<ibv_cq>;
+    pub(super) ibv_resize_cq => cq::resize_cq, (cq: *mut ibv_cq, cqe: c_int) -> VerbResult;
+    pub(super) ibv_destroy_cq => cq::destroy_cq, (cq: *mut ibv_cq) -> VerbResult;
     pub(super) ibv_get_cq_event => cq::get_cq_event,
         (channel: *mut ibv_comp_channel, cq: Out<*mut ibv_cq>, cq_context: Out<*mut c_void>) -> OrMinusOne;
     pub(super) ibv_ack_cq_events => cq::ack_cq_events, (cq: *mut ibv_cq, n: c_uint) -> ();
 
     pub(super) ibv_create_srq => srq::create_srq,
-        (pd: *mut ibv_pd, init: InOut<ibv_srq_init_attr>) -> Made<ibv_srq>;
+        (pd: *mut ibv_pd, init: InOut<ibv_srq_init_attr>) -> HandleResult<ibv_srq>;
     pub(super) ibv_modify_srq => srq::modify_srq,
-        (srq: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> Done;
-    pub(super) ibv_query_srq => srq::query_srq, (srq: *mut ibv_srq, attr: InOut<ibv_srq_attr>) -> Done;
-    pub(super) ibv_destroy_srq => srq::destroy_srq, (srq: *mut ibv_srq) -> Done;
+        (srq: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> VerbResult;
+    pub(super) ibv_query_srq => srq::query_srq, (srq: *mut ibv_srq, attr: InOut<ibv_srq_attr>) -> VerbResult;
+    pub(super) ibv_destroy_srq => srq::destroy_srq, (srq: *mut ibv_srq) -> VerbResult;
 
-    pub(super) ibv_create_qp => qp::create_qp, (pd: *mut ibv_pd, init: InOut<ibv_qp_init_attr>) -> Made<ibv_qp>;
+    pub(super) ibv_create_qp => qp::create_qp, (pd: *mut ibv_pd, init: InOut<ibv_qp_init_attr>) -> HandleResult<ibv_qp>;
     pub(super) ibv_query_qp => qp::query_qp,
-        (qp: *mut ibv_qp, attr: Out<ibv_qp_attr>, mask: c_int, init: Out<ibv_qp_init_attr>) -> Done;
-    pub(super) ibv_modify_qp => qp::modify_qp, (qp: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> Done;
-    pub(super) ibv_destroy_qp => qp::destroy_qp, (qp: *mut ibv_qp) -> Done;
+        (qp: *mut ibv_qp, attr: Out<ibv_qp_attr>, mask: c_int, init: Out<ibv_qp_init_attr>) -> VerbResult;
+    pub(super) ibv_modify_qp => qp::modify_qp, (qp: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> VerbResult;
+    pub(super) ibv_destroy_qp => qp::destroy_qp, (qp: *mut ibv_qp) -> VerbResult;
     pub(super) ibv_qp_to_qp_ex => qp_ex::qp_to_qp_ex, (qp: *mut ibv_qp) -> *mut ibv_qp_ex;
     pub(super) ibv_query_qp_data_in_order => query::query_qp_data_in_order,
         (qp: *mut ibv_qp, op: ibv_wr_opcode, flags: u32) -> c_int;
-    pub(super) ibv_query_ece => query::query_ece, (qp: *mut ibv_qp, ece: Out<ibv_ece>) -> Done;
-    pub(super) ibv_set_ece => query::set_ece, (qp: *mut ibv_qp, ece: In<ibv_ece>) -> Done;
-    pub(super) ibv_attach_mcast => ah::attach_mcast, (qp: *mut ibv_qp, gid: InConst<ibv_gid>, lid: u16) -> Done;
-    pub(super) ibv_detach_mcast => ah::detach_mcast, (qp: *mut ibv_qp, gid: InConst<ibv_gid>, lid: u16) -> Done;
+    pub(super) ibv_query_ece => query::query_ece, (qp: *mut ibv_qp, ece: Out<ibv_ece>) -> VerbResult;
+    pub(super) ibv_set_ece => query::set_ece, (qp: *mut ibv_qp, ece: In<ibv_ece>) -> VerbResult;
+    pub(super) ibv_attach_mcast => ah::attach_mcast, (qp: *mut ibv_qp, gid: InConst<ibv_gid>, lid: u16) -> VerbResult;
+    pub(super) ibv_detach_mcast => ah::detach_mcast, (qp: *mut ibv_qp, gid: InConst<ibv_gid>, lid: u16) -> VerbResult;
 
-    pub(super) ibv_create_ah => ah::create_ah, (pd: *mut ibv_pd, attr: In<ibv_ah_attr>) -> Made<ibv_ah>;
-    pub(super) ibv_destroy_ah => ah::destroy_ah, (ah: *mut ibv_ah) -> Done;
+    pub(super) ibv_create_ah => ah::create_ah, (pd: *mut ibv_pd, attr: In<ibv_ah_attr>) -> HandleResult<ibv_ah>;
+    pub(super) ibv_destroy_ah => ah::destroy_ah, (ah: *mut ibv_ah) -> VerbResult;
     pub(super) ibv_init_ah_from_wc => ah::init_ah_from_wc,
         (context: *mut ibv_context, port_num: u8, wc: In<ibv_wc>, grh: Grh, attr: Out<ibv_ah_attr>) -> OrMinusOne;
     pub(super) ibv_create_ah_from_wc => ah::create_ah_from_wc,
-        (pd: *mut ibv_pd, wc: In<ibv_wc>, grh: Grh, port_num: u8) -> Made<ibv_ah>;
+        (pd: *mut ibv_pd, wc: In<ibv_wc>, grh: Grh, port_num: u8) -> HandleResult<ibv_ah>;
 }

@@ -19,7 +19,7 @@ pub(super) fn get_async_event(
     OrMinusOne(context_of(context).and_then(|context| {
         let place = event.get()?;
         let event = context.next_event().map_err(|e| errno_of(&e))?;
-        with_counter(&event, UnacknowledgedEvents::got_one);
+        with_counter(&event, UnacknowledgedEvents::note_delivered);
         place.write(event);
         Ok(0)
     }))

@@ -21,7 +21,7 @@ use crate::xrc::Xrc;
 /// `handle` is NULL or live, and the object is not destroyed while the result is used. (The handle of an object is its
 /// address: `live::hand_out`.)
 #[inline(always)]
-pub(super) unsafe fn follow<'a, T: VerbsObject>(handle: *mut T::C) -> Option<&'a T> {
+pub(super) unsafe fn deref_handle<'a, T: VerbsObject>(handle: *mut T::C) -> Option<&'a T> {
     // SAFETY: NULL or the address of a `T` (contract of this function).
     unsafe { handle.cast::<T>().as_ref() }
 }
@@ -33,7 +33,7 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: `ibv_post_send(3)`: the program posts to a queue pair that it has, and a list that ends with NULL.
     unsafe {
-        let Some(to) = follow::<Qp>(qp) else {
+        let Some(to) = deref_handle::<Qp>(qp) else {
             return libc::EINVAL;
         };
         if send::is_single_write(wr) && send::post_single_write(to, wr) {
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn post_send(
         if send::is_single_send(wr) && send::post_single_send(to, wr) {
             return 0;
         }
-        post_any(to, wr, bad_wr)
+        post_send_chain(to, wr, bad_wr)
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn post_send(
 /// # Safety
 /// As for [`post_send`].
 #[inline(never)]
-unsafe fn post_any(qp: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+unsafe fn post_send_chain(qp: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: `wr` and `bad_wr` are those of `post_send` (contract of this function).
     unsafe {
         if matches!(qp.xrc, Xrc::Send) {
@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     };
     // SAFETY: the program polls a queue that it has; `wc` is not NULL (below) and has `n` places (`ibv_poll_cq(3)`).
     unsafe {
-        let Some(cq) = follow::<Cq>(cq) else {
+        let Some(cq) = deref_handle::<Cq>(cq) else {
             return -libc::EINVAL;
         };
         if len == 0 || wc.is_null() {
@@ -82,7 +82,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the program arms a queue that it has (`ibv_req_notify_cq(3)`).
-    match unsafe { follow::<Cq>(cq) } {
+    match unsafe { deref_handle::<Cq>(cq) } {
         Some(cq) => {
             cq.arm(solicited_only != 0);
             0
@@ -98,7 +98,7 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: `ibv_post_recv(3)`: the program posts to a queue pair that it has, and a list that ends with NULL.
     unsafe {
-        match follow::<Qp>(qp) {
+        match deref_handle::<Qp>(qp) {
             Some(qp) => post_recv_to(qp, wr, bad_wr),
             None => libc::EINVAL,
         }
@@ -123,13 +123,16 @@ pub(super) unsafe fn post_recv_to(
         }
         let (result, wanted) = {
             let mut queue = qp.rq.lock();
-            (post_list(&mut queue, wr, bad_wr), queue.was_wanted())
+            (
+                post_list(&mut queue, wr, bad_wr),
+                queue.take_message_waits(),
+            )
         };
         if wanted {
             // A message waits for a receive WR, and the program may not poll: wake the engine.
-            qp.nic.me().wake();
+            qp.nic.this_process().wake_engine();
         } else if state == QpState::Err {
-            qp.recv_cq.nudge();
+            qp.recv_cq.call_engine_if_armed();
         }
         result
     }
@@ -142,14 +145,17 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: `ibv_post_srq_recv(3)`: the program posts to a queue that it has, and a list that ends with NULL.
     unsafe {
-        match follow::<Srq>(srq) {
+        match deref_handle::<Srq>(srq) {
             Some(srq) => {
                 let (result, wanted) = {
                     let mut queue = srq.queue.lock();
-                    (post_list(&mut queue, wr, bad_wr), queue.was_wanted())
+                    (
+                        post_list(&mut queue, wr, bad_wr),
+                        queue.take_message_waits(),
+                    )
                 };
                 if wanted {
-                    srq.context.nic.me().wake();
+                    srq.context.nic.this_process().wake_engine();
                 }
                 result
             }
@@ -176,7 +182,7 @@ unsafe fn post_list(
             let sges = match usize::try_from(this.num_sge) {
                 Ok(0) => &[][..],
                 Ok(n) if !this.sg_list.is_null() && n <= queue.max_sge() => {
-                    copies.of(this.sg_list, n)
+                    copies.align_sges(this.sg_list, n)
                 }
                 _ => return refuse(wr, bad_wr, libc::EINVAL),
             };

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use ::faults::{QueuePair, VerbFacts, WorkFacts, WorkFault};
 use verbs_abi::*;
 
-use super::fast::{self, follow};
+use super::fast::{self, deref_handle};
 use crate::cq::Cq;
 use crate::faults;
 use crate::incidents;
@@ -20,7 +20,7 @@ use crate::send;
 use crate::srq::Srq;
 
 /// Installs the operations of a context under a plan.
-pub(super) fn install(ops: &mut ibv_context_ops) {
+pub(super) fn install_faulty_ops(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
     ops.post_send = Some(post_send);
@@ -66,14 +66,14 @@ pub(super) fn refusal(name: &'static str, first: usize) -> Option<c_int> {
         return None;
     }
     let qp = live::find::<Qp>(std::ptr::without_provenance_mut(first));
-    let queue_pair = qp.map(|qp| qp.facts()).unwrap_or_default();
-    refusal_for(name, queue_pair)
+    let queue_pair = qp.map(|qp| qp.fault_facts()).unwrap_or_default();
+    injected_errno_for_qp(name, queue_pair)
 }
 
-pub(super) fn refusal_for(name: &'static str, queue_pair: QueuePair) -> Option<c_int> {
-    let (errno, happenings) = faults::verb(&VerbFacts { name, queue_pair });
+pub(super) fn injected_errno_for_qp(name: &'static str, queue_pair: QueuePair) -> Option<c_int> {
+    let (errno, happenings) = faults::strike_verb(&VerbFacts { name, queue_pair });
     if !happenings.is_empty()
-        && let Ok(nic) = process::get()
+        && let Ok(nic) = process::process_nic()
     {
         incidents::carry_out(nic, happenings);
     }
@@ -89,17 +89,17 @@ unsafe extern "C" fn post_send(
     // SAFETY: `ibv_post_send(3)`: the program posts to a queue pair that it has, a list that ends with NULL; `bad_wr` is a
     // place for the refused one.
     unsafe {
-        let Some(to) = follow::<Qp>(qp) else {
+        let Some(to) = deref_handle::<Qp>(qp) else {
             return libc::EINVAL;
         };
-        if let Some(errno) = refusal_for("ibv_post_send", to.facts()) {
+        if let Some(errno) = injected_errno_for_qp("ibv_post_send", to.fault_facts()) {
             if !bad_wr.is_null() {
                 *bad_wr = wr;
             }
             return errno;
         }
         let result = send::post_send_under_faults(to, wr, bad_wr);
-        incidents::carry_out_owed(to.nic);
+        incidents::carry_out_deferred(to.nic);
         result
     }
 }
@@ -108,12 +108,12 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_in
     let Ok(len) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    if let Some(errno) = refusal_for("ibv_poll_cq", QueuePair::default()) {
+    if let Some(errno) = injected_errno_for_qp("ibv_poll_cq", QueuePair::default()) {
         return -errno;
     }
     // SAFETY: the program polls a queue that it has; `wc` is not NULL (below) and has `n` places (`ibv_poll_cq(3)`).
     unsafe {
-        let Some(cq) = follow::<Cq>(cq) else {
+        let Some(cq) = deref_handle::<Cq>(cq) else {
             return -libc::EINVAL;
         };
         if len == 0 || wc.is_null() {
@@ -126,7 +126,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_in
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    match refusal_for("ibv_req_notify_cq", QueuePair::default()) {
+    match injected_errno_for_qp("ibv_req_notify_cq", QueuePair::default()) {
         Some(errno) => errno,
         // SAFETY: the caller's promise (`ibv_req_notify_cq(3)`).
         None => unsafe { fast::req_notify_cq(cq, solicited_only) },
@@ -143,16 +143,16 @@ unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: `ibv_post_recv(3)`, the caller's promise.
     unsafe {
-        let Some(to) = follow::<Qp>(qp) else {
+        let Some(to) = deref_handle::<Qp>(qp) else {
             return libc::EINVAL;
         };
         let result = post_recvs(
             "ibv_post_recv",
-            to.facts(),
+            to.fault_facts(),
             (qp, wr, bad_wr),
             fast::post_recv,
         );
-        incidents::carry_out_owed(to.nic);
+        incidents::carry_out_deferred(to.nic);
         result
     }
 }
@@ -164,7 +164,7 @@ unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: `ibv_post_srq_recv(3)`, the caller's promise.
     unsafe {
-        let Some(to) = follow::<Srq>(srq) else {
+        let Some(to) = deref_handle::<Srq>(srq) else {
             return libc::EINVAL;
         };
         let nobody = QueuePair::default();
@@ -174,7 +174,7 @@ unsafe extern "C" fn post_srq_recv(
             (srq, wr, bad_wr),
             fast::post_srq_recv,
         );
-        incidents::carry_out_owed(to.context.nic);
+        incidents::carry_out_deferred(to.context.nic);
         result
     }
 }
@@ -189,7 +189,7 @@ unsafe fn post_recvs<T>(
     (to, mut wr, bad_wr): (*mut T, *mut ibv_recv_wr, *mut *mut ibv_recv_wr),
     post: PostRecv<T>,
 ) -> c_int {
-    let mut result = refusal_for(name, queue_pair).unwrap_or(0);
+    let mut result = injected_errno_for_qp(name, queue_pair).unwrap_or(0);
     // SAFETY: `wr` is NULL or the next of a list that ends with NULL (contract of this function); what is posted is a list
     // of one, with the program's scatter list or one that lives until `post` returns.
     unsafe {
@@ -208,7 +208,7 @@ unsafe fn post_recvs<T>(
                 length: u32::MAX,
                 lkey: NO_KEY,
             };
-            match faults::work_request(&facts, this.wr_id) {
+            match faults::strike_work_request(&facts, this.wr_id) {
                 Some(WorkFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
                 Some(WorkFault::Status(_)) if one.num_sge > 0 => {
                     (one.sg_list, one.num_sge) = (&raw mut failing, 1);

@@ -18,7 +18,7 @@ use nic_core::flows::{FlowKind, FlowRule, HeaderMatch, field, layer};
 struct FlowHandle {
     abi: AbiCell<ibv_flow>,
     qp: Arc<Qp>,
-    place: usize,
+    flow_slot: usize,
 }
 
 live::object!(FlowHandle, ibv_flow);
@@ -32,14 +32,14 @@ pub(super) fn create_flow(
     let flow = flow_of(&qp, attr)?;
     let nic = qp.nic;
     let place = nic.flows.add(&nic.fabric, &flow)?;
-    qp.attached.fetch_add(1, Ordering::Relaxed);
+    qp.attachment_count.fetch_add(1, Ordering::Relaxed);
     let mut abi = ibv_flow::zeroed();
     abi.context = qp.context.handle();
     abi.handle = u32::try_from(place).map_err(|_| libc::ENOMEM)?;
     Ok(live::hand_out(Arc::new(FlowHandle {
         abi: AbiCell::new(abi),
         qp,
-        place,
+        flow_slot: place,
     })))
 }
 
@@ -74,7 +74,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
     }
     let kind = FlowKind::from_code(first.r#type).ok_or(libc::EINVAL)?;
     let mut flow = OwnFlow {
-        qp: qp.index,
+        qp_index: qp.index,
         rule: FlowRule {
             kind,
             priority: first.priority,
@@ -83,7 +83,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
             pattern: HeaderMatch::any(),
         },
         tag: 0,
-        spread: qp.spread.as_ref().map(|spread| spread.place),
+        spread_slot: qp.spread.as_ref().map(|spread| spread.segment_slot),
     };
     add_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
     Ok(flow)
@@ -203,7 +203,7 @@ pub(super) fn destroy_flow(handle: *mut ibv_flow) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let flow = live::take_back::<FlowHandle>(handle).ok_or(libc::EINVAL)?;
     let nic = flow.qp.nic;
-    nic.flows.remove(&nic.fabric, flow.place);
-    flow.qp.attached.fetch_sub(1, Ordering::Relaxed);
+    nic.flows.remove(&nic.fabric, flow.flow_slot);
+    flow.qp.attachment_count.fetch_sub(1, Ordering::Relaxed);
     Ok(())
 }

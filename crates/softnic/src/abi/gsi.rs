@@ -11,33 +11,39 @@ use crate::process;
 /// Returns the functions by which connection management reaches the ports of other hosts.
 #[must_use]
 pub fn gsi() -> &'static Gsi {
-    static GSI: Gsi = Gsi { route, open, send };
+    static GSI: Gsi = Gsi {
+        route: resolve_route,
+        open: open_gsi_socket,
+        send,
+    };
     &GSI
 }
 
-unsafe extern "C" fn route(dgid: *mut u8) -> c_int {
-    let Ok(nic) = process::get() else { return 0 };
+unsafe extern "C" fn resolve_route(dgid: *mut u8) -> c_int {
+    let Ok(nic) = process::process_nic() else {
+        return 0;
+    };
     let dgid = dgid.cast::<[u8; 16]>();
     // SAFETY: 16 bytes, as `Gsi` says.
     let asked = unsafe { dgid.read() };
-    let gid = nic.port.without_loopback(asked);
+    let gid = nic.first_port.replace_loopback_gid(asked);
     // SAFETY: as above.
     unsafe { dgid.write(gid) };
-    c_int::from(nic.takes_packets(nic.port.is_of_host(gid), true))
+    c_int::from(nic.uses_packets(nic.first_port.is_of_host(gid), true))
 }
 
-extern "C" fn open() -> c_int {
-    let Ok(nic) = process::get() else {
+extern "C" fn open_gsi_socket() -> c_int {
+    let Ok(nic) = process::process_nic() else {
         return -libc::ENODEV;
     };
     match nic.open_network() {
-        Ok(()) => c_int::try_from(nic.me().slot).unwrap_or(-libc::EINVAL),
+        Ok(()) => c_int::try_from(nic.this_process().slot).unwrap_or(-libc::EINVAL),
         Err(errno) => -errno,
     }
 }
 
 unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
-    let Ok(nic) = process::get() else {
+    let Ok(nic) = process::process_nic() else {
         return libc::ENODEV;
     };
     // SAFETY: 16, 16 and 256 bytes, as `Gsi` says.
@@ -48,7 +54,7 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
             mad.cast::<[u8; MAD_BYTES]>().read(),
         )
     };
-    let Some(addresses) = nic.port.frame_addresses(sgid, dgid) else {
+    let Some(addresses) = nic.first_port.frame_addresses(sgid, dgid) else {
         return libc::EADDRNOTAVAIL;
     };
     let flow = PacketFlow {

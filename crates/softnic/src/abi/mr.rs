@@ -10,7 +10,7 @@ use super::edge::set_errno;
 use crate::abi_cell::AbiCell;
 use crate::capabilities::OptionalFeature;
 use crate::dm::Dm;
-use crate::imports::{find_region, pd_uses};
+use crate::imports::{find_key_in_shared_pd, pd_uses};
 use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
@@ -26,13 +26,13 @@ use shm::mem::{RangeBacking, ReachabilityGuard, backing_of};
 pub(super) struct Mr {
     abi: AbiCell<ibv_mr>,
     /// The key at creation, whatever the program writes into `abi`.
-    key: u32,
+    creation_key: u32,
     /// The registration, which re-registration changes.
-    now: Mutex<CurrentRegistration>,
+    current_registration: Mutex<CurrentRegistration>,
     /// The device memory that the region is made of.
     dm: Option<Arc<Dm>>,
     /// The process that an imported region belongs to.
-    owner: Option<Arc<Peer>>,
+    imported_from: Option<Arc<Peer>>,
 }
 
 live::object!(Mr, ibv_mr);
@@ -47,7 +47,7 @@ struct CurrentRegistration {
     /// False after a re-registration that failed.
     registered: bool,
     /// True if a re-registration found that an importer had destroyed the region, and the domain no longer counts it.
-    gone: bool,
+    destroyed_by_importer: bool,
 }
 
 impl Mr {
@@ -70,16 +70,16 @@ impl Mr {
         abi.rkey = rkey;
         live::hand_out(Arc::new(Self {
             abi: AbiCell::new(abi),
-            key,
-            now: Mutex::new(now),
+            creation_key: key,
+            current_registration: Mutex::new(now),
             dm,
-            owner,
+            imported_from: owner,
         }))
     }
 
     /// Returns true if the region was registered in that domain.
-    pub(super) fn is_of(&self, pd: &Arc<Pd>) -> bool {
-        Arc::ptr_eq(&lock(&self.now).pd, pd)
+    pub(super) fn is_in_pd(&self, pd: &Arc<Pd>) -> bool {
+        Arc::ptr_eq(&lock(&self.current_registration).pd, pd)
     }
 }
 
@@ -110,8 +110,8 @@ pub(super) fn reg_mr_iova(
     access: c_int,
 ) -> Result<*mut ibv_mr, c_int> {
     let range = MrRange { addr, length, iova };
-    if length == 0 || (range.is_whole() && access & IBV_ACCESS_ON_DEMAND == 0) {
-        return Err(why::invalid(
+    if length == 0 || (range.is_whole_address_space() && access & IBV_ACCESS_ON_DEMAND == 0) {
+        return Err(why::einval_because(
             || "length is 0, or the whole address space without IBV_ACCESS_ON_DEMAND",
         ));
     }
@@ -144,9 +144,9 @@ pub(super) fn register_mr(
             .capabilities
             .require(OptionalFeature::OnDemandPaging)?;
     }
-    let (key, hold) = enter(&pd, range, access, |nic, new| {
+    let (key, hold) = check_and_enter_key(&pd, range, access, |nic, new| {
         // Processes that share the domain use its keys side by side.
-        let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();
+        let taken = |key| find_key_in_shared_pd(nic, nic.this_process(), pd.number, key).is_some();
         nic.keys.register(&nic.fabric, new, taken)
     })?;
     Ok(new_mr(pd, range, access, ((key, key), hold), dm))
@@ -165,7 +165,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     };
     let nic = pd.context.nic;
     let new = NewRegion {
-        owner: Owner::domain(pd.number),
+        owner: Owner::region_in_pd(pd.number),
         addr: 0,
         base: 0,
         len: u64::MAX,
@@ -192,14 +192,14 @@ fn new_mr(
     (keys, backing): ((u32, u32), ReachabilityGuard),
     dm: Option<Arc<Dm>>,
 ) -> *mut ibv_mr {
-    pd.enter();
+    pd.add_user();
     let now = CurrentRegistration {
         pd,
         range: *range,
         access,
         backing,
         registered: true,
-        gone: false,
+        destroyed_by_importer: false,
     };
     // A program has no address for device memory.
     let addr = if dm.is_some() {
@@ -225,22 +225,22 @@ unsafe impl Send for MrRange {}
 impl MrRange {
     /// Returns true for a region of the whole address space. "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should
     /// be set, addr should be 0 and length should be SIZE_MAX" (`ibv_reg_mr(3)`).
-    fn is_whole(&self) -> bool {
+    fn is_whole_address_space(&self) -> bool {
         self.addr.is_null() && self.length == usize::MAX
     }
 }
 
 /// Checks a memory region and enters it in the key table with `register`. Returns the result of `register`, and the
 /// hold that keeps the memory reachable.
-fn enter<T>(
+fn check_and_enter_key<T>(
     pd: &Pd,
     range: &MrRange,
     access: c_int,
     register: impl FnOnce(&Nic, &NewRegion<'_>) -> Result<T, c_int>,
 ) -> Result<(T, ReachabilityGuard), c_int> {
     /// The range of flags that a provider may ignore: `IBV_ACCESS_OPTIONAL_RANGE` of verbs.h.
-    const OPTIONAL: c_int = IBV_ACCESS_OPTIONAL_RANGE;
-    const KNOWN: c_int = IBV_ACCESS_LOCAL_WRITE
+    const OPTIONAL_ACCESS_FLAGS: c_int = IBV_ACCESS_OPTIONAL_RANGE;
+    const KNOWN_ACCESS_FLAGS: c_int = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
@@ -249,15 +249,15 @@ fn enter<T>(
         | IBV_ACCESS_ON_DEMAND
         | IBV_ACCESS_HUGETLB
         | IBV_ACCESS_FLUSH_GLOBAL
-        | OPTIONAL;
+        | OPTIONAL_ACCESS_FLAGS;
     /// "Local write must be set for these" (`ibv_reg_mr(3)`).
     const NEEDS_LOCAL_WRITE: c_int = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     /// Memory that peers reach with one-sided verbs.
     const REMOTE: c_int = NEEDS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-    if access & !KNOWN != 0
+    if access & !KNOWN_ACCESS_FLAGS != 0
         || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
     {
-        return Err(why::invalid(|| match access & !KNOWN {
+        return Err(why::einval_because(|| match access & !KNOWN_ACCESS_FLAGS {
             0 => format!(
                 "access is {access:#x}: IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE"
             ),
@@ -278,13 +278,13 @@ fn enter<T>(
     let nic = pd.context.nic;
     // Other threads use the addresses later.
     let at = range.addr.expose_provenance();
-    let (owner, backing) = if range.is_whole() {
+    let (owner, backing) = if range.is_whole_address_space() {
         (Owner::whole_space(pd.number), RangeBacking::private())
     } else {
         let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
         let share = access & REMOTE != 0 && access & IBV_ACCESS_ON_DEMAND == 0;
         (
-            Owner::domain(pd.number),
+            Owner::region_in_pd(pd.number),
             backing_of(at, range.length, write, share)?,
         )
     };
@@ -293,7 +293,7 @@ fn enter<T>(
         addr: iova,
         base: at as u64,
         len: length,
-        access: (access & !OPTIONAL).cast_unsigned(),
+        access: (access & !OPTIONAL_ACCESS_FLAGS).cast_unsigned(),
         backing: &backing,
     };
     Ok((register(nic, &new)?, backing.hold))
@@ -344,11 +344,11 @@ struct RequestedChanges {
 /// Registers the region again under its key, with the changes of `change`. Sets `given_up` once the old registration
 /// has been given up.
 fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c_int> {
-    let mut now = lock(&mr.now);
+    let mut now = lock(&mr.current_registration);
     let flags = change.flags;
     // A region without memory cannot change.
-    let is_null = now.range.is_whole() && now.access & IBV_ACCESS_ON_DEMAND == 0;
-    if mr.owner.is_some() {
+    let is_null = now.range.is_whole_address_space() && now.access & IBV_ACCESS_ON_DEMAND == 0;
+    if mr.imported_from.is_some() {
         // Only the process that has the memory can register it.
         return Err(libc::EOPNOTSUPP);
     }
@@ -377,24 +377,24 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
     } else {
         now.range
     };
-    let ((), hold) = enter(&pd, &range, access, |nic, new| {
-        if now.gone {
+    let ((), hold) = check_and_enter_key(&pd, &range, access, |nic, new| {
+        if now.destroyed_by_importer {
             return Err(libc::ENOENT);
         }
         if now.registered {
-            now.gone = !nic.keys.deregister(&nic.fabric, mr.key)?;
+            now.destroyed_by_importer = !nic.keys.deregister(&nic.fabric, mr.creation_key)?;
         }
         now.registered = false;
         *given_up = true;
-        if now.gone {
+        if now.destroyed_by_importer {
             return Err(libc::ENOENT);
         }
-        nic.keys.register_as(&nic.fabric, mr.key, new)?;
+        nic.keys.register_as(&nic.fabric, mr.creation_key, new)?;
         now.registered = true;
         Ok(())
     })?;
-    pd.enter();
-    now.pd.leave();
+    pd.add_user();
+    now.pd.remove_user();
     update_program_mr(mr, &pd, &range);
     now.pd = pd;
     now.range = range;
@@ -420,45 +420,45 @@ pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
     let mr = live::find::<Mr>(handle).ok_or(libc::EINVAL)?;
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
     let in_use = deregister(&mr)?;
-    forget(handle, in_use)
+    take_back_mr_handle(handle, in_use)
 }
 
 /// Deregisters a region, whichever process it belongs to. Returns true if its protection domain still counts it.
 fn deregister(mr: &Mr) -> Result<bool, c_int> {
-    let now = lock(&mr.now);
+    let now = lock(&mr.current_registration);
     let nic = now.pd.context.nic;
-    let Some(owner) = &mr.owner else {
+    let Some(owner) = &mr.imported_from else {
         return if now.registered {
-            nic.keys.deregister(&nic.fabric, mr.key)
+            nic.keys.deregister(&nic.fabric, mr.creation_key)
         } else {
-            Ok(!now.gone)
+            Ok(!now.destroyed_by_importer)
         };
     };
     if owner.has_ended() {
         return Err(libc::ENOENT);
     }
-    let belonged_to = keys::deregister_remote(&nic.fabric, owner, mr.key)?;
+    let belonged_to = keys::deregister_remote(&nic.fabric, owner, mr.creation_key)?;
     // The region's own process no longer counts it either.
-    if let Some(uses) = belonged_to.number().and_then(|pd| pd_uses(owner, pd)) {
+    if let Some(uses) = belonged_to.pd_number().and_then(|pd| pd_uses(owner, pd)) {
         uses.fetch_sub(1, Ordering::Release);
     }
     Ok(true)
 }
 
 /// Takes a handle back.
-fn forget(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
+fn take_back_mr_handle(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
     let mr = live::take_back::<Mr>(handle).ok_or(libc::EINVAL)?;
     // An import does not count as a use of its domain.
-    if mr.owner.is_none() {
-        let pd = Arc::clone(&lock(&mr.now).pd);
+    if mr.imported_from.is_none() {
+        let pd = Arc::clone(&lock(&mr.current_registration).pd);
         if in_use {
-            pd.leave();
+            pd.remove_user();
         } else {
-            pd.leave_unseen();
+            pd.remove_uncounted_user();
         }
     }
     if let Some(dm) = &mr.dm {
-        dm.leave();
+        dm.remove_region();
     }
     Ok(())
 }
@@ -467,13 +467,15 @@ fn forget(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
 pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let nic = pd.context.nic;
-    let own = keys::find(nic.me(), key)
+    let own = keys::find(nic.this_process(), key)
         .filter(|(_, mr)| {
-            Owner::from_word(mr.pd.load(Ordering::Relaxed)).number() == Some(pd.number)
+            Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd.number)
         })
-        .map(|(index, _)| (Arc::clone(nic.me()), index));
-    let others =
-        || find_region(nic, nic.me(), pd.number, key).map(|found| (found.owner, found.index));
+        .map(|(index, _)| (Arc::clone(nic.this_process()), index));
+    let others = || {
+        find_key_in_shared_pd(nic, nic.this_process(), pd.number, key)
+            .map(|found| (found.owner, found.index))
+    };
     let (owner, index) = own.or_else(others).ok_or(libc::ENOENT)?;
     let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
@@ -488,7 +490,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
         pd,
         backing: ReachabilityGuard::Nothing,
         registered: true,
-        gone: false,
+        destroyed_by_importer: false,
     };
     // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
     Ok(Mr::make(
@@ -506,14 +508,14 @@ pub(super) fn unimport_mr(handle: *mut ibv_mr) {
     let Some(mr) = live::find::<Mr>(handle) else {
         return;
     };
-    let nic = lock(&mr.now).pd.context.nic;
+    let nic = lock(&mr.current_registration).pd.context.nic;
     // A second call at the same time finds no handle to take back.
-    if mr.owner.is_some() {
-        let _ = forget(handle, true);
-    } else if keys::find(nic.me(), mr.key).is_none() {
+    if mr.imported_from.is_some() {
+        let _ = take_back_mr_handle(handle, true);
+    } else if keys::find(nic.this_process(), mr.creation_key).is_none() {
         // Another process has destroyed it.
         if let Ok(in_use) = deregister(&mr) {
-            let _ = forget(handle, in_use);
+            let _ = take_back_mr_handle(handle, in_use);
         }
     }
 }

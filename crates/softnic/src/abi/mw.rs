@@ -34,7 +34,7 @@ pub(super) fn dealloc_mw(mw: *mut ibv_mw) -> Result<(), c_int> {
     let mw = live::take_back::<Mw>(mw).ok_or(libc::EINVAL)?;
     let nic = mw.pd.context.nic;
     nic.keys.free_window(&nic.fabric, mw.id);
-    mw.pd.leave();
+    mw.pd.remove_user();
     Ok(())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn bind_mw(
         false
     } else {
         let mr = live::find::<Mr>(info.mr).ok_or(libc::EINVAL)?;
-        !mr.is_of(&window.pd)
+        !mr.is_in_pd(&window.pd)
     };
     if qp.pd != window.pd.number || foreign_mr {
         return Err(libc::EPERM);

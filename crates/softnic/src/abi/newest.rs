@@ -11,7 +11,7 @@ use verbs_abi::*;
 
 use super::context::{context_of, device_of, nic_of};
 use super::edge::{In, Out, c_functions};
-use super::usage::busy;
+use super::usage::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::comp_cntr::{self, CompCntr, CountedQp};
 use crate::live;
@@ -19,47 +19,47 @@ use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::qp_state::QpState;
 
-type Made<T> = Result<*mut T, c_int>;
-type Done = Result<(), c_int>;
+type HandleResult<T> = Result<*mut T, c_int>;
+type VerbResult = Result<(), c_int>;
 
 c_functions! {
     /// Makes a DMA handle: `ibv_alloc_dmah(3)`. The handle is a hint that this NIC does not use.
-    pub ibv_alloc_dmah => alloc_dmah, (context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah>;
+    pub ibv_alloc_dmah => alloc_dmah, (context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> HandleResult<ibv_dmah>;
     /// Frees a DMA handle; regions that were made with it stay as they are.
-    pub ibv_dealloc_dmah => dealloc_dmah, (dmah: *mut ibv_dmah) -> Done;
+    pub ibv_dealloc_dmah => dealloc_dmah, (dmah: *mut ibv_dmah) -> VerbResult;
 
     /// Returns the speed of a port in units of 100 Mbit/s: `ibv_query_port_speed(3)`.
-    pub ibv_query_port_speed => query_port_speed, (context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done;
+    pub ibv_query_port_speed => query_port_speed, (context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> VerbResult;
 
     /// Allocates a buffer: `ibv_alloc_buf(3)`. Peers of this host can map its memory.
-    pub ibv_alloc_buf => alloc_buf, (pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c_void>;
+    pub ibv_alloc_buf => alloc_buf, (pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> HandleResult<c_void>;
     /// Frees a buffer.
     pub ibv_free_buf => free_buf, (buf: *mut ibv_buf) -> ();
 
     /// Returns the capabilities of completion counters, for the inline `ibv_query_comp_cntr_caps`. Inferred: that the
     /// size of the structure is passed, as it is to the other functions of this form.
     pub _ibv_query_comp_cntr_caps => query_comp_cntr_caps,
-        (context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> Done;
+        (context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> VerbResult;
     /// Makes a completion counter: `ibv_create_comp_cntr(3)`.
     pub ibv_create_comp_cntr => create_comp_cntr,
-        (context: *mut ibv_context, attr: In<'_, ibv_comp_cntr_init_attr>) -> Made<ibv_comp_cntr>;
+        (context: *mut ibv_context, attr: In<'_, ibv_comp_cntr_init_attr>) -> HandleResult<ibv_comp_cntr>;
     /// Destroys a completion counter.
-    pub ibv_destroy_comp_cntr => destroy_comp_cntr, (counter: *mut ibv_comp_cntr) -> Done;
+    pub ibv_destroy_comp_cntr => destroy_comp_cntr, (counter: *mut ibv_comp_cntr) -> VerbResult;
     /// Attaches a completion counter: `ibv_qp_attach_comp_cntr(3)`.
     pub ibv_qp_attach_comp_cntr => attach_comp_cntr,
-        (qp: *mut ibv_qp, counter: *mut ibv_comp_cntr, attr: In<'_, ibv_qp_attach_comp_cntr_attr>) -> Done;
+        (qp: *mut ibv_qp, counter: *mut ibv_comp_cntr, attr: In<'_, ibv_qp_attach_comp_cntr_attr>) -> VerbResult;
     /// Sets the count of successes.
-    pub ibv_set_comp_cntr => set_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> Done;
+    pub ibv_set_comp_cntr => set_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> VerbResult;
     /// Sets the count of errors.
-    pub ibv_set_err_comp_cntr => set_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> Done;
+    pub ibv_set_err_comp_cntr => set_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> VerbResult;
     /// Adds to the count of successes.
-    pub ibv_inc_comp_cntr => inc_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
+    pub ibv_inc_comp_cntr => inc_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult;
     /// Adds to the count of errors.
-    pub ibv_inc_err_comp_cntr => inc_err_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
+    pub ibv_inc_err_comp_cntr => inc_err_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult;
     /// Reads the count of successes.
-    pub ibv_read_comp_cntr => read_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
+    pub ibv_read_comp_cntr => read_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult;
     /// Reads the count of errors.
-    pub ibv_read_err_comp_cntr => read_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
+    pub ibv_read_err_comp_cntr => read_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult;
 
     /// Returns the name of an opcode of work requests. Inferred: the form of the name.
     pub ibv_wr_opcode_str => wr_opcode_str, (opcode: ibv_wr_opcode) -> *const c_char;
@@ -73,15 +73,18 @@ struct DmaHandle {
 
 live::object!(DmaHandle, ibv_dmah);
 
-fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah> {
-    const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
+fn alloc_dmah(
+    context: *mut ibv_context,
+    attr: In<'_, ibv_dmah_init_attr>,
+) -> HandleResult<ibv_dmah> {
+    const KNOWN_DMAH_FLAGS: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
         | IBV_DMAH_INIT_ATTR_MASK_PH
         | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
     /// PCIe has two bits for the processing hint.
     const MAX_PH: u8 = 3;
     context_of(context)?;
     let attr = attr.get()?;
-    if attr.comp_mask & !KNOWN != 0 {
+    if attr.comp_mask & !KNOWN_DMAH_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     let set = |bit| attr.comp_mask & bit != 0;
@@ -94,13 +97,13 @@ fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Ma
     Ok(live::hand_out(Arc::new(DmaHandle { abi })))
 }
 
-fn dealloc_dmah(dmah: *mut ibv_dmah) -> Done {
+fn dealloc_dmah(dmah: *mut ibv_dmah) -> VerbResult {
     live::take_back::<DmaHandle>(dmah)
         .ok_or(libc::EINVAL)
         .map(drop)
 }
 
-fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done {
+fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> VerbResult {
     let port = device_of(context)?.1.port(port_num)?.attr();
     // Codes of IBTA vol. 1, 14.2.5.6: lanes, and 100 Mbit/s a lane.
     let lanes = match port.active_width {
@@ -143,11 +146,11 @@ impl live::VerbsObject for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        self.pd.leave();
+        self.pd.remove_user();
     }
 }
 
-fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c_void> {
+fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> HandleResult<c_void> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let place = buf.get()?;
     if size == 0 {
@@ -155,7 +158,7 @@ fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c
     }
     let memory = alloc_shared(size).map_err(|e| errno_of(&e))?;
     let addr = memory.as_ptr().cast();
-    pd.enter();
+    pd.add_user();
     let abi = AbiCell::new(size);
     place.write(live::hand_out(Arc::new(Buf { abi, memory, pd })));
     Ok(addr)
@@ -169,7 +172,12 @@ fn free_buf(buf: *mut ibv_buf) {
 ///
 /// # Errors
 /// `EINVAL` if the memory does not, or if the buffer is not live.
-pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Done {
+pub fn check_buffer(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+) -> VerbResult {
     let buf = live::find::<Buf>(buf).ok_or(libc::EINVAL)?;
     let start = addr.addr().checked_sub(buf.memory.as_ptr().addr());
     let end = start.and_then(|start| start.checked_add(length));
@@ -185,7 +193,7 @@ pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, lengt
 ///
 /// # Errors
 /// `EINVAL` if it is not.
-pub fn check_dmah(dmah: *mut ibv_dmah) -> Done {
+pub fn check_dmah(dmah: *mut ibv_dmah) -> VerbResult {
     live::find::<DmaHandle>(dmah).ok_or(libc::EINVAL).map(drop)
 }
 
@@ -193,7 +201,7 @@ fn query_comp_cntr_caps(
     context: *mut ibv_context,
     caps: *mut ibv_comp_cntr_caps,
     size: usize,
-) -> Done {
+) -> VerbResult {
     nic_of(context)?;
     if caps.is_null() {
         return Err(libc::EINVAL);
@@ -216,7 +224,7 @@ fn query_comp_cntr_caps(
 fn create_comp_cntr(
     context: *mut ibv_context,
     attr: In<'_, ibv_comp_cntr_init_attr>,
-) -> Made<ibv_comp_cntr> {
+) -> HandleResult<ibv_comp_cntr> {
     context_of(context)?;
     let attr = attr.get()?;
     if attr.comp_mask != 0 || attr.kind != IBV_COMP_CNTR_TYPE_WRS {
@@ -234,8 +242,8 @@ fn find(counter: *mut ibv_comp_cntr) -> Result<Arc<CompCntr>, c_int> {
     live::find::<CompCntr>(counter).ok_or(libc::EINVAL)
 }
 
-fn destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> Done {
-    busy(&find(counter)?.uses)?;
+fn destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> VerbResult {
+    require_unused(&find(counter)?.attach_count)?;
     live::take_back::<CompCntr>(counter)
         .ok_or(libc::EINVAL)
         .map(drop)
@@ -245,7 +253,7 @@ fn attach_comp_cntr(
     qp: *mut ibv_qp,
     counter: *mut ibv_comp_cntr,
     attr: In<'_, ibv_qp_attach_comp_cntr_attr>,
-) -> Done {
+) -> VerbResult {
     let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
     let counter = find(counter)?;
     let attr = attr.get()?;
@@ -261,7 +269,7 @@ fn attach_comp_cntr(
 }
 
 impl CountedQp for Qp {
-    fn look(&self) {
+    fn poll_both_queues(&self) {
         self.send_cq.move_completions_to_buffer();
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
             self.recv_cq.move_completions_to_buffer();
@@ -269,36 +277,36 @@ impl CountedQp for Qp {
     }
 }
 
-fn set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> Done {
+fn set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
     find(counter)?.completions.store(value, Ordering::Release);
     Ok(())
 }
 
-fn set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> Done {
+fn set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
     find(counter)?.errors.store(value, Ordering::Release);
     Ok(())
 }
 
-fn inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> Done {
+fn inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
     find(counter)?
         .completions
         .fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
-fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> Done {
+fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
     find(counter)?.errors.fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
-fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
+fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
     let (counter, place) = (find(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
     place.write(counter.completions.load(Ordering::Acquire));
     Ok(())
 }
 
-fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
+fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
     let (counter, place) = (find(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
     place.write(counter.errors.load(Ordering::Acquire));

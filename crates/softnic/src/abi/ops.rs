@@ -8,60 +8,60 @@ use super::edge::{In, InConst, InOut, control_verbs};
 use super::{cq, cq_ex, dm, domain, fast, faulty, flow, mr, mw, qp, query, srq, tags, wq, xrc};
 use crate::faults;
 
-type Made<T> = Result<*mut T, c_int>;
-type Done = Result<(), c_int>;
+type HandleResult<T> = Result<*mut T, c_int>;
+type VerbResult = Result<(), c_int>;
 
 control_verbs! {
     query_device_ex => query::query_device_ex,
         (context: *mut ibv_context, input: InConst<ibv_query_device_ex_input>, attr: *mut ibv_device_attr_ex,
-         attr_size: usize) -> Done;
+         attr_size: usize) -> VerbResult;
     query_rt_values => query::query_rt_values,
-        (context: *mut ibv_context, values: InOut<ibv_values_ex>) -> Done;
+        (context: *mut ibv_context, values: InOut<ibv_values_ex>) -> VerbResult;
     query_port => query::query_port_ex,
-        (context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr, len: usize) -> Done;
+        (context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr, len: usize) -> VerbResult;
 
-    alloc_td => domain::alloc_td, (context: *mut ibv_context, init: In<ibv_td_init_attr>) -> Made<ibv_td>;
-    dealloc_td => domain::dealloc_td, (td: *mut ibv_td) -> Done;
+    alloc_td => domain::alloc_td, (context: *mut ibv_context, init: In<ibv_td_init_attr>) -> HandleResult<ibv_td>;
+    dealloc_td => domain::dealloc_td, (td: *mut ibv_td) -> VerbResult;
     alloc_parent_domain => domain::alloc_parent_domain,
-        (context: *mut ibv_context, init: In<ibv_parent_domain_init_attr>) -> Made<ibv_pd>;
+        (context: *mut ibv_context, init: In<ibv_parent_domain_init_attr>) -> HandleResult<ibv_pd>;
 
     advise_mr => mr::advise_mr,
-        (pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sges: *mut ibv_sge, num_sges: u32) -> Done;
-    alloc_null_mr => mr::alloc_null_mr, (pd: *mut ibv_pd) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sges: *mut ibv_sge, num_sges: u32) -> VerbResult;
+    alloc_null_mr => mr::alloc_null_mr, (pd: *mut ibv_pd) -> HandleResult<ibv_mr>;
 
-    alloc_dm => dm::alloc_dm, (context: *mut ibv_context, attr: In<ibv_alloc_dm_attr>) -> Made<ibv_dm>;
-    free_dm => dm::free_dm, (dm: *mut ibv_dm) -> Done;
+    alloc_dm => dm::alloc_dm, (context: *mut ibv_context, attr: In<ibv_alloc_dm_attr>) -> HandleResult<ibv_dm>;
+    free_dm => dm::free_dm, (dm: *mut ibv_dm) -> VerbResult;
     reg_dm_mr => dm::reg_dm_mr,
-        (pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint) -> Made<ibv_mr>;
+        (pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint) -> HandleResult<ibv_mr>;
 
-    alloc_mw => mw::alloc_mw, (pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Made<ibv_mw>;
-    dealloc_mw => mw::dealloc_mw, (mw: *mut ibv_mw) -> Done;
-    bind_mw => mw::bind_mw, (qp: *mut ibv_qp, mw: *mut ibv_mw, bind: In<ibv_mw_bind>) -> Done;
+    alloc_mw => mw::alloc_mw, (pd: *mut ibv_pd, mw_type: ibv_mw_type) -> HandleResult<ibv_mw>;
+    dealloc_mw => mw::dealloc_mw, (mw: *mut ibv_mw) -> VerbResult;
+    bind_mw => mw::bind_mw, (qp: *mut ibv_qp, mw: *mut ibv_mw, bind: In<ibv_mw_bind>) -> VerbResult;
 
     create_cq_ex => cq_ex::create_cq_ex,
-        (context: *mut ibv_context, init: In<ibv_cq_init_attr_ex>) -> Made<ibv_cq_ex>;
-    modify_cq => cq::modify_cq, (cq: *mut ibv_cq, attr: In<ibv_modify_cq_attr>) -> Done;
+        (context: *mut ibv_context, init: In<ibv_cq_init_attr_ex>) -> HandleResult<ibv_cq_ex>;
+    modify_cq => cq::modify_cq, (cq: *mut ibv_cq, attr: In<ibv_modify_cq_attr>) -> VerbResult;
 
     create_srq_ex => srq::create_srq_ex,
-        (context: *mut ibv_context, init: InOut<ibv_srq_init_attr_ex>) -> Made<ibv_srq>;
-    get_srq_num => srq::get_srq_num, (srq: *mut ibv_srq, number: InOut<u32>) -> Done;
+        (context: *mut ibv_context, init: InOut<ibv_srq_init_attr_ex>) -> HandleResult<ibv_srq>;
+    get_srq_num => srq::get_srq_num, (srq: *mut ibv_srq, number: InOut<u32>) -> VerbResult;
     post_srq_ops => tags::post_srq_ops,
-        (srq: *mut ibv_srq, wr: *mut ibv_ops_wr, bad_wr: InOut<*mut ibv_ops_wr>) -> Done;
-    open_xrcd => xrc::open_xrcd, (context: *mut ibv_context, init: In<ibv_xrcd_init_attr>) -> Made<ibv_xrcd>;
-    close_xrcd => xrc::close_xrcd, (xrcd: *mut ibv_xrcd) -> Done;
+        (srq: *mut ibv_srq, wr: *mut ibv_ops_wr, bad_wr: InOut<*mut ibv_ops_wr>) -> VerbResult;
+    open_xrcd => xrc::open_xrcd, (context: *mut ibv_context, init: In<ibv_xrcd_init_attr>) -> HandleResult<ibv_xrcd>;
+    close_xrcd => xrc::close_xrcd, (xrcd: *mut ibv_xrcd) -> VerbResult;
 
     create_qp_ex => qp::create_qp_ex,
-        (context: *mut ibv_context, init: InOut<ibv_qp_init_attr_ex>) -> Made<ibv_qp>;
-    open_qp => qp::open_qp, (context: *mut ibv_context, attr: In<ibv_qp_open_attr>) -> Made<ibv_qp>;
+        (context: *mut ibv_context, init: InOut<ibv_qp_init_attr_ex>) -> HandleResult<ibv_qp>;
+    open_qp => qp::open_qp, (context: *mut ibv_context, attr: In<ibv_qp_open_attr>) -> HandleResult<ibv_qp>;
 
-    create_flow => flow::create_flow, (qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> Made<ibv_flow>;
-    destroy_flow => flow::destroy_flow, (flow: *mut ibv_flow) -> Done;
-    create_wq => wq::create_wq, (context: *mut ibv_context, init: In<ibv_wq_init_attr>) -> Made<ibv_wq>;
-    modify_wq => wq::modify_wq, (wq: *mut ibv_wq, attr: In<ibv_wq_attr>) -> Done;
-    destroy_wq => wq::destroy_wq, (wq: *mut ibv_wq) -> Done;
+    create_flow => flow::create_flow, (qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> HandleResult<ibv_flow>;
+    destroy_flow => flow::destroy_flow, (flow: *mut ibv_flow) -> VerbResult;
+    create_wq => wq::create_wq, (context: *mut ibv_context, init: In<ibv_wq_init_attr>) -> HandleResult<ibv_wq>;
+    modify_wq => wq::modify_wq, (wq: *mut ibv_wq, attr: In<ibv_wq_attr>) -> VerbResult;
+    destroy_wq => wq::destroy_wq, (wq: *mut ibv_wq) -> VerbResult;
     create_rwq_ind_table => wq::create_rwq_ind_table,
-        (context: *mut ibv_context, init: In<ibv_rwq_ind_table_init_attr>) -> Made<ibv_rwq_ind_table>;
-    destroy_rwq_ind_table => wq::destroy_rwq_ind_table, (table: *mut ibv_rwq_ind_table) -> Done;
+        (context: *mut ibv_context, init: In<ibv_rwq_ind_table_init_attr>) -> HandleResult<ibv_rwq_ind_table>;
+    destroy_rwq_ind_table => wq::destroy_rwq_ind_table, (table: *mut ibv_rwq_ind_table) -> VerbResult;
 }
 
 /// Returns the functions that a program reaches through its context, behind those of `verbs.h`.
@@ -105,7 +105,7 @@ pub(super) fn verbs_ops() -> verbs_context {
     ops.bind_mw = Some(bind_mw);
     ops.dealloc_mw = Some(dealloc_mw);
     if faults::are_on() {
-        faulty::install(ops);
+        faulty::install_faulty_ops(ops);
     }
     abi
 }

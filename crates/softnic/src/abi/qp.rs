@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, InOut, Out};
-use super::usage::busy;
+use super::usage::require_unused;
 use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
 use crate::capabilities::{Limits, OptionalFeature};
@@ -43,13 +43,13 @@ pub(super) fn create_qp_ex(
     init: InOut<'_, ibv_qp_init_attr_ex>,
 ) -> Result<*mut ibv_qp, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const KNOWN: u32 =
+    const KNOWN_INIT_ATTR_FLAGS: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    const SPREAD: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+    const SPREADING_QP_FLAGS: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
     let attr = init.get()?;
     let mask = attr.comp_mask;
     if attr.qp_type == IBV_QPT_XRC_RECV {
-        if mask & !(KNOWN | IBV_QP_INIT_ATTR_XRCD) != 0 {
+        if mask & !(KNOWN_INIT_ATTR_FLAGS | IBV_QP_INIT_ATTR_XRCD) != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         if mask & IBV_QP_INIT_ATTR_XRCD == 0 {
@@ -57,14 +57,16 @@ pub(super) fn create_qp_ex(
         }
         return create_xrc_recv(context, attr);
     }
-    if mask & SPREAD == SPREAD && mask & !(KNOWN | SPREAD) == 0 {
+    if mask & SPREADING_QP_FLAGS == SPREADING_QP_FLAGS
+        && mask & !(KNOWN_INIT_ATTR_FLAGS | SPREADING_QP_FLAGS) == 0
+    {
         let flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
         if flags || mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         return wq::create_spreading_qp(context, attr);
     }
-    if mask & !KNOWN != 0 {
+    if mask & !KNOWN_INIT_ATTR_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     if mask & IBV_QP_INIT_ATTR_PD == 0 {
@@ -88,7 +90,7 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
         (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     let can = &pd.context.nic.capabilities;
-    let supported = qp_ex::supported(attr.qp_type) & !can.lacking_operations();
+    let supported = qp_ex::supported_send_ops(attr.qp_type) & !can.lacking_operations();
     if ops.is_some_and(|ops| ops & !supported != 0) {
         return Err(libc::EOPNOTSUPP);
     }
@@ -105,10 +107,10 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     attr.cap = init.cap;
     let qp = made?;
     if block_self {
-        qp.block_self.store(true, Ordering::Relaxed);
+        qp.blocks_multicast_loopback.store(true, Ordering::Relaxed);
     }
     if let Some(ops) = ops {
-        qp_ex::enter_operations(&qp, ops);
+        qp_ex::install_wr_functions(&qp, ops);
     }
     Ok(live::hand_out(qp))
 }
@@ -123,7 +125,7 @@ struct QpQueues {
 impl QpQueues {
     fn of(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
         let no_cq =
-            |name| why::invalid(|| format!("{name} is no completion queue of this process"));
+            |name| why::einval_because(|| format!("{name} is no completion queue of this process"));
         let send_cq = live::find::<Cq>(init.send_cq).ok_or_else(|| no_cq("send_cq"))?;
         let (recv_cq, srq) = match qp_type {
             // Such a queue pair is made from a domain: `create_xrc_recv`.
@@ -214,12 +216,12 @@ fn new_qp(
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
-    qp.send_cq.enter(1);
-    qp.recv_cq.enter(1);
+    qp.send_cq.add_users(1);
+    qp.recv_cq.add_users(1);
     if let Some(srq) = &qp.srq {
-        srq.uses.fetch_add(1, Ordering::Relaxed);
+        srq.user_count.fetch_add(1, Ordering::Relaxed);
     }
-    pd.enter();
+    pd.add_user();
     qp.send_cq.add_sender(&qp);
     if !sends_xrc {
         qp.recv_cq.add_receiver(&qp);
@@ -242,7 +244,7 @@ fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> 
     ];
     for (name, value, max) in limits {
         if value > max {
-            return Err(why::invalid(|| {
+            return Err(why::einval_because(|| {
                 format!("cap.{name} is {value}, and the device has at most {max}")
             }));
         }
@@ -270,7 +272,7 @@ fn create_xrc_recv(
     }
     let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
     let domain = &handle.domain;
-    c.require_same_device(domain.gatherer.context)?;
+    c.require_same_device(domain.gathering_cq.context)?;
     let mut abi = ibv_qp::zeroed();
     abi.context = context;
     let mut named = None;
@@ -291,21 +293,21 @@ fn create_xrc_recv(
             qp_type: QpType::XrcRecv,
             pd: Owner::NO_DOMAIN,
             domain: named,
-            send_cq: Arc::clone(&domain.gatherer),
-            recv_cq: Arc::clone(&domain.gatherer),
+            send_cq: Arc::clone(&domain.gathering_cq),
+            recv_cq: Arc::clone(&domain.gathering_cq),
             srq: None,
             init_attr,
             builder: None,
-            xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.uses)),
+            xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
             spread: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
     if let Some(pd) = &qp.domain {
-        pd.enter();
+        pd.add_user();
     }
-    domain.gatherer.enter(2);
-    handle.uses.fetch_add(1, Ordering::Relaxed);
+    domain.gathering_cq.add_users(2);
+    handle.qp_and_srq_count.fetch_add(1, Ordering::Relaxed);
     domain.add_receiver(&qp);
     Ok(live::hand_out(qp))
 }
@@ -317,13 +319,16 @@ pub(super) fn open_qp(
     attr: In<'_, ibv_qp_open_attr>,
 ) -> Result<*mut ibv_qp, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    const NEEDED_OPEN_ATTR_FLAGS: u32 =
+        IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     let context = context_of(context)?;
     let attr = attr.get()?;
-    if attr.comp_mask & !(NEEDED | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+    if attr.comp_mask & !(NEEDED_OPEN_ATTR_FLAGS | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if attr.comp_mask & NEEDED != NEEDED || attr.qp_type != IBV_QPT_XRC_RECV {
+    if attr.comp_mask & NEEDED_OPEN_ATTR_FLAGS != NEEDED_OPEN_ATTR_FLAGS
+        || attr.qp_type != IBV_QPT_XRC_RECV
+    {
         return Err(libc::EINVAL);
     }
     let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
@@ -334,7 +339,7 @@ pub(super) fn open_qp(
     if !same {
         return Err(libc::EINVAL);
     }
-    qp.opened.fetch_add(1, Ordering::Relaxed);
+    qp.open_count.fetch_add(1, Ordering::Relaxed);
     Ok(live::hand_out(qp))
 }
 
@@ -363,18 +368,18 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
     let qp = live::find::<Qp>(handle).ok_or(libc::EINVAL)?;
     // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page. So do flows
     // (`ib_destroy_qp_user` of linux:drivers/infiniband/core/verbs.c counts both).
-    busy(&qp.attached)?;
-    if qp.opened.fetch_sub(1, Ordering::AcqRel) > 1 {
+    require_unused(&qp.attachment_count)?;
+    if qp.open_count.fetch_sub(1, Ordering::AcqRel) > 1 {
         live::take_back::<Qp>(handle);
         return Ok(());
     }
-    if !live::start_ending::<Qp>(handle) {
+    if !live::mark_being_destroyed::<Qp>(handle) {
         return Err(libc::EINVAL);
     }
     qp.destroy();
     comp_cntr::detach(qp.qpn);
     if let Some(pd) = &qp.domain {
-        pd.leave();
+        pd.remove_user();
     }
     live::take_back::<Qp>(handle);
     Ok(())

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use verbs_abi::*;
 
 use super::edge::{Arg, InConst, slice_from_c};
-use super::fast::follow;
+use super::fast::deref_handle;
 use super::faulty;
 use crate::faults;
 use crate::incidents;
@@ -16,19 +16,21 @@ use crate::qp::Qp;
 use crate::send::{self, BuiltPostlist, FlushRange, WrBuilder};
 
 /// Returns the operations of each transport: Table 1 of the paper; IBTA vol. 1, table 44.
-pub(super) fn supported(qp_type: ibv_qp_type) -> u64 {
+pub(super) fn supported_send_ops(qp_type: ibv_qp_type) -> u64 {
     const SEND: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITE: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-    const FETCH: u64 = IBV_QP_EX_WITH_RDMA_READ
+    const READ_AND_ATOMIC_OPS: u64 = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_ATOMIC_WRITE
         | IBV_QP_EX_WITH_FLUSH;
-    const WINDOWS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+    const MW_OPS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     match qp_type {
-        IBV_QPT_RC => SEND | WRITE | FETCH | WINDOWS | IBV_QP_EX_WITH_SEND_WITH_INV,
-        IBV_QPT_UC => SEND | WRITE | WINDOWS,
-        IBV_QPT_XRC_SEND => SEND | WRITE | FETCH | WINDOWS | IBV_QP_EX_WITH_SEND_WITH_INV,
+        IBV_QPT_RC => SEND | WRITE | READ_AND_ATOMIC_OPS | MW_OPS | IBV_QP_EX_WITH_SEND_WITH_INV,
+        IBV_QPT_UC => SEND | WRITE | MW_OPS,
+        IBV_QPT_XRC_SEND => {
+            SEND | WRITE | READ_AND_ATOMIC_OPS | MW_OPS | IBV_QP_EX_WITH_SEND_WITH_INV
+        }
         IBV_QPT_UD => SEND,
         IBV_QPT_RAW_PACKET => IBV_QP_EX_WITH_SEND,
         _ => 0,
@@ -36,7 +38,7 @@ pub(super) fn supported(qp_type: ibv_qp_type) -> u64 {
 }
 
 /// Stores the functions of the requested operations in a queue pair that was just made.
-pub(super) fn enter_operations(qp: &Qp, ops: u64) {
+pub(super) fn install_wr_functions(qp: &Qp, ops: u64) {
     let handle = qp.handle().cast::<ibv_qp_ex_with_flush>();
     // SAFETY: `qp` keeps the structure, which is a whole `ibv_qp_ex_with_flush` (`Qp::abi`); the program does not have the
     // handle yet (`create_ex` returns it later).
@@ -109,7 +111,7 @@ impl<'a> ListBeingBuilt<'a> {
         // SAFETY: NULL or live, since the program builds a list for it; `list` belongs to this thread, and so do the two
         // fields (contract of this function).
         unsafe {
-            let qp = follow::<Qp>(handle.cast())?;
+            let qp = deref_handle::<Qp>(handle.cast())?;
             let builder = qp.builder.as_ref()?;
             Some(Self {
                 qp,
@@ -135,7 +137,7 @@ impl<'a> ListBeingBuilt<'a> {
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: NULL or live, since the program begins a list for it (`ibv_wr_post(3)`).
-    let qp = unsafe { follow::<Qp>(qp.cast()) };
+    let qp = unsafe { deref_handle::<Qp>(qp.cast()) };
     if let Some(builder) = qp.and_then(|qp| qp.builder.as_ref()) {
         builder.acquire_list();
     }
@@ -150,7 +152,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
         qp, builder, list, ..
     } = building;
     let refused = if FAULTS {
-        faulty::refusal_for("ibv_wr_complete", qp.facts())
+        faulty::injected_errno_for_qp("ibv_wr_complete", qp.fault_facts())
     } else {
         None
     };
@@ -159,9 +161,9 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
         // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `list`.
         (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
     };
-    builder.finish(list);
+    builder.empty_and_release(list);
     if FAULTS {
-        incidents::carry_out_owed(qp.nic);
+        incidents::carry_out_deferred(qp.nic);
     }
     result
 }
@@ -184,7 +186,7 @@ macro_rules! building {
 }
 
 building! {
-    fn wr_abort() = |list| list.builder.finish(list.list);
+    fn wr_abort() = |list| list.builder.empty_and_release(list.list);
     fn wr_send() = |list| list.begin(IBV_WR_SEND, |_| {});
     fn wr_send_imm(imm: u32) = |list| list.begin(IBV_WR_SEND_WITH_IMM, |wr| wr.imm.imm_data = imm);
     fn wr_rdma_write(rkey: u32, addr: u64) = |list| list.begin(IBV_WR_RDMA_WRITE, |wr| {
@@ -237,7 +239,7 @@ building! {
         list.begin(IBV_WR_ATOMIC_WRITE, |wr| wr.wr.rdma = rdma(addr, rkey));
         match atomic_wr.0 {
             Some(bytes) => list.list.copy_inline(&bytes),
-            None => list.list.fail(libc::EINVAL),
+            None => list.list.record_errno(libc::EINVAL),
         }
     };
     fn wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |list| {
@@ -300,7 +302,7 @@ fn set_inline(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
         .iter()
         .fold(0usize, |sum, b| sum.saturating_add(b.length));
     if total > building.qp.max_inline_data() {
-        return building.list.fail(libc::ENOMEM);
+        return building.list.record_errno(libc::ENOMEM);
     }
     building.list.copy_inline(&[]);
     for b in buffers {

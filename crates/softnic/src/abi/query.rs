@@ -41,7 +41,7 @@ pub(super) fn query_device_ex(
         return Err(libc::EINVAL);
     }
     let all = device::device_attr_ex(&nic.identity, &nic.capabilities, device);
-    put_start(attr, &all, attr_size);
+    copy_truncated(attr, &all, attr_size);
     Ok(())
 }
 
@@ -68,8 +68,8 @@ pub(super) fn query_port(
     attr: *mut ibv_port_attr,
 ) -> Result<(), c_int> {
     /// The length that the symbol may write: the structure as it was before its last field.
-    const COMPAT: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
-    query_port_ex(context, port_num, attr, COMPAT)
+    const COMPAT_PORT_ATTR_BYTES: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
+    query_port_ex(context, port_num, attr, COMPAT_PORT_ATTR_BYTES)
 }
 
 /// `phys_state` of a port without a link (IBTA vol. 1, 14.2.5.6).
@@ -95,14 +95,14 @@ pub(super) fn query_port_ex(
         port.state = IBV_PORT_DOWN;
         port.phys_state = PHYS_STATE_DISABLED;
     }
-    put_start(attr, &port, len.min(size_of::<ibv_port_attr>()));
+    copy_truncated(attr, &port, len.min(size_of::<ibv_port_attr>()));
     Ok(())
 }
 
 /// Copies a structure to a place of another length, which is not NULL. A shorter place gets the start of the structure;
 /// a longer place gets zeroes behind it.
 #[allow(unsafe_code)]
-fn put_start<T: Copy>(place: *mut T, all: &T, len: usize) {
+fn copy_truncated<T: Copy>(place: *mut T, all: &T, len: usize) {
     let n = len.min(size_of::<T>());
     let place = place.cast::<u8>();
     // SAFETY: the verb passes the length of the place along (`ibv_query_device_ex(3)`, `query_port` in verbs.h); `all` has

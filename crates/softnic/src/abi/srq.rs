@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, InOut};
-use super::usage::busy;
+use super::usage::require_unused;
 use super::xrc::XrcdHandle;
 use crate::capabilities::OptionalFeature;
 use crate::cq::Cq;
@@ -50,7 +50,7 @@ fn new_srq(
     })?;
     let (max_wr, max_sge) = (can.limits.max_srq_wr, can.limits.max_srq_sge);
     if attr.max_wr == 0 || attr.max_wr > max_wr || attr.max_sge > max_sge {
-        return Err(why::invalid(|| {
+        return Err(why::einval_because(|| {
             format!(
                 "attr.max_wr is {}, of 1 to {max_wr}, and attr.max_sge {}, of 0 to {max_sge}",
                 attr.max_wr, attr.max_sge
@@ -67,20 +67,20 @@ fn new_srq(
         SrqPurpose::Basic => (None, None),
         SrqPurpose::Xrc(xrc) => (Some(xrc), None),
         SrqPurpose::Tags(cq, max_entries) => {
-            queue.match_tags(max_entries);
-            cq.enter(1);
+            queue.enable_tag_matching(max_entries);
+            cq.add_users(1);
             (None, Some(cq))
         }
     };
-    pd.enter();
+    pd.add_user();
     let srq = Arc::new(Srq::new(pd, abi, queue, xrc, tags_cq));
     if let Some(xrc) = &srq.xrc {
-        xrc.cq.enter(1);
-        xrc.uses.fetch_add(1, Ordering::Relaxed);
+        xrc.cq.add_users(1);
+        xrc.handle_uses.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
     }
     if let Some((cq, wrs)) = srq.own_completions() {
-        cq.expect_more(wrs);
+        cq.add_expected_wrs(wrs);
     }
     Ok(live::hand_out(srq))
 }
@@ -90,20 +90,20 @@ pub(super) fn create_srq_ex(
     init: InOut<'_, ibv_srq_init_attr_ex>,
 ) -> Result<*mut ibv_srq, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const BASIC: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
-    const KNOWN: u32 = BASIC | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-    const TAGS: u32 = BASIC | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
+    const BASIC_INIT_FLAGS: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    const KNOWN_INIT_FLAGS: u32 = BASIC_INIT_FLAGS | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const TAG_SRQ_FLAGS: u32 = BASIC_INIT_FLAGS | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
     context_of(context)?;
     let attr = init.get()?;
     let has_type = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
-    if attr.comp_mask & !KNOWN == 0 && has_type && attr.srq_type == IBV_SRQT_XRC {
+    if attr.comp_mask & !KNOWN_INIT_FLAGS == 0 && has_type && attr.srq_type == IBV_SRQT_XRC {
         return create_xrc_srq(attr);
     }
-    if attr.comp_mask & !TAGS == 0 && has_type && attr.srq_type == IBV_SRQT_TM {
+    if attr.comp_mask & !TAG_SRQ_FLAGS == 0 && has_type && attr.srq_type == IBV_SRQT_TM {
         return create_tag_srq(attr);
     }
     let basic = !has_type || attr.srq_type == IBV_SRQT_BASIC;
-    if attr.comp_mask & !BASIC != 0 || !basic {
+    if attr.comp_mask & !BASIC_INIT_FLAGS != 0 || !basic {
         return Err(libc::EOPNOTSUPP);
     }
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
@@ -115,8 +115,9 @@ pub(super) fn create_srq_ex(
 
 /// Makes a shared receive queue for XRC.
 fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
-    const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-    if attr.comp_mask & NEEDED != NEEDED {
+    const NEEDED_XRC_FLAGS: u32 =
+        IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    if attr.comp_mask & NEEDED_XRC_FLAGS != NEEDED_XRC_FLAGS {
         return Err(libc::EINVAL);
     }
     let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
@@ -124,11 +125,11 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
     pd.context
-        .require_same_device(handle.domain.gatherer.context)?;
+        .require_same_device(handle.domain.gathering_cq.context)?;
     let number = handle.domain.new_srq_number(pd.number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),
-        uses: Arc::clone(&handle.uses),
+        handle_uses: Arc::clone(&handle.qp_and_srq_count),
         cq,
         number,
     };
@@ -138,9 +139,10 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
 
 /// Makes a shared receive queue for tag matching.
 fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
-    const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
+    const NEEDED_TAG_FLAGS: u32 =
+        IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
     let caps = attr.tm_cap;
-    if attr.comp_mask & NEEDED != NEEDED
+    if attr.comp_mask & NEEDED_TAG_FLAGS != NEEDED_TAG_FLAGS
         || caps.max_num_tags == 0
         || caps.max_num_tags > device::MAX_TAGS
         || caps.max_ops > device::MAX_TAG_OPS
@@ -173,7 +175,7 @@ pub(super) fn modify_srq(
         if u64::from(attr.srq_limit) >= queue.max_wr() {
             return Err(libc::EINVAL);
         }
-        queue.limit = attr.srq_limit;
+        queue.srq_limit = attr.srq_limit;
         srq.check_limit(&mut queue);
     }
     Ok(())
@@ -185,7 +187,7 @@ pub(super) fn query_srq(srq: *mut ibv_srq, attr: InOut<'_, ibv_srq_attr>) -> Res
     let queue = srq.queue.lock();
     attr.max_wr = u32::try_from(queue.max_wr()).unwrap_or(u32::MAX);
     attr.max_sge = u32::try_from(queue.max_sge()).unwrap_or(u32::MAX);
-    attr.srq_limit = queue.limit;
+    attr.srq_limit = queue.srq_limit;
     Ok(())
 }
 
@@ -202,24 +204,24 @@ pub(super) fn get_srq_num(srq: *mut ibv_srq, number: InOut<'_, u32>) -> Result<(
 
 pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     let srq = live::find::<Srq>(handle).ok_or(libc::EINVAL)?;
-    busy(&srq.uses)?;
-    if !live::start_ending::<Srq>(handle) {
+    require_unused(&srq.user_count)?;
+    if !live::mark_being_destroyed::<Srq>(handle) {
         return Err(libc::EINVAL);
     }
     if let Some(xrc) = &srq.xrc {
         xrc.domain.remove_srq(xrc.number);
-        xrc.cq.leave();
-        xrc.uses.fetch_sub(1, Ordering::Relaxed);
+        xrc.cq.remove_user();
+        xrc.handle_uses.fetch_sub(1, Ordering::Relaxed);
     }
     if let Some((cq, wrs)) = srq.own_completions() {
-        cq.expect_less(wrs);
+        cq.remove_expected_wrs(wrs);
     }
     if let Some(cq) = &srq.tags_cq {
-        cq.leave();
+        cq.remove_user();
     }
     srq.context.discard_events(handle.cast());
     srq.unacknowledged.wait();
-    srq.pd.leave();
+    srq.pd.remove_user();
     live::take_back::<Srq>(handle);
     Ok(())
 }

@@ -19,7 +19,7 @@ pub(super) fn post_srq_ops(
     let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL);
     let result = srq.and_then(|srq| {
         let cq = srq.tags_cq.as_ref().ok_or(libc::EINVAL)?;
-        post(cq, &srq, &mut wr)
+        execute_tag_ops(cq, &srq, &mut wr)
     });
     if let Ok(place) = bad_wr.get()
         && result.is_err()
@@ -32,13 +32,13 @@ pub(super) fn post_srq_ops(
 /// Executes the operations of a list. After an error, `wr` is the one that was refused. The CQ is not polled meanwhile,
 /// so a message that an entry matches completes behind the entry's addition.
 #[allow(unsafe_code)]
-fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
+fn execute_tag_ops(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
     let mut result = Ok(());
-    cq.deliver_all(|completions, _| {
+    cq.add_many_to_buffer(|completions, _| {
         let mut queue = srq.queue.lock();
         // SAFETY: NULL or the next of the program's work requests: `ibv_post_srq_ops(3)` for the first, `next` below.
         while let Some(this) = unsafe { wr.as_mut() } {
-            match apply(&mut queue, this) {
+            match execute_tag_op(&mut queue, this) {
                 Ok(wc) => completions.extend(wc),
                 Err(errno) => {
                     result = Err(errno);
@@ -53,12 +53,12 @@ fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
 
 /// Executes one operation. Returns its completion, if there is to be one.
 #[allow(unsafe_code)]
-fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c_int> {
-    const FLAGS: u32 = IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC;
+fn execute_tag_op(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c_int> {
+    const KNOWN_OP_FLAGS: u32 = IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC;
     let max_sge = queue.max_sge();
     let list = queue.tags_mut().ok_or(libc::EINVAL)?;
     let flags = wr.flags.cast_unsigned();
-    if flags & !FLAGS != 0 {
+    if flags & !KNOWN_OP_FLAGS != 0 {
         return Err(libc::EINVAL);
     }
     if flags & IBV_OPS_TM_SYNC != 0 || wr.opcode == IBV_WR_TAG_SYNC {

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns `EBUSY` while an object has users.
-pub(super) fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
+pub(super) fn require_unused(uses: &AtomicUsize) -> Result<(), c_int> {
     if uses.load(Ordering::Relaxed) == 0 {
         Ok(())
     } else {

@@ -11,8 +11,8 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::In;
-use super::fast::{follow, post_recv_to};
-use super::usage::busy;
+use super::fast::{deref_handle, post_recv_to};
+use super::usage::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::Cq;
@@ -31,7 +31,7 @@ pub(super) struct Wq {
     abi: AbiCell<ibv_wq>,
     pub(super) qp: Arc<Qp>,
     /// Number of table entries that name the queue.
-    uses: AtomicUsize,
+    ind_table_entries: AtomicUsize,
 }
 
 live::object!(Wq, ibv_wq);
@@ -42,7 +42,7 @@ struct IndTable {
     abi: AbiCell<ibv_rwq_ind_table>,
     wqs: Vec<Arc<Wq>>,
     /// Number of queue pairs that spread packets by the table.
-    uses: Arc<AtomicUsize>,
+    spreading_qps: Arc<AtomicUsize>,
 }
 
 live::object!(IndTable, ibv_rwq_ind_table);
@@ -90,10 +90,10 @@ pub(super) fn create_wq(
     abi.post_recv = Some(post_wq_recv);
     let wq = Arc::new(Wq {
         abi: AbiCell::new(abi),
-        uses: AtomicUsize::new(0),
+        ind_table_entries: AtomicUsize::new(0),
         qp,
     });
-    wq.qp.stand_for(wq.abi.handle());
+    wq.qp.show_as_wq(wq.abi.handle());
     Ok(live::hand_out(wq))
 }
 
@@ -106,7 +106,7 @@ unsafe extern "C" fn post_wq_recv(
 ) -> c_int {
     // SAFETY: `ibv_post_wq_recv(3)`: as in `post_recv`, of a work queue.
     unsafe {
-        match follow::<Wq>(wq) {
+        match deref_handle::<Wq>(wq) {
             Some(wq) => post_recv_to(&wq.qp, wr, bad_wr),
             None => libc::EINVAL,
         }
@@ -116,10 +116,10 @@ unsafe extern "C" fn post_wq_recv(
 #[allow(unsafe_code)]
 pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const STATES: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
+    const KNOWN_WQ_ATTR_FLAGS: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
     let wq = live::find::<Wq>(wq).ok_or(libc::EINVAL)?;
     let attr = attr.get()?;
-    if attr.attr_mask & !STATES != 0 {
+    if attr.attr_mask & !KNOWN_WQ_ATTR_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     let state = wq.qp.wq_state();
@@ -153,13 +153,13 @@ pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<()
 pub(super) fn destroy_wq(handle: *mut ibv_wq) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let wq = live::find::<Wq>(handle).ok_or(libc::EINVAL)?;
-    busy(&wq.uses)?;
-    if !live::start_ending::<Wq>(handle) {
+    require_unused(&wq.ind_table_entries)?;
+    if !live::mark_being_destroyed::<Wq>(handle) {
         return Err(libc::EINVAL);
     }
     wq.qp.destroy();
     if let Some(pd) = &wq.qp.domain {
-        pd.leave();
+        pd.remove_user();
     }
     live::take_back::<Wq>(handle);
     Ok(())
@@ -191,24 +191,24 @@ pub(super) fn create_rwq_ind_table(
         wqs.push(live::find::<Wq>(wq).ok_or(libc::EINVAL)?);
     }
     for wq in &wqs {
-        wq.uses.fetch_add(1, Ordering::Relaxed);
+        wq.ind_table_entries.fetch_add(1, Ordering::Relaxed);
     }
     let mut abi = ibv_rwq_ind_table::zeroed();
     abi.context = context;
     Ok(live::hand_out(Arc::new(IndTable {
         abi: AbiCell::new(abi),
         wqs,
-        uses: Arc::default(),
+        spreading_qps: Arc::default(),
     })))
 }
 
 pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let table = live::find::<IndTable>(handle).ok_or(libc::EINVAL)?;
-    busy(&table.uses)?;
+    require_unused(&table.spreading_qps)?;
     let table = live::take_back::<IndTable>(handle).ok_or(libc::EINVAL)?;
     for wq in &table.wqs {
-        wq.uses.fetch_sub(1, Ordering::Relaxed);
+        wq.ind_table_entries.fetch_sub(1, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -239,8 +239,8 @@ fn add_raw_qp(
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
-    cq.enter(2);
-    pd.enter();
+    cq.add_users(2);
+    pd.add_user();
     cq.add_sender(&qp);
     cq.add_receiver(&qp);
     Ok(qp)
@@ -248,7 +248,7 @@ fn add_raw_qp(
 
 /// Returns how a queue pair spreads received packets over the work queues of a table.
 #[allow(unsafe_code)]
-fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<RssConfig, c_int> {
+fn rss_config_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<RssConfig, c_int> {
     let has_queues = !init.send_cq.is_null() || !init.recv_cq.is_null() || !init.srq.is_null();
     let hash = &init.rx_hash_conf;
     if has_queues
@@ -262,10 +262,10 @@ fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<RssConfig, 
         return Err(libc::EINVAL);
     }
     Ok(RssConfig {
-        fields: hash.rx_hash_fields_mask,
+        hashed_fields: hash.rx_hash_fields_mask,
         // SAFETY: not NULL, and as long as `rx_hash_key_len` says (both above; `ibv_create_qp_ex(3)`).
         key: unsafe { hash.rx_hash_key.cast::<[u8; KEY_BYTES]>().read_unaligned() },
-        table: table.wqs.iter().map(|wq| wq.qp.index).collect(),
+        indirection_table: table.wqs.iter().map(|wq| wq.qp.index).collect(),
     })
 }
 
@@ -278,7 +278,7 @@ pub(super) fn create_spreading_qp(
     let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
     let table = live::find::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
     c.require_same_device(pd.context)?;
-    let spread = spread_of(init, &table)?;
+    let spread = rss_config_of(init, &table)?;
     let first = table.wqs.first().ok_or(libc::EINVAL)?;
     let cq = Arc::clone(&first.qp.recv_cq);
     c.require_same_device(cq.context)?;
@@ -292,11 +292,11 @@ pub(super) fn create_spreading_qp(
     abi.pd = init.pd;
     abi.qp_type = init.qp_type;
     let spread = SpreadUse {
-        place,
-        table: Arc::clone(&table.uses),
+        segment_slot: place,
+        table_users: Arc::clone(&table.spreading_qps),
     };
     let qp = add_raw_qp((c, &pd), &cq, abi, init_attr, Some(spread));
     let qp = qp.inspect_err(|_| c.nic.spreads.remove(&c.nic.fabric, place))?;
-    table.uses.fetch_add(1, Ordering::Relaxed);
+    table.spreading_qps.fetch_add(1, Ordering::Relaxed);
     Ok(live::hand_out(qp))
 }

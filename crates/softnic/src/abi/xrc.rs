@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicUsize;
 use verbs_abi::*;
 
 use super::context::context_of;
-use super::cq::domain_cq;
+use super::cq::new_xrc_domain_cq;
 use super::edge::In;
-use super::usage::busy;
+use super::usage::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::live;
 use crate::qp_state::QpType;
@@ -24,7 +24,7 @@ pub(super) struct XrcdHandle {
     abi: AbiCell<ibv_xrcd>,
     pub(super) domain: Arc<Xrcd>,
     /// Number of queue pairs and shared receive queues that were made through the handle.
-    pub(super) uses: Arc<AtomicUsize>,
+    pub(super) qp_and_srq_count: Arc<AtomicUsize>,
 }
 
 live::object!(XrcdHandle, ibv_xrcd);
@@ -34,16 +34,16 @@ pub(super) fn open_xrcd(
     init: In<'_, ibv_xrcd_init_attr>,
 ) -> Result<*mut ibv_xrcd, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+    const NEEDED_INIT_FLAGS: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     let c = context_of(context)?;
     if !c.nic.capabilities.has_queue_pairs(QpType::XrcRecv) {
         return Err(libc::EOPNOTSUPP);
     }
     let attr = init.get()?;
-    if attr.comp_mask & !NEEDED != 0 {
+    if attr.comp_mask & !NEEDED_INIT_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if attr.comp_mask != NEEDED || attr.oflags & !(libc::O_CREAT | libc::O_EXCL) != 0 {
+    if attr.comp_mask != NEEDED_INIT_FLAGS || attr.oflags & !(libc::O_CREAT | libc::O_EXCL) != 0 {
         return Err(libc::EINVAL);
     }
     let file = file_id(attr.fd)?;
@@ -56,7 +56,7 @@ pub(super) fn open_xrcd(
             return Err(libc::EAGAIN);
         }
         None => {
-            let domain = Xrcd::new(c.nic, file, domain_cq(c)?);
+            let domain = Xrcd::new(c.nic, file, new_xrc_domain_cq(c)?);
             xrc::add_domain(&domain);
             domain
         }
@@ -64,7 +64,7 @@ pub(super) fn open_xrcd(
     Ok(live::hand_out(Arc::new(XrcdHandle {
         abi: AbiCell::new(ibv_xrcd { context }),
         domain,
-        uses: Arc::default(),
+        qp_and_srq_count: Arc::default(),
     })))
 }
 
@@ -86,7 +86,7 @@ fn file_id(fd: c_int) -> Result<Option<FileId>, c_int> {
 pub(super) fn close_xrcd(xrcd: *mut ibv_xrcd) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let handle = live::find::<XrcdHandle>(xrcd).ok_or(libc::EINVAL)?;
-    busy(&handle.uses)?;
+    require_unused(&handle.qp_and_srq_count)?;
     live::take_back::<XrcdHandle>(xrcd);
     Ok(())
 }

@@ -45,24 +45,24 @@ pub(crate) struct CompletionChannel {
     /// The completion queues that use the channel, by index.
     cqs: Mutex<BTreeMap<usize, Weak<dyn ChannelCq>>>,
     /// Number of completion queues that use the channel.
-    pub(crate) uses: AtomicUsize,
+    pub(crate) user_count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct ChannelEvents {
     queue: VecDeque<CqEvent>,
     /// Number of tokens for which the FIFO had no room.
-    lacking: usize,
+    unwritten_tokens: usize,
     /// Number of tokens that were taken before their event was added.
-    spare: usize,
+    tokens_before_event: usize,
     /// The peers that still have to write tokens for events that were discarded with their completion queue.
-    surplus: Vec<usize>,
+    peers_owing_discarded_tokens: Vec<usize>,
 }
 
 struct CqEvent {
     cq: CqHandle,
     /// The slot of the peer that writes the event's token; `None` if this process has written it.
-    token_of: Option<usize>,
+    token_writer_slot: Option<usize>,
 }
 
 impl CompletionChannel {
@@ -71,7 +71,7 @@ impl CompletionChannel {
             fifo: nic.fabric.make_channel()?,
             events: Mutex::default(),
             cqs: Mutex::default(),
-            uses: AtomicUsize::new(0),
+            user_count: AtomicUsize::new(0),
         })
     }
 
@@ -86,7 +86,7 @@ impl CompletionChannel {
     }
 
     /// Returns the number by which peers find the channel.
-    pub(super) fn number(&self) -> u32 {
+    pub(super) fn fifo_number(&self) -> u32 {
         self.fifo.number()
     }
 
@@ -94,21 +94,24 @@ impl CompletionChannel {
     /// does.
     pub(super) fn push(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
         let mut events = lock(&self.events);
-        events.queue.push_back(CqEvent { cq, token_of });
+        events.queue.push_back(CqEvent {
+            cq,
+            token_writer_slot: token_of,
+        });
         match token_of {
-            None => self.put(&mut events, index),
-            Some(_) if events.spare > 0 => {
-                events.spare -= 1;
-                self.put(&mut events, index);
+            None => self.put_own_token(&mut events, index),
+            Some(_) if events.tokens_before_event > 0 => {
+                events.tokens_before_event -= 1;
+                self.put_own_token(&mut events, index);
             }
             Some(_) => {}
         }
     }
 
-    fn put(&self, events: &mut ChannelEvents, cq: usize) {
+    fn put_own_token(&self, events: &mut ChannelEvents, cq: usize) {
         // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
         if !self.fifo.put(u16::try_from(cq).unwrap_or(u16::MAX)) {
-            events.lacking += 1;
+            events.unwritten_tokens += 1;
         }
     }
 
@@ -116,24 +119,31 @@ impl CompletionChannel {
     pub(super) fn add_tokens(&self, count: usize, cq: usize) {
         let mut events = lock(&self.events);
         for _ in 0..count {
-            self.put(&mut events, cq);
+            self.put_own_token(&mut events, cq);
         }
     }
 
     /// Writes the tokens that the peer in `slot` owed when it died.
     pub(super) fn replace_tokens_of(&self, slot: usize) {
         let mut events = lock(&self.events);
-        let of_peer = events.queue.iter().filter(|e| e.token_of == Some(slot));
+        let of_peer = events
+            .queue
+            .iter()
+            .filter(|e| e.token_writer_slot == Some(slot));
         let (of_peer, all) = (of_peer.count(), events.queue.len());
         // The peer may have died after the write.
-        let missing = all.saturating_sub(self.fifo.token_count() + events.lacking);
+        let missing = all.saturating_sub(self.fifo.token_count() + events.unwritten_tokens);
         for _ in 0..missing.min(of_peer) {
-            self.put(&mut events, usize::MAX);
+            self.put_own_token(&mut events, usize::MAX);
         }
-        for event in events.queue.iter_mut().filter(|e| e.token_of == Some(slot)) {
-            event.token_of = None;
+        for event in events
+            .queue
+            .iter_mut()
+            .filter(|e| e.token_writer_slot == Some(slot))
+        {
+            event.token_writer_slot = None;
         }
-        events.surplus.retain(|of| *of != slot);
+        events.peers_owing_discarded_tokens.retain(|of| *of != slot);
     }
 
     /// Writes a token as a peer does.
@@ -197,13 +207,13 @@ impl CompletionChannel {
     /// Takes an event from the queue. If there is none, `is_spare` records that the token was taken before its event.
     fn pop(&self, is_spare: bool) -> Option<CqHandle> {
         let mut events = lock(&self.events);
-        if events.lacking > 0 {
-            events.lacking -= 1;
-            self.put(&mut events, usize::MAX);
+        if events.unwritten_tokens > 0 {
+            events.unwritten_tokens -= 1;
+            self.put_own_token(&mut events, usize::MAX);
         }
         let event = events.queue.pop_front();
-        if event.is_none() && is_spare && events.surplus.pop().is_none() {
-            events.spare += 1;
+        if event.is_none() && is_spare && events.peers_owing_discarded_tokens.pop().is_none() {
+            events.tokens_before_event += 1;
         }
         event.map(|event| event.cq)
     }
@@ -222,12 +232,12 @@ impl CompletionChannel {
             .into_iter()
             .partition(|event| event.cq == cq);
         events.queue = kept;
-        let gone = gone.into_iter().map(|event| event.token_of);
+        let gone = gone.into_iter().map(|event| event.token_writer_slot);
         for token_of in gone.chain(program_woken_by.map(Some)) {
             let owed = token_of.filter(|_| self.fifo.token_count() <= events.queue.len() + others);
             match owed {
-                Some(slot) => events.surplus.push(slot),
-                None if events.lacking > 0 => events.lacking -= 1,
+                Some(slot) => events.peers_owing_discarded_tokens.push(slot),
+                None if events.unwritten_tokens > 0 => events.unwritten_tokens -= 1,
                 None => {
                     self.fifo.take_token();
                 }

@@ -40,7 +40,7 @@ impl LateCompletions {
         self.0.is_empty()
     }
 
-    pub(super) fn forget(&mut self, qpn: u32) {
+    pub(super) fn forget_qp(&mut self, qpn: u32) {
         self.0.retain(|one| one.wc.qp_num != qpn);
     }
 }
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(next(&mut late, 50), Some((1, false)));
         assert_eq!(next(&mut late, 50), Some((2, true)));
         assert_eq!(next(&mut late, 59), None);
-        late.forget(7);
+        late.forget_qp(7);
         assert!(late.is_empty());
     }
 }

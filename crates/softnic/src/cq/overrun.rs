@@ -3,7 +3,7 @@
 //! A NIC writes completions to a buffer of fixed size. A completion without a place in the buffer puts the queue into
 //! error. Here, a poll makes completions from the state of the queue pairs, so each has a place. The engine therefore
 //! detects queues that are too small. It fills the queue's buffer to one completion more than the queue was made for.
-//! The queue is overrun if that one is there at [`OVERRUN_LOOKS`] of its checks in a row, without a poll in between.
+//! The queue is overrun if that one is there at [`OVERRUN_TICKS`] of its checks in a row, without a poll in between.
 //!
 //! A queue that has room for all that its queue pairs can complete is never checked. Other queues are *watched*. The
 //! engine wakes for them ten times a second, and more rarely while nothing happens (`engine.rs`). It skips queues that
@@ -26,7 +26,7 @@ use crate::srq::Srq;
 /// allows no time at all.
 ///
 /// The limit counts checks, not time, so that a process or a machine that was stopped continues without an overrun.
-const OVERRUN_LOOKS: u32 = 250;
+const OVERRUN_TICKS: u32 = 250;
 
 /// The largest number of completions in a completion queue from which the program takes nothing.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(super) struct CqDemand {
     wrs: u64,
     /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
     /// from it.
-    shared: Vec<(*const Srq, u64, usize)>,
+    srqs: Vec<(*const Srq, u64, usize)>,
 }
 
 // SAFETY: the pointers are compared, never dereferenced.
@@ -43,24 +43,24 @@ unsafe impl Send for CqDemand {}
 
 impl CqDemand {
     fn total(&self) -> u64 {
-        let shared = self.shared.iter().map(|&(_, wrs, _)| wrs);
+        let shared = self.srqs.iter().map(|&(_, wrs, _)| wrs);
         shared.fold(self.wrs, u64::saturating_add)
     }
 
     fn add_shared(&mut self, srq: &Arc<Srq>) {
         let address = Arc::as_ptr(srq);
-        match self.shared.iter_mut().find(|(of, ..)| *of == address) {
+        match self.srqs.iter_mut().find(|(of, ..)| *of == address) {
             Some((.., users)) => *users += 1,
-            None => self.shared.push((address, srq.queue.lock().max_wr(), 1)),
+            None => self.srqs.push((address, srq.queue.lock().max_wr(), 1)),
         }
     }
 
     fn remove_shared(&mut self, srq: &Arc<Srq>) {
         let address = Arc::as_ptr(srq);
-        if let Some(at) = self.shared.iter().position(|(of, ..)| *of == address) {
-            self.shared[at].2 -= 1;
-            if self.shared[at].2 == 0 {
-                self.shared.swap_remove(at);
+        if let Some(at) = self.srqs.iter().position(|(of, ..)| *of == address) {
+            self.srqs[at].2 -= 1;
+            if self.srqs[at].2 == 0 {
+                self.srqs.swap_remove(at);
             }
         }
     }
@@ -70,7 +70,7 @@ impl CqDemand {
 pub(super) struct OverrunState {
     demand: Mutex<CqDemand>,
     /// True if more can complete here than there is room for, and overruns are not ignored.
-    watched: AtomicBool,
+    can_overrun: AtomicBool,
     /// True if the queue is in error.
     declared: AtomicBool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`).
@@ -81,7 +81,7 @@ impl OverrunState {
     pub(super) fn new(ignored: bool) -> Self {
         Self {
             demand: Mutex::new(CqDemand::default()),
-            watched: AtomicBool::new(false),
+            can_overrun: AtomicBool::new(false),
             declared: AtomicBool::new(false),
             ignored,
         }
@@ -90,20 +90,20 @@ impl OverrunState {
 
 impl Cq {
     /// Adds work requests that can complete here, of a queue that completes nowhere else.
-    pub(crate) fn expect_more(&self, wrs: u64) {
+    pub(crate) fn add_expected_wrs(&self, wrs: u64) {
         self.change_demand(|demand| demand.wrs += wrs);
     }
 
     /// Removes work requests that can complete here.
-    pub(crate) fn expect_less(&self, wrs: u64) {
+    pub(crate) fn remove_expected_wrs(&self, wrs: u64) {
         self.change_demand(|demand| demand.wrs = demand.wrs.saturating_sub(wrs));
     }
 
     /// Adds the receives of `qp`, which complete here.
-    pub(super) fn expect_receives(&self, qp: &Qp) {
+    pub(super) fn add_expected_receives(&self, qp: &Qp) {
         match &qp.srq {
             Some(srq) => self.change_demand(|demand| demand.add_shared(srq)),
-            None => self.expect_more(qp.max_wr().1),
+            None => self.add_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
 
@@ -111,26 +111,26 @@ impl Cq {
     pub(super) fn expect_no_receives(&self, qp: &Qp) {
         match &qp.srq {
             Some(srq) => self.change_demand(|demand| demand.remove_shared(srq)),
-            None => self.expect_less(qp.max_wr().1),
+            None => self.remove_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
 
     fn change_demand(&self, change: impl FnOnce(&mut CqDemand)) {
         let mut demand = lock(&self.overrun.demand);
         change(&mut demand);
-        self.settle_watch(&demand);
+        self.set_overrun_watch(&demand);
     }
 
     /// Updates the watch after a change of the depth, or after an overrun.
     pub(super) fn depth_changed(&self) {
-        self.settle_watch(&lock(&self.overrun.demand));
+        self.set_overrun_watch(&lock(&self.overrun.demand));
     }
 
     /// Makes the engine watch the queue, or stops that.
-    fn settle_watch(&self, demand: &CqDemand) {
+    fn set_overrun_watch(&self, demand: &CqDemand) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
         let wanted = demand.total() > depth && !self.overrun.ignored && !self.is_overrun();
-        if self.overrun.watched.swap(wanted, Ordering::Relaxed) == wanted {
+        if self.overrun.can_overrun.swap(wanted, Ordering::Relaxed) == wanted {
             return;
         }
         let count = &self.nic.watched_cqs;
@@ -138,13 +138,13 @@ impl Cq {
             count.fetch_sub(1, Ordering::Relaxed);
         } else if count.fetch_add(1, Ordering::Relaxed) == 0 {
             // The engine sleeps without limit.
-            self.nic.me().wake();
+            self.nic.this_process().wake_engine();
         }
     }
 
     /// Returns true if the queue can be overrun.
     pub(crate) fn is_watched(&self) -> bool {
-        self.overrun.watched.load(Ordering::Relaxed)
+        self.overrun.can_overrun.load(Ordering::Relaxed)
     }
 
     /// Returns true if the queue is in error.
@@ -154,28 +154,28 @@ impl Cq {
 
     /// Returns the number of completions that the engine makes for a program that does not poll: as many as fit, and
     /// one more if the queue is watched.
-    pub(super) fn wanted_in_buffer(&self) -> usize {
+    pub(super) fn engine_buffer_target(&self) -> usize {
         let depth = self.depth.load(Ordering::Relaxed);
         depth.saturating_add(self.is_watched().into())
     }
 
     /// Checks for an overrun after the engine has filled the buffer. Returns true if the engine is to check again at
     /// the next tick.
-    pub(super) fn settle_overrun(
+    pub(super) fn check_overrun(
         &self,
         mut state: BiasedGuard<'_, CqState>,
         look: EngineCheck,
     ) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
         if !self.is_watched() || state.buffer.len() <= depth {
-            state.overfull_looks = 0;
+            state.overfull_engine_ticks = 0;
             return false;
         }
-        state.overfull_looks += u32::from(look == EngineCheck::Tick);
-        if state.overfull_looks < OVERRUN_LOOKS {
+        state.overfull_engine_ticks += u32::from(look == EngineCheck::Tick);
+        if state.overfull_engine_ticks < OVERRUN_TICKS {
             return true;
         }
-        let qps = self.declare(&mut state, depth);
+        let qps = self.declare_overrun(&mut state, depth);
         // The state of a queue pair is changed without the lock of a CQ.
         drop(state);
         for qp in qps {
@@ -187,7 +187,7 @@ impl Cq {
     /// Declares the queue overrun: completions that fit are kept, and none come after them. Returns the queue pairs
     /// that complete here.
     #[cold]
-    fn declare(&self, state: &mut CqState, depth: usize) -> Vec<Arc<Qp>> {
+    fn declare_overrun(&self, state: &mut CqState, depth: usize) -> Vec<Arc<Qp>> {
         tracing::warn!(
             "completion queue {} of {depth} entries is overrun",
             self.index

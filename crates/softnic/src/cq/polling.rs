@@ -13,7 +13,7 @@ use crate::recv::TagInfo;
 /// The extended part of a completion queue.
 pub(crate) struct ExtendedCq {
     /// True while a thread is between `ibv_start_poll` and `ibv_end_poll`.
-    busy: AtomicBool,
+    is_polling: AtomicBool,
     /// True if the program itself ensures that only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
     single_threaded: bool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
@@ -37,7 +37,7 @@ pub(crate) struct CurrentCompletion {
 impl ExtendedCq {
     pub(crate) fn new(wc_flags: u64, flags: u32) -> Self {
         Self {
-            busy: AtomicBool::new(false),
+            is_polling: AtomicBool::new(false),
             single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
             ignores_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
             wc_flags,
@@ -55,13 +55,13 @@ impl ExtendedCq {
         if self.single_threaded {
             return;
         }
-        while self.busy.swap(true, Ordering::Acquire) {
+        while self.is_polling.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
     pub(crate) fn release(&self) {
-        self.busy.store(false, Ordering::Release);
+        self.is_polling.store(false, Ordering::Release);
     }
 
     /// Returns true if the queue was made to deliver this field.

@@ -5,7 +5,7 @@
 //! back. A thread that has waited for a tenth of a millisecond or more loses a thousandth of that time by reading a
 //! little later. Its peers write several times as much between two reads.
 //!
-//! The thread also yields if others want its core: the peer that it waits for may be one of them ([`Yielding`]).
+//! The thread also yields if others want its core: the peer that it waits for may be one of them ([`SpinTime`](nic_core::yielding::SpinTime)).
 
 use std::cell::Cell;
 use std::hint;
@@ -13,23 +13,23 @@ use std::hint;
 use nic_core::yielding::SpinTime;
 use shm::clock::{ticks, ticks_per_us};
 
-/// Number of empty polls of one queue in a row after which [`rest`] is called.
-pub(super) const IDLE_POLLS: u32 = 4096;
+/// Number of empty polls of one queue in a row after which [`throttle_idle_poller`] is called.
+pub(super) const THROTTLE_IDLE_POLLS: u32 = 4096;
 
 /// The same on a crowded core, where polls find nothing until a peer has had the core.
-const CROWDED_IDLE_POLLS: u32 = 8;
+const CROWDED_THROTTLE_IDLE_POLLS: u32 = 8;
 
 /// Number of polls of idle queues that a thread makes without any completion before it pauses. A thread that polls an
 /// idle queue besides a busy one does not pause. Programs with one queue for sends and one for receives do that.
-const FRUITLESS_POLLS: u32 = 1024;
+const FRUITLESS_POLLS_UNTIL_PAUSE: u32 = 1024;
 
 /// The time between the beginnings of two rounds of polls is the time waited divided by this number, so that messages
 /// are not found much later. A thread that does other work in between, or polls many queues, takes longer anyway and
 /// does not pause.
-const PART: u64 = 1024;
+const WAIT_TO_INTERVAL_RATIO: u64 = 1024;
 
 /// Longest time in nanoseconds between two rounds: a peer fills its store buffer many times in it.
-const MOST_NS: u64 = 1000;
+const MAX_ROUND_INTERVAL_NS: u64 = 1000;
 
 /// Number of yields to other threads between two short sleeps. Threads that yield to each other on one core stay there,
 /// although other cores are idle: the scheduler does not move a thread that has just run. It places a thread that
@@ -40,15 +40,15 @@ const YIELDS_PER_SLEEP: u32 = 512;
 #[derive(Clone, Copy)]
 struct PollRecord {
     /// The queue whose poll begins a round.
-    first: usize,
+    first_queue: usize,
     /// Start of the first round, and start of the last one.
-    since: u64,
-    began: u64,
+    first_round_start_ticks: u64,
+    last_round_start_ticks: u64,
     /// Time of the first poll that found nothing, or of the end of the last yield.
-    in_vain_since: u64,
-    yielding: SpinTime,
+    empty_since_ticks: u64,
+    yield_time: SpinTime,
     /// Number of yields to others since the last sleep.
-    yields: u32,
+    yields_since_sleep: u32,
 }
 
 /// The action of a thread before it polls again.
@@ -63,22 +63,22 @@ enum NextPollAction {
 }
 
 thread_local! {
-    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS`] the count returns to one
-    /// more than [`FRUITLESS_POLLS`].
-    static FRUITLESS: Cell<u32> = const { Cell::new(0) };
+    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS_UNTIL_PAUSE`] the count returns to one
+    /// more than [`FRUITLESS_POLLS_UNTIL_PAUSE`].
+    static FRUITLESS_POLL_COUNT: Cell<u32> = const { Cell::new(0) };
 
-    static LOOKS: Cell<PollRecord> = const { Cell::new(PollRecord::new()) };
+    static POLL_RECORD: Cell<PollRecord> = const { Cell::new(PollRecord::new()) };
 }
 
 impl PollRecord {
     const fn new() -> Self {
         Self {
-            first: usize::MAX,
-            since: 0,
-            began: 0,
-            in_vain_since: 0,
-            yielding: SpinTime::new(),
-            yields: 0,
+            first_queue: usize::MAX,
+            first_round_start_ticks: 0,
+            last_round_start_ticks: 0,
+            empty_since_ticks: 0,
+            yield_time: SpinTime::new(),
+            yields_since_sleep: 0,
         }
     }
 
@@ -93,28 +93,34 @@ impl PollRecord {
     ) -> NextPollAction {
         *fruitless += 1;
         if *fruitless == 1 {
-            self.in_vain_since = now;
+            self.empty_since_ticks = now;
         }
-        let in_vain = now.wrapping_sub(self.in_vain_since);
-        if in_vain >= self.yielding.spin_ns() * per_us / 1000 {
+        let in_vain = now.wrapping_sub(self.empty_since_ticks);
+        if in_vain >= self.yield_time.spin_ns() * per_us / 1000 {
             return NextPollAction::Yield;
         }
-        if *fruitless == FRUITLESS_POLLS {
-            (self.first, self.since, self.began) = (queue, now, now);
-        } else if *fruitless == 2 * FRUITLESS_POLLS {
+        if *fruitless == FRUITLESS_POLLS_UNTIL_PAUSE {
+            (
+                self.first_queue,
+                self.first_round_start_ticks,
+                self.last_round_start_ticks,
+            ) = (queue, now, now);
+        } else if *fruitless == 2 * FRUITLESS_POLLS_UNTIL_PAUSE {
             // Start again: the thread may no longer poll the other queue.
-            (self.first, *fruitless) = (queue, FRUITLESS_POLLS + 1);
+            (self.first_queue, *fruitless) = (queue, FRUITLESS_POLLS_UNTIL_PAUSE + 1);
         }
-        if *fruitless <= FRUITLESS_POLLS || self.first != queue {
+        if *fruitless <= FRUITLESS_POLLS_UNTIL_PAUSE || self.first_queue != queue {
             return NextPollAction::Poll;
         }
-        let waited = self.began.wrapping_sub(self.since);
-        let rest = (waited / PART).min(MOST_NS * per_us / 1000);
-        let gone = now.wrapping_sub(self.began);
-        self.began = now;
+        let waited = self
+            .last_round_start_ticks
+            .wrapping_sub(self.first_round_start_ticks);
+        let rest = (waited / WAIT_TO_INTERVAL_RATIO).min(MAX_ROUND_INTERVAL_NS * per_us / 1000);
+        let gone = now.wrapping_sub(self.last_round_start_ticks);
+        self.last_round_start_ticks = now;
         match rest.checked_sub(gone) {
             Some(left) if left > 0 => {
-                self.began = now.wrapping_add(left);
+                self.last_round_start_ticks = now.wrapping_add(left);
                 NextPollAction::Rest(left)
             }
             _ => NextPollAction::Poll,
@@ -122,40 +128,40 @@ impl PollRecord {
     }
 
     /// Records a yield that began at `before` and ended at `now`. Returns true if it is time for a short sleep.
-    fn yielded(&mut self, before: u64, now: u64, per_us: u64) -> bool {
-        let was_alone = !self.yielding.is_crowded();
-        self.in_vain_since = now;
-        self.yielding
+    fn record_yield(&mut self, before: u64, now: u64, per_us: u64) -> bool {
+        let was_alone = !self.yield_time.is_crowded();
+        self.empty_since_ticks = now;
+        self.yield_time
             .yielded(now.wrapping_sub(before) * 1000 / per_us);
-        if was_alone || !self.yielding.is_crowded() {
-            self.yields = 0;
+        if was_alone || !self.yield_time.is_crowded() {
+            self.yields_since_sleep = 0;
             return false;
         }
-        self.yields = (self.yields + 1) % YIELDS_PER_SLEEP;
-        self.yields == 0
+        self.yields_since_sleep = (self.yields_since_sleep + 1) % YIELDS_PER_SLEEP;
+        self.yields_since_sleep == 0
     }
 
-    /// Returns the number of empty polls in a row until the next call of [`rest`].
+    /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller`].
     fn idle_polls(&self) -> u32 {
-        if self.yielding.is_crowded() {
-            CROWDED_IDLE_POLLS
+        if self.yield_time.is_crowded() {
+            CROWDED_THROTTLE_IDLE_POLLS
         } else {
-            IDLE_POLLS
+            THROTTLE_IDLE_POLLS
         }
     }
 }
 
 /// Records that the calling thread has found a completion.
 #[inline]
-pub(super) fn found() {
-    FRUITLESS.set(0);
+pub(super) fn reset_fruitless_polls() {
+    FRUITLESS_POLL_COUNT.set(0);
 }
 
 /// Pauses or yields if the calling thread, which holds no lock, has found nothing for long. Returns the number of empty
 /// polls in a row after which to call again.
 #[cold]
-pub(super) fn rest(queue: usize) -> u32 {
-    let (mut looks, mut fruitless) = (LOOKS.get(), FRUITLESS.get());
+pub(super) fn throttle_idle_poller(queue: usize) -> u32 {
+    let (mut looks, mut fruitless) = (POLL_RECORD.get(), FRUITLESS_POLL_COUNT.get());
     let (now, per_us) = (ticks(), ticks_per_us());
     match looks.after_empty_poll(queue, &mut fruitless, now, per_us) {
         NextPollAction::Poll => {}
@@ -166,14 +172,14 @@ pub(super) fn rest(queue: usize) -> u32 {
         }
         NextPollAction::Yield => {
             std::thread::yield_now();
-            if looks.yielded(now, ticks(), per_us) {
+            if looks.record_yield(now, ticks(), per_us) {
                 std::thread::sleep(std::time::Duration::from_micros(1));
-                looks.in_vain_since = ticks();
+                looks.empty_since_ticks = ticks();
             }
         }
     }
-    FRUITLESS.set(fruitless);
-    LOOKS.set(looks);
+    FRUITLESS_POLL_COUNT.set(fruitless);
+    POLL_RECORD.set(looks);
     looks.idle_polls()
 }
 
@@ -195,7 +201,7 @@ mod tests {
         fn new() -> Self {
             let mut looks = PollRecord::new();
             // The core has not been crowded for long.
-            (0..40).for_each(|_| looks.yielding.yielded(300));
+            (0..40).for_each(|_| looks.yield_time.yielded(300));
             Self {
                 looks,
                 fruitless: 0,
@@ -214,7 +220,7 @@ mod tests {
                 NextPollAction::Yield => {
                     let before = self.now;
                     self.now += PER_US / 3;
-                    self.looks.yielded(before, self.now, PER_US);
+                    self.looks.record_yield(before, self.now, PER_US);
                 }
             }
             next
@@ -235,30 +241,33 @@ mod tests {
     #[test]
     fn rests_once_a_round_and_not_where_something_is_found() {
         let mut thread = Thread::new();
-        assert_eq!(thread.rests(1, FRUITLESS_POLLS + 1), 0);
+        assert_eq!(thread.rests(1, FRUITLESS_POLLS_UNTIL_PAUSE + 1), 0);
         // After a second of waiting: a thousandth of it, but no more than a microsecond.
-        thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
-        thread.looks.in_vain_since = thread.now;
-        thread.looks.began = thread.now;
+        thread.looks.first_round_start_ticks = thread.now.wrapping_sub(1_000_000 * PER_US);
+        thread.looks.empty_since_ticks = thread.now;
+        thread.looks.last_round_start_ticks = thread.now;
         let before = thread.now;
         assert_eq!(thread.rests(1, 100), 100);
-        assert_eq!(thread.now - before, 100 * MOST_NS * PER_US / 1000);
+        assert_eq!(
+            thread.now - before,
+            100 * MAX_ROUND_INTERVAL_NS * PER_US / 1000
+        );
         thread.fruitless = 0;
         assert_eq!(thread.rests(1, 10), 0);
         // One pause for a round over many queues.
         let mut thread = Thread::new();
-        assert_eq!(thread.rests(64, FRUITLESS_POLLS / 64 + 1), 0);
-        thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
-        thread.looks.in_vain_since = thread.now;
+        assert_eq!(thread.rests(64, FRUITLESS_POLLS_UNTIL_PAUSE / 64 + 1), 0);
+        thread.looks.first_round_start_ticks = thread.now.wrapping_sub(1_000_000 * PER_US);
+        thread.looks.empty_since_ticks = thread.now;
         assert_eq!(thread.rests(64, 10), 10);
     }
 
     #[test]
     fn yields_when_the_spin_is_over_and_more_often_in_a_crowd() {
         let mut thread = Thread::new();
-        let spin = thread.looks.yielding.spin_ns() * PER_US / 1000;
+        let spin = thread.looks.yield_time.spin_ns() * PER_US / 1000;
         assert_eq!(thread.look(0), NextPollAction::Poll);
-        assert_eq!(thread.looks.idle_polls(), IDLE_POLLS);
+        assert_eq!(thread.looks.idle_polls(), THROTTLE_IDLE_POLLS);
         thread.now += spin;
         assert_eq!(thread.look(0), NextPollAction::Yield);
         assert_eq!(thread.look(0), NextPollAction::Poll, "and spins anew");
@@ -268,34 +277,37 @@ mod tests {
         assert_eq!(thread.look(0), NextPollAction::Poll);
         // Other threads had the core each time.
         for _ in 0..20 {
-            thread.looks.yielded(0, 5 * PER_US, PER_US);
+            thread.looks.record_yield(0, 5 * PER_US, PER_US);
         }
-        assert_eq!(thread.looks.idle_polls(), CROWDED_IDLE_POLLS);
+        assert_eq!(thread.looks.idle_polls(), CROWDED_THROTTLE_IDLE_POLLS);
         thread.fruitless = 0;
         assert_eq!(thread.look(0), NextPollAction::Poll);
-        thread.now += thread.looks.yielding.spin_ns() * PER_US / 1000;
+        thread.now += thread.looks.yield_time.spin_ns() * PER_US / 1000;
         assert_eq!(thread.look(0), NextPollAction::Yield);
-        assert!(thread.looks.yielding.spin_ns() * PER_US / 1000 < spin / 100);
+        assert!(thread.looks.yield_time.spin_ns() * PER_US / 1000 < spin / 100);
     }
 
     #[test]
     fn sleeps_shortly_once_in_many_yields_of_a_crowd() {
         let mut looks = PollRecord::new();
-        let sleeps = (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.yielded(0, 5 * PER_US, PER_US));
+        let sleeps =
+            (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.record_yield(0, 5 * PER_US, PER_US));
         assert!([9, 10].contains(&sleeps.count()));
         let mut looks = PollRecord::new();
-        assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.yielded(0, PER_US / 3, PER_US)));
+        assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.record_yield(0, PER_US / 3, PER_US)));
     }
 
     #[test]
     fn a_counter_that_jumps_back_ends_a_rest_soon() {
         let mut thread = Thread::new();
         thread.now = 1 << 40;
-        thread.rests(1, FRUITLESS_POLLS + 1);
+        thread.rests(1, FRUITLESS_POLLS_UNTIL_PAUSE + 1);
         thread.now = 1 << 30;
         for _ in 0..3 {
             match thread.look(0) {
-                NextPollAction::Rest(time) => assert!(time <= MOST_NS * PER_US / 1000),
+                NextPollAction::Rest(time) => {
+                    assert!(time <= MAX_ROUND_INTERVAL_NS * PER_US / 1000)
+                }
                 NextPollAction::Poll | NextPollAction::Yield => {}
             }
         }

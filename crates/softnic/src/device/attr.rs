@@ -35,8 +35,8 @@ pub(crate) fn device_attr(
     attr.max_mr_size = MAX_MR_SIZE;
     // One bit per supported page size: every power of two from 4 KiB, as mlx5.
     attr.page_size_cap = !0xfff;
-    attr.max_qp = int(own.max_qp);
-    attr.max_qp_wr = int(own.max_qp_wr);
+    attr.max_qp = limit_as_c_int(own.max_qp);
+    attr.max_qp_wr = limit_as_c_int(own.max_qp_wr);
     // Which port a datagram leaves by is not checked: with one port, it needs no check.
     let one_port = match device.port_count() {
         1 => IBV_DEVICE_UD_AV_PORT_ENFORCE,
@@ -56,30 +56,30 @@ pub(crate) fn device_attr(
     if takes_raw_packets(can, device.link_layer()) {
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
-    attr.max_mw = int(if_has(OptionalFeature::MemoryWindows, own.max_mr));
-    let mcasts = int(if_has(OptionalFeature::Multicast, MAX_MCASTS));
+    attr.max_mw = limit_as_c_int(if_has(OptionalFeature::MemoryWindows, own.max_mr));
+    let mcasts = limit_as_c_int(if_has(OptionalFeature::Multicast, MAX_MCASTS));
     attr.max_mcast_grp = mcasts;
     attr.max_mcast_qp_attach = mcasts;
     attr.max_total_mcast_qp_attach = mcasts;
-    attr.max_sge = int(own.max_sge);
-    attr.max_sge_rd = int(own.max_sge_rd);
-    attr.max_cq = int(MAX_CQ);
-    attr.max_cqe = int(own.max_cqe);
-    attr.max_mr = int(own.max_mr);
-    attr.max_pd = int(MAX_PD);
-    attr.max_qp_rd_atom = int(own.max_qp_rd_atom);
-    attr.max_qp_init_rd_atom = int(own.max_qp_init_rd_atom);
+    attr.max_sge = limit_as_c_int(own.max_sge);
+    attr.max_sge_rd = limit_as_c_int(own.max_sge_rd);
+    attr.max_cq = limit_as_c_int(MAX_CQ);
+    attr.max_cqe = limit_as_c_int(own.max_cqe);
+    attr.max_mr = limit_as_c_int(own.max_mr);
+    attr.max_pd = limit_as_c_int(MAX_PD);
+    attr.max_qp_rd_atom = limit_as_c_int(own.max_qp_rd_atom);
+    attr.max_qp_init_rd_atom = limit_as_c_int(own.max_qp_init_rd_atom);
     // Every queue pair may use its full share.
-    attr.max_res_rd_atom = int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
+    attr.max_res_rd_atom = limit_as_c_int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
     // On private memory, atomics are atomic only with respect to the device's own.
     attr.atomic_cap = match can.has(OptionalFeature::Atomics) {
         true => IBV_ATOMIC_HCA,
         false => IBV_ATOMIC_NONE,
     };
-    attr.max_ah = int(MAX_AH);
-    attr.max_srq = int(if_has(OptionalFeature::Srq, MAX_SRQ));
-    attr.max_srq_wr = int(if_has(OptionalFeature::Srq, own.max_srq_wr));
-    attr.max_srq_sge = int(if_has(OptionalFeature::Srq, own.max_srq_sge));
+    attr.max_ah = limit_as_c_int(MAX_AH);
+    attr.max_srq = limit_as_c_int(if_has(OptionalFeature::Srq, MAX_SRQ));
+    attr.max_srq_wr = limit_as_c_int(if_has(OptionalFeature::Srq, own.max_srq_wr));
+    attr.max_srq_sge = limit_as_c_int(if_has(OptionalFeature::Srq, own.max_srq_sge));
     attr.max_pkeys = PKEY_TBL_LEN;
     // Coded, 4.096 µs × 2^15 = 134 ms: as Soft-RoCE (`RXE_LOCAL_CA_ACK_DELAY`), whose responder waits
     // for a scheduler as well.
@@ -144,12 +144,13 @@ pub(crate) fn device_attr_ex(
 
 /// Reports on-demand paging. Memory is not pinned, so every page may be on demand.
 fn report_on_demand_paging(attr: &mut ibv_device_attr_ex) {
-    const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
-    const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
+    const TWO_SIDED_ODP: u32 =
+        IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    const WRITE_ODP: u32 = TWO_SIDED_ODP | IBV_ODP_SUPPORT_WRITE;
     let caps = &mut attr.odp_caps;
     caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
-    caps.per_transport_caps.rc_odp_caps = WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
-    caps.per_transport_caps.uc_odp_caps = WRITE;
-    caps.per_transport_caps.ud_odp_caps = TWO_SIDED;
+    caps.per_transport_caps.rc_odp_caps = WRITE_ODP | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    caps.per_transport_caps.uc_odp_caps = WRITE_ODP;
+    caps.per_transport_caps.ud_odp_caps = TWO_SIDED_ODP;
     attr.xrc_odp_caps = caps.per_transport_caps.rc_odp_caps;
 }

@@ -117,7 +117,7 @@ impl PortPlace {
 
     /// A number from 1, which is different for all ports of a host: on InfiniBand, the LID. There is no subnet manager to
     /// hand out others; 1 is the first unicast LID (IBTA vol. 1, 4.1.3).
-    pub(crate) fn number(self) -> u16 {
+    pub(crate) fn host_wide_number(self) -> u16 {
         u16::from(self.device) * u16::from(MAX_PORTS) + u16::from(self.port_num)
     }
 
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn every_place_has_a_number_of_its_own() {
-        let mut numbers: Vec<_> = PortPlace::all().map(PortPlace::number).collect();
+        let mut numbers: Vec<_> = PortPlace::all().map(PortPlace::host_wide_number).collect();
         assert_eq!(numbers.first(), Some(&1));
         numbers.dedup();
         assert_eq!(

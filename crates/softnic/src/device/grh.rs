@@ -114,7 +114,7 @@ pub(super) fn mapped_ipv4(gid: [u8; 16]) -> Option<[u8; 4]> {
 }
 
 /// Returns the header of a datagram from `sgid` by `route`, see [`Port::grh`](super::Port::grh).
-pub(super) fn header_of(
+pub(super) fn datagram_grh(
     link_layer: LinkLayer,
     sgid: [u8; 16],
     route: &ibv_global_route,

@@ -63,7 +63,7 @@ pub(super) fn guid_from(host_id: &str) -> [u8; 8] {
 }
 
 /// Returns the GUID of a port that `VERBATIM_ADDRESS` gives the addresses `list`; it differs from that of the host.
-pub(super) fn guid_of_host(host: [u8; 8], list: &str) -> [u8; 8] {
+pub(super) fn guid_of_address_list(host: [u8; 8], list: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {list}"))
 }
 

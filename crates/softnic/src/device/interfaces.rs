@@ -49,7 +49,10 @@ pub(crate) fn address_list() -> Option<String> {
 
 /// Returns the addresses in `list`, the value of [`ADDRESS_VAR`]. `None` if this host does not have one of them. All of
 /// 127.0.0.0/8 belong to the interface that has 127.0.0.1.
-pub(super) fn chosen(addresses: &[InterfaceAddress], list: &str) -> Option<Vec<InterfaceAddress>> {
+pub(super) fn addresses_in_list(
+    addresses: &[InterfaceAddress],
+    list: &str,
+) -> Option<Vec<InterfaceAddress>> {
     let find = |text: &str| {
         let ip: IpAddr = text.trim().parse().ok()?;
         let is_loopback = ip.is_ipv4() && ip.is_loopback();
@@ -71,7 +74,7 @@ pub(super) fn is_link_local(ip: &IpAddr) -> bool {
 
 /// Returns those of `addresses` by which others know this host, by interface and IPv4 first, and the link-local ones.
 /// Returns 127.0.0.1 if there is no other.
-pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
+pub(super) fn port_addresses(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
     // By kernel index, so that the host's first interface stays in front of bridges made later.
     addresses.sort();
     let known = addresses.iter().any(|a| is_global(&a.ip));
@@ -88,7 +91,7 @@ pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddre
 /// Returns name and number of the network interface beside the port: the first one whose addresses the connection
 /// manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
 pub(crate) fn network_interface() -> Option<(String, u32)> {
-    let usable = usable(interface_addresses().ok()?);
+    let usable = port_addresses(interface_addresses().ok()?);
     let first = usable.into_iter().find(|a| !is_link_local(&a.ip))?;
     let number = first.interface();
     Some((first.if_name, number))

@@ -8,7 +8,7 @@ pub(crate) const MAX_QP: u32 = 16_384;
 pub(crate) const MAX_QP_WR: u32 = 16_384;
 /// Most scatter/gather elements of a WR; as Soft-RoCE (`RXE_MAX_SGE`).
 pub(crate) const MAX_SGE: u32 = 32;
-/// Most bytes of one WR's inline payload. Not in [`ibv_device_attr`]: `ibv_create_qp` refuses more.
+/// Most bytes of one WR's inline payload. Not in `ibv_device_attr`: `ibv_create_qp` refuses more.
 ///
 /// A real NIC's inline payload must fit its largest WQE, about 1 KiB on mlx5.
 pub(crate) const MAX_INLINE_DATA: u32 = 1024;
@@ -65,6 +65,6 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 pub(crate) const MAX_MSG_SZ: u32 = 1 << 31;
 
 /// Returns a limit in the type of the C ABI.
-pub(super) fn int(limit: u32) -> c_int {
+pub(super) fn limit_as_c_int(limit: u32) -> c_int {
     c_int::try_from(limit).unwrap_or(c_int::MAX)
 }

@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::counts::PortPlace;
 use super::grh::{
-    DatagramGids, FLOW_LABEL_MASK, GrhKind, gid_of_ip, header_of, header_version, mapped_ipv4,
+    DatagramGids, FLOW_LABEL_MASK, GrhKind, datagram_grh, gid_of_ip, header_version, mapped_ipv4,
 };
 use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
 use super::interfaces::{InterfaceAddress, is_link_local};
@@ -45,7 +45,7 @@ pub(crate) struct OtherPort {
     gid_0_is_address: bool,
     lid: u16,
     /// This process has it, too. Else another process of this host may have it.
-    pub(super) is_here: bool,
+    pub(super) is_of_this_process: bool,
 }
 
 impl OtherPort {
@@ -56,12 +56,12 @@ impl OtherPort {
             gid_interfaces: port.gid_interfaces.clone(),
             gid_0_is_address: port.gid_0_is_address,
             lid: port.lid,
-            is_here,
+            is_of_this_process: is_here,
         }
     }
 
     /// The first address, where `gid` is GID 0 and no interface has it.
-    pub(super) fn address_behind(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
+    pub(super) fn address_of_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
         let is_made = !self.gid_0_is_address && self.gids.first() == Some(&gid);
         self.gids.get(1).copied().filter(|_| is_made)
     }
@@ -78,7 +78,7 @@ impl OtherPort {
 }
 
 impl Port {
-    /// A port with this GUID on a host with these [usable] addresses.
+    /// A port with this GUID on a host with these [usable](super::interfaces::port_addresses) addresses.
     ///
     /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. The
     /// addresses follow, those of IPv4 mapped into IPv6.
@@ -114,7 +114,7 @@ impl Port {
         }
         let lid = match link_layer {
             LinkLayer::Ethernet => 0,
-            LinkLayer::InfiniBand => place.number(),
+            LinkLayer::InfiniBand => place.host_wide_number(),
         };
         Self {
             place,
@@ -128,7 +128,7 @@ impl Port {
     }
 
     /// The same port on a host with these other ports.
-    pub(super) fn beside(&self, others: impl Iterator<Item = OtherPort>) -> Self {
+    pub(super) fn with_other_ports(&self, others: impl Iterator<Item = OtherPort>) -> Self {
         Self {
             others: others.collect(),
             ..self.clone()
@@ -144,14 +144,14 @@ impl Port {
         attr.state = IBV_PORT_ACTIVE;
         attr.max_mtu = IBV_MTU_4096;
         attr.active_mtu = IBV_MTU_4096;
-        attr.gid_tbl_len = int(GID_TBL_LEN);
+        attr.gid_tbl_len = limit_as_c_int(GID_TBL_LEN);
         attr.max_msg_sz = MAX_MSG_SZ;
         attr.pkey_tbl_len = PKEY_TBL_LEN;
         attr.lid = self.lid;
         // The first port is the subnet manager's of all; 0 on Ethernet, which has none.
         attr.sm_lid = match self.link_layer {
             LinkLayer::Ethernet => 0,
-            LinkLayer::InfiniBand => PortPlace::FIRST.number(),
+            LinkLayer::InfiniBand => PortPlace::FIRST.host_wide_number(),
         };
         // VL0 only (IBTA vol. 1, 14.2.5.6, VLCap).
         attr.max_vl_num = 1;
@@ -215,7 +215,7 @@ impl Port {
 
     /// Returns the path of a datagram that came in a packet, as its completion reports it and `RingHeader::path`
     /// encodes it.
-    pub(crate) fn received_path(&self, grh: &[u8; 40]) -> u64 {
+    pub(crate) fn received_path_word(&self, grh: &[u8; 40]) -> u64 {
         let sl = self.completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
         u64::from(sl) << 16 | 1 << 32
     }
@@ -241,7 +241,7 @@ impl Port {
         if ah.port_num == self.place.port_num && routed {
             return Ok(());
         }
-        Err(why::invalid(|| {
+        Err(why::einval_because(|| {
             match (ah.port_num, self.link_layer) {
             (port, _) if port != self.place.port_num => format!(
                 "ah_attr.port_num is {port}, and the queue pair belongs to port {}",
@@ -271,7 +271,7 @@ impl Port {
     ///
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
     /// `linux:drivers/infiniband/core/addr.c`.
-    pub(crate) fn resolve(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
+    pub(crate) fn check_destination(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
         let source = self.filled_gid(ah.grh.sgid_index.into());
         let (LinkLayer::Ethernet, Some(source)) = (self.link_layer, source) else {
             return Ok(());
@@ -282,7 +282,7 @@ impl Port {
             return Ok(());
         }
         if ipv4.is_some() != mapped_ipv4(source).is_some() {
-            return Err(why::invalid(|| {
+            return Err(why::einval_because(|| {
                 format!(
                     "ah_attr.grh.dgid and the GID at sgid_index {} are of different address families: one is an \
                      IPv4-mapped GID and the other is not",
@@ -291,7 +291,7 @@ impl Port {
             }));
         }
         if gid[..8] == LINK_LOCAL_PREFIX && !self.is_of_host(gid) {
-            why::because(|| {
+            why::record_refusal_reason(|| {
                 "ah_attr.grh.dgid is a link-local GID that this host does not have; link-local addresses of other hosts are \
                  not resolved: take the GID of a routable address"
             });
@@ -310,7 +310,7 @@ impl Port {
     /// The destination GID of a global route decides, also on InfiniBand, because ports of different hosts may have the
     /// same LID here. A port drops packets that are routed to another GID (IBTA vol. 1, 9.6.1.2). Without a global
     /// route, the destination LID decides.
-    pub(crate) fn destination(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
+    pub(crate) fn local_destination(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
             let other = self.others.iter().find(|other| other.gids.contains(&gid));
@@ -328,8 +328,8 @@ impl Port {
     }
 
     /// Whether the destination of an address vector is a port of this host.
-    pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
-        self.destination(ah).is_some()
+    pub(crate) fn reaches_local_port(&self, ah: &ibv_ah_attr) -> bool {
+        self.local_destination(ah).is_some()
     }
 
     /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
@@ -345,7 +345,7 @@ impl Port {
             return None;
         }
         let sgid = self.filled_gid(ah.grh.sgid_index.into())?;
-        Some(header_of(self.link_layer, sgid, &ah.grh))
+        Some(datagram_grh(self.link_layer, sgid, &ah.grh))
     }
 
     /// Returns the GID at `index`, if there is one.
@@ -354,7 +354,7 @@ impl Port {
     }
 
     /// Returns the index of one of the port's GIDs in the table.
-    pub(super) fn index_of(&self, gid: [u8; 16]) -> Option<u8> {
+    pub(super) fn gid_index(&self, gid: [u8; 16]) -> Option<u8> {
         self.gids
             .iter()
             .position(|&ours| ours == gid)?
@@ -400,6 +400,6 @@ pub(crate) fn init_ah_from_wc(
     ah.grh.dgid = ibv_gid {
         raw: travelled.source,
     };
-    ah.grh.sgid_index = port.index_of(travelled.destination).ok_or(EINVAL)?;
+    ah.grh.sgid_index = port.gid_index(travelled.destination).ok_or(EINVAL)?;
     Ok(ah)
 }

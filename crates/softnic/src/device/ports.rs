@@ -7,9 +7,10 @@ use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 
 use super::counts::{PortCounts, PortPlace};
-use super::guid::{guid_of_host, guid_of_place, read_node_guid};
+use super::guid::{guid_of_address_list, guid_of_place, read_node_guid};
 use super::interfaces::{
-    ADDRESS_VAR, InterfaceAddress, chosen, guid_of_interface, interface_addresses, usable,
+    ADDRESS_VAR, InterfaceAddress, addresses_in_list, guid_of_interface, interface_addresses,
+    port_addresses,
 };
 use super::link_layer::{LinkLayer, PortError};
 use super::port::{OtherPort, Port};
@@ -43,7 +44,7 @@ impl Device {
 
     /// Has another port instead of the first.
     #[cfg(test)]
-    pub(crate) fn set_port(&mut self, port: Port) {
+    pub(crate) fn replace_first_port(&mut self, port: Port) {
         self.ports[0] = port;
     }
 
@@ -70,12 +71,12 @@ struct PortSettings {
     link_layer: LinkLayer,
     counts: PortCounts,
     /// GUID of the host.
-    guid: [u8; 8],
+    host_guid: [u8; 8],
     /// GUID of the first port.
     port_guid: [u8; 8],
     /// The addresses that the ports were given; `None`: the first port has those of the host.
-    chosen: Option<Vec<InterfaceAddress>>,
-    all: Vec<InterfaceAddress>,
+    configured_addresses: Option<Vec<InterfaceAddress>>,
+    host_addresses: Vec<InterfaceAddress>,
 }
 
 /// The devices of this host, from the environment, and the first port of the first of them; `link_layer` is a value of
@@ -98,15 +99,15 @@ pub(crate) fn devices(
     let mut host = PortSettings {
         link_layer,
         counts,
-        guid,
+        host_guid: guid,
         port_guid: guid,
-        chosen: None,
-        all,
+        configured_addresses: None,
+        host_addresses: all,
     };
     if let Some(list) = list {
         let list = list.to_string_lossy();
         let no_such = || PortError::NoSuchAddress(list.clone().into_owned());
-        let addresses = chosen(&host.all, &list).ok_or_else(no_such)?;
+        let addresses = addresses_in_list(&host.host_addresses, &list).ok_or_else(no_such)?;
         let ports = counts.all_ports();
         if addresses.len() < ports {
             return Err(PortError::TooFewAddresses {
@@ -114,11 +115,12 @@ pub(crate) fn devices(
                 ports,
             });
         }
-        host.chosen = Some(addresses);
+        host.configured_addresses = Some(addresses);
         // A port with addresses of its own is a host of its own.
-        host.port_guid = guid_of_host(guid, &list);
+        host.port_guid = guid_of_address_list(guid, &list);
     } else if link_layer == LinkLayer::Ethernet {
-        host.port_guid = guid_of_interface(&usable(host.all.clone())).unwrap_or(guid);
+        host.port_guid =
+            guid_of_interface(&port_addresses(host.host_addresses.clone())).unwrap_or(guid);
     }
     Ok(host.devices(identity))
 }
@@ -135,10 +137,10 @@ pub(super) fn host_of(
     let host = PortSettings {
         link_layer,
         counts,
-        guid,
+        host_guid: guid,
         port_guid: guid,
-        chosen,
-        all,
+        configured_addresses: chosen,
+        host_addresses: all,
     };
     host.devices(&Identity::default()).0
 }
@@ -146,22 +148,24 @@ pub(super) fn host_of(
 impl PortSettings {
     fn devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
         // Ports that this process does not have may be another's of this host. One with addresses of its own is another host.
-        let places =
-            PortPlace::all().filter(|place| self.chosen.is_none() || self.counts.has(*place));
+        let places = PortPlace::all()
+            .filter(|place| self.configured_addresses.is_none() || self.counts.has(*place));
         let ports: Vec<Port> = places
             .enumerate()
             .map(|(n, place)| self.port(place, n))
             .collect();
         let with_others = |port: &Port| {
             let others = ports.iter().filter(|other| other.place != port.place);
-            port.beside(others.map(|other| OtherPort::new(other, self.counts.has(other.place))))
+            port.with_other_ports(
+                others.map(|other| OtherPort::new(other, self.counts.has(other.place))),
+            )
         };
         let device = |number: u8| Device {
             number,
             name: identity.name_of(number),
             node_guid: match number {
-                0 => self.guid,
-                _ => guid_of_place(self.guid, &format!("device {number}")),
+                0 => self.host_guid,
+                _ => guid_of_place(self.host_guid, &format!("device {number}")),
             },
             ports: ports
                 .iter()
@@ -175,13 +179,13 @@ impl PortSettings {
 
     /// The port at the `n`-th place.
     fn port(&self, place: PortPlace, n: usize) -> Port {
-        let addresses = match &self.chosen {
+        let addresses = match &self.configured_addresses {
             // Dealt in turn.
             Some(addresses) => {
                 let ports = self.counts.all_ports();
                 addresses.iter().skip(n).step_by(ports).cloned().collect()
             }
-            None if place == PortPlace::FIRST => usable(self.all.clone()),
+            None if place == PortPlace::FIRST => port_addresses(self.host_addresses.clone()),
             None => self.loopback(place).into_iter().collect(),
         };
         let guid = match place {
@@ -194,7 +198,10 @@ impl PortSettings {
     }
 
     fn loopback(&self, place: PortPlace) -> Option<InterfaceAddress> {
-        let interface = self.all.iter().find(|a| a.ip == Ipv4Addr::LOCALHOST)?;
+        let interface = self
+            .host_addresses
+            .iter()
+            .find(|a| a.ip == Ipv4Addr::LOCALHOST)?;
         Some(InterfaceAddress {
             ip: place.loopback_address().into(),
             ..interface.clone()

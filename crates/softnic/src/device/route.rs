@@ -6,7 +6,7 @@ use link::{LocalAddress, PacketFlow};
 use roce::icrc::FrameAddresses;
 use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
-use super::grh::{gid_of_ip, header_of, mapped_ipv4};
+use super::grh::{datagram_grh, gid_of_ip, mapped_ipv4};
 use super::interfaces::ADDRESS_VAR;
 use super::port::{OtherPort, Port};
 
@@ -26,15 +26,15 @@ pub(crate) fn gids_of(addresses: &FrameAddresses) -> ([u8; 16], [u8; 16]) {
 impl Port {
     /// The addresses that packets can be sent to: those of the GID tables of this process's ports that an interface has,
     /// its own first.
-    pub(crate) fn addresses(&self) -> Vec<LocalAddress> {
+    pub(crate) fn sendable_addresses(&self) -> Vec<LocalAddress> {
         let own = OtherPort::new(self, true);
-        let others = self.others.iter().filter(|other| other.is_here);
+        let others = self.others.iter().filter(|other| other.is_of_this_process);
         std::iter::once(&own)
             .chain(others)
             .flat_map(OtherPort::addresses)
             .map(|(gid, interface)| LocalAddress {
                 ip: ip_of_gid(gid),
-                interface,
+                if_index: interface,
             })
             .collect()
     }
@@ -45,18 +45,18 @@ impl Port {
             others: Vec::new(),
             ..self.clone()
         }
-        .addresses()
+        .sendable_addresses()
     }
 
     /// Whether a GID is one of a port of this process.
-    fn is_here(&self, gid: [u8; 16]) -> bool {
-        let mut others = self.others.iter().filter(|other| other.is_here);
+    fn is_gid_of_process(&self, gid: [u8; 16]) -> bool {
+        let mut others = self.others.iter().filter(|other| other.is_of_this_process);
         self.gids.contains(&gid) || others.any(|other| other.gids.contains(&gid))
     }
 
     /// The GID that a loopback address stands for: the port's own, unless the port has been given addresses, which may be
     /// some of the loopback network (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
-    pub(crate) fn without_loopback(&self, gid: [u8; 16]) -> [u8; 16] {
+    pub(crate) fn replace_loopback_gid(&self, gid: [u8; 16]) -> [u8; 16] {
         if self.is_of_host(gid)
             || !ip_of_gid(gid).is_loopback()
             || std::env::var_os(ADDRESS_VAR).is_some()
@@ -78,7 +78,7 @@ impl Port {
 
     /// The addresses of a packet between two ports, the first of them of this process; `None` where no packet can go.
     pub(crate) fn frame_addresses(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<FrameAddresses> {
-        self.is_here(sgid).then_some(())?;
+        self.is_gid_of_process(sgid).then_some(())?;
         FrameAddresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
@@ -91,12 +91,12 @@ impl Port {
         let own = OtherPort::new(self, true);
         let address = |gid| {
             let mut ports = std::iter::once(&own).chain(&self.others);
-            ports.find_map(|port| port.address_behind(gid))
+            ports.find_map(|port| port.address_of_gid_0(gid))
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));
         if ah.is_global == 0 {
             let addresses = FrameAddresses::new(ip_of_gid(first), ip_of_gid(first))?;
-            return self.reaches(ah).then_some(PacketFlow {
+            return self.reaches_local_port(ah).then_some(PacketFlow {
                 addresses,
                 traffic_class: 0,
                 hop_limit: 0,
@@ -118,6 +118,6 @@ impl Port {
         global.dgid.raw = gid_of_ip(flow.addresses.dst());
         global.traffic_class = flow.traffic_class;
         global.hop_limit = flow.hop_limit;
-        header_of(self.link_layer, gid_of_ip(flow.addresses.src()), &global)
+        datagram_grh(self.link_layer, gid_of_ip(flow.addresses.src()), &global)
     }
 }

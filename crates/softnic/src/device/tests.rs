@@ -34,7 +34,12 @@ fn address(if_index: u32, ip: &str) -> InterfaceAddress {
 
 /// A port on a host with these addresses.
 fn port_of(link_layer: LinkLayer, guid: [u8; 8], addresses: Vec<InterfaceAddress>) -> Port {
-    Port::new(link_layer, PortPlace::FIRST, guid, usable(addresses))
+    Port::new(
+        link_layer,
+        PortPlace::FIRST,
+        guid,
+        port_addresses(addresses),
+    )
 }
 
 fn gid(ip: &str) -> [u8; 16] {
@@ -261,7 +266,7 @@ fn more_addresses_than_the_table_holds() {
     });
     let port = port_of(LinkLayer::Ethernet, GUID, addresses.collect());
     assert_eq!(port.gids.len(), GID_TBL_LEN as usize);
-    assert_eq!(port.index_of(gid("10.0.0.254")), Some(255));
+    assert_eq!(port.gid_index(gid("10.0.0.254")), Some(255));
     assert!(port.check_ah(&ah_global(255, gid("10.0.0.1"))).is_ok());
 }
 
@@ -275,7 +280,7 @@ fn infiniband_has_a_lid_and_one_gid() {
 fn port_of_this_host() {
     let addresses = interface_addresses().unwrap();
     let node_guid = read_node_guid().expect("a host has an id");
-    let guid = guid_of_interface(&usable(addresses.clone())).unwrap_or(node_guid);
+    let guid = guid_of_interface(&port_addresses(addresses.clone())).unwrap_or(node_guid);
     let port = port_of(LinkLayer::Ethernet, guid, addresses.clone());
     assert_eq!(port.gids[0][..8], LINK_LOCAL_PREFIX);
     assert!(port.gid_0_is_address || port.gids[0] == link_local_gid(guid));
@@ -289,7 +294,7 @@ fn port_of_this_host() {
     let identity = Identity::default();
     let (_, first) = devices(None, &identity, PortCounts::default()).unwrap();
     assert_eq!(first.gids, port.gids);
-    assert_eq!(first.addresses(), port.addresses());
+    assert_eq!(first.sendable_addresses(), port.sendable_addresses());
 }
 
 #[test]
@@ -330,14 +335,20 @@ fn tables_end_where_they_say() {
 fn resolve_refuses_destinations_that_nobody_can_be() {
     let port = roce();
     let stranger = link_local_gid([9; 8]);
-    assert_eq!(port.resolve(&ah_global(0, link_local_gid(GUID))), Ok(()));
-    assert_eq!(port.resolve(&ah_global(0, stranger)), Err(libc::ETIMEDOUT));
     assert_eq!(
-        port.resolve(&ah_global(0, gid("10.0.0.1"))),
+        port.check_destination(&ah_global(0, link_local_gid(GUID))),
+        Ok(())
+    );
+    assert_eq!(
+        port.check_destination(&ah_global(0, stranger)),
+        Err(libc::ETIMEDOUT)
+    );
+    assert_eq!(
+        port.check_destination(&ah_global(0, gid("10.0.0.1"))),
         Err(EINVAL),
         "another address family"
     );
-    assert_eq!(ib().resolve(&ah_global(0, stranger)), Ok(()));
+    assert_eq!(ib().check_destination(&ah_global(0, stranger)), Ok(()));
 }
 
 #[test]
@@ -377,27 +388,27 @@ fn check_ah_refuses_what_the_port_cannot_send() {
 #[test]
 fn reaches_our_gids_and_our_lid_only() {
     for gid in roce().gids {
-        assert!(roce().reaches(&ah_global(0, gid)));
+        assert!(roce().reaches_local_port(&ah_global(0, gid)));
     }
-    assert!(!roce().reaches(&ah_global(0, gid("10.0.0.2"))));
+    assert!(!roce().reaches_local_port(&ah_global(0, gid("10.0.0.2"))));
     assert!(
-        !roce().reaches(&ah_global(0, [0; 16])),
+        !roce().reaches_local_port(&ah_global(0, [0; 16])),
         "an empty entry is no GID"
     );
     assert!(
-        !roce().reaches(&ah_lid(0)),
+        !roce().reaches_local_port(&ah_lid(0)),
         "Ethernet has no LIDs, not even 0"
     );
-    assert!(ib().reaches(&ah_lid(1)));
-    assert!(!ib().reaches(&ah_lid(0)));
-    assert!(!ib().reaches(&ah_lid(2)));
-    assert!(ib().reaches(&ah_global(0, link_local_gid(GUID))));
+    assert!(ib().reaches_local_port(&ah_lid(1)));
+    assert!(!ib().reaches_local_port(&ah_lid(0)));
+    assert!(!ib().reaches_local_port(&ah_lid(2)));
+    assert!(ib().reaches_local_port(&ah_global(0, link_local_gid(GUID))));
     let elsewhere = ibv_ah_attr {
         dlid: 1,
         ..ah_global(0, link_local_gid(OTHER_GUID))
     };
     assert!(
-        !ib().reaches(&elsewhere),
+        !ib().reaches_local_port(&elsewhere),
         "another host's port with the same LID"
     );
 }
@@ -414,11 +425,14 @@ fn every_port_has_names_of_its_own_and_knows_the_others() {
         for (n, port) in ports.iter().enumerate() {
             for (m, other) in ports.iter().enumerate() {
                 for gid in &other.gids {
-                    assert_eq!(port.destination(&ah_global(0, *gid)), Some(other.place));
+                    assert_eq!(
+                        port.local_destination(&ah_global(0, *gid)),
+                        Some(other.place)
+                    );
                     assert_eq!(port.gids.contains(gid), n == m);
                 }
                 let by_lid = (link_layer == LinkLayer::InfiniBand).then_some(other.place);
-                assert_eq!(port.destination(&ah_lid(other.lid)), by_lid);
+                assert_eq!(port.local_destination(&ah_lid(other.lid)), by_lid);
             }
         }
         // The first port is what it is without others.
@@ -427,7 +441,7 @@ fn every_port_has_names_of_its_own_and_knows_the_others() {
         assert_eq!((&ports[0].gids, ports[0].lid), (&alone.gids, alone.lid));
         // A process with one port knows those of another process, and sends from its own only.
         assert!(alone.is_of_host(ports[3].gids[0]));
-        assert_eq!(alone.addresses(), alone.own_addresses());
+        assert_eq!(alone.sendable_addresses(), alone.own_addresses());
     }
 }
 
@@ -446,7 +460,11 @@ fn packets_go_between_the_addresses_of_ports() {
     for gid in &other.gids {
         assert_eq!(ips(*gid), ("10.0.0.1".to_owned(), "127.251.1.1".to_owned()));
     }
-    let addresses: Vec<_> = one.addresses().iter().map(|a| a.ip.to_string()).collect();
+    let addresses: Vec<_> = one
+        .sendable_addresses()
+        .iter()
+        .map(|a| a.ip.to_string())
+        .collect();
     assert_eq!(addresses, ["10.0.0.1", "127.251.1.1"]);
 }
 

@@ -14,7 +14,7 @@ pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 /// Extension of the files with counts.
 const EXTENSION: &str = "faults";
 /// Extension of the files that list objects.
-const LEFT: &str = "left";
+const LEFT_OBJECTS_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const RULE_BYTES: usize = 16;
 
@@ -22,24 +22,24 @@ const RULE_BYTES: usize = 16;
 #[derive(Default)]
 pub(super) struct CountsFile {
     /// The pid and the file of the process: a forked child has its own. No file if it cannot be created.
-    open: Option<(u32, Option<File>)>,
+    pid_and_file: Option<(u32, Option<File>)>,
 }
 
 impl CountsFile {
-    fn file(&mut self) -> Option<&File> {
+    fn open_file(&mut self) -> Option<&File> {
         let pid = std::process::id();
-        if self.open.as_ref().is_none_or(|(of, _)| *of != pid) {
-            self.open = Some((pid, create(pid, EXTENSION)));
+        if self.pid_and_file.as_ref().is_none_or(|(of, _)| *of != pid) {
+            self.pid_and_file = Some((pid, create(pid, EXTENSION)));
         }
-        self.open.as_ref()?.1.as_ref()
+        self.pid_and_file.as_ref()?.1.as_ref()
     }
 
     /// Writes the counts of the rules that struck.
     pub(super) fn write(&mut self, injector: &Injector, struck: StruckRules) {
-        if let Some(file) = self.file() {
+        if let Some(file) = self.open_file() {
             for index in struck.rules() {
                 if let Some(counts) = injector.counts().nth(index) {
-                    write_one(file, index, counts);
+                    write_rule_counts(file, index, counts);
                 }
             }
         }
@@ -47,21 +47,21 @@ impl CountsFile {
 
     /// Writes the counts of all rules.
     pub(super) fn write_all(&mut self, injector: &Injector) {
-        if let Some(file) = self.file() {
+        if let Some(file) = self.open_file() {
             for (index, counts) in injector.counts().enumerate() {
-                write_one(file, index, counts);
+                write_rule_counts(file, index, counts);
             }
         }
     }
 }
 
 /// Writes how many objects of each kind this process has not destroyed.
-pub(crate) fn write_left(objects: &BTreeMap<&'static str, usize>) {
+pub(crate) fn write_left_objects(objects: &BTreeMap<&'static str, usize>) {
     let lines = objects
         .iter()
         .map(|(kind, count)| format!("{kind} {count}\n"));
     let text: String = lines.collect();
-    if let Some(file) = create(std::process::id(), LEFT) {
+    if let Some(file) = create(std::process::id(), LEFT_OBJECTS_EXTENSION) {
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 }
@@ -74,7 +74,7 @@ fn create(pid: u32, extension: &str) -> Option<File> {
     options.open(Path::new(&folder).join(name)).ok()
 }
 
-fn write_one(file: &File, index: usize, counts: Counts) {
+fn write_rule_counts(file: &File, index: usize, counts: Counts) {
     let mut bytes = [0; RULE_BYTES];
     let (matched, struck) = bytes.split_at_mut(RULE_BYTES / 2);
     matched.copy_from_slice(&counts.matched.to_le_bytes());
@@ -91,7 +91,7 @@ pub struct FaultCounts {
     /// The sums of all processes, by rule; shorter than the plan if the last rules have matched nothing.
     pub rules: Vec<Counts>,
     /// Processes that ended by `exit` with objects that they had not destroyed: the pid, and how many of each kind.
-    pub left: Vec<(u32, BTreeMap<String, u64>)>,
+    pub left_objects: Vec<(u32, BTreeMap<String, u64>)>,
 }
 
 /// Adds up what the processes of a run have left in `folder`, which [`FAULT_COUNTS_VAR`] named to them.
@@ -102,8 +102,11 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
     let mut all = FaultCounts::default();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == LEFT) {
-            all.left.extend(read_left(&path));
+        if path
+            .extension()
+            .is_some_and(|extension| extension == LEFT_OBJECTS_EXTENSION)
+        {
+            all.left_objects.extend(read_left_objects(&path));
         }
         if path
             .extension()
@@ -123,12 +126,12 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
             sum.struck = sum.struck.saturating_add(word(8));
         }
     }
-    all.left.sort_unstable();
+    all.left_objects.sort_unstable();
     Ok(all)
 }
 
 /// Reads the objects that one process has left. `None` if there are none.
-fn read_left(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
+fn read_left_objects(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
     let pid = path
         .file_stem()?
         .to_str()?
@@ -155,10 +158,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let of = |name: &str| File::create(folder.path().join(name)).unwrap();
         let counts = |matched, struck| Counts { matched, struck };
-        write_one(&of("1-1.faults"), 1, counts(5, 2));
+        write_rule_counts(&of("1-1.faults"), 1, counts(5, 2));
         let second = of("2-1.faults");
-        write_one(&second, 0, counts(u64::MAX, 1));
-        write_one(&second, 1, counts(7, 3));
+        write_rule_counts(&second, 0, counts(u64::MAX, 1));
+        write_rule_counts(&second, 1, counts(7, 3));
         fs::write(folder.path().join("3-1.faults"), [1; 7]).unwrap();
         fs::write(folder.path().join("other"), [1; 700]).unwrap();
         fs::write(
@@ -169,7 +172,10 @@ mod tests {
         fs::write(folder.path().join("9-1.left"), "").unwrap();
         let all = read_counts(folder.path()).unwrap();
         assert_eq!(all.processes, 3);
-        assert_eq!(all.left, [(2, BTreeMap::from([("ibv_cq".to_owned(), 1)]))]);
+        assert_eq!(
+            all.left_objects,
+            [(2, BTreeMap::from([("ibv_cq".to_owned(), 1)]))]
+        );
         assert_eq!(all.rules, [counts(u64::MAX, 1), counts(12, 5)]);
         fs::write(folder.path().join("4-1.faults"), vec![255; 1 << 16]).unwrap();
         assert_eq!(read_counts(folder.path()).unwrap().rules.len(), MAX_RULES);

@@ -19,7 +19,7 @@ use shm::clock::now_ns;
 
 use crate::lock::lock;
 use counts::CountsFile;
-pub(crate) use counts::write_left;
+pub(crate) use counts::write_left_objects;
 pub use counts::{FAULT_COUNTS_VAR, FaultCounts, read_counts};
 
 /// The environment variable with the fault plan, in one line.
@@ -31,14 +31,14 @@ pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 struct ActiveFaultPlan {
     begun_ns: u64,
     delays_completions: bool,
-    inner: Mutex<FaultPlanState>,
+    plan_state: Mutex<FaultPlanState>,
 }
 
 struct FaultPlanState {
     injector: Injector,
     counts: CountsFile,
     /// Incidents that struck while a queue was locked, and are carried out when it is not.
-    owed: Vec<DueIncident>,
+    deferred_incidents: Vec<DueIncident>,
 }
 
 /// The reason why the fault plan in the environment is not valid.
@@ -78,15 +78,15 @@ impl ActiveFaultPlan {
         Ok(Some(Self {
             begun_ns: now_ns(),
             delays_completions: plan.rules().iter().any(late),
-            inner: Mutex::new(FaultPlanState {
+            plan_state: Mutex::new(FaultPlanState {
                 injector: Injector::new(plan, seed),
                 counts: CountsFile::default(),
-                owed: Vec::new(),
+                deferred_incidents: Vec::new(),
             }),
         }))
     }
 
-    fn now(&self) -> u64 {
+    fn ns_since_start(&self) -> u64 {
         now_ns().saturating_sub(self.begun_ns)
     }
 }
@@ -99,7 +99,7 @@ fn faults() -> Option<&'static ActiveFaultPlan> {
 ///
 /// # Errors
 /// The plan or the seed in the environment is not valid.
-pub(crate) fn check() -> Result<bool, BadFaults> {
+pub(crate) fn is_plan_active() -> Result<bool, BadFaults> {
     FAULTS.as_ref().map(Option::is_some).map_err(Clone::clone)
 }
 
@@ -136,83 +136,83 @@ impl FaultPlanState {
 }
 
 /// Creation numbers of the queue pairs that this process has made under a plan, by their QPNs.
-static NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
+static CREATION_NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
 /// Records that a queue pair was made.
 pub(crate) fn note_created_queue_pair(queue_pair: QueuePair) {
     if are_on() {
-        lock(&NUMBERS).insert(queue_pair.qpn, queue_pair.number);
+        lock(&CREATION_NUMBERS).insert(queue_pair.qpn, queue_pair.number);
     }
 }
 
 /// Returns the queue pair that had the number `qpn` last.
 pub(crate) fn queue_pair(qpn: u32) -> QueuePair {
-    let number = lock(&NUMBERS).get(&qpn).copied().unwrap_or(0);
+    let number = lock(&CREATION_NUMBERS).get(&qpn).copied().unwrap_or(0);
     QueuePair { number, qpn }
 }
 
 /// Returns the errno with which a verb is refused, if any, and the incidents before its execution.
-pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<DueIncident>) {
+pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<DueIncident>) {
     let Some(faults) = faults() else {
         return (None, Vec::new());
     };
-    let inner = &mut *lock(&faults.inner);
-    let verdict = inner.injector.verb(faults.now(), facts);
+    let inner = &mut *lock(&faults.plan_state);
+    let verdict = inner.injector.verb(faults.ns_since_start(), facts);
     inner.count_struck_rules(verdict.struck, |what| {
         what.push_str(facts.name);
-        tell_queue_pair(what, facts.queue_pair);
+        append_queue_pair(what, facts.queue_pair);
     });
     (verdict.errno, verdict.incidents)
 }
 
-/// Returns the fault of a work request. Incidents beside it are [owed](take_owed).
-pub(crate) fn work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
+/// Returns the fault of a work request. Incidents beside it are [owed](take_deferred_incidents).
+pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
     let faults = faults()?;
-    let inner = &mut *lock(&faults.inner);
-    let verdict = inner.injector.work_request(faults.now(), facts);
+    let inner = &mut *lock(&faults.plan_state);
+    let verdict = inner.injector.work_request(faults.ns_since_start(), facts);
     inner.count_struck_rules(verdict.struck, |what| {
         let _ = write!(what, "{} wr_id={wr_id}", facts.operation);
-        tell_queue_pair(what, facts.queue_pair);
+        append_queue_pair(what, facts.queue_pair);
     });
-    inner.owed.extend(verdict.incidents);
+    inner.deferred_incidents.extend(verdict.incidents);
     verdict.fault
 }
 
 /// Returns the delay of a completion in nanoseconds.
-pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
+pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let Some(faults) = faults() else { return 0 };
-    let inner = &mut *lock(&faults.inner);
-    let (delay_ns, struck) = inner.injector.completion(faults.now(), facts);
+    let inner = &mut *lock(&faults.plan_state);
+    let (delay_ns, struck) = inner.injector.completion(faults.ns_since_start(), facts);
     inner.count_struck_rules(struck, |what| {
         let _ = write!(
             what,
             "completion of {} wr_id={wr_id}, {delay_ns} ns late",
             facts.operation
         );
-        tell_queue_pair(what, facts.queue_pair);
+        append_queue_pair(what, facts.queue_pair);
     });
     delay_ns
 }
 
 /// Returns the fate of a packet.
-pub(crate) fn packet(facts: &PacketFacts) -> PacketVerdict {
+pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
     let Some(faults) = faults() else {
         return PacketVerdict::default();
     };
-    let inner = &mut *lock(&faults.inner);
-    let fate = inner.injector.packet(faults.now(), facts);
+    let inner = &mut *lock(&faults.plan_state);
+    let fate = inner.injector.packet(faults.ns_since_start(), facts);
     inner.count_struck_rules(fate.struck, |what| {
         let _ = write!(
             what,
             "packet {} of {} bytes, {} -> {}",
             facts.operation, facts.bytes, facts.source, facts.destination
         );
-        tell_queue_pair(what, facts.queue_pair);
+        append_queue_pair(what, facts.queue_pair);
     });
     fate
 }
 
-fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {
+fn append_queue_pair(what: &mut String, queue_pair: QueuePair) {
     if queue_pair.qpn != 0 {
         let QueuePair { number, qpn } = queue_pair;
         let _ = write!(what, ", queue pair {number} (QPN {qpn:#x})");
@@ -220,19 +220,19 @@ fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {
 }
 
 /// Takes the incidents that struck while a queue was locked, each once.
-pub(crate) fn take_owed() -> Vec<DueIncident> {
+pub(crate) fn take_deferred_incidents() -> Vec<DueIncident> {
     faults().map_or_else(Vec::new, |faults| {
-        std::mem::take(&mut lock(&faults.inner).owed)
+        std::mem::take(&mut lock(&faults.plan_state).deferred_incidents)
     })
 }
 
 /// Returns the incidents that are due now, and the time in nanoseconds until the next one is due.
-pub(crate) fn due() -> (Vec<DueIncident>, Option<u64>) {
+pub(crate) fn take_due_incidents() -> (Vec<DueIncident>, Option<u64>) {
     let Some(faults) = faults() else {
         return (Vec::new(), None);
     };
-    let inner = &mut *lock(&faults.inner);
-    let now = faults.now();
+    let inner = &mut *lock(&faults.plan_state);
+    let now = faults.ns_since_start();
     let (happenings, struck) = inner.injector.due(now);
     inner.count_struck_rules(struck, |what| what.push_str("its time has come"));
     let next = inner.injector.next_due();
@@ -241,13 +241,17 @@ pub(crate) fn due() -> (Vec<DueIncident>, Option<u64>) {
 
 /// Returns true while the plan keeps the link down.
 pub(crate) fn link_is_down() -> bool {
-    faults().is_some_and(|faults| lock(&faults.inner).injector.is_link_down(faults.now()))
+    faults().is_some_and(|faults| {
+        lock(&faults.plan_state)
+            .injector
+            .is_link_down(faults.ns_since_start())
+    })
 }
 
 /// Writes the counts of each rule so far, for the summary of a run.
 pub(crate) fn save_counts() {
     if let Some(faults) = faults() {
-        let inner = &mut *lock(&faults.inner);
+        let inner = &mut *lock(&faults.plan_state);
         inner.counts.write_all(&inner.injector);
     }
 }

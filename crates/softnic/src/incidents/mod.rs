@@ -26,38 +26,38 @@ static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 /// True once the device was removed.
 static GONE: AtomicBool = AtomicBool::new(false);
 /// True if a rule may have become due sooner, because the link was taken down for a time.
-static SOONER: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+static RULE_DUE_SOONER: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 /// Registers an opened context for the events. The time of the plan begins with the first context.
-pub(crate) fn opened(context: &'static Context) {
+pub(crate) fn register_context(context: &'static Context) {
     if !faults::are_on() {
         return;
     }
     lock(&CONTEXTS).push(context);
-    static BEGUN: AtomicBool = AtomicBool::new(false);
-    if BEGUN.swap(true, Ordering::Relaxed) {
+    static TIMEKEEPER_STARTED: AtomicBool = AtomicBool::new(false);
+    if TIMEKEEPER_STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
     at_exit::at_exit(at_exit);
     faults::save_counts();
     let builder = std::thread::Builder::new().name("verbatim-faults".into());
     let nic = context.nic;
-    if let Err(error) = engine::without_signals(|| builder.spawn(move || keep_time(nic))) {
+    if let Err(error) = engine::without_signals(|| builder.spawn(move || run_timekeeper(nic))) {
         tracing::error!("faults that have a time do not strike: no thread: {error}");
     }
 }
 
 extern "C" fn at_exit() {
     faults::save_counts();
-    faults::write_left(&live::left());
+    faults::write_left_objects(&live::count_undestroyed());
 }
 
 /// Sleeps until an incident is due, and carries it out.
-fn keep_time(nic: &'static Nic) {
+fn run_timekeeper(nic: &'static Nic) {
     loop {
-        let (happenings, next) = faults::due();
+        let (happenings, next) = faults::take_due_incidents();
         carry_out(nic, happenings);
-        let (sooner, called) = &SOONER;
+        let (sooner, called) = &RULE_DUE_SOONER;
         let mut sooner = lock(sooner);
         while !*sooner {
             let Some(wait) = next else {
@@ -84,17 +84,17 @@ pub(crate) fn device_is_gone() -> bool {
 pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<DueIncident>) {
     for (incident, queue_pair) in happenings {
         match incident {
-            DeviceAction::Event(event) => raise(nic, event, queue_pair),
-            DeviceAction::Pause(ns) => pause::pause(Duration::from_nanos(ns)),
+            DeviceAction::Event(event) => raise_for_queue_pairs(nic, event, queue_pair),
+            DeviceAction::Pause(ns) => pause::stop_process_for(Duration::from_nanos(ns)),
             DeviceAction::LinkDown(time) => {
                 for port in nic.devices.iter().flat_map(Device::ports) {
-                    let place = port.place.number().into();
+                    let place = port.place.host_wide_number().into();
                     nic.network.counters.add(place, Counter::LinkDowned, 1);
                 }
                 raise_everywhere(IBV_EVENT_PORT_ERR);
                 if time.is_some() {
-                    *lock(&SOONER.0) = true;
-                    SOONER.1.notify_one();
+                    *lock(&RULE_DUE_SOONER.0) = true;
+                    RULE_DUE_SOONER.1.notify_one();
                 }
             }
             DeviceAction::LinkUp => raise_everywhere(IBV_EVENT_PORT_ACTIVE),
@@ -103,8 +103,8 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<DueIncident>) {
 }
 
 /// Carries out the incidents that struck while a queue was locked.
-pub(crate) fn carry_out_owed(nic: &'static Nic) {
-    let owed = faults::take_owed();
+pub(crate) fn carry_out_deferred(nic: &'static Nic) {
+    let owed = faults::take_deferred_incidents();
     if !owed.is_empty() {
         carry_out(nic, owed);
     }
@@ -116,7 +116,7 @@ fn raise_everywhere(event: ibv_event_type) {
     }
 }
 
-fn raise(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
+fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
     match event {
         IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
             for_each_queue_pair(nic, target, |qp| qp.fail_with(event));
@@ -137,7 +137,7 @@ fn raise(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
 fn for_each_queue_pair(nic: &Nic, target: QueuePair, f: impl Fn(&crate::qp::Qp)) {
     for qp in registry::of(nic).all_qps() {
         let is = |wanted: u32, own: u32| wanted == 0 || wanted == own;
-        if is(target.number, qp.number) && is(target.qpn, qp.qpn) {
+        if is(target.number, qp.creation_number) && is(target.qpn, qp.qpn) {
             f(&qp);
         }
     }

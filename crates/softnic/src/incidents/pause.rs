@@ -8,17 +8,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Stops the process, as `SIGSTOP` does, and lets it continue after `time`.
 ///
 /// A stopped process cannot continue itself. A helper does: a copy of this process that only sleeps and signals.
-pub(super) fn pause(time: Duration) {
+pub(super) fn stop_process_for(time: Duration) {
     let pidfd = match pidfd_open(getpid(), PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(error) => return tracing::error!("no pause: this process cannot be named: {error}"),
     };
-    // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs `help`, which
+    // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs `continue_after_sleep`, which
     // allocates nothing, takes no lock and never returns. Without an exit signal, the program's handlers of SIGCHLD and
     // its `wait` do not see the child (clone(2)).
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
-        0 => help(std::os::fd::AsFd::as_fd(&pidfd), time),
+        0 => continue_after_sleep(std::os::fd::AsFd::as_fd(&pidfd), time),
         child if child > 0 => wait_for(child),
         _ => {
             let error = std::io::Error::last_os_error();
@@ -28,7 +28,7 @@ pub(super) fn pause(time: Duration) {
 }
 
 /// Stops the process behind `pidfd`, sleeps, and continues it.
-fn help(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
+fn continue_after_sleep(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
     let fd = pidfd.as_raw_fd();
     let sleep = libc::timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),

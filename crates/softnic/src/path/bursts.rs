@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct PostBursts {
     /// Number of polls at the last post.
-    polls: AtomicU64,
+    polls_at_last_post: AtomicU64,
     /// Number of packets that had arrived at the last post.
-    received: AtomicU64,
+    packets_at_last_post: AtomicU64,
     /// Number of posts in a row, without a poll or a packet in between.
-    posts: AtomicU32,
+    posts_in_row: AtomicU32,
     /// Number of posts that are expected before the next poll.
-    expected: AtomicU32,
+    expected_posts: AtomicU32,
 }
 
 impl PostBursts {
     /// Records a post, given the numbers of polls and packets so far. Returns true if another post is expected before
     /// the program polls.
     pub(super) fn note_post_and_predict_burst(&self, polls: u64, received: u64) -> bool {
-        let before = self.posts.load(Ordering::Relaxed);
-        let mut expected = self.expected.load(Ordering::Relaxed);
-        let is_polled = self.polls.load(Ordering::Relaxed) != polls;
-        let has_received = self.received.load(Ordering::Relaxed) != received;
+        let before = self.posts_in_row.load(Ordering::Relaxed);
+        let mut expected = self.expected_posts.load(Ordering::Relaxed);
+        let is_polled = self.polls_at_last_post.load(Ordering::Relaxed) != polls;
+        let has_received = self.packets_at_last_post.load(Ordering::Relaxed) != received;
         let posts = if is_polled {
             expected = before;
             1
@@ -37,17 +37,17 @@ impl PostBursts {
         } else {
             before.saturating_add(1)
         };
-        self.polls.store(polls, Ordering::Relaxed);
-        self.received.store(received, Ordering::Relaxed);
-        self.posts.store(posts, Ordering::Relaxed);
-        self.expected.store(expected, Ordering::Relaxed);
+        self.polls_at_last_post.store(polls, Ordering::Relaxed);
+        self.packets_at_last_post.store(received, Ordering::Relaxed);
+        self.posts_in_row.store(posts, Ordering::Relaxed);
+        self.expected_posts.store(expected, Ordering::Relaxed);
         posts < expected
     }
 
     /// Resets the expectation, because the program may sleep after its next posts.
-    pub(super) fn forget(&self) {
-        self.posts.store(0, Ordering::Relaxed);
-        self.expected.store(0, Ordering::Relaxed);
+    pub(super) fn forget_expectation(&self) {
+        self.posts_in_row.store(0, Ordering::Relaxed);
+        self.expected_posts.store(0, Ordering::Relaxed);
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     fn a_program_that_may_sleep_does_not_wait() {
         let bursts = PostBursts::default();
         posts(&bursts, 4, 1, 0);
-        bursts.forget();
+        bursts.forget_expectation();
         assert_eq!(posts(&bursts, 4, 2, 1), [false; 4]);
     }
 }

@@ -27,7 +27,7 @@ pub struct BadCapture(#[from] OpenError);
 pub(super) struct WireCapture {
     file: Capture,
     /// Addresses of the port, whose packets are written by their senders.
-    own: OnceLock<Vec<IpAddr>>,
+    own_addresses: OnceLock<Vec<IpAddr>>,
     /// True once the file could not be written: nothing follows.
     has_failed: AtomicBool,
 }
@@ -44,7 +44,7 @@ impl WireCapture {
         };
         Ok(Some(Self {
             file: Capture::open(Path::new(&file))?,
-            own: OnceLock::new(),
+            own_addresses: OnceLock::new(),
             has_failed: AtomicBool::new(false),
         }))
     }
@@ -67,9 +67,9 @@ impl WireCapture {
     }
 
     /// Writes a packet that has arrived, unless its sender writes it.
-    pub(super) fn receive(&self, endpoint: &Endpoint, received: &ReceivedPacket<'_>) {
+    pub(super) fn capture_received(&self, endpoint: &Endpoint, received: &ReceivedPacket<'_>) {
         let addresses = || endpoint.addresses().map(|address| address.ip).collect();
-        let own = self.own.get_or_init(addresses);
+        let own = self.own_addresses.get_or_init(addresses);
         if own.contains(&received.frame.addresses.src()) {
             return;
         }

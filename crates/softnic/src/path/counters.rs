@@ -145,13 +145,13 @@ impl DropReason {
 pub(crate) const PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Largest number of ports.
-const PORTS: usize = MAX_DEVICES as usize * MAX_PORTS as usize;
+const MAX_PORTS_OF_HOST: usize = MAX_DEVICES as usize * MAX_PORTS as usize;
 
 /// A port of this process, the addresses at which it has packets, and the files for its counts.
 pub(crate) struct CountedPort {
-    /// Its number ([`PortPlace::number`]).
+    /// Its number ([`PortPlace::host_wide_number`]).
     ///
-    /// [`PortPlace::number`]: crate::device::PortPlace::number
+    /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
     pub(crate) place: u32,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) files: PortFiles,
@@ -166,7 +166,7 @@ pub(crate) fn port_of(ports: &[CountedPort], ip: IpAddr) -> Option<&CountedPort>
 /// Counts of this process's packets.
 pub(crate) struct PacketCounters {
     /// The counts of each port, by [`index`].
-    own: [[AtomicU64; COUNT]; PORTS],
+    counts_by_port: [[AtomicU64; COUNT]; MAX_PORTS_OF_HOST],
     /// True if the engine knows that there are counts to be published.
     is_engine_called: AtomicBool,
     published: Mutex<PublishedCounts>,
@@ -174,22 +174,22 @@ pub(crate) struct PacketCounters {
 
 /// Returns the index of the port with the number `place`. 0 is the number of no port: the first one counts.
 fn index(place: u32) -> usize {
-    place.saturating_sub(1) as usize % PORTS
+    place.saturating_sub(1) as usize % MAX_PORTS_OF_HOST
 }
 
 /// The counts of this process that are in the files.
 struct PublishedCounts {
-    counts: [[u64; COUNT]; PORTS],
+    counts: [[u64; COUNT]; MAX_PORTS_OF_HOST],
     at: Option<Instant>,
 }
 
 impl Default for PacketCounters {
     fn default() -> Self {
         Self {
-            own: [const { [const { AtomicU64::new(0) }; COUNT] }; PORTS],
+            counts_by_port: [const { [const { AtomicU64::new(0) }; COUNT] }; MAX_PORTS_OF_HOST],
             is_engine_called: AtomicBool::new(false),
             published: Mutex::new(PublishedCounts {
-                counts: [[0; COUNT]; PORTS],
+                counts: [[0; COUNT]; MAX_PORTS_OF_HOST],
                 at: None,
             }),
         }
@@ -199,7 +199,7 @@ impl Default for PacketCounters {
 impl PacketCounters {
     /// Adds to a counter of the port with the number `place`.
     pub(crate) fn add(&self, place: u32, counter: Counter, count: u64) {
-        self.own[index(place)][counter as usize].fetch_add(count, Ordering::Relaxed);
+        self.counts_by_port[index(place)][counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts a dropped packet.
@@ -239,7 +239,7 @@ impl PacketCounters {
 
     /// Returns true if the engine has to be called, because this is the first count since the last publication.
     #[inline]
-    pub(crate) fn calls_engine(&self) -> bool {
+    pub(crate) fn must_call_engine(&self) -> bool {
         !self.is_engine_called.load(Ordering::Relaxed)
             && !self.is_engine_called.swap(true, Ordering::Relaxed)
     }
@@ -251,7 +251,7 @@ impl PacketCounters {
         ports: &'p [CountedPort],
     ) -> Vec<(&'p CountedPort, [u64; COUNT])> {
         let own = |port: &'p CountedPort| {
-            let counts = self.own[index(port.place)].each_ref();
+            let counts = self.counts_by_port[index(port.place)].each_ref();
             (port, counts.map(|count| count.load(Ordering::Relaxed)))
         };
         let mut totals: Vec<_> = ports.iter().map(own).collect();
@@ -275,10 +275,10 @@ impl PacketCounters {
         ports: &[CountedPort],
     ) -> Option<Duration> {
         let published = self.published();
-        if !self.is_new(endpoint, ports, &published) {
+        if !self.has_unpublished(endpoint, ports, &published) {
             self.is_engine_called.store(false, Ordering::Relaxed);
             // A thread that counted before this did not call the engine.
-            if !self.is_new(endpoint, ports, &published) {
+            if !self.has_unpublished(endpoint, ports, &published) {
                 return None;
             }
         }
@@ -288,7 +288,7 @@ impl PacketCounters {
 
     /// Returns true if a count is not published. Drops by the kernel are left out: reading them costs a system call,
     /// and they do not matter here.
-    fn is_new(
+    fn has_unpublished(
         &self,
         endpoint: &Endpoint,
         ports: &[CountedPort],
@@ -316,7 +316,7 @@ impl PacketCounters {
         published.at = Some(Instant::now());
         self.is_engine_called.store(false, Ordering::Relaxed);
         let mut totals = self.totals(endpoint, ports);
-        for (ip, drops) in endpoint.overruns() {
+        for (ip, drops) in endpoint.socket_drops() {
             if let Some(total) = counts_at(&mut totals, ip) {
                 total[Counter::Overrun as usize] += drops;
             }
@@ -345,7 +345,7 @@ impl PacketCounters {
     /// Returns the counts of dropped packets of all ports that are not 0.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_all_ports = |counter: usize| {
-            let counts = self.own.iter().map(|own| &own[counter]);
+            let counts = self.counts_by_port.iter().map(|own| &own[counter]);
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
         };
         let all = NAMES.iter().enumerate();
@@ -413,14 +413,14 @@ mod tests {
         counters.add_qp_counts(|| panic!("there are none"), &mut counts);
         counters.dropped(1, DropReason::WrongQkey);
         let count = |place, counter: Counter| {
-            counters.own[index(place)][counter as usize].load(Ordering::Relaxed)
+            counters.counts_by_port[index(place)][counter as usize].load(Ordering::Relaxed)
         };
         assert_eq!(count(2, Counter::DuplicateRequest), 3);
         assert_eq!(count(1, Counter::DuplicateRequest), 0);
         assert_eq!(count(2, Counter::CnpSent), 1);
         assert_eq!(counters.drops().collect::<Vec<_>>(), [("rx_wrong_qkey", 1)]);
         assert_eq!(
-            (counters.calls_engine(), counters.calls_engine()),
+            (counters.must_call_engine(), counters.must_call_engine()),
             (true, false)
         );
     }

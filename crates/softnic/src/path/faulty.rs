@@ -17,15 +17,15 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 /// The late packets in both directions.
 #[derive(Default)]
 pub(super) struct FaultyWire {
-    leaving: Mutex<DelayQueue<OutgoingPacket>>,
-    arriving: Mutex<DelayQueue<IncomingPacket>>,
+    late_outgoing: Mutex<DelayQueue<OutgoingPacket>>,
+    late_incoming: Mutex<DelayQueue<IncomingPacket>>,
 }
 
 /// A packet that leaves, from BTH to pad.
 struct OutgoingPacket {
     flow: PacketFlow,
     bytes: Vec<u8>,
-    damage: Option<u32>,
+    damaged_bit: Option<u32>,
 }
 
 /// A packet that has arrived, from BTH to ICRC.
@@ -45,7 +45,7 @@ impl FaultyWire {
     /// Applies the plan to a packet of the queue pair `qpn` that is about to leave.
     pub(super) fn send(&self, batch: &mut PacketBatch, qpn: u32, flow: &PacketFlow, bytes: &[u8]) {
         let addresses = &flow.addresses;
-        let fate = fate_of(bytes, ICRC_BYTES, |facts| PacketFacts {
+        let fate = packet_verdict(bytes, ICRC_BYTES, |facts| PacketFacts {
             direction: Direction::Send,
             source: addresses.src(),
             destination: addresses.dst(),
@@ -66,7 +66,7 @@ impl FaultyWire {
             return;
         }
         let due_ns = now_ns().saturating_add(fate.delay_ns);
-        let mut leaving = lock(&self.leaving);
+        let mut leaving = lock(&self.late_outgoing);
         for _ in 0..times {
             let bytes = bytes.to_vec();
             let damage = fate.corrupt_bit;
@@ -75,7 +75,7 @@ impl FaultyWire {
                 OutgoingPacket {
                     flow,
                     bytes,
-                    damage,
+                    damaged_bit: damage,
                 },
             );
         }
@@ -83,9 +83,9 @@ impl FaultyWire {
 
     /// Adds late packets that are due to `batch`.
     pub(super) fn release_leaving(&self, batch: &mut PacketBatch) {
-        let mut leaving = lock(&self.leaving);
+        let mut leaving = lock(&self.late_outgoing);
         while let Some(packet) = leaving.pop_due(now_ns()) {
-            push(batch, &packet.flow, &packet.bytes, packet.damage);
+            push(batch, &packet.flow, &packet.bytes, packet.damaged_bit);
         }
     }
 
@@ -96,7 +96,7 @@ impl FaultyWire {
         take: &mut impl FnMut(&ReceivedPacket<'_>),
     ) {
         let addresses = &received.frame.addresses;
-        let fate = fate_of(received.bytes, 0, |facts| PacketFacts {
+        let fate = packet_verdict(received.bytes, 0, |facts| PacketFacts {
             direction: Direction::Receive,
             source: addresses.src(),
             destination: addresses.dst(),
@@ -126,7 +126,7 @@ impl FaultyWire {
             return;
         }
         let due_ns = now_ns().saturating_add(fate.delay_ns);
-        let mut arriving = lock(&self.arriving);
+        let mut arriving = lock(&self.late_incoming);
         if fate.duplicate {
             arriving.push(due_ns, packet.copy());
         }
@@ -137,7 +137,7 @@ impl FaultyWire {
     pub(super) fn release_arriving(&self, take: &mut impl FnMut(&ReceivedPacket<'_>)) -> usize {
         let mut count = 0;
         loop {
-            let next = lock(&self.arriving).pop_due(now_ns());
+            let next = lock(&self.late_incoming).pop_due(now_ns());
             let Some(packet) = next else { return count };
             take(&packet.received());
             count += 1;
@@ -146,7 +146,7 @@ impl FaultyWire {
 
     /// Returns true if no packet is late.
     pub(super) fn is_idle(&self) -> bool {
-        lock(&self.leaving).is_empty() && lock(&self.arriving).is_empty()
+        lock(&self.late_outgoing).is_empty() && lock(&self.late_incoming).is_empty()
     }
 }
 
@@ -170,7 +170,7 @@ impl IncomingPacket {
 
 /// Returns the fate of the packet `bytes`, which is `more` bytes longer on the wire; `describe` adds its direction and
 /// addresses.
-fn fate_of(
+fn packet_verdict(
     bytes: &[u8],
     more: usize,
     describe: impl FnOnce(PacketFacts) -> PacketFacts,
@@ -185,7 +185,7 @@ fn fate_of(
         operation: operation(bytes),
         bytes: u32::try_from(bytes.len() + more).unwrap_or(u32::MAX),
     };
-    faults::packet(&describe(facts))
+    faults::strike_packet(&describe(facts))
 }
 
 fn push(batch: &mut PacketBatch, flow: &PacketFlow, bytes: &[u8], damage: Option<u32>) {

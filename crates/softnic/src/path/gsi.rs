@@ -19,23 +19,25 @@ use roce::packet::Packet;
 use super::DropReason;
 
 /// The folder of connection management in the fabric's folder.
-const FOLDER: &str = "rdma_cm";
+const CM_FOLDER: &str = "rdma_cm";
 
 /// The socket that passes arrived management datagrams to the processes that use `rdma_cm`.
 #[derive(Default)]
 pub(crate) struct Gsi {
-    open: OnceLock<(UnixDatagram, PathBuf)>,
+    socket_and_folder: OnceLock<(UnixDatagram, PathBuf)>,
 }
 
 impl Gsi {
     /// Returns the socket to send with, and the folder of the sockets to send to.
-    fn open(&self, fabric: &Path) -> io::Result<&(UnixDatagram, PathBuf)> {
-        if let Some(open) = self.open.get() {
+    fn open_socket(&self, fabric: &Path) -> io::Result<&(UnixDatagram, PathBuf)> {
+        if let Some(open) = self.socket_and_folder.get() {
             return Ok(open);
         }
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(self.open.get_or_init(|| (socket, fabric.join(FOLDER))))
+        Ok(self
+            .socket_and_folder
+            .get_or_init(|| (socket, fabric.join(CM_FOLDER))))
     }
 
     /// Delivers a management datagram to its process.
@@ -64,7 +66,7 @@ impl Gsi {
             mad,
         };
         let bytes = delivery.emit();
-        let (socket, folder) = self.open(fabric).map_err(|_| DropReason::NotReady)?;
+        let (socket, folder) = self.open_socket(fabric).map_err(|_| DropReason::NotReady)?;
         let Ok(folder) = fs::File::open(folder) else {
             // No process manages connections here.
             return Err(DropReason::UnknownQueuePair);
@@ -144,9 +146,9 @@ mod tests {
             deliver(&rtu(3), GSI_QKEY),
             Err(DropReason::UnknownQueuePair)
         );
-        fs::create_dir(fabric.path().join(FOLDER)).unwrap();
+        fs::create_dir(fabric.path().join(CM_FOLDER)).unwrap();
         let bind = |slot| {
-            let name = fabric.path().join(FOLDER).join(socket_name(slot));
+            let name = fabric.path().join(CM_FOLDER).join(socket_name(slot));
             let socket = UnixDatagram::bind(name).unwrap();
             socket.set_nonblocking(true).unwrap();
             socket

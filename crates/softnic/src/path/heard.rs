@@ -5,28 +5,33 @@
 
 /// More packets than the sockets of a process hold. Packets that arrived before a check began are among the first of
 /// this number that the check takes.
-const MOST_WAITING: usize = 1 << 16;
+const MAX_WAITING_PACKETS: usize = 1 << 16;
 
 /// The checks for packets of the thread that delivers.
 #[derive(Debug, Default)]
 pub(super) struct PacketChecks {
     /// Start of the check that has not found the sockets empty yet.
-    began_ns: Option<u64>,
+    check_start_ns: Option<u64>,
     /// Number of packets that this check has taken.
-    taken: usize,
+    packets_taken: usize,
 }
 
 impl PacketChecks {
     /// Records a receive that began at `now_ns` and took `packets` packets. `all_empty`: no more waited. Returns the
     /// time up to which all packets that arrived have been taken, if it is known now.
-    pub(super) fn received(&mut self, now_ns: u64, packets: usize, all_empty: bool) -> Option<u64> {
+    pub(super) fn record_receive(
+        &mut self,
+        now_ns: u64,
+        packets: usize,
+        all_empty: bool,
+    ) -> Option<u64> {
         if all_empty {
             *self = Self::default();
             return Some(now_ns);
         }
-        let began_ns = *self.began_ns.get_or_insert(now_ns);
-        self.taken += packets;
-        if self.taken < MOST_WAITING {
+        let began_ns = *self.check_start_ns.get_or_insert(now_ns);
+        self.packets_taken += packets;
+        if self.packets_taken < MAX_WAITING_PACKETS {
             return None;
         }
         *self = Self::default();
@@ -41,19 +46,25 @@ mod tests {
     #[test]
     fn empty_sockets_have_been_heard_until_now() {
         let mut looks = PacketChecks::default();
-        assert_eq!(looks.received(10, 0, true), Some(10));
-        assert_eq!(looks.received(20, 5, false), None);
+        assert_eq!(looks.record_receive(10, 0, true), Some(10));
+        assert_eq!(looks.record_receive(20, 5, false), None);
         // Another socket may have packets.
-        assert_eq!(looks.received(30, 0, false), None);
-        assert_eq!(looks.received(40, 0, true), Some(40));
+        assert_eq!(looks.record_receive(30, 0, false), None);
+        assert_eq!(looks.record_receive(40, 0, true), Some(40));
     }
 
     #[test]
     fn sockets_that_are_never_empty_have_been_heard_until_the_look_began() {
         let mut looks = PacketChecks::default();
-        assert_eq!(looks.received(10, MOST_WAITING - 1, false), None);
-        assert_eq!(looks.received(20, 1, false), Some(10));
-        assert_eq!(looks.received(30, MOST_WAITING - 1, false), None);
-        assert_eq!(looks.received(40, 2, false), Some(30));
+        assert_eq!(
+            looks.record_receive(10, MAX_WAITING_PACKETS - 1, false),
+            None
+        );
+        assert_eq!(looks.record_receive(20, 1, false), Some(10));
+        assert_eq!(
+            looks.record_receive(30, MAX_WAITING_PACKETS - 1, false),
+            None
+        );
+        assert_eq!(looks.record_receive(40, 2, false), Some(30));
     }
 }

@@ -23,33 +23,33 @@ const FOLDER: &str = "counters";
 const LIFESPAN: &str = "lifespan";
 
 /// Time for which a caller that can wait waits for another process that writes the same files.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The files of a port.
 pub(crate) struct PortFiles {
     /// The folder of all ports of the fabric.
-    parent: PathBuf,
+    all_ports_folder: PathBuf,
     /// The folder of this port.
     folder: PathBuf,
     /// The lock file, locked by the process that writes.
     lock: PathBuf,
     /// The file that is renamed to a file of the folder.
-    new: PathBuf,
+    temporary_file: PathBuf,
 }
 
 impl PortFiles {
     /// Returns the files of a port of this process in the fabric with the folder `fabric`. A port is identified by
     /// its network namespace, the addresses that the ports of its processes were given, and its number
-    /// ([`PortPlace::number`]).
+    /// ([`PortPlace::host_wide_number`]).
     ///
     /// # Errors
     /// The network namespace has no name: `/proc` is not mounted.
     ///
-    /// [`PortPlace::number`]: crate::device::PortPlace::number
+    /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
     pub(crate) fn of_port(fabric: &Path, place: PortPlace) -> io::Result<Self> {
         let namespace = fs::metadata("/proc/self/ns/net")?.ino();
         let addresses = address_list().unwrap_or_else(|| "all".to_owned());
-        let port = place.number();
+        let port = place.host_wide_number();
         Ok(Self::new(
             fabric,
             &format!("{namespace}-{addresses}-{port}"),
@@ -63,8 +63,8 @@ impl PortFiles {
         Self {
             folder: parent.join(&port),
             lock: parent.join(format!("{port}.lock")),
-            new: parent.join(format!("{port}.new")),
-            parent,
+            temporary_file: parent.join(format!("{port}.new")),
+            all_ports_folder: parent,
         }
     }
 
@@ -78,18 +78,18 @@ impl PortFiles {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn make(&self, names: &[&str], age: Duration) -> io::Result<()> {
-        let _lock = self.lock(PATIENCE)?;
+        let _lock = self.lock(LOCK_PATIENCE)?;
         let lifespan = self.folder.join(LIFESPAN);
         fs::write(lifespan, format!("{}\n", age.as_millis()))?;
         // All names are links to one file: an empty port costs no memory for each.
-        self.write_new(0)?;
+        self.write_temporary(0)?;
         for name in names {
-            match fs::hard_link(&self.new, self.folder.join(name)) {
+            match fs::hard_link(&self.temporary_file, self.folder.join(name)) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
             }
         }
-        fs::remove_file(&self.new)?;
+        fs::remove_file(&self.temporary_file)?;
         Ok(())
     }
 
@@ -121,21 +121,21 @@ impl PortFiles {
     }
 
     fn write(&self, name: &str, count: u64) -> io::Result<()> {
-        self.write_new(count)?;
-        fs::rename(&self.new, self.folder.join(name))
+        self.write_temporary(count)?;
+        fs::rename(&self.temporary_file, self.folder.join(name))
     }
 
-    fn write_new(&self, count: u64) -> io::Result<()> {
+    fn write_temporary(&self, count: u64) -> io::Result<()> {
         // The file of a process that died may have other names, too.
-        match fs::remove_file(&self.new) {
+        match fs::remove_file(&self.temporary_file) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => fs::write(&self.new, format!("{count}\n")),
+            _ => fs::write(&self.temporary_file, format!("{count}\n")),
         }
     }
 
     /// Makes the folders, and takes the lock, which closing the file releases.
     fn lock(&self, patience: Duration) -> io::Result<File> {
-        for folder in [&self.parent, &self.folder] {
+        for folder in [&self.all_ports_folder, &self.folder] {
             match DirBuilder::new().mode(0o700).create(folder) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(count_of(&port(), "sent_pkts"), 0);
         for process in [port(), port()] {
             let mut news = [("sent_pkts", 5), ("rcvd_pkts", 0)].into_iter();
-            process.add(&mut news, PATIENCE).unwrap();
+            process.add(&mut news, LOCK_PATIENCE).unwrap();
         }
         assert_eq!(count_of(&port(), "sent_pkts"), 10);
         let other = PortFiles::new(fabric.path(), "7-::1/../..");
@@ -214,12 +214,12 @@ mod tests {
     fn a_process_that_holds_the_lock_is_not_waited_for() {
         let fabric = tempfile::tempdir().unwrap();
         let files = PortFiles::new(fabric.path(), "7-all");
-        let held = files.lock(PATIENCE).unwrap();
+        let held = files.lock(LOCK_PATIENCE).unwrap();
         let mut news = [("sent_pkts", 1)].into_iter();
         let error = files.add(&mut news, Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(held);
-        files.add(&mut news, PATIENCE).unwrap();
+        files.add(&mut news, LOCK_PATIENCE).unwrap();
         assert_eq!(count_of(&files, "sent_pkts"), 1);
     }
 
@@ -234,7 +234,7 @@ mod tests {
         }
         fs::write(files.folder().join("send_err"), u64::MAX.to_string()).unwrap();
         files
-            .add(&mut [("send_err", 1)].into_iter(), PATIENCE)
+            .add(&mut [("send_err", 1)].into_iter(), LOCK_PATIENCE)
             .unwrap();
         assert_eq!(count_of(&files, "send_err"), u64::MAX);
     }
@@ -245,9 +245,9 @@ mod tests {
         let files = PortFiles::new(fabric.path(), "7-all");
         make(&files);
         // The process died before it removed this name.
-        fs::hard_link(files.folder().join("rcvd_pkts"), &files.new).unwrap();
+        fs::hard_link(files.folder().join("rcvd_pkts"), &files.temporary_file).unwrap();
         files
-            .add(&mut [("send_err", 9)].into_iter(), PATIENCE)
+            .add(&mut [("send_err", 9)].into_iter(), LOCK_PATIENCE)
             .unwrap();
         let counts = files.values(&NAMES).into_iter().map(|(_, count)| count);
         assert_eq!(counts.collect::<Vec<_>>(), [0, 0, 9]);

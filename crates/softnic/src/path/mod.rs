@@ -35,7 +35,9 @@ pub(crate) use counters::{
     CountedPort, Counter, DropReason, NAMES, PUBLICATION_INTERVAL, PacketCounters,
 };
 pub(crate) use mode::PathMode;
-pub(crate) use network::{BadNetwork, CounterFiles, PacketArrival, PacketPath, in_use, note_use};
+pub(crate) use network::{
+    BadNetwork, CounterFiles, PacketArrival, PacketPath, are_packets_in_use, note_packets_in_use,
+};
 
 /// The P_Key of a port's only partition: the default partition, full member (IBTA vol. 1, 10.9.1.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;

@@ -24,9 +24,9 @@ use super::counters::{CountedPort, port_of};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
 use super::heard::PacketChecks;
-use super::hw_counters::PATIENCE;
+use super::hw_counters::LOCK_PATIENCE;
 use super::mode::BadPath;
-use super::traffic::{Amount, Direction, PortTraffic, udp_headers};
+use super::traffic::{Amount, Direction, PortTraffic, udp_header_octets};
 use super::{DropReason, PacketCounters, PathMode};
 use crate::lock::lock;
 
@@ -34,18 +34,18 @@ use crate::lock::lock;
 ///
 /// A UD queue pair alone does not set this, although its process has sockets. The engine waits for its first packet, so
 /// a program whose peers are all on this host makes no system call in its polls.
-static IN_USE: AtomicBool = AtomicBool::new(false);
+static PACKETS_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if queue pairs of this process send or receive packets.
 #[inline]
-pub(crate) fn in_use() -> bool {
-    IN_USE.load(Ordering::Relaxed)
+pub(crate) fn are_packets_in_use() -> bool {
+    PACKETS_IN_USE.load(Ordering::Relaxed)
 }
 
 /// Records that a queue pair of this process sends or receives packets, now or soon.
-pub(crate) fn note_use() {
-    if !in_use() {
-        IN_USE.store(true, Ordering::Relaxed);
+pub(crate) fn note_packets_in_use() {
+    if !are_packets_in_use() {
+        PACKETS_IN_USE.store(true, Ordering::Relaxed);
     }
 }
 
@@ -70,32 +70,32 @@ impl PacketArrival {
 ///
 /// # Errors
 /// The reason why the packet is dropped.
-fn checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
+fn parse_checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
     let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
     icrc::verify(&received.frame, transport, icrc).ok_or(DropReason::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| DropReason::Malformed)
 }
 
 /// Largest number of packets that wait for the next post: half of what one system call sends at best.
-const MOST_HELD_BACK: usize = 32;
+const MAX_HELD_BACK_PACKETS: usize = 32;
 
 /// Smallest number of packets that fill the buffer of a socket. Linux gives it 416 KiB, and counts 8448 bytes for a
 /// packet with 4096 of payload.
-const LEAST_FULL: usize = 32;
+const MIN_FULL_BUFFER_PACKETS: usize = 32;
 
 /// The state of the thread that delivers packets.
 #[derive(Default)]
 pub(crate) struct DeliveryState {
     inbox: ReceiveBuffers,
-    looks: PacketChecks,
+    checks: PacketChecks,
     /// Number of packets that have arrived since the sockets were last asked for their drops, and the number of drops
     /// then.
-    since_asked: usize,
-    overruns: u64,
+    arrived_since_drop_check: usize,
+    drops_at_last_check: u64,
 }
 
 impl DeliveryState {
-    /// Returns true if another check, at once, would find nothing ([`Inbox::is_drained`]).
+    /// Returns true if another check, at once, would find nothing ([`ReceiveBuffers::is_drained`](link::ReceiveBuffers::is_drained)).
     pub(crate) fn is_drained(&self) -> bool {
         self.inbox.is_drained()
     }
@@ -110,24 +110,24 @@ pub(crate) struct CounterFiles {
     /// The traffic counters of its ports, by address.
     pub(crate) traffic: Vec<(IpAddr, Arc<PortTraffic>)>,
     /// The amounts that the traffic counters have, by address: sent, received.
-    pub(crate) published: Mutex<HashMap<IpAddr, [Amount; 2]>>,
+    pub(crate) published_traffic: Mutex<HashMap<IpAddr, [Amount; 2]>>,
 }
 
 impl CounterFiles {
     /// Adds what the endpoint has sent and received to the traffic counters.
     fn count_traffic(&self, endpoint: &Endpoint) {
-        let mut published = lock(&self.published);
+        let mut published = lock(&self.published_traffic);
         for (ip, counters) in endpoint.counters() {
             let Some((_, port)) = self.traffic.iter().find(|(own, _)| *own == ip) else {
                 continue;
             };
-            let headers = udp_headers(ip.is_ipv4());
+            let headers = udp_header_octets(ip.is_ipv4());
             let amount = |packets: &AtomicU64, bytes: &AtomicU64| {
                 let packets = packets.load(Ordering::Relaxed);
                 Amount {
                     octets: bytes.load(Ordering::Relaxed) + packets * headers,
                     packets,
-                    multicast: 0,
+                    multicast_packets: 0,
                 }
             };
             let sent = amount(&counters.sent_pkts, &counters.sent_bytes);
@@ -150,19 +150,19 @@ pub(crate) struct PacketPath {
     outgoing: Mutex<PacketBatch>,
     /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
     receiving: Mutex<DeliveryState>,
-    /// The value of [`heard_ns`](Self::heard_ns).
-    heard_ns: AtomicU64,
+    /// The value of [`delivered_until_ns`](Self::delivered_until_ns).
+    delivered_until_ns: AtomicU64,
     /// True while the engine checks for packets.
-    engine_looks: AtomicBool,
+    engine_checks_packets: AtomicBool,
     /// Number of checks for packets by threads of the program.
-    polls: AtomicU64,
+    program_checks: AtomicU64,
     /// Number of packets that have arrived.
     received: AtomicU64,
     bursts: PostBursts,
     /// True if packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
     are_held_back: AtomicBool,
     pub(crate) counters: PacketCounters,
-    audience: OnceLock<CounterFiles>,
+    counter_files: OnceLock<CounterFiles>,
     /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
     /// The capture into which packets are written.
@@ -196,14 +196,14 @@ impl PacketPath {
             ready: OnceLock::new(),
             outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
             receiving: Mutex::default(),
-            engine_looks: AtomicBool::new(false),
-            heard_ns: AtomicU64::new(0),
-            polls: AtomicU64::new(0),
+            engine_checks_packets: AtomicBool::new(false),
+            delivered_until_ns: AtomicU64::new(0),
+            program_checks: AtomicU64::new(0),
             received: AtomicU64::new(0),
             bursts: PostBursts::default(),
             are_held_back: AtomicBool::new(false),
             counters: PacketCounters::default(),
-            audience: OnceLock::new(),
+            counter_files: OnceLock::new(),
             faulty: FaultyWire::new(),
             gsi: Gsi::default(),
         })
@@ -244,7 +244,7 @@ impl PacketPath {
         let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
         *endpoint = Some(opened);
         if let Some(audience) = audience {
-            let _ = self.audience.set(audience);
+            let _ = self.counter_files.set(audience);
         }
         // No other thread sets it, since this one has the lock.
         let _ = self.ready.set(ready);
@@ -264,14 +264,15 @@ impl PacketPath {
     }
 
     /// Returns the number of checks for packets by threads of the program.
-    pub(crate) fn polls(&self) -> u64 {
-        self.polls.load(Ordering::Relaxed)
+    pub(crate) fn program_checks(&self) -> u64 {
+        self.program_checks.load(Ordering::Relaxed)
     }
 
     /// Records that a thread of the program checks for packets.
-    pub(crate) fn note_poll(&self) {
-        let polls = self.polls.load(Ordering::Relaxed);
-        self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+    pub(crate) fn note_program_check(&self) {
+        let polls = self.program_checks.load(Ordering::Relaxed);
+        self.program_checks
+            .store(polls.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
@@ -321,11 +322,11 @@ impl PacketPath {
     /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends waiting packets if
     /// the program does neither. `engine_ticks` tells that the engine checks soon.
     pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
-        let polls = self.polls();
+        let polls = self.program_checks();
         let received = self.received.load(Ordering::Relaxed);
         let may_wait = self.bursts.note_post_and_predict_burst(polls, received)
             && self.faulty.is_none()
-            && self.outgoing().len() < MOST_HELD_BACK;
+            && self.outgoing().len() < MAX_HELD_BACK_PACKETS;
         if may_wait {
             self.are_held_back.store(true, Ordering::Relaxed);
             // SYNC POINT T, as for a WR that is held back: `engine_ticks` is read after the packets wait.
@@ -348,8 +349,8 @@ impl PacketPath {
     }
 
     /// Sends waiting packets, and those of the next posts at once: the program has armed a CQ, and may sleep soon.
-    pub(crate) fn may_sleep(&self) {
-        self.bursts.forget();
+    pub(crate) fn prepare_for_sleep(&self) {
+        self.bursts.forget_expectation();
         self.flush_held_back();
     }
 
@@ -363,10 +364,10 @@ impl PacketPath {
             None => drop(endpoint.send(&mut batch)),
             Some(capture) => capture.send(endpoint, &mut batch),
         }
-        if self.counters.calls_engine()
-            && let Some(audience) = self.audience.get()
+        if self.counters.must_call_engine()
+            && let Some(audience) = self.counter_files.get()
         {
-            audience.me.wake();
+            audience.me.wake_engine();
         }
     }
 
@@ -374,7 +375,7 @@ impl PacketPath {
     pub(crate) fn publish_when_due(&self) -> Option<Duration> {
         let endpoint = self.endpoint();
         let endpoint = endpoint.as_ref()?;
-        let ports = &self.audience.get()?.ports;
+        let ports = &self.counter_files.get()?.ports;
         let wait = self.counters.publication_due(endpoint, ports)?;
         if wait.is_zero() {
             self.publish(endpoint, Duration::ZERO);
@@ -385,7 +386,7 @@ impl PacketPath {
 
     /// Publishes the counts. Waits up to `patience` for another process that publishes.
     fn publish(&self, endpoint: &Endpoint, patience: Duration) {
-        let Some(audience) = self.audience.get() else {
+        let Some(audience) = self.counter_files.get() else {
             return;
         };
         audience.count_traffic(endpoint);
@@ -404,7 +405,7 @@ impl PacketPath {
         match &self.capture {
             None => endpoint.receive(inbox, |received| take(&received)),
             Some(capture) => endpoint.receive(inbox, |received| {
-                capture.receive(endpoint, &received);
+                capture.capture_received(endpoint, &received);
                 take(&received);
             }),
         }
@@ -415,7 +416,7 @@ impl PacketPath {
     }
 
     /// Returns true if a fault plan holds packets back: the engine then checks again.
-    pub(crate) fn holds_packets(&self) -> bool {
+    pub(crate) fn has_late_packets(&self) -> bool {
         self.faulty.as_ref().is_some_and(|faulty| !faulty.is_idle())
     }
 
@@ -424,8 +425,8 @@ impl PacketPath {
     }
 
     /// Records whether the engine is checking for packets.
-    pub(crate) fn note_engine(&self, looks: bool) {
-        self.engine_looks.store(looks, Ordering::Relaxed);
+    pub(crate) fn note_engine_checks(&self, looks: bool) {
+        self.engine_checks_packets.store(looks, Ordering::Relaxed);
     }
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
@@ -433,7 +434,7 @@ impl PacketPath {
     pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
         match self.receiving.try_lock() {
             Err(TryLockError::WouldBlock)
-                if !wait && !self.engine_looks.load(Ordering::Relaxed) =>
+                if !wait && !self.engine_checks_packets.load(Ordering::Relaxed) =>
             {
                 None
             }
@@ -443,17 +444,17 @@ impl PacketPath {
     }
 
     /// Returns the time before which all packets that arrived have been delivered to their queue pairs.
-    pub(crate) fn heard_ns(&self) -> u64 {
-        self.heard_ns.load(Ordering::Relaxed)
+    pub(crate) fn delivered_until_ns(&self) -> u64 {
+        self.delivered_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns [`heard_ns`](Self::heard_ns) for packets of the socket that gave the last ones. If that socket is
+    /// Returns [`delivered_until_ns`](Self::delivered_until_ns) for packets of the socket that gave the last ones. If that socket is
     /// drained, it holds none that arrived before `now_ns`.
-    pub(crate) fn heard_by(&self, delivery: &DeliveryState, now_ns: u64) -> u64 {
+    pub(crate) fn delivered_until_ns_by(&self, delivery: &DeliveryState, now_ns: u64) -> u64 {
         if delivery.is_drained() {
             now_ns
         } else {
-            self.heard_ns()
+            self.delivered_until_ns()
         }
     }
 
@@ -471,8 +472,8 @@ impl PacketPath {
                 .store(before.wrapping_add(packets as u64), Ordering::Relaxed);
         }
         let all_empty = delivery.inbox.all_empty();
-        if let Some(heard_ns) = delivery.looks.received(now_ns, packets, all_empty) {
-            self.heard_ns.store(heard_ns, Ordering::Relaxed);
+        if let Some(heard_ns) = delivery.checks.record_receive(now_ns, packets, all_empty) {
+            self.delivered_until_ns.store(heard_ns, Ordering::Relaxed);
         }
         packets
     }
@@ -481,16 +482,20 @@ impl PacketPath {
     /// more packets have arrived.
     ///
     /// The sockets are asked when they are empty, and enough packets have arrived that one may have been full.
-    pub(crate) fn has_overrun(&self, delivery: &mut DeliveryState, received: usize) -> bool {
-        delivery.since_asked += received;
-        if delivery.since_asked < LEAST_FULL || !delivery.is_drained() {
+    pub(crate) fn has_new_socket_drops(
+        &self,
+        delivery: &mut DeliveryState,
+        received: usize,
+    ) -> bool {
+        delivery.arrived_since_drop_check += received;
+        if delivery.arrived_since_drop_check < MIN_FULL_BUFFER_PACKETS || !delivery.is_drained() {
             return false;
         }
-        delivery.since_asked = 0;
+        delivery.arrived_since_drop_check = 0;
         let endpoint = self.endpoint();
-        let overruns = endpoint.iter().flat_map(Endpoint::overruns);
+        let overruns = endpoint.iter().flat_map(Endpoint::socket_drops);
         let overruns = overruns.map(|(_, count)| count).sum();
-        std::mem::replace(&mut delivery.overruns, overruns) < overruns
+        std::mem::replace(&mut delivery.drops_at_last_check, overruns) < overruns
     }
 
     fn receive_packets(
@@ -511,7 +516,7 @@ impl PacketPath {
                 },
                 is_ecn_marked: received.congestion_experienced(),
             };
-            let result = checked(received).and_then(|packet| deliver(&arrival, &packet));
+            let result = parse_checked(received).and_then(|packet| deliver(&arrival, &packet));
             if let Err(why) = result {
                 self.count_drop(received.frame.addresses.dst(), why);
             }
@@ -529,13 +534,13 @@ impl PacketPath {
     /// Counts a packet that arrived at the address `at` and is dropped.
     #[cold]
     fn count_drop(&self, at: IpAddr, why: DropReason) {
-        let ports = self.audience.get().map_or(&[][..], |a| &a.ports);
+        let ports = self.counter_files.get().map_or(&[][..], |a| &a.ports);
         let place = port_of(ports, at).map_or(0, |port| port.place);
         self.counters.dropped(place, why);
     }
 
     /// Closes the sockets at the end of the process, and leaves the addresses to other processes.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn close_sockets(&self) {
         for (name, packets) in self.counters.drops() {
             tracing::info!("{packets} packets were dropped ({name})");
         }
@@ -543,14 +548,14 @@ impl PacketPath {
         let mut endpoint = endpoint.unwrap_or_else(PoisonError::into_inner);
         if let Some(endpoint) = endpoint.take() {
             self.flush_to(&endpoint);
-            self.publish(&endpoint, PATIENCE);
+            self.publish(&endpoint, LOCK_PATIENCE);
         }
     }
 
     /// Updates the sockets after a process of the fabric has ended: its packets go to no process from now on.
-    pub(crate) fn forget_the_dead(&self) {
+    pub(crate) fn forget_ended_processes(&self) {
         if let Some(endpoint) = &*self.endpoint() {
-            endpoint.refresh();
+            endpoint.remove_dead_members();
         }
     }
 }

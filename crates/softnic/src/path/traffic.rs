@@ -36,7 +36,7 @@ pub(crate) struct Amount {
     pub(crate) octets: u64,
     pub(crate) packets: u64,
     /// Those of the packets that were sent to a multicast group.
-    pub(crate) multicast: u64,
+    pub(crate) multicast_packets: u64,
 }
 
 impl Amount {
@@ -49,19 +49,21 @@ impl Amount {
         Self {
             octets: self.octets.wrapping_sub(earlier.octets),
             packets: self.packets.wrapping_sub(earlier.packets),
-            multicast: self.multicast.wrapping_sub(earlier.multicast),
+            multicast_packets: self
+                .multicast_packets
+                .wrapping_sub(earlier.multicast_packets),
         }
     }
 
     pub(crate) fn add(&mut self, other: Self) {
         self.octets = self.octets.wrapping_add(other.octets);
         self.packets = self.packets.wrapping_add(other.packets);
-        self.multicast = self.multicast.wrapping_add(other.multicast);
+        self.multicast_packets = self.multicast_packets.wrapping_add(other.multicast_packets);
     }
 }
 
 /// Octets of the headers of Ethernet, IP and UDP (IBTA vol. 1, A17.3).
-pub(crate) const fn udp_headers(is_ipv4: bool) -> u64 {
+pub(crate) const fn udp_header_octets(is_ipv4: bool) -> u64 {
     14 + if is_ipv4 { 20 } else { 40 } + 8
 }
 
@@ -73,13 +75,13 @@ pub(crate) enum Direction {
 }
 
 /// Names of the files of a direction: data, packets, unicast packets, multicast packets.
-const TRANSMITTED: [&str; 4] = [
+const TRANSMITTED_FILES: [&str; 4] = [
     "port_xmit_data",
     "port_xmit_packets",
     "unicast_xmit_packets",
     "multicast_xmit_packets",
 ];
-const RECEIVED: [&str; 4] = [
+const RECEIVED_FILES: [&str; 4] = [
     "port_rcv_data",
     "port_rcv_packets",
     "unicast_rcv_packets",
@@ -87,12 +89,12 @@ const RECEIVED: [&str; 4] = [
 ];
 
 /// Octets of the unit of `port_xmit_data` and `port_rcv_data`: "divided by 4 (counting in double words, 32 bits)".
-const DATA_UNIT: u64 = 4;
+const OCTETS_PER_DATA_UNIT: u64 = 4;
 
 /// The number of this process's ports, by which peers find their files. 0: there is none, since `/proc` is not mounted.
 ///
 /// Processes of one network namespace that were given the same addresses share their ports.
-pub(crate) fn own_key() -> u64 {
+pub(crate) fn own_ports_key() -> u64 {
     let Ok(namespace) = std::fs::metadata("/proc/self/ns/net") else {
         return 0;
     };
@@ -107,20 +109,20 @@ pub(crate) fn own_key() -> u64 {
     hash.max(1)
 }
 
-/// A port of the host: the number of its process's ports ([`own_key`]), and its number among them ([`PortPlace::number`]).
+/// A port of the host: the number of its process's ports ([`own_ports_key`]), and its number among them ([`PortPlace::host_wide_number`]).
 ///
-/// [`PortPlace::number`]: crate::device::Place::number
+/// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortName {
     pub(crate) key: u64,
-    pub(crate) place: u32,
+    pub(crate) port_number: u32,
 }
 
 /// The folder with the counters of a port in the fabric `fabric`.
 fn folder(fabric: &Path, name: PortName) -> PathBuf {
     fabric
         .join(FOLDER)
-        .join(format!("{:016x}-{}", name.key, name.place))
+        .join(format!("{:016x}-{}", name.key, name.port_number))
 }
 
 /// Makes the files of a port, if they are missing, and returns their folder.
@@ -135,7 +137,7 @@ pub(crate) fn make(fabric: &Path, name: PortName) -> io::Result<PathBuf> {
 /// The counters of a port.
 pub(crate) struct PortTraffic {
     /// Words 0 to 2: octets, packets and multicast packets that were transmitted; 3 to 5: received.
-    sums: AtomicPage,
+    sums_page: AtomicPage,
     transmitted: [DecimalFile; 4],
     received: [DecimalFile; 4],
 }
@@ -165,9 +167,9 @@ impl PortTraffic {
             ])
         };
         Ok(Box::new(Self {
-            sums: AtomicPage::new(&sums)?,
-            transmitted: texts(TRANSMITTED)?,
-            received: texts(RECEIVED)?,
+            sums_page: AtomicPage::new(&sums)?,
+            transmitted: texts(TRANSMITTED_FILES)?,
+            received: texts(RECEIVED_FILES)?,
         }))
     }
 
@@ -180,9 +182,10 @@ impl PortTraffic {
             Direction::Transmitted => (0, &self.transmitted),
             Direction::Received => (3, &self.received),
         };
-        let [octet_sum, packet_sum, multicast_sum] = [0, 1, 2].map(|at| self.sums.word(first + at));
+        let [octet_sum, packet_sum, multicast_sum] =
+            [0, 1, 2].map(|at| self.sums_page.word(first + at));
         octet_sum.fetch_add(amount.octets, Ordering::Relaxed);
-        multicast_sum.fetch_add(amount.multicast, Ordering::Relaxed);
+        multicast_sum.fetch_add(amount.multicast_packets, Ordering::Relaxed);
         packet_sum.fetch_add(amount.packets, Ordering::AcqRel);
         // Another process may write an older sum over this one. It looks again after it has written.
         let read = || {
@@ -192,8 +195,8 @@ impl PortTraffic {
         };
         std::sync::atomic::fence(Ordering::SeqCst);
         let mut sums = read();
-        for _ in 0..MOST_LOOKS {
-            data.write_number(sums.0 / DATA_UNIT);
+        for _ in 0..MAX_WRITE_ATTEMPTS {
+            data.write_number(sums.0 / OCTETS_PER_DATA_UNIT);
             packets.write_number(sums.1);
             unicast.write_number(sums.1.saturating_sub(sums.2));
             if sums.2 != 0 {
@@ -210,7 +213,7 @@ impl PortTraffic {
 }
 
 /// Number of times that a process writes texts before it leaves the newest sum to the process that adds all the time.
-const MOST_LOOKS: u32 = 100;
+const MAX_WRITE_ATTEMPTS: u32 = 100;
 
 /// Opens a file of this user for reading and writing, and makes it if it is missing.
 fn file(path: &Path) -> io::Result<File> {
@@ -303,7 +306,7 @@ fn decimal(mut number: u64) -> ([u8; MAX_TEXT], u64) {
 /// The ports to whose counters this process adds.
 #[derive(Default)]
 pub(crate) struct Ports {
-    known: Mutex<Vec<(PortName, Option<Arc<PortTraffic>>)>>,
+    traffic_by_port: Mutex<Vec<(PortName, Option<Arc<PortTraffic>>)>>,
 }
 
 impl Ports {
@@ -311,17 +314,20 @@ impl Ports {
     #[cold]
     #[inline(never)]
     pub(crate) fn port(&self, fabric: &Path, name: PortName) -> Option<Arc<PortTraffic>> {
-        if name.key == 0 || name.place == 0 {
+        if name.key == 0 || name.port_number == 0 {
             return None;
         }
         let _hold_off = cancellation::HoldOff::new();
-        let mut known = lock(&self.known);
+        let mut known = lock(&self.traffic_by_port);
         if let Some((_, port)) = known.iter().find(|(known, _)| *known == name) {
             return port.clone();
         }
         let port = PortTraffic::open(fabric, name)
             .inspect_err(|e| {
-                tracing::warn!("the traffic of port {} is not counted: {e}", name.place)
+                tracing::warn!(
+                    "the traffic of port {} is not counted: {e}",
+                    name.port_number
+                )
             })
             .ok()
             .map(Arc::from);
@@ -336,7 +342,10 @@ mod tests {
 
     use super::*;
 
-    const NAME: PortName = PortName { key: 7, place: 1 };
+    const NAME: PortName = PortName {
+        key: 7,
+        port_number: 1,
+    };
 
     fn text(fabric: &Path, name: &str) -> String {
         std::fs::read_to_string(folder(fabric, NAME).join(name)).expect("a file")
@@ -355,7 +364,7 @@ mod tests {
     fn processes_add_up_in_files_that_stay_open() {
         let fabric = tempfile::tempdir().expect("a folder");
         make(fabric.path(), NAME).expect("made");
-        for name in TRANSMITTED.into_iter().chain(RECEIVED) {
+        for name in TRANSMITTED_FILES.into_iter().chain(RECEIVED_FILES) {
             assert_eq!(text(fabric.path(), name), "0\n", "{name}");
         }
         let path = folder(fabric.path(), NAME).join("port_xmit_packets");
@@ -363,7 +372,7 @@ mod tests {
         let amount = |packets, multicast| Amount {
             octets: 400 * packets,
             packets,
-            multicast,
+            multicast_packets: multicast,
         };
         let processes = [(); 2].map(|()| PortTraffic::open(fabric.path(), NAME).expect("open"));
         processes[0].add(Direction::Transmitted, amount(5, 0));
@@ -384,7 +393,7 @@ mod tests {
         let one = Amount {
             octets: 4,
             packets: 1,
-            multicast: 0,
+            multicast_packets: 0,
         };
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -404,7 +413,13 @@ mod tests {
         let ports = Ports::default();
         let [one, again] = [(); 2].map(|()| ports.port(fabric.path(), NAME).expect("open"));
         assert!(Arc::ptr_eq(&one, &again));
-        for name in [PortName { key: 0, ..NAME }, PortName { place: 0, ..NAME }] {
+        for name in [
+            PortName { key: 0, ..NAME },
+            PortName {
+                port_number: 0,
+                ..NAME
+            },
+        ] {
             assert!(ports.port(fabric.path(), name).is_none());
         }
     }

@@ -16,8 +16,8 @@ use crate::send::Wire;
 /// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
 fn has_queue_pair(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
     let of_peer = peer.segment.find_qp(qpn as usize % MAX_QPS);
-    let port = of_peer.map_or(0, |qp| qp.port.load(Ordering::Relaxed));
-    port == 0 || port == u32::from(place.number())
+    let port = of_peer.map_or(0, |qp| qp.host_port_number.load(Ordering::Relaxed));
+    port == 0 || port == u32::from(place.host_wide_number())
 }
 
 impl Qp {
@@ -32,12 +32,12 @@ impl Qp {
     ) -> Result<(), i32> {
         let nic = self.nic;
         let port = self.context.device.port(new.ah_attr.port_num)?;
-        let local = port.destination(&new.ah_attr).is_some();
-        let is_carried = matches!(self.full_type, QpType::Rc | QpType::Uc);
-        if nic.takes_packets(local, is_carried) {
+        let local = port.local_destination(&new.ah_attr).is_some();
+        let is_carried = matches!(self.created_type, QpType::Rc | QpType::Uc);
+        if nic.uses_packets(local, is_carried) {
             return self.connect_by_packets(control, port, new);
         }
-        control.peer = match port.destination(&new.ah_attr) {
+        control.peer = match port.local_destination(&new.ah_attr) {
             Some(place) => nic
                 .fabric
                 .try_peer(new.dest_qp_num as usize >> QP_BITS)?
@@ -45,7 +45,7 @@ impl Qp {
             None => None,
         };
         if let Some(peer) = &control.peer
-            && self.full_type != QpType::XrcRecv
+            && self.created_type != QpType::XrcRecv
         {
             self.sq
                 .lock()
@@ -69,9 +69,9 @@ impl Qp {
             let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
         })?;
-        crate::path::note_use();
-        let mtu_bytes = self.mtu_of(&flow, new.path_mtu);
-        let responding = match self.full_type {
+        crate::path::note_packets_in_use();
+        let mtu_bytes = self.flow_mtu_bytes(&flow, new.path_mtu);
+        let responding = match self.created_type {
             QpType::Rc => QpResponder::rc(
                 Responder::new(ResponderConfig {
                     dest_qpn: new.dest_qp_num,
@@ -88,7 +88,7 @@ impl Qp {
             // XRC and the other types do not use packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
-        lock(&self.packets).connect(responding);
+        lock(&self.packet_side).connect(responding);
         control.flow = Some(flow);
         Ok(())
     }
@@ -98,17 +98,17 @@ impl Qp {
     ///
     /// The port reports the MTU of shared memory, and programs ask for that. Both ends of a connection compute the same
     /// value.
-    fn mtu_of(&self, flow: &PacketFlow, path_mtu: ibv_mtu) -> u32 {
+    fn flow_mtu_bytes(&self, flow: &PacketFlow, path_mtu: ibv_mtu) -> u32 {
         path_mtu_bytes(path_mtu).min(self.nic.network.path_mtu(flow))
     }
 
     /// Starts requests by packets (RTR to RTS).
-    pub(super) fn begin_requests(&self, control: &ModifiableState, new: &ibv_qp_attr) {
+    pub(super) fn start_packet_requests(&self, control: &ModifiableState, new: &ibv_qp_attr) {
         let Some(flow) = control.flow else { return };
         let attr = &control.attr;
-        let mtu_bytes = self.mtu_of(&flow, attr.path_mtu);
+        let mtu_bytes = self.flow_mtu_bytes(&flow, attr.path_mtu);
         let first_psn = Psn::new(new.sq_psn);
-        let wire = match self.full_type {
+        let wire = match self.created_type {
             QpType::Rc => Wire::rc(
                 Requester::new(RequesterConfig {
                     dest_qpn: attr.dest_qp_num,
@@ -134,8 +134,12 @@ impl Qp {
     /// Sends answers that wait. A program that has seen a completion may act before the thread that made the completion
     /// has sent the answer.
     pub(crate) fn send_last_answers(&self) {
-        if crate::path::in_use() {
-            crate::recv::send_answers(self, shm::clock::now_ns(), self.nic.network.heard_ns());
+        if crate::path::are_packets_in_use() {
+            crate::recv::send_answers(
+                self,
+                shm::clock::now_ns(),
+                self.nic.network.delivered_until_ns(),
+            );
             self.nic.network.flush();
         }
     }
@@ -143,7 +147,7 @@ impl Qp {
     /// Returns true if the peer's QP number is one of this process. The peer's address is not checked.
     pub(crate) fn has_peer_in_process(&self) -> bool {
         let peer = self.shared().dest_qpn.load(Ordering::Relaxed) as usize;
-        peer >> QP_BITS == self.nic.me().slot
+        peer >> QP_BITS == self.nic.this_process().slot
     }
 
     /// Adds the acknowledgement of received packets to the packets that are about to leave: the kernel carries both at

@@ -12,10 +12,10 @@ pub(crate) struct InboundRing {
     pub(super) src_qpn: u32,
     pub(super) src_cq: usize,
     /// Time since the record at the front was first found to have no receive WR.
-    pub(super) rnr: WaitTimer,
+    pub(super) rnr_wait: WaitTimer,
     /// True if no more records are taken: the sender was refused, wrote garbage, has ended, or has closed the ring.
     pub(super) stopped: bool,
-    pub(super) remote: RegionCache,
+    pub(super) sender_regions: RegionCache,
     /// UD: the path that the completion of every message of this ring reports.
     pub(super) path: RingPath,
 }
@@ -28,7 +28,7 @@ pub(super) struct RingPath {
     pub(super) wc_flags: u32,
     pub(super) grh: [u8; GRH_BYTES],
     /// Payload length, and presence of an immediate, for which the lengths in `grh` are right.
-    pub(super) grh_for: (u32, bool),
+    pub(super) grh_lengths_for: (u32, bool),
 }
 
 impl RingPath {
@@ -49,7 +49,7 @@ impl RingPath {
             dlid_path_bits: (path >> 24) as u8,
             wc_flags: if path >> 32 & 1 != 0 { IBV_WC_GRH } else { 0 },
             grh,
-            grh_for: (u32::MAX, false),
+            grh_lengths_for: (u32::MAX, false),
         }
     }
 
@@ -61,12 +61,16 @@ impl RingPath {
 
     /// Returns the GRH of a message, if messages of this ring have one.
     #[inline]
-    pub(super) fn grh(&mut self, payload: u32, with_imm: bool) -> Option<&[u8; GRH_BYTES]> {
+    pub(super) fn grh_with_lengths(
+        &mut self,
+        payload: u32,
+        with_imm: bool,
+    ) -> Option<&[u8; GRH_BYTES]> {
         if self.wc_flags == 0 {
             return None;
         }
-        if self.grh_for != (payload, with_imm) {
-            self.grh_for = (payload, with_imm);
+        if self.grh_lengths_for != (payload, with_imm) {
+            self.grh_lengths_for = (payload, with_imm);
             let payload = u16::try_from(payload).unwrap_or(u16::MAX);
             let bytes = crate::device::ud_packet_bytes(payload, with_imm);
             crate::device::set_grh_length(&mut self.grh, bytes);
@@ -86,9 +90,9 @@ impl InboundRing {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
             src_cq: peer.segment.checked_cq_index(&header.src_cq),
-            rnr: WaitTimer::NONE,
+            rnr_wait: WaitTimer::NOT_WAITING,
             stopped: false,
-            remote: RegionCache::new(),
+            sender_regions: RegionCache::new(),
             path: RingPath::of(header),
             peer,
             offset,
@@ -116,13 +120,14 @@ impl InboundRing {
     }
 
     /// Refuses the record at the front: the requester gets `status`.
-    pub(super) fn refuse(&mut self, status: ibv_wc_status, cause: Option<FailureCause>) {
+    pub(super) fn refuse_front(&mut self, status: ibv_wc_status, cause: Option<FailureCause>) {
         self.stopped = true;
         self.consumer.release();
         if let Some(header) = self.header() {
-            header
-                .nak
-                .store(FailureCause::refusal(status, cause), Ordering::Release);
+            header.nak_status.store(
+                FailureCause::encode_refusal(status, cause),
+                Ordering::Release,
+            );
         }
         self.wake_sender(true);
     }
@@ -146,7 +151,7 @@ impl InboundRing {
 
     /// Returns consumed records to the sender. On reliable transports this is the acknowledgement.
     #[inline]
-    pub(super) fn release(&mut self, acknowledge: bool) {
+    pub(super) fn release_consumed(&mut self, acknowledge: bool) {
         let unreleased = self.consumer.unreleased();
         if unreleased == 0 {
             return;
@@ -162,7 +167,7 @@ impl InboundRing {
 
 /// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
-/// this process. `candidate`: as for [`Armed::wake_target`].
+/// this process. `candidate`: as for [`ArmedWord::wake_target`](shm::fabric::armed::ArmedWord::wake_target).
 #[inline]
 pub(crate) fn wake_if_armed(
     cq: &CqShared,
@@ -181,7 +186,7 @@ pub(crate) fn wake_if_armed(
 fn wake(cq: &CqShared, cq_index: usize, peer: &Peer, target: WakeTarget) {
     match target {
         WakeTarget::Nobody => {}
-        WakeTarget::Engine => peer.wake(),
+        WakeTarget::Engine => peer.wake_engine(),
         WakeTarget::Program => {
             let channel = peer.channel(cq.channel.load(Ordering::Relaxed));
             // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
@@ -189,7 +194,7 @@ fn wake(cq: &CqShared, cq_index: usize, peer: &Peer, target: WakeTarget) {
             if !channel.is_some_and(|channel| channel.write_token(token)) {
                 // The peer's engine writes the token instead.
                 cq.lost_tokens.fetch_add(1, Ordering::Relaxed);
-                peer.wake();
+                peer.wake_engine();
             }
         }
     }

@@ -35,8 +35,8 @@ use tags::{Rendezvous, TagMatchResult};
 
 pub(crate) use inbound::{InboundRing, wake_if_armed};
 pub(crate) use packets::{
-    PacketSide, QpResponder, add_acknowledgement, asks_later, has_answers, packets_dropped,
-    send_answers, take_request,
+    PacketSide, QpResponder, add_acknowledgement, has_answers, note_host_drops,
+    requests_missing_later, send_answers, take_request,
 };
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};
@@ -49,14 +49,14 @@ pub(crate) struct RecvSide {
     qp: Arc<Qp>,
     rings: Vec<InboundRing>,
     /// Index of the ring near the front that is polled first.
-    start: usize,
-    cursor: usize,
-    turn: u32,
+    near_start: usize,
+    far_cursor: usize,
+    pass_count: u32,
     /// True if a ring is to be removed when its sender has closed it.
     any_stopped: bool,
     /// The rendezvous that later messages wait for.
     rendezvous: Option<Box<Rendezvous>>,
-    local: RegionCache,
+    local_regions: RegionCache,
 }
 
 /// The result of handling a record.
@@ -80,12 +80,12 @@ impl RecvSide {
         Self {
             qp,
             rings: Vec::new(),
-            start: 0,
-            cursor: 0,
-            turn: 0,
+            near_start: 0,
+            far_cursor: 0,
+            pass_count: 0,
             any_stopped: false,
             rendezvous: None,
-            local: RegionCache::new(),
+            local_regions: RegionCache::new(),
         }
     }
 
@@ -96,14 +96,14 @@ impl RecvSide {
 
     /// Tells peers whether any next message makes a completion. If so, they may wake the program themselves. The
     /// receive CQ, whose lock is held, is about to be armed.
-    pub(crate) fn say_whether_it_takes(&self) {
+    pub(crate) fn publish_completes_next(&self) {
         let qp = &*self.qp;
         let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
             && matches!(qp.state(), QpState::Rtr | QpState::Rts)
             && !self.any_stopped
             && self.rendezvous.is_none()
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
-            && qp.recv_queue().lock().takes_any();
+            && qp.recv_queue().lock().has_wr_for_any_tag();
         let shared = qp.shared();
         if takes {
             let until = match &self.rings[..] {
@@ -111,8 +111,8 @@ impl RecvSide {
                 [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
                 _ => 0,
             };
-            if shared.takes_until.load(Ordering::Relaxed) != until {
-                shared.takes_until.store(until, Ordering::Relaxed);
+            if shared.takes_until_slot.load(Ordering::Relaxed) != until {
+                shared.takes_until_slot.store(until, Ordering::Relaxed);
             }
         }
         if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(takes) {
@@ -132,7 +132,7 @@ impl RecvSide {
             ring.detach();
         }
         self.rendezvous = None;
-        self.local.clear();
+        self.local_regions.clear();
     }
 
     /// Makes completions of arrived records, from at most `2 * scan` rings. With `ended`, also checks which empty rings
@@ -143,7 +143,7 @@ impl RecvSide {
             && !self.any_stopped
             && self.rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
-            && self.qp.shared().remote_error.load(Ordering::Relaxed) == 0
+            && self.qp.shared().remote_error_event.load(Ordering::Relaxed) == 0
         {
             self.receive_from(0, sink, scan == usize::MAX, ended)
         } else {
@@ -167,11 +167,11 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self.qp.shared().remote_error.load(Ordering::Relaxed) != 0 {
+        if self.qp.shared().remote_error_event.load(Ordering::Relaxed) != 0 {
             self.take_remote_error();
             return false;
         }
-        if self.go_on(sink) {
+        if self.continue_rendezvous(sink) {
             return true;
         }
         let waiting = self.receive_from_many(sink, scan, ended);
@@ -182,11 +182,11 @@ impl RecvSide {
     }
 
     /// Continues a rendezvous. Returns true if it has to wait.
-    fn go_on(&mut self, sink: &mut WcSink<'_>) -> bool {
+    fn continue_rendezvous(&mut self, sink: &mut WcSink<'_>) -> bool {
         let Some(rendezvous) = &mut self.rendezvous else {
             return false;
         };
-        if sink.is_full() || !rendezvous.go_on(&self.qp, sink) {
+        if sink.is_full() || !rendezvous.continue_rendezvous(&self.qp, sink) {
             return true;
         }
         self.rendezvous = None;
@@ -196,35 +196,35 @@ impl RecvSide {
     #[inline]
     fn receive_from_many(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         // Every eighth time the rings behind the front come first, so that a busy ring does not starve the others.
-        self.turn = self.turn.wrapping_add(1);
-        let far_first = self.turn.is_multiple_of(8);
-        let mut waiting = far_first && self.receive_far(sink, scan, ended);
-        waiting |= self.receive_near(sink, scan, ended);
-        waiting |= !far_first && self.receive_far(sink, scan, ended);
+        self.pass_count = self.pass_count.wrapping_add(1);
+        let far_first = self.pass_count.is_multiple_of(8);
+        let mut waiting = far_first && self.receive_from_far_rings(sink, scan, ended);
+        waiting |= self.receive_from_near_rings(sink, scan, ended);
+        waiting |= !far_first && self.receive_from_far_rings(sink, scan, ended);
         waiting
     }
 
     #[inline]
-    fn receive_near(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn receive_from_near_rings(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if sink.is_full() {
             return false;
         }
         let near = self.rings.len().min(scan);
         let mut waiting = false;
-        for i in round_robin(self.start, near) {
+        for i in round_robin(self.near_start, near) {
             waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
             if sink.is_full() {
                 // The next poll starts behind the ring where this poll had to stop.
-                self.start = i + 1;
+                self.near_start = i + 1;
                 return waiting;
             }
         }
-        self.start = 0;
+        self.near_start = 0;
         waiting
     }
 
     #[inline]
-    fn receive_far(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn receive_from_far_rings(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.rings.len();
         let mut waiting = false;
         if n > scan {
@@ -232,12 +232,12 @@ impl RecvSide {
                 if sink.is_full() {
                     break;
                 }
-                self.cursor = if self.cursor + 1 >= n || self.cursor < scan {
+                self.far_cursor = if self.far_cursor + 1 >= n || self.far_cursor < scan {
                     scan
                 } else {
-                    self.cursor + 1
+                    self.far_cursor + 1
                 };
-                let (i, before) = (self.cursor, sink.len());
+                let (i, before) = (self.far_cursor, sink.len());
                 waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
                 if sink.len() > before {
                     self.rings.swap(i, i % scan);
@@ -256,14 +256,18 @@ impl RecvSide {
         let mut rq = self.qp.rq.lock();
         while !sink.is_full() {
             let Some(wqe) = rq.take_oldest() else { return };
-            sink.push(failed(&self.qp, wqe.wr_id, IBV_WC_WR_FLUSH_ERR));
+            sink.push(report_failed_recv(&self.qp, wqe.wr_id, IBV_WC_WR_FLUSH_ERR));
         }
     }
 
     /// Processes an error that a requester has reported: its request violated the rules of this queue pair.
     #[cold]
     fn take_remote_error(&mut self) {
-        let event = self.qp.shared().remote_error.swap(0, Ordering::AcqRel);
+        let event = self
+            .qp
+            .shared()
+            .remote_error_event
+            .swap(0, Ordering::AcqRel);
         if self.qp.qp_type == QpType::Rc && event != 0 {
             self.qp.fail();
             self.qp.raise(event - 1);
@@ -279,7 +283,7 @@ impl RecvSide {
                     || ring.peer.is_dead()
                     || ring
                         .header()
-                        .is_none_or(|h| h.closed.load(Ordering::Acquire) != RING_OPEN));
+                        .is_none_or(|h| h.closed_state.load(Ordering::Acquire) != RING_OPEN));
             if over {
                 ring.detach();
             }
@@ -305,7 +309,7 @@ impl RecvSide {
         if ring.consumer.is_empty() {
             ring.consumer.release();
             if ended {
-                Self::idle(ring);
+                Self::stop_if_sender_ended(ring);
                 self.any_stopped |= ring.stopped;
             }
             return false;
@@ -349,7 +353,7 @@ impl RecvSide {
             if !UD && record.header.flags & FLAG_BEHIND_SENDS != 0 {
                 // A send queue's lock is taken before that of a receive queue.
                 rq = None;
-                if sends_come_first(qp, sink) {
+                if complete_earlier_sends(qp, sink) {
                     break;
                 }
             }
@@ -357,19 +361,19 @@ impl RecvSide {
             let slots = record.slots();
             let mut from = Sender {
                 peer: &ring.peer,
-                ring_at: ring.offset,
+                ring_offset: ring.offset,
                 src_qpn: ring.src_qpn,
-                remote: &mut ring.remote,
+                sender_regions: &mut ring.sender_regions,
                 path: &mut ring.path,
             };
             let mut to = Receiver {
-                window: &mut window,
-                local: &mut self.local,
+                last_recv_region: &mut window,
+                local_regions: &mut self.local_regions,
                 sink,
                 by_engine,
             };
-            let handled = handle::<UD>(qp, rq, &record, &mut from, &mut to);
-            let goes_on = Self::conclude(qp, ring, &handled, slots, &mut waiting);
+            let handled = deliver_record::<UD>(qp, rq, &record, &mut from, &mut to);
+            let goes_on = Self::apply_record_result(qp, ring, &handled, slots, &mut waiting);
             if let RecordResult::Rendezvous(begun) = handled {
                 self.rendezvous = Some(begun);
                 break;
@@ -384,15 +388,15 @@ impl RecvSide {
             srq.check_limit(rq);
         }
         drop(rq);
-        ring.release(!UD);
+        ring.release_consumed(!UD);
         self.any_stopped |= ring.stopped;
-        waiting | self.go_on(sink)
+        waiting | self.continue_rendezvous(sink)
     }
 
     /// Applies the result of a record to its ring. Returns false if the ring has to stop here. Sets `waiting` if the
     /// record waits for a deadline.
     #[inline(always)]
-    fn conclude(
+    fn apply_record_result(
         qp: &Qp,
         ring: &mut InboundRing,
         handled: &RecordResult,
@@ -402,15 +406,15 @@ impl RecvSide {
         match *handled {
             RecordResult::Done | RecordResult::Rendezvous(_) => {
                 ring.consumer.advance(slots);
-                ring.rnr.end_wait();
+                ring.rnr_wait.end_wait();
                 return true;
             }
             RecordResult::NotReady if !qp.qp_type.is_connected() => {}
-            RecordResult::NotReady => *waiting |= Self::not_ready(qp, ring),
+            RecordResult::NotReady => *waiting |= Self::handle_rnr(qp, ring),
             RecordResult::Failed(status) => Self::refuse(qp, ring, status),
             RecordResult::Lost => ring.stopped = true,
             RecordResult::Unsendable if qp.qp_type == QpType::Rc => {
-                ring.refuse(IBV_WC_LOC_PROT_ERR, None)
+                ring.refuse_front(IBV_WC_LOC_PROT_ERR, None)
             }
             RecordResult::Unsendable => {
                 ring.consumer.advance(slots);
@@ -436,11 +440,11 @@ impl RecvSide {
 
     /// Stops an empty ring if its sender has ended or closed it.
     #[cold]
-    fn idle(ring: &mut InboundRing) {
+    fn stop_if_sender_ended(ring: &mut InboundRing) {
         let over = ring.peer.is_dead()
             || ring
                 .header()
-                .is_some_and(|h| h.closed.load(Ordering::Acquire) != RING_OPEN);
+                .is_some_and(|h| h.closed_state.load(Ordering::Acquire) != RING_OPEN);
         if over && matches!(ring.consumer.peek(), Ok(None)) {
             ring.stopped = true;
         }
@@ -448,13 +452,13 @@ impl RecvSide {
 
     #[cold]
     fn refuse(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
-        ring.refuse(status, why::take_last_cause());
+        ring.refuse_front(status, why::take_last_cause());
         qp.fail();
     }
 
     /// Handles a record at the front of a reliable ring that has no receive WR. Returns true if a deadline is running.
     #[cold]
-    fn not_ready(qp: &Qp, ring: &mut InboundRing) -> bool {
+    fn handle_rnr(qp: &Qp, ring: &mut InboundRing) -> bool {
         // The count is read each time: a ring may be opened before its sender reaches RTS and knows the count.
         let rnr_retry = ring
             .header()
@@ -462,9 +466,9 @@ impl RecvSide {
         let Some(patience) = rnr_patience_ns(qp, rnr_retry) else {
             return false;
         };
-        if ring.rnr.elapsed(now_ns()) >= patience {
+        if ring.rnr_wait.start_or_elapsed_ns(now_ns()) >= patience {
             // The requester gives up; this queue pair keeps waiting (IBTA vol. 1, 9.7.5.2.8).
-            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceive));
+            ring.refuse_front(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceive));
             return false;
         }
         true
@@ -487,10 +491,10 @@ pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize>
 
 /// Reports a failed receive WR, and returns its completion.
 #[cold]
-pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+pub(crate) fn report_failed_recv(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     let cause = why::take_last_cause();
     let report = why::FailureReport {
-        qp: qp.named(),
+        qp: qp.report_description(),
         wr_id,
         opcode: IBV_WC_RECV,
         status,
@@ -500,13 +504,18 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     // The man page promises no opcode here. It tells the program that a receive WR failed.
     ibv_wc {
         opcode: IBV_WC_RECV,
-        ..failed_for(qp, wr_id, status, why::vendor_err(cause))
+        ..failed_recv_wc(qp, wr_id, status, why::vendor_err(cause))
     }
 }
 
 /// Returns a completion in error; only these fields of it are valid (`ibv_poll_cq(3)`).
 #[cold]
-pub(crate) fn failed_for(qp: &Qp, wr_id: u64, status: ibv_wc_status, vendor_err: u32) -> ibv_wc {
+pub(crate) fn failed_recv_wc(
+    qp: &Qp,
+    wr_id: u64,
+    status: ibv_wc_status,
+    vendor_err: u32,
+) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
     wc.wr_id = wr_id;
     wc.status = status;
@@ -519,24 +528,24 @@ pub(crate) fn failed_for(qp: &Qp, wr_id: u64, status: ibv_wc_status, vendor_err:
 struct Sender<'a> {
     peer: &'a Arc<Peer>,
     /// Offset of the ring in the peer's segment.
-    ring_at: usize,
+    ring_offset: usize,
     src_qpn: u32,
     /// Regions of the peer that hold payloads sent by reference.
-    remote: &'a mut RegionCache,
+    sender_regions: &'a mut RegionCache,
     path: &'a mut RingPath,
 }
 
 /// The destination of a record, besides its receive WR.
 struct Receiver<'a, 'wc> {
-    window: &'a mut LastRegion<true>,
-    local: &'a mut RegionCache,
+    last_recv_region: &'a mut LastRegion<true>,
+    local_regions: &'a mut RegionCache,
     sink: &'a mut WcSink<'wc>,
     by_engine: bool,
 }
 
 /// Delivers a record to the receive WR at the front.
 #[inline(always)]
-fn handle<const UD: bool>(
+fn deliver_record<const UD: bool>(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &RingRecord<'_>,
@@ -545,14 +554,14 @@ fn handle<const UD: bool>(
 ) -> RecordResult {
     let Sender {
         peer,
-        ring_at,
+        ring_offset: ring_at,
         src_qpn,
-        ref mut remote,
+        sender_regions: ref mut remote,
         ref mut path,
     } = *from;
     let Receiver {
-        ref mut window,
-        ref mut local,
+        last_recv_region: ref mut window,
+        local_regions: ref mut local,
         ref mut sink,
         by_engine,
     } = *to;
@@ -568,21 +577,21 @@ fn handle<const UD: bool>(
         Some(RecordKind::CheckedFrame) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
         Some(RecordKind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
         Some(RecordKind::SendWithInv) => {
-            if rq.len() != 0 && !invalidated(qp, header.imm) {
-                return not_invalidated(qp, rq, sink);
+            if rq.len() != 0 && !invalidate_window(qp, header.imm) {
+                return fail_invalidation(qp, rq, sink);
             }
             (IBV_WC_RECV, IBV_WC_WITH_INV)
         }
-        Some(RecordKind::Write) if !UD => return write_in_order(qp, record, from, to),
+        Some(RecordKind::Write) if !UD => return execute_ordered_write(qp, record, from, to),
         None | Some(RecordKind::Write) => return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
     };
     if !UD && rq.tags.is_some() && opcode == IBV_WC_RECV {
         let source = tags::RecordSource {
             peer,
-            ring_at,
+            ring_offset: ring_at,
             src_qpn,
-            local,
-            remote,
+            local_regions: local,
+            sender_regions: remote,
         };
         match tags::receive(qp, rq, record, source, flags, sink) {
             TagMatchResult::Handled(handled) => return handled,
@@ -594,7 +603,7 @@ fn handle<const UD: bool>(
         return if qp.qp_type == QpType::Rc || (by_engine && !qp.qp_type.is_connected()) {
             // The program is about to poll, or sleeps. The engine leaves the datagram to the program, whose poll may
             // drop it.
-            rq.wanted = true;
+            rq.message_waits = true;
             RecordResult::NotReady
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop the message.
@@ -633,19 +642,22 @@ fn handle<const UD: bool>(
         wc.sl = path.sl;
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
-            let grh = path.grh(header.len, flags != 0);
+            let grh = path.grh_with_lengths(header.len, flags != 0);
             placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
         }
     } else if place_len != 0 {
         placed = place(
             qp, pd, wqe.sges, record, peer, window, local, remote, src_qpn,
         );
-        if placed.is_ok() && header.flags & FLAG_BY_REFERENCE != 0 && withdrawn(peer, ring_at) {
+        if placed.is_ok()
+            && header.flags & FLAG_BY_REFERENCE != 0
+            && has_withdrawn_records(peer, ring_at)
+        {
             placed = Err(PlaceError::SenderGone);
         }
     }
     if let Err(e) = placed {
-        return not_placed(qp, rq, wr_id, &e, sink);
+        return complete_unplaced(qp, rq, wr_id, &e, sink);
     }
     if opcode == IBV_WC_TM_RECV
         && let Some(list) = &mut rq.tags
@@ -659,17 +671,17 @@ fn handle<const UD: bool>(
 
 /// Invalidates a memory window at a peer's request. Returns false if that is not allowed.
 #[cold]
-fn invalidated(qp: &Qp, key: u32) -> bool {
+fn invalidate_window(qp: &Qp, key: u32) -> bool {
     qp.nic.keys.invalidate_window(&qp.nic.fabric, qp.qpn, key)
 }
 
 /// Fails the receive WR and the SEND after an invalidation that is not allowed ("class J" of IBTA vol. 1, 9.9.3.1). The
 /// statuses are those of Soft-RoCE's `RESPST_ERR_INVALIDATE_RKEY` and of a NAK for a remote operational error.
 #[cold]
-fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> RecordResult {
+fn fail_invalidation(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> RecordResult {
     if let Some(wqe) = rq.take_oldest() {
         let wr_id = wqe.wr_id;
-        sink.push(failed(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
+        sink.push(report_failed_recv(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
     }
     RecordResult::Failed(IBV_WC_REM_OP_ERR)
 }
@@ -677,7 +689,7 @@ fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Record
 /// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
 /// NIC the acknowledgement comes long before the answer. Returns true if `sink` is full.
 #[cold]
-fn sends_come_first(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+fn complete_earlier_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
         qp.poll_sends(sink, true);
     }
@@ -687,17 +699,17 @@ fn sends_come_first(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 /// Returns true if the sender has withdrawn the records in its ring. Called after the payload has been copied: a sender
 /// withdraws before its program may write to the payload again.
 #[cold]
-fn withdrawn(peer: &Peer, ring_at: usize) -> bool {
+fn has_withdrawn_records(peer: &Peer, ring_at: usize) -> bool {
     // SYNC POINT W (see `OutRing::withdraw`): the copied bytes are older than the flag that is read here.
     std::sync::atomic::fence(Ordering::SeqCst);
     peer.segment
         .ring_header(ring_at)
-        .is_none_or(|h| h.closed.load(Ordering::Relaxed) == RING_WITHDRAWN)
+        .is_none_or(|h| h.closed_state.load(Ordering::Relaxed) == RING_WITHDRAWN)
 }
 
 /// Handles a payload that could not be placed: completes the receive WR, and returns what the requester gets.
 #[cold]
-fn not_placed(
+fn complete_unplaced(
     qp: &Qp,
     rq: &mut RecvQueue,
     wr_id: u64,
@@ -707,7 +719,7 @@ fn not_placed(
     let (status, handled) = match e {
         // The message did not arrive whole; its receive WR waits for the next one.
         PlaceError::SenderGone => {
-            rq.put_back();
+            rq.put_back_last();
             return RecordResult::Lost;
         }
         PlaceError::TooLong => (
@@ -717,14 +729,14 @@ fn not_placed(
         PlaceError::Local => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
         // The fault is the requester's: its device could not have sent the message.
         PlaceError::Sender => {
-            rq.put_back();
+            rq.put_back_last();
             return RecordResult::Unsendable;
         }
     };
     // The sender is told the cause as well.
     let cause = why::take_last_cause().or(FailureCause::of_status(status));
     cause.inspect(|cause| why::note_cause(*cause));
-    sink.push(failed(qp, wr_id, status));
+    sink.push(report_failed_recv(qp, wr_id, status));
     cause.inspect(|cause| why::note_cause(*cause));
     handled
 }

@@ -54,19 +54,19 @@ impl QpResponder {
 /// The memory on which requests are executed.
 struct ResponderMemory {
     /// Regions of this process that requests name.
-    regions: RegionCache,
+    request_regions: RegionCache,
     /// Regions of this process that receive WRs name.
-    local: RegionCache,
+    recv_regions: RegionCache,
     /// The SEND that is arriving.
-    message: Vec<u8>,
+    partial_message: Vec<u8>,
 }
 
 impl Default for ResponderMemory {
     fn default() -> Self {
         Self {
-            regions: RegionCache::new(),
-            local: RegionCache::new(),
-            message: Vec::new(),
+            request_regions: RegionCache::new(),
+            recv_regions: RegionCache::new(),
+            partial_message: Vec::new(),
         }
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn take_request(
     ) {
         return Err(DropReason::NotReady);
     }
-    let mut side = lock(&qp.packets);
+    let mut side = lock(&qp.packet_side);
     let PacketSide { responder, memory } = &mut *side;
     if qp.qp_type == QpType::Ud {
         return take_datagram(qp, memory, arrival, packet);
@@ -115,7 +115,7 @@ pub(crate) fn take_request(
             if machine.has_failed() && !had_failed {
                 let failure = target.failure.unwrap_or(RefusalReason::Invalid);
                 if let Some(invalid) = machine.invalid_request() {
-                    why::invalid_request(qp.qpn, &invalid);
+                    why::report_invalid_request(qp.qpn, &invalid);
                 }
                 drop(side);
                 fail(qp, failure);
@@ -129,7 +129,7 @@ pub(crate) fn take_request(
 /// Sends the answers of a queue pair, and collects the counts of its responder. All packets that arrived before
 /// `heard_ns` have been processed.
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
-    let mut side = lock(&qp.packets);
+    let mut side = lock(&qp.packet_side);
     let PacketSide { responder, memory } = &mut *side;
     let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
@@ -143,13 +143,13 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
         memory,
         failure: None,
     };
-    machine.on_heard(heard_ns);
+    machine.send_gap_nak_if_due(heard_ns);
     let had_failed = machine.has_failed();
     qp.nic.network.send(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
     });
     let counters = &qp.nic.network.counters;
-    counters.add_qp_counts(|| qp.port_place(), &mut machine.counts);
+    counters.add_qp_counts(|| qp.port_number(), &mut machine.counts);
     if machine.has_failed() && !had_failed {
         let failure = target.failure.unwrap_or(RefusalReason::Invalid);
         drop(side);
@@ -158,28 +158,28 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
 }
 
 /// Tells the responder that the host dropped packets for lack of room, perhaps some of this queue pair.
-pub(crate) fn packets_dropped(qp: &Qp) {
+pub(crate) fn note_host_drops(qp: &Qp) {
     if let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
         ..
-    }) = lock(&qp.packets).responder.as_deref_mut()
+    }) = lock(&qp.packet_side).responder.as_deref_mut()
     {
-        machine.packets_dropped();
+        machine.note_host_drops();
     }
 }
 
 /// Returns true if a queue pair has answers to send.
 pub(crate) fn has_answers(qp: &Qp) -> bool {
-    is_so_of_responder(qp, Responder::has_replies)
+    responder_satisfies(qp, Responder::has_replies)
 }
 
 /// Returns true if a queue pair asks for a missing packet once all earlier arrivals have been processed.
-pub(crate) fn asks_later(qp: &Qp) -> bool {
-    is_so_of_responder(qp, Responder::has_gap)
+pub(crate) fn requests_missing_later(qp: &Qp) -> bool {
+    responder_satisfies(qp, Responder::has_gap)
 }
 
-fn is_so_of_responder(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
-    match lock(&qp.packets).responder.as_deref() {
+fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
+    match lock(&qp.packet_side).responder.as_deref() {
         Some(QpResponder {
             machine: ResponderMachine::Rc(machine),
             ..
@@ -193,7 +193,7 @@ fn is_so_of_responder(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
 pub(crate) fn add_acknowledgement(qp: &Qp) {
     // The holder of this lock may wait for a completion queue. A thread that polls that queue may wait for the send
     // queue, which the caller has locked.
-    let Ok(mut side) = qp.packets.try_lock() else {
+    let Ok(mut side) = qp.packet_side.try_lock() else {
         return;
     };
     if let Some(QpResponder {
@@ -244,18 +244,18 @@ fn take_datagram(
     if deth.qkey != qp.qkey.load(Ordering::Relaxed) {
         return Err(DropReason::WrongQkey);
     }
-    let grh = qp.nic.port.received_grh(&arrival.flow);
-    let mut path = RingPath::new(qp.nic.port.received_path(&grh), grh);
+    let grh = qp.nic.first_port.received_grh(&arrival.flow);
+    let mut path = RingPath::new(qp.nic.first_port.received_path_word(&grh), grh);
     let (kind, imm) = match packet.extended.imm {
         Some(imm) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
         None => (RecordKind::Send, 0),
     };
-    memory.message.clear();
-    memory.message.extend_from_slice(packet.payload);
+    memory.partial_message.clear();
+    memory.partial_message.extend_from_slice(packet.payload);
     #[allow(clippy::cast_possible_truncation)] // a datagram
     let len = packet.payload.len() as u32;
     let header = header(kind, flags(packet.bth.solicited), imm, len, deth.qkey);
-    hand_over::<true>(qp, memory, header, deth.src_qpn, &mut path);
+    deliver_message::<true>(qp, memory, header, deth.src_qpn, &mut path);
     Ok(())
 }
 
@@ -264,39 +264,43 @@ fn flags(solicited: bool) -> u8 {
 }
 
 /// Delivers a complete message to the receive WR at the front. Its completion goes to the CQ's buffer.
-fn hand_over<const UD: bool>(
+fn deliver_message<const UD: bool>(
     qp: &Qp,
     memory: &mut ResponderMemory,
     header: shm::fabric::ring::RecordHeader,
     src_qpn: u32,
     path: &mut RingPath,
 ) -> RecordResult {
-    let ResponderMemory { local, message, .. } = memory;
+    let ResponderMemory {
+        recv_regions: local,
+        partial_message: message,
+        ..
+    } = memory;
     let record = RingRecord::of_bytes(header, message);
     let mut handled = RecordResult::Done;
-    qp.recv_cq.complete_here(|sink| {
+    qp.recv_cq.complete_one(|sink| {
         let mut rq = qp.recv_queue().lock();
         let mut from = Sender {
-            peer: qp.nic.me(),
-            ring_at: 0,
+            peer: qp.nic.this_process(),
+            ring_offset: 0,
             src_qpn,
-            remote: &mut RegionCache::new(),
+            sender_regions: &mut RegionCache::new(),
             path,
         };
         let mut to = Receiver {
-            window: &mut LastRegion::none(),
-            local,
+            last_recv_region: &mut LastRegion::none(),
+            local_regions: local,
             sink,
             by_engine: false,
         };
-        handled = handle::<UD>(qp, &mut rq, &record, &mut from, &mut to);
+        handled = deliver_record::<UD>(qp, &mut rq, &record, &mut from, &mut to);
         if let Some(srq) = &qp.srq {
             srq.check_limit(&mut rq);
         }
     });
     if matches!(handled, RecordResult::Done) {
         let counters = &qp.nic.network.counters;
-        counters.add(qp.port_place(), Counter::Receives, 1);
+        counters.add(qp.port_number(), Counter::Receives, 1);
     }
     handled
 }
@@ -325,8 +329,13 @@ impl QpTarget<'_> {
         access: Access,
         f: impl FnOnce(RemoteMemory<'_>) -> Result<T, MemoryFault>,
     ) -> Result<T, Refusal> {
-        let found =
-            RemoteMemory::of_own(self.qp, &mut self.memory.regions, (addr, rkey), len, access);
+        let found = RemoteMemory::of_own(
+            self.qp,
+            &mut self.memory.request_regions,
+            (addr, rkey),
+            len,
+            access,
+        );
         match found.and_then(f) {
             Ok(value) => Ok(value),
             Err(MemoryFault) => self.refuse(Refusal::RemoteAccess),
@@ -336,14 +345,14 @@ impl QpTarget<'_> {
 
 impl Target for QpTarget<'_> {
     fn begin_receive(&mut self) -> bool {
-        self.memory.message.clear();
+        self.memory.partial_message.clear();
         self.qp.recv_queue().lock().len() != 0
     }
 
     fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         // A part arrives again if no receive WR was left for the message.
-        self.memory.message.truncate(offset as usize);
-        self.memory.message.extend_from_slice(bytes);
+        self.memory.partial_message.truncate(offset as usize);
+        self.memory.partial_message.extend_from_slice(bytes);
         Ok(())
     }
 
@@ -363,11 +372,11 @@ impl Target for QpTarget<'_> {
             (Some(_), _) => return self.refuse(Refusal::InvalidRequest),
         };
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
-        let len = by_write.unwrap_or(self.memory.message.len() as u32);
+        let len = by_write.unwrap_or(self.memory.partial_message.len() as u32);
         let header = header(kind, flags(solicited), imm, len, 0);
         let mut path = RingPath::new(0, [0; GRH_BYTES]);
         let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
-        match hand_over::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
+        match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
             RecordResult::NotReady => Err(Refusal::NotReady),
             RecordResult::Failed(status) => {
                 self.failure = Some(RefusalReason::Receive);
@@ -433,7 +442,7 @@ impl Target for QpTarget<'_> {
         let range = (addr, rkey, u64::from(len));
         match RemoteMemory::flush(
             self.qp,
-            &mut self.memory.regions,
+            &mut self.memory.request_regions,
             range,
             placement,
             selectivity,

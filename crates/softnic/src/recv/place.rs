@@ -25,7 +25,7 @@ impl From<SgeError> for PlaceError {
 
 /// Returns the bytes of a scatter list.
 #[inline(always)]
-pub(super) fn room(sges: &[ibv_sge]) -> u64 {
+pub(super) fn scatter_list_bytes(sges: &[ibv_sge]) -> u64 {
     match sges {
         // The most frequent case by far, without the set-up of a loop.
         [sge] => u64::from(sge.length),
@@ -43,10 +43,10 @@ fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
 }
 
 #[cold]
-fn note_short(len: usize, sges: &[ibv_sge]) {
+fn report_short_buffer(len: usize, sges: &[ibv_sge]) {
     why::note_cause(FailureCause::ShortReceive {
         len: len as u64,
-        room: room(sges),
+        room: scatter_list_bytes(sges),
     });
 }
 
@@ -63,8 +63,8 @@ pub(super) fn place_ud(
     local: &mut RegionCache,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
-    if (len + GRH_BYTES) as u64 > room(sges) {
-        note_short(len + GRH_BYTES, sges);
+    if (len + GRH_BYTES) as u64 > scatter_list_bytes(sges) {
+        report_short_buffer(len + GRH_BYTES, sges);
         return Err(PlaceError::TooLong);
     }
     if len > record.payload.len() {
@@ -122,8 +122,8 @@ pub(super) fn place(
 ) -> Result<(), PlaceError> {
     let header = record.header;
     let len = header.len as usize;
-    if len as u64 > room(sges) {
-        note_short(len, sges);
+    if len as u64 > scatter_list_bytes(sges) {
+        report_short_buffer(len, sges);
         return Err(PlaceError::TooLong);
     }
     if header.flags & FLAG_BY_REFERENCE == 0 {
@@ -175,12 +175,12 @@ pub(super) fn gather_by_reference(
     for_each_referenced(qp, record, sender, remote, |region, at| {
         let (skipped, at) = at.split_at(skip);
         skip -= skipped.len();
-        match region.direct(at) {
+        match region.mapped_address(at) {
             _ if at.is_empty() => Ok(()),
             // SAFETY: `src` lies in the pinned region.
             Some(src) => unsafe { to.put(src, at.len() as usize) },
             None => to.put_from(region, at).map_err(|e| match e {
-                PlaceError::Sender => gone(sender.0),
+                PlaceError::Sender => sender_unreadable(sender.0),
                 other => other,
             }),
         }
@@ -220,7 +220,7 @@ pub(super) fn for_each_referenced(
         }
         let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, || domain) {
             Ok(found) => found,
-            Err(KeyError::Unknown | KeyError::Fault) => return Err(gone(peer)),
+            Err(KeyError::Unknown | KeyError::Fault) => return Err(sender_unreadable(peer)),
         };
         let by_sender = QueuePair::local(domain);
         let at = authorize(
@@ -229,7 +229,7 @@ pub(super) fn for_each_referenced(
             Access::LocalRead,
             &by_sender,
         )
-        .map_err(|_| gone(peer))?;
+        .map_err(|_| sender_unreadable(peer))?;
         f(region, at)?;
     }
     if left > 0 {
@@ -239,7 +239,7 @@ pub(super) fn for_each_referenced(
 }
 
 /// Returns the reason why a sender's memory cannot be read.
-fn gone(peer: &Peer) -> PlaceError {
+fn sender_unreadable(peer: &Peer) -> PlaceError {
     if peer.has_ended() {
         PlaceError::SenderGone
     } else {
@@ -262,13 +262,13 @@ impl ScatterPosition<'_> {
         while len > 0 {
             let Some(sge) = self.sges.first() else { return };
             let n = ((sge.length - self.offset) as usize).min(len);
-            self.step(n);
+            self.advance_in_sges(n);
             len -= n;
         }
     }
 
     #[inline]
-    pub(super) fn step(&mut self, n: usize) {
+    pub(super) fn advance_in_sges(&mut self, n: usize) {
         #[allow(clippy::cast_possible_truncation)] // at most the length of an SGE
         let n = n as u32;
         self.offset += n;
@@ -303,7 +303,7 @@ impl ScatterPosition<'_> {
                 })?;
                 src = src.wrapping_add(n);
             }
-            self.step(n);
+            self.advance_in_sges(n);
             len -= n;
         }
         Ok(())
@@ -323,7 +323,7 @@ impl ScatterPosition<'_> {
                     checked_sge(self.nic, self.cache, self.pd, &part, true)?;
                 let (mut at, rest) = left.split_at(n as u64);
                 left = rest;
-                if let Some(dst) = region.direct(to) {
+                if let Some(dst) = region.mapped_address(to) {
                     // SAFETY: `dst` has `n` bytes in the pinned local region; the caller has pinned `from`.
                     unsafe { from.read(at, dst) }.map_err(|MemoryFault| {
                         if is_writable(dst, n) {
@@ -350,7 +350,7 @@ impl ScatterPosition<'_> {
                     }
                 }
             }
-            self.step(n);
+            self.advance_in_sges(n);
         }
         Ok(())
     }
@@ -375,14 +375,14 @@ const MOST_SGES: usize = crate::device::MAX_SGE as usize;
 /// WRITE stands behind SENDs and in front of others.
 #[cold]
 #[inline(never)]
-pub(super) fn write_in_order(
+pub(super) fn execute_ordered_write(
     qp: &Qp,
     record: &RingRecord<'_>,
     from: &mut Sender<'_>,
     to: &mut Receiver<'_, '_>,
 ) -> RecordResult {
     // The window holds a pin of the cache that is used below.
-    to.window.close();
+    to.last_recv_region.close();
     let header = record.header;
     let Some(bytes) = record.payload.len().checked_sub(WRITE_PREFIX) else {
         return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
@@ -391,15 +391,22 @@ pub(super) fn write_in_order(
     // SAFETY: the record has at least `WRITE_PREFIX` bytes; any bytes are a number, read once.
     let addr = unsafe { first.cast::<u64>().read_unaligned() };
     let me = TargetQp {
-        peer: qp.nic.me(),
+        peer: qp.nic.this_process(),
         index: qp.index,
         srqn: 0,
     };
     let len = u64::from(header.len);
     let access = Access::RemoteWrite;
-    let found = remote_region(qp.nic, &me, to.local, (addr, header.imm), len, access);
+    let found = remote_region(
+        qp.nic,
+        &me,
+        to.local_regions,
+        (addr, header.imm),
+        len,
+        access,
+    );
     let Ok((region, mut left, _pin)) = found else {
-        return refused(qp);
+        return refuse_access(qp);
     };
     if header.flags & FLAG_BY_REFERENCE == 0 {
         if len > bytes as u64 {
@@ -407,7 +414,7 @@ pub(super) fn write_in_order(
         }
         // SAFETY: `left` lies in this region, which is pinned, and the record has as many bytes behind the prefix.
         let written = unsafe { region.write(left, first.add(WRITE_PREFIX)) };
-        return written.map_or_else(|MemoryFault| refused(qp), |()| RecordResult::Done);
+        return written.map_or_else(|MemoryFault| refuse_access(qp), |()| RecordResult::Done);
     }
     let mut list = [0u8; MOST_SGES * size_of::<ibv_sge>()];
     let Some(list) = list.get_mut(..bytes) else {
@@ -419,14 +426,14 @@ pub(super) fn write_in_order(
     }
     let listed = RingRecord::of_bytes(header, list);
     let sender = (from.peer, from.src_qpn);
-    let copied = for_each_referenced(qp, &listed, sender, from.remote, |source, at| {
+    let copied = for_each_referenced(qp, &listed, sender, from.sender_regions, |source, at| {
         let (into, rest) = left.split_at(at.len());
         left = rest;
-        let copied = if let Some(src) = source.direct(at) {
+        let copied = if let Some(src) = source.mapped_address(at) {
             // SAFETY: both lie in pinned regions and are equally long.
             unsafe { region.write(into, src) }
                 .map_err(|MemoryFault| !is_readable(src, at.len() as usize))
-        } else if let Some(dst) = region.direct(into) {
+        } else if let Some(dst) = region.mapped_address(into) {
             // SAFETY: as above.
             unsafe { source.read(at, dst) }
                 .map_err(|MemoryFault| is_writable(dst, at.len() as usize))
@@ -440,17 +447,17 @@ pub(super) fn write_in_order(
         })
     });
     match copied {
-        Ok(()) if withdrawn(from.peer, from.ring_at) => RecordResult::Lost,
+        Ok(()) if has_withdrawn_records(from.peer, from.ring_offset) => RecordResult::Lost,
         Ok(()) => RecordResult::Done,
         Err(PlaceError::SenderGone) => RecordResult::Lost,
         Err(PlaceError::Sender) => RecordResult::Unsendable,
-        Err(PlaceError::Local | PlaceError::TooLong) => refused(qp),
+        Err(PlaceError::Local | PlaceError::TooLong) => refuse_access(qp),
     }
 }
 
 /// Refuses a request that has no right to the memory, or whose memory is not mapped. On RC both sides fail; on UC the
 /// request is dropped (IBTA vol. 1, 9.9.3).
-fn refused(qp: &Qp) -> RecordResult {
+fn refuse_access(qp: &Qp) -> RecordResult {
     if qp.qp_type != QpType::Rc {
         return RecordResult::Done;
     }

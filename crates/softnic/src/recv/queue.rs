@@ -27,19 +27,19 @@ impl RecvWqe {
 pub(crate) struct RecvQueue {
     pub(super) wqes: Box<[RecvWqe]>,
     /// The SGEs of WRs with several, `max_sge` places for each WR; empty if `max_sge` is at most 1.
-    sges: Box<[ibv_sge]>,
+    extra_sges: Box<[ibv_sge]>,
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
     /// The protection domain of the buffers. A shared queue has its own (IBTA vol. 1, 10.2.9.1).
     pub(super) pd: u32,
     /// Number of WRs taken.
-    pub(super) head: u64,
+    pub(super) wrs_taken: u64,
     /// Number of WRs posted.
-    pub(super) tail: u64,
+    pub(super) wrs_posted: u64,
     /// Limit of a shared receive queue below which an event is raised; 0 means none.
-    pub(crate) limit: u32,
+    pub(crate) srq_limit: u32,
     /// True if a message waits for a receive WR.
-    pub(super) wanted: bool,
+    pub(super) message_waits: bool,
     /// The tag matching list, if the queue has one.
     pub(super) tags: Option<Box<TagList>>,
 }
@@ -57,21 +57,21 @@ impl RecvQueue {
         let max_sge = max_sge as usize;
         let beside = if max_sge > 1 { slots * max_sge } else { 0 };
         Some(Self {
-            wqes: crate::filled::filled(RecvWqe::EMPTY, slots)?,
-            sges: crate::filled::filled(ibv_sge::zeroed(), beside)?,
+            wqes: crate::filled::try_boxed_slice(RecvWqe::EMPTY, slots)?,
+            extra_sges: crate::filled::try_boxed_slice(ibv_sge::zeroed(), beside)?,
             max_sge,
             max_wr: u64::from(max_wr),
             pd,
-            head: 0,
-            tail: 0,
-            limit: 0,
-            wanted: false,
+            wrs_taken: 0,
+            wrs_posted: 0,
+            srq_limit: 0,
+            message_waits: false,
             tags: None,
         })
     }
 
     /// Gives the queue a tag matching list with at most `max_entries` entries.
-    pub(crate) fn match_tags(&mut self, max_entries: u32) {
+    pub(crate) fn enable_tag_matching(&mut self, max_entries: u32) {
         self.tags = Some(Box::new(TagList::new(max_entries)));
     }
 
@@ -81,13 +81,13 @@ impl RecvQueue {
     }
 
     /// Returns true if a message finds a WR here, whatever its tag.
-    pub(crate) fn takes_any(&self) -> bool {
+    pub(crate) fn has_wr_for_any_tag(&self) -> bool {
         self.len() != 0 && self.tags.is_none()
     }
 
     /// Returns the number of WRs in the queue.
     pub(crate) fn len(&self) -> u64 {
-        self.tail - self.head
+        self.wrs_posted - self.wrs_taken
     }
 
     pub(crate) fn max_wr(&self) -> u64 {
@@ -99,7 +99,7 @@ impl RecvQueue {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.head = self.tail;
+        self.wrs_taken = self.wrs_posted;
     }
 
     /// Adds a WR.
@@ -114,7 +114,7 @@ impl RecvQueue {
         if self.len() >= self.max_wr {
             return Err(libc::ENOMEM);
         }
-        let slot = self.tail as usize & (self.wqes.len() - 1);
+        let slot = self.wrs_posted as usize & (self.wqes.len() - 1);
         let Some(wqe) = self.wqes.get_mut(slot) else {
             return Err(libc::ENOMEM);
         };
@@ -130,36 +130,36 @@ impl RecvQueue {
             wqe.sge.lkey = first.lkey;
         }
         if sges.len() > 1 {
-            self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
+            self.extra_sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
         }
-        self.tail += 1;
+        self.wrs_posted += 1;
         Ok(())
     }
 
     /// Puts the WR that was taken last back to the front. No WR may have been posted since.
-    pub(super) fn put_back(&mut self) {
-        self.head -= 1;
+    pub(super) fn put_back_last(&mut self) {
+        self.wrs_taken -= 1;
     }
 
     /// Returns true, once, if a message has been waiting for the WRs that were posted.
     #[inline]
-    pub(crate) fn was_wanted(&mut self) -> bool {
-        std::mem::take(&mut self.wanted)
+    pub(crate) fn take_message_waits(&mut self) -> bool {
+        std::mem::take(&mut self.message_waits)
     }
 
     /// Takes the oldest WR.
     #[inline(always)]
     pub(crate) fn take_oldest(&mut self) -> Option<TakenRecv<'_>> {
-        if self.head == self.tail {
+        if self.wrs_taken == self.wrs_posted {
             return None;
         }
-        let slot = self.head as usize & (self.wqes.len() - 1);
+        let slot = self.wrs_taken as usize & (self.wqes.len() - 1);
         let wqe = self.wqes.get(slot)?;
-        self.head += 1;
+        self.wrs_taken += 1;
         let sges = match wqe.num_sge {
             0 => &[],
             1 => std::slice::from_ref(&wqe.sge),
-            several => &self.sges[slot * self.max_sge..][..several as usize],
+            several => &self.extra_sges[slot * self.max_sge..][..several as usize],
         };
         Some(TakenRecv {
             wr_id: wqe.wr_id,

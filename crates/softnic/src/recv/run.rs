@@ -1,7 +1,7 @@
 //! The fast path of receiving: a run of short SENDs for receive WRs with at most one SGE.
 //!
 //! Such a run decides message rates. The positions in the ring and in the receive queue, which each message reads and
-//! writes, stay in registers until the run ends. Any other record or receive WR ends the run and is left to [`handle`],
+//! writes, stay in registers until the run ends. Any other record or receive WR ends the run and is left to [`deliver_record`],
 //! which also reports its causes.
 
 use super::queue::RecvWqe;
@@ -14,7 +14,7 @@ struct RunCommonValues<'a> {
     src_qp: u32,
     qkey: u32,
     /// The region of the receive WRs.
-    held: LastRegionValues,
+    recv_region: LastRegionValues,
     path: &'a mut RingPath,
 }
 
@@ -34,12 +34,12 @@ pub(super) fn take_plain_sends<const UD: bool>(
         qp_num: qp.qpn,
         src_qp: ring.src_qpn,
         qkey: qp.qkey.load(Ordering::Relaxed),
-        held: window.held(),
+        recv_region: window.held(),
         path: &mut ring.path,
     };
     let mut records = ring.consumer.run();
-    let (wqes, begin) = (&rq.wqes[..], rq.head);
-    let end = begin + (rq.tail - begin).min(sink.room() as u64);
+    let (wqes, begin) = (&rq.wqes[..], rq.wrs_taken);
+    let end = begin + (rq.wrs_posted - begin).min(sink.free_entries() as u64);
     let mut head = begin;
     let mut solicited = 0;
     while head != end
@@ -54,9 +54,9 @@ pub(super) fn take_plain_sends<const UD: bool>(
     }
     if head != begin {
         let pos = records.pos();
-        rq.head = head;
+        rq.wrs_taken = head;
         ring.consumer.advance_to(pos);
-        ring.rnr.end_wait();
+        ring.rnr_wait.end_wait();
         sink.solicited |= solicited != 0;
     }
 }
@@ -81,11 +81,11 @@ fn complete<const UD: bool>(
     }
     let with_imm = header.kind == SEND_WITH_IMM;
     let grh = if UD {
-        common.path.grh(header.len, with_imm)
+        common.path.grh_with_lengths(header.len, with_imm)
     } else {
         None
     };
-    if !place(common.held, record, grh, UD, wqe) {
+    if !place(common.recv_region, record, grh, UD, wqe) {
         return false;
     }
     let wc = ReceivedSend {
@@ -97,7 +97,7 @@ fn complete<const UD: bool>(
         src_qp: common.src_qp,
         wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
             | if UD { common.path.wc_flags } else { 0 },
-        path: if UD { common.path.completion_word() } else { 0 },
+        path_word: if UD { common.path.completion_word() } else { 0 },
     };
     sink.push_received(&wc);
     true

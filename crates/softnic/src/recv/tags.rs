@@ -29,10 +29,10 @@ pub(super) struct Rendezvous {
 /// The origin of a record, and the regions through which its payload is reached.
 pub(super) struct RecordSource<'a> {
     pub(super) peer: &'a Arc<Peer>,
-    pub(super) ring_at: usize,
+    pub(super) ring_offset: usize,
     pub(super) src_qpn: u32,
-    pub(super) local: &'a mut RegionCache,
-    pub(super) remote: &'a mut RegionCache,
+    pub(super) local_regions: &'a mut RegionCache,
+    pub(super) sender_regions: &'a mut RegionCache,
 }
 
 /// The result of matching a message against a tag matching list.
@@ -58,11 +58,16 @@ pub(super) fn receive(
         return TagMatchResult::Unmatched(IBV_WC_RECV);
     };
     let mut head = [0; MAX_HEADER_BYTES];
-    let Ok(head_len) = peek(qp, record, &mut source, &mut head) else {
+    let Ok(head_len) = read_message_head(qp, record, &mut source, &mut head) else {
         // The fault of the message shows when it is placed.
         return TagMatchResult::Unmatched(IBV_WC_TM_NO_TAG);
     };
-    let TagMatch { at, tag, app, then } = match list.decide(&head[..head_len], |sges| room(sges)) {
+    let TagMatch {
+        entry_index: at,
+        tag,
+        app_ctx: app,
+        delivery: then,
+    } = match list.decide(&head[..head_len], |sges| scatter_list_bytes(sges)) {
         TagDecision::Untagged => return TagMatchResult::Unmatched(IBV_WC_TM_NO_TAG),
         TagDecision::Unexpected => return TagMatchResult::Unmatched(IBV_WC_TM_RECV),
         TagDecision::Matched(found) => found,
@@ -78,7 +83,11 @@ pub(super) fn receive(
         wc_flags: flags | IBV_WC_TM_MATCH,
         ..ibv_wc::zeroed()
     };
-    TagInfo { tag, app }.store(&mut wc);
+    TagInfo {
+        tag,
+        app_context: app,
+    }
+    .store_in_completion(&mut wc);
     match then {
         MatchedDelivery::Eager => {
             let placed = place_eager(qp, pd, &list.entry(at).buffer, record, &mut source);
@@ -90,7 +99,14 @@ pub(super) fn receive(
         }
         MatchedDelivery::HeadersOnly => {
             let entry = list.remove_entry(at);
-            TagMatchResult::Handled(hand_over(qp, pd, &entry, &head, &mut source, (wc, sink)))
+            TagMatchResult::Handled(deliver_rendezvous_headers(
+                qp,
+                pd,
+                &entry,
+                &head,
+                &mut source,
+                (wc, sink),
+            ))
         }
         MatchedDelivery::Rendezvous(payload) => {
             let entry = list.remove_entry(at);
@@ -134,13 +150,13 @@ fn complete_eager(
         ),
         Err(PlaceError::Local) => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
     };
-    sink.push(failed(qp, wc.wr_id, status));
+    sink.push(report_failed_recv(qp, wc.wr_id, status));
     handled
 }
 
 /// Delivers the headers of a rendezvous to an entry that has no room for its payload: "the HW completes the buffer with
 /// an IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer".
-fn hand_over(
+fn deliver_rendezvous_headers(
     qp: &Qp,
     pd: u32,
     entry: &TagEntry<Box<[ibv_sge]>>,
@@ -153,9 +169,9 @@ fn hand_over(
         pd,
         sges: &entry.buffer,
         offset: 0,
-        cache: source.local,
+        cache: source.local_regions,
     };
-    let placed = if head.len() as u64 > room(&entry.buffer) {
+    let placed = if head.len() as u64 > scatter_list_bytes(&entry.buffer) {
         Err(PlaceError::TooLong)
     } else {
         // SAFETY: the array has `head.len()` bytes.
@@ -173,11 +189,11 @@ fn hand_over(
             RecordResult::Done
         }
         Err(PlaceError::TooLong) => {
-            sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_LEN_ERR));
+            sink.push(report_failed_recv(qp, wc.wr_id, IBV_WC_LOC_LEN_ERR));
             RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR)
         }
         Err(_) => {
-            sink.push(failed(qp, wc.wr_id, IBV_WC_LOC_PROT_ERR));
+            sink.push(report_failed_recv(qp, wc.wr_id, IBV_WC_LOC_PROT_ERR));
             RecordResult::Failed(IBV_WC_REM_OP_ERR)
         }
     }
@@ -192,7 +208,7 @@ fn place_eager(
     source: &mut RecordSource<'_>,
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize - TMH_BYTES;
-    if len as u64 > room(sges) {
+    if len as u64 > scatter_list_bytes(sges) {
         return Err(PlaceError::TooLong);
     }
     let mut to = ScatterPosition {
@@ -200,23 +216,30 @@ fn place_eager(
         pd,
         sges,
         offset: 0,
-        cache: source.local,
+        cache: source.local_regions,
     };
     if record.header.flags & FLAG_BY_REFERENCE == 0 {
         let payload = record.payload.as_mut_ptr().wrapping_add(TMH_BYTES);
-        // SAFETY: the ring has the whole message behind the header (`peek` has checked).
+        // SAFETY: the ring has the whole message behind the header (`read_message_head` has checked).
         return unsafe { to.put(payload, len) };
     }
     let sender = (source.peer, source.src_qpn);
-    gather_by_reference(qp, record, sender, source.remote, TMH_BYTES as u64, &mut to)?;
-    if withdrawn(source.peer, source.ring_at) {
+    gather_by_reference(
+        qp,
+        record,
+        sender,
+        source.sender_regions,
+        TMH_BYTES as u64,
+        &mut to,
+    )?;
+    if has_withdrawn_records(source.peer, source.ring_offset) {
         return Err(PlaceError::SenderGone);
     }
     Ok(())
 }
 
 /// Reads the beginning of a message, as much as there is and `head` holds. Returns the number of bytes.
-fn peek(
+fn read_message_head(
     qp: &Qp,
     record: &RingRecord<'_>,
     source: &mut RecordSource<'_>,
@@ -234,7 +257,7 @@ fn peek(
     }
     let mut done = 0;
     let sender = (source.peer, source.src_qpn);
-    for_each_referenced(qp, record, sender, source.remote, |region, at| {
+    for_each_referenced(qp, record, sender, source.sender_regions, |region, at| {
         let (at, _) = at.split_at((len - done) as u64);
         // SAFETY: `head` has room for as many bytes; `at` is of the region, which is pinned.
         unsafe { region.read(at, head[done..].as_mut_ptr()) }
@@ -249,10 +272,10 @@ impl Rendezvous {
     /// READs the payload and tells the sender, after the sender can have seen that its message was taken. Returns false
     /// if that is not possible yet. The sink has room for a completion.
     #[cold]
-    pub(super) fn go_on(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+    pub(super) fn continue_rendezvous(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         let fin = tags::fin(self.header);
         let to = (self.pd, &self.sges[..]);
-        match send::rendezvous(qp, to, self.payload, &mut self.is_read, &fin) {
+        match send::read_rendezvous_payload(qp, to, self.payload, &mut self.is_read, &fin) {
             Ok(false) => return false,
             Ok(true) => sink.push(ibv_wc {
                 wr_id: self.wr_id,
@@ -263,7 +286,7 @@ impl Rendezvous {
                 ..ibv_wc::zeroed()
             }),
             Err(status) => {
-                sink.push(failed(qp, self.wr_id, status));
+                sink.push(report_failed_recv(qp, self.wr_id, status));
                 qp.fail();
             }
         }
@@ -273,7 +296,7 @@ impl Rendezvous {
     /// Flushes the rendezvous after the queue pair has failed.
     #[cold]
     pub(super) fn flush(&self, qp: &Qp, sink: &mut WcSink<'_>) {
-        sink.push(failed(qp, self.wr_id, IBV_WC_WR_FLUSH_ERR));
+        sink.push(report_failed_recv(qp, self.wr_id, IBV_WC_WR_FLUSH_ERR));
     }
 }
 
@@ -283,14 +306,14 @@ impl Rendezvous {
 pub(crate) struct TagInfo {
     pub(crate) tag: u64,
     /// Data that the sending application has put into the header.
-    pub(crate) app: u32,
+    pub(crate) app_context: u32,
 }
 
 #[allow(clippy::cast_possible_truncation)] // halves
 impl TagInfo {
-    fn store(self, wc: &mut ibv_wc) {
+    fn store_in_completion(self, wc: &mut ibv_wc) {
         (wc.src_qp, wc.vendor_err) = (self.tag as u32, (self.tag >> 32) as u32);
-        (wc.pkey_index, wc.slid) = (self.app as u16, (self.app >> 16) as u16);
+        (wc.pkey_index, wc.slid) = (self.app_context as u16, (self.app_context >> 16) as u16);
     }
 
     /// Takes the tag out of a completion, and clears the fields that carried it.
@@ -300,8 +323,11 @@ impl TagInfo {
         }
         let tag = u64::from(wc.vendor_err) << 32 | u64::from(wc.src_qp);
         let app = u32::from(wc.slid) << 16 | u32::from(wc.pkey_index);
-        Self::default().store(wc);
-        Self { tag, app }
+        Self::default().store_in_completion(wc);
+        Self {
+            tag,
+            app_context: app,
+        }
     }
 }
 
@@ -313,14 +339,14 @@ mod tests {
     fn a_tag_travels_in_a_completion() {
         let info = TagInfo {
             tag: 0x0123_4567_89ab_cdef,
-            app: 0xfedc_ba98,
+            app_context: 0xfedc_ba98,
         };
         let mut wc = ibv_wc {
             opcode: IBV_WC_TM_RECV,
             wc_flags: IBV_WC_TM_MATCH,
             ..ibv_wc::zeroed()
         };
-        info.store(&mut wc);
+        info.store_in_completion(&mut wc);
         assert_eq!(TagInfo::take_from_completion(&mut wc), info);
         assert_eq!(
             (wc.src_qp, wc.vendor_err, wc.slid, wc.pkey_index),

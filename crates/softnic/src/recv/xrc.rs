@@ -15,7 +15,7 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self.qp.shared().remote_error.load(Ordering::Relaxed) != 0 {
+        if self.qp.shared().remote_error_event.load(Ordering::Relaxed) != 0 {
             self.take_remote_error();
             return false;
         }
@@ -39,7 +39,7 @@ impl RecvSide {
             let record = match ring.consumer.peek() {
                 Ok(Some(record)) => record,
                 Ok(None) => {
-                    Self::idle(ring);
+                    Self::stop_if_sender_ended(ring);
                     break;
                 }
                 Err(_) => {
@@ -64,18 +64,18 @@ impl RecvSide {
             let mut queue = srq.queue.lock();
             let mut from = Sender {
                 peer: &ring.peer,
-                ring_at: ring.offset,
+                ring_offset: ring.offset,
                 src_qpn: ring.src_qpn,
-                remote: &mut ring.remote,
+                sender_regions: &mut ring.sender_regions,
                 path: &mut ring.path,
             };
             let mut to = Receiver {
-                window: &mut LastRegion::none(),
-                local: &mut self.local,
+                last_recv_region: &mut LastRegion::none(),
+                local_regions: &mut self.local_regions,
                 sink: &mut sink,
                 by_engine: false,
             };
-            let handled = handle::<false>(qp, &mut queue, &record, &mut from, &mut to);
+            let handled = deliver_record::<false>(qp, &mut queue, &record, &mut from, &mut to);
             srq.check_limit(&mut queue);
             drop(queue);
             let (n, solicited) = (sink.len(), sink.solicited);
@@ -84,13 +84,13 @@ impl RecvSide {
             {
                 // SAFETY: the sink has initialised the place.
                 xrc.cq
-                    .deliver(unsafe { place[0].assume_init_read() }, solicited);
+                    .add_to_buffer(unsafe { place[0].assume_init_read() }, solicited);
             }
-            if !Self::conclude(qp, ring, &handled, slots, &mut waiting) {
+            if !Self::apply_record_result(qp, ring, &handled, slots, &mut waiting) {
                 break;
             }
         }
-        ring.release(true);
+        ring.release_consumed(true);
         waiting
     }
 }

@@ -9,7 +9,7 @@ use verbs_abi::*;
 /// The state of the extended post API of one queue pair (`ibv_wr_post(3)`).
 pub(crate) struct WrBuilder {
     /// True while a thread is between `ibv_wr_start` and `ibv_wr_complete`.
-    busy: AtomicBool,
+    is_building: AtomicBool,
     list: UnsafeCell<BuiltPostlist>,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct BuiltPostlist {
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
     /// The errno of the program's first mistake; 0 if there was none.
-    error: c_int,
+    first_errno: c_int,
 }
 
 /// A work request whose pointers are not set yet: the vectors that they will point into may still be reallocated.
@@ -34,20 +34,20 @@ struct UnlinkedWr {
 
 // SAFETY: the pointers in the work requests are the program's; `WrBuilder` passes them on without dereferencing them.
 unsafe impl Send for WrBuilder {}
-// SAFETY: `list` is reached through `WrBuilder::list` alone, whose callers are the thread that has set `busy`.
+// SAFETY: `list` is reached through `WrBuilder::list` alone, whose callers are the thread that has set `is_building`.
 unsafe impl Sync for WrBuilder {}
 
 impl WrBuilder {
     pub(crate) fn new() -> Self {
         Self {
-            busy: AtomicBool::new(false),
+            is_building: AtomicBool::new(false),
             list: UnsafeCell::new(BuiltPostlist::default()),
         }
     }
 
-    /// Acquires the list for this thread until [`finish`](Self::finish). Waits while another thread has the list.
+    /// Acquires the list for this thread until [`empty_and_release`](Self::empty_and_release). Waits while another thread has the list.
     pub(crate) fn acquire_list(&self) {
-        while self.busy.swap(true, Ordering::Acquire) {
+        while self.is_building.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
@@ -59,12 +59,12 @@ impl WrBuilder {
     }
 
     /// Empties the list and releases it to other threads.
-    pub(crate) fn finish(&self, list: &mut BuiltPostlist) {
+    pub(crate) fn empty_and_release(&self, list: &mut BuiltPostlist) {
         list.wrs.clear();
         list.sges.clear();
         list.inline.clear();
-        list.error = 0;
-        self.busy.store(false, Ordering::Release);
+        list.first_errno = 0;
+        self.is_building.store(false, Ordering::Release);
     }
 }
 
@@ -74,8 +74,8 @@ impl BuiltPostlist {
     /// # Errors
     /// The errno of the program's first mistake.
     pub(crate) fn link(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
-        if self.error != 0 {
-            return Err(self.error);
+        if self.first_errno != 0 {
+            return Err(self.first_errno);
         }
         for b in &mut self.wrs {
             if let Some(bytes) = b.inline.take() {
@@ -115,7 +115,7 @@ impl BuiltPostlist {
     #[inline(always)]
     pub(crate) fn last(&mut self) -> Option<&mut ibv_send_wr> {
         if self.wrs.is_empty() {
-            self.fail(libc::EINVAL);
+            self.record_errno(libc::EINVAL);
         }
         self.wrs.last_mut().map(|b| &mut b.wr)
     }
@@ -123,7 +123,7 @@ impl BuiltPostlist {
     /// Sets the SGEs of the last work request.
     pub(crate) fn set_sges(&mut self, sges: &[ibv_sge]) {
         let Some(last) = self.wrs.last_mut() else {
-            return self.fail(libc::EINVAL);
+            return self.record_errno(libc::EINVAL);
         };
         let start = self.sges.len();
         self.sges.extend_from_slice(sges);
@@ -133,7 +133,7 @@ impl BuiltPostlist {
     /// Appends to the inline payload of the last work request.
     pub(crate) fn copy_inline(&mut self, bytes: &[u8]) {
         let Some(last) = self.wrs.last_mut() else {
-            return self.fail(libc::EINVAL);
+            return self.record_errno(libc::EINVAL);
         };
         let end = self.inline.len() + bytes.len();
         let start = last.inline.take().map_or(self.inline.len(), |r| r.start);
@@ -143,9 +143,9 @@ impl BuiltPostlist {
     }
 
     /// Records a mistake of the program, so that nothing of the list is posted. Only the first one is kept.
-    pub(crate) fn fail(&mut self, errno: c_int) {
-        if self.error == 0 {
-            self.error = errno;
+    pub(crate) fn record_errno(&mut self, errno: c_int) {
+        if self.first_errno == 0 {
+            self.first_errno = errno;
         }
     }
 }

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{Access, authorize_region};
 use verbs_abi::*;
 
-use super::traffic::{Destination, Short};
+use super::traffic::{Destination, ShortMessage};
 use super::{
-    COPY_MAX, FLAG_SOLICITED, OutRing, RecordKind, SUCCESS, SendQueue, SendWqe, answers, byte,
-    header, recent_ud_ring, responder,
+    FLAG_SOLICITED, MAX_COPIED_PAYLOAD_BYTES, OutRing, RecordKind, SUCCESS_BYTE, SendQueue,
+    SendWqe, code_as_byte, header, is_same_ready_qp, recent_ud_ring, responder,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
@@ -26,7 +26,11 @@ use crate::sge::LastRegion;
 /// # Safety
 /// `wr` is the first of a list as `ibv_post_send(3)` describes it, not null.
 #[inline(always)]
-pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
+pub(super) unsafe fn execute_run(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    wr: *mut ibv_send_wr,
+) -> *mut ibv_send_wr {
     // SAFETY: contract of this function.
     unsafe {
         let first = &*wr;
@@ -34,17 +38,19 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
             if first.opcode > IBV_WR_SEND_WITH_IMM || !open_ud_ring(qp, sq, first) {
                 return wr;
             }
-            return sends::<true>(qp, sq, wr);
+            return execute_sends::<true>(qp, sq, wr);
         }
         match first.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if peer_answers(qp, sq.out.as_ref()) => {
-                sends::<false>(qp, sq, wr)
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if can_peer_receive(qp, sq.peer_ring.as_ref()) => {
+                execute_sends::<false>(qp, sq, wr)
             }
-            IBV_WR_RDMA_WRITE if !sq.pending.has_sends() && peer_answers(qp, sq.out.as_ref()) => {
+            IBV_WR_RDMA_WRITE
+                if !sq.pending.has_sends() && can_peer_receive(qp, sq.peer_ring.as_ref()) =>
+            {
                 if first.send_flags & IBV_SEND_INLINE != 0 {
-                    writes::<true>(qp, sq, wr)
+                    execute_writes::<true>(qp, sq, wr)
                 } else {
-                    writes_from_regions(qp, sq, wr)
+                    execute_writes_from_regions(qp, sq, wr)
                 }
             }
             _ => wr,
@@ -54,14 +60,14 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
 
 /// Returns true if the peer's process is alive and its queue pair is ready to receive from `qp`.
 #[inline]
-pub(super) fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
+pub(super) fn can_peer_receive(qp: &Qp, out: Option<&OutRing>) -> bool {
     out.is_some_and(|out| {
         !out.peer.is_dead()
             && out
                 .peer
                 .segment
                 .qp(out.dest_index)
-                .is_some_and(|dest| answers(dest, out.dest_epoch, qp.qpn))
+                .is_some_and(|dest| is_same_ready_qp(dest, out.dest_epoch, qp.qpn))
     })
 }
 
@@ -81,13 +87,13 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
     let Some(i) = recent_ud_ring(sq, ah, qpn) else {
         return false;
     };
-    if let Some(open) = sq.ud.open
+    if let Some(open) = sq.ud.open_ring_index
         && open != i
         && let Some(Some(ring)) = sq.ud.rings.get_mut(open)
     {
         ring.publish(qp.nic);
     }
-    sq.ud.open = Some(i);
+    sq.ud.open_ring_index = Some(i);
     true
 }
 
@@ -95,7 +101,7 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
 struct PayloadSource<'a> {
     qp: &'a Qp,
     local: &'a mut RegionCache,
-    window: LastRegion<false>,
+    last_region: LastRegion<false>,
     max_inline: usize,
 }
 
@@ -151,11 +157,11 @@ impl PayloadSource<'_> {
         // SAFETY: contract of this function.
         let sge = unsafe { aligned_sge(wr) }?;
         let len = sge.length as usize;
-        if len == 0 || len > COPY_MAX {
+        if len == 0 || len > MAX_COPIED_PAYLOAD_BYTES {
             return None;
         }
         let (nic, pd) = (self.qp.nic, self.qp.pd);
-        let src = self.window.buffer(nic, pd, self.local, sge).ok()?;
+        let src = self.last_region.buffer(nic, pd, self.local, sge).ok()?;
         Some((src.cast_const(), len))
     }
 }
@@ -163,25 +169,25 @@ impl PayloadSource<'_> {
 /// Executes SENDs to one destination, from `wr` on.
 ///
 /// # Safety
-/// As for [`run`].
+/// As for [`execute_run`].
 #[inline(never)]
-unsafe fn sends<const UD: bool>(
+unsafe fn execute_sends<const UD: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
 ) -> *mut ibv_send_wr {
     let ring = if UD {
-        let open = sq.ud.open;
+        let open = sq.ud.open_ring_index;
         open.and_then(|i| sq.ud.rings.get_mut(i))
             .and_then(Option::as_mut)
     } else {
-        sq.out.as_mut()
+        sq.peer_ring.as_mut()
     };
     let Some(ring) = ring else { return wr };
     let mut source = PayloadSource {
         qp,
-        local: &mut sq.local,
-        window: LastRegion::none(),
+        local: &mut sq.local_regions,
+        last_region: LastRegion::none(),
         max_inline: sq.max_inline,
     };
     // SAFETY: the member of the union for UD, plain values.
@@ -191,10 +197,14 @@ unsafe fn sends<const UD: bool>(
     let mut solicited = false;
     let mut immediates = 0;
     // Local variables stay in registers; fields would be loaded again after each store to the ring.
-    let (sq_sig_all, last) = (sq.sq_sig_all, sq.freed + sq.max_wr);
-    let mut seq = sq.posted;
-    let port = if UD { ring.port } else { Destination::PEER };
-    let mut run_len = sq.traffic.run_len(Short::Send, port);
+    let (sq_sig_all, last) = (sq.sq_sig_all, sq.freed_wrs + sq.max_wr);
+    let mut seq = sq.posted_wrs;
+    let port = if UD {
+        ring.dest_port
+    } else {
+        Destination::PEER
+    };
+    let mut run_len = sq.traffic.run_len(ShortMessage::Send, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
@@ -222,7 +232,7 @@ unsafe fn sends<const UD: bool>(
             break;
         }
         if len != run_len {
-            if !sq.traffic.count_next(seq, Short::Send, len, port) {
+            if !sq.traffic.count_next(seq, ShortMessage::Send, len, port) {
                 break;
             }
             run_len = len;
@@ -251,13 +261,13 @@ unsafe fn sends<const UD: bool>(
         if !UD || signaled {
             let wqe = SendWqe {
                 wr_id: this.wr_id,
-                end: run.pos(),
+                ring_end: run.pos(),
                 seq,
                 byte_len,
-                opcode: byte(IBV_WC_SEND),
-                status: SUCCESS,
+                opcode: code_as_byte(IBV_WC_SEND),
+                status: SUCCESS_BYTE,
                 signaled,
-                ordered: 0,
+                ordered_count: 0,
             };
             if UD {
                 sq.ready.push(wqe);
@@ -269,26 +279,26 @@ unsafe fn sends<const UD: bool>(
         wr = this.next;
     }
     run.store_back();
-    ring.solicited |= solicited;
-    sq.posted = seq;
+    ring.has_solicited |= solicited;
+    sq.posted_wrs = seq;
     if immediates != 0 {
         sq.traffic.count_immediates(immediates);
     }
     wr
 }
 
-/// [`writes`] whose payloads may lie in memory regions.
+/// [`execute_writes`] whose payloads may lie in memory regions.
 ///
 /// # Safety
-/// As for [`run`].
+/// As for [`execute_run`].
 #[inline(never)]
-unsafe fn writes_from_regions(
+unsafe fn execute_writes_from_regions(
     qp: &Qp,
     sq: &mut SendQueue,
     wr: *mut ibv_send_wr,
 ) -> *mut ibv_send_wr {
     // SAFETY: contract of this function.
-    unsafe { writes::<false>(qp, sq, wr) }
+    unsafe { execute_writes::<false>(qp, sq, wr) }
 }
 
 /// Executes WRITEs to one memory region, from `wr` on.
@@ -297,27 +307,27 @@ unsafe fn writes_from_regions(
 /// reads. It is faster if fewer of its stores wait for that line, and a function frame costs a dozen stores.
 ///
 /// # Safety
-/// As for [`run`].
+/// As for [`execute_run`].
 #[inline(always)]
-unsafe fn writes<const INLINE: bool>(
+unsafe fn execute_writes<const INLINE: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
 ) -> *mut ibv_send_wr {
-    let Some(out) = &sq.out else { return wr };
+    let Some(out) = &sq.peer_ring else { return wr };
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { (*wr).wr.rdma };
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return wr;
     };
     let domain = || dest.pd.load(Ordering::Relaxed);
-    let Ok((region, _pin)) = sq.remote.get(qp.nic, &out.peer, to.rkey, domain) else {
+    let Ok((region, _pin)) = sq.peer_regions.get(qp.nic, &out.peer, to.rkey, domain) else {
         return wr;
     };
     let mut source = PayloadSource {
         qp,
-        local: &mut sq.local,
-        window: LastRegion::none(),
+        local: &mut sq.local_regions,
+        last_region: LastRegion::none(),
         max_inline: sq.max_inline,
     };
     let responder = responder(&out.target(), dest, domain());
@@ -328,7 +338,7 @@ unsafe fn writes<const INLINE: bool>(
         return wr;
     }
     let port = Destination::PEER;
-    let mut run_len = sq.traffic.run_len(Short::Write, port);
+    let mut run_len = sq.traffic.run_len(ShortMessage::Write, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
@@ -345,38 +355,41 @@ unsafe fn writes<const INLINE: bool>(
             }
         };
         let Some((src, len)) = piece else { break };
-        if sq.posted - sq.freed >= sq.max_wr {
+        if sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
             break;
         }
         if len != run_len {
-            if !sq.traffic.count_next(sq.posted, Short::Write, len, port) {
+            if !sq
+                .traffic
+                .count_next(sq.posted_wrs, ShortMessage::Write, len, port)
+            {
                 break;
             }
             run_len = len;
         }
-        let permitted = grant.range(rdma.remote_addr, len as u64).ok();
-        let Some(dst) = permitted.and_then(|at| region.direct(at)) else {
+        let permitted = grant.permit_range(rdma.remote_addr, len as u64).ok();
+        let Some(dst) = permitted.and_then(|at| region.mapped_address(at)) else {
             break;
         };
         // SAFETY: the range lies in the region, pinned for the whole burst; `src` is the program's.
         if unsafe { shm::mem::copy(dst, src, len) }.is_err() {
             break;
         }
-        let seq = sq.posted;
-        sq.posted += 1;
+        let seq = sq.posted_wrs;
+        sq.posted_wrs += 1;
         let signaled = sq.sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;
         let behind = !sq.pending.is_empty();
         if signaled || behind {
             #[allow(clippy::cast_possible_truncation)] // at most 1024
             let wqe = SendWqe {
                 wr_id: this.wr_id,
-                end: 0,
+                ring_end: 0,
                 seq,
                 byte_len: len as u32,
-                opcode: byte(IBV_WC_RDMA_WRITE),
-                status: SUCCESS,
+                opcode: code_as_byte(IBV_WC_RDMA_WRITE),
+                status: SUCCESS_BYTE,
                 signaled,
-                ordered: 0,
+                ordered_count: 0,
             };
             if behind {
                 sq.pending.push(wqe);

@@ -1,24 +1,24 @@
 //! SEND on RC and UC, and the handling of a peer that does not answer.
 
-use nic_core::retry::answer_timeout_ns;
+use nic_core::retry::response_timeout_ns;
 
 use super::*;
 
 /// Largest payload, in bytes, that connected transports copy into the record. The receiver copies a longer payload
 /// once, from the sender's memory. Two short copies cost less than two lookups of another process's memory region.
-pub(super) const COPY_MAX: usize = 1024;
+pub(super) const MAX_COPIED_PAYLOAD_BYTES: usize = 1024;
 
 /// The same limit for memory that peers can reach only by system call, which takes 1.5 µs.
-pub(super) const COPY_MAX_PRIVATE: usize = 8192;
+pub(super) const MAX_COPIED_PRIVATE_BYTES: usize = 8192;
 
 /// Returns true if the receiver has yet to take a SEND, or execute a WRITE, of this queue. Reads the receiver's
 /// position first.
 #[inline]
-pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
+pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
     if !sq.pending.has_sends() {
         return false;
     }
-    let Some(Ok(consumed)) = sq.out.as_mut().map(|out| out.producer.consumed()) else {
+    let Some(Ok(consumed)) = sq.peer_ring.as_mut().map(|out| out.producer.consumed()) else {
         return true;
     };
     take_consumed(sq, consumed);
@@ -27,7 +27,7 @@ pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
 
 /// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.
 #[inline]
-pub(super) fn answers(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
+pub(super) fn is_same_ready_qp(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
     is_ready(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
 }
 
@@ -40,39 +40,41 @@ fn is_ready(dest: &QpShared, qpn: u32) -> bool {
 
 /// Sets the port, the headers and the MTU of packets when the queue pair begins to send.
 #[cold]
-pub(crate) fn begin_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_attr) {
+pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_attr) {
     let device = &qp.context.device;
     let port = device.port(attr.port_num);
     let is_v4 = |gid: [u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
     let has_grh = attr.ah_attr.is_global != 0;
-    let packets = Packets {
+    let packets = PacketFormat {
         is_roce: port.is_ok_and(|port| port.link_layer == LinkLayer::Ethernet),
         // A datagram may have either; those to IPv4 addresses are the usual ones.
         is_ipv4: !has_grh || is_v4(attr.ah_attr.grh.dgid.bytes()),
         has_grh,
-        service: match qp.qp_type {
-            QpType::Ud => Packets::UD,
-            _ if matches!(qp.xrc, Xrc::Send) => Packets::XRC,
+        service_header_octets: match qp.qp_type {
+            QpType::Ud => PacketFormat::UD_HEADER_OCTETS,
+            _ if matches!(qp.xrc, Xrc::Send) => PacketFormat::XRC_HEADER_OCTETS,
             _ => 0,
         },
-        mtu: match (qp.qp_type, attr.path_mtu) {
+        mtu_bytes: match (qp.qp_type, attr.path_mtu) {
             (QpType::Rc | QpType::Uc, code @ IBV_MTU_256..=IBV_MTU_4096) => 128 << code,
             _ => 4096,
         },
     };
     let own = PortName {
-        key: qp.nic.port_key(),
-        place: port.map_or(0, |port| port.place.number().into()),
+        key: qp.nic.ports_key(),
+        port_number: port.map_or(0, |port| port.place.host_wide_number().into()),
     };
-    sq.traffic.start_counting(sq.posted, own, &packets);
+    sq.traffic.start_counting(sq.posted_wrs, own, &packets);
 }
 
 /// Makes a new ring to a peer whose queue pair was reset and connected to ours again, since the peer has released the
 /// old ring. Returns false if that queue pair is not ready. Also returns false if WRs are pending: the peer will never
 /// take them, so they run into their timeout.
 #[cold]
-pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
-    let Some(old) = &sq.out else { return false };
+pub(super) fn reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(old) = &sq.peer_ring else {
+        return false;
+    };
     let again = sq.pending.is_empty()
         && old
             .peer
@@ -82,7 +84,7 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
     if !again {
         return false;
     }
-    let ring = RingUse {
+    let ring = NewRingParameters {
         slots: old.producer.slots(),
         dest_index: old.dest_index,
         rnr_retry: old
@@ -94,10 +96,10 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(mut new) = new_ring(qp, Arc::clone(&old.peer), &ring) else {
         return false;
     };
-    new.srqn = old.srqn;
-    sq.ordered_end = 0;
+    new.current_srqn = old.current_srqn;
+    sq.last_ordered_write_end = 0;
     new.announce(qp.nic);
-    if let Some(old) = sq.out.replace(new) {
+    if let Some(old) = sq.peer_ring.replace(new) {
         old.close(qp.nic);
     }
     true
@@ -105,7 +107,7 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// Returns the outcome of a WR whose peer's process has ended.
 #[cold]
-pub(super) fn dead(qp: &Qp, peer: &Peer) -> ExecutionResult {
+pub(super) fn dead_peer_result(qp: &Qp, peer: &Peer) -> ExecutionResult {
     if qp.qp_type == QpType::Rc {
         why::note_cause(FailureCause::PeerEnded { pid: peer.pid });
         ExecutionResult::Failed(IBV_WC_RETRY_EXC_ERR)
@@ -116,25 +118,29 @@ pub(super) fn dead(qp: &Qp, peer: &Peer) -> ExecutionResult {
 
 /// Returns the outcome of `view` after the peer's process has ended. A WR that needs no peer is executed.
 #[cold]
-pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn dead_peer_result_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> ExecutionResult {
     if is_local(view.wr.opcode) {
         local_operation(qp, view)
     } else {
-        dead(qp, peer)
+        dead_peer_result(qp, peer)
     }
 }
 
 /// Returns the outcome of a WR whose peer's queue pair does not answer. A reliable WR is retried until the timeout has
 /// passed `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3). An unreliable one is lost.
 #[cold]
-pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn silent_peer_result(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> ExecutionResult {
     if is_local(view.wr.opcode) {
         return local_operation(qp, view);
     }
     if qp.qp_type != QpType::Rc {
         if let FailureCause::NoPeer { qpn } = why_silent(qp, sq) {
             // The WR completes with success, so only this message reports the loss.
-            why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
+            why::report_peer_not_in_fabric(qp.nic.fabric.dir(), (qp.qpn, qpn));
         }
         return ExecutionResult::Done(
             view.sges
@@ -143,7 +149,7 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
                 .fold(0, u32::wrapping_add),
         );
     }
-    if silent_too_long(qp, sq) {
+    if has_retry_time_passed(qp, sq) {
         why::note_cause(why_silent(qp, sq));
         return ExecutionResult::Failed(IBV_WC_RETRY_EXC_ERR);
     }
@@ -154,7 +160,7 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
 #[cold]
 pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
     let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
-    match &sq.out {
+    match &sq.peer_ring {
         None => FailureCause::NoPeer { qpn },
         Some(out) if out.peer.has_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
         Some(out) => FailureCause::PeerNotConnected {
@@ -166,7 +172,7 @@ pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
 
 /// Fails a WR whose message is longer than `max`.
 #[cold]
-pub(super) fn too_long(len: u64, max: u32) -> ExecutionResult {
+pub(super) fn fail_too_long(len: u64, max: u32) -> ExecutionResult {
     why::note_cause(FailureCause::TooLong {
         len,
         max: max.into(),
@@ -175,10 +181,10 @@ pub(super) fn too_long(len: u64, max: u32) -> ExecutionResult {
 }
 
 #[cold]
-pub(super) fn silent_too_long(qp: &Qp, sq: &mut SendQueue) -> bool {
-    let (timeout, retry_cnt) = qp.timeout();
-    let waited = sq.silent.elapsed(now_ns());
-    answer_timeout_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
+pub(super) fn has_retry_time_passed(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let (timeout, retry_cnt) = qp.timeout_and_retry_cnt();
+    let waited = sq.peer_silence.start_or_elapsed_ns(now_ns());
+    response_timeout_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
 /// Executes a SEND on RC or UC.
@@ -189,12 +195,12 @@ pub(super) fn connected_send(
     view: &WrView<'_>,
     kind: RecordKind,
 ) -> ExecutionResult {
-    let Some(out) = &mut sq.out else {
+    let Some(out) = &mut sq.peer_ring else {
         return ExecutionResult::Later;
     };
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return too_long(total, crate::device::MAX_MSG_SZ);
+        return fail_too_long(total, crate::device::MAX_MSG_SZ);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let (len, total) = (total as u32, total as usize);
@@ -202,23 +208,25 @@ pub(super) fn connected_send(
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        out.solicited = true;
+        out.has_solicited = true;
     }
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
     let by_value = inline
-        || total <= COPY_MAX
-        || (total <= COPY_MAX_PRIVATE
+        || total <= MAX_COPIED_PAYLOAD_BYTES
+        || (total <= MAX_COPIED_PRIVATE_BYTES
             && total <= out.producer.max_payload()
-            && is_private(qp, &mut sq.local, view.sges));
+            && is_in_private_memory(qp, &mut sq.local_regions, view.sges));
     if by_value && total <= out.producer.max_payload() {
         match out.producer.has_room(total) {
             Ok(true) => {
-                if let Err(status) = gather(qp, &mut sq.local, view, &mut out.producer, total) {
+                if let Err(status) =
+                    gather(qp, &mut sq.local_regions, view, &mut out.producer, total)
+                {
                     return ExecutionResult::Failed(status);
                 }
                 out.producer
-                    .commit(header(kind, flags, imm, len, out.srqn), total);
+                    .commit(header(kind, flags, imm, len, out.current_srqn), total);
                 return ExecutionResult::InRing(out.producer.pos());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
@@ -234,7 +242,7 @@ pub(super) fn connected_send(
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
+        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
@@ -243,7 +251,7 @@ pub(super) fn connected_send(
     // SAFETY: the place has `bytes` bytes, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
     out.producer.commit(
-        header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.srqn),
+        header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
         bytes,
     );
     ExecutionResult::InRing(out.producer.pos())
@@ -251,12 +259,12 @@ pub(super) fn connected_send(
 
 /// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
 #[cold]
-pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
+pub(super) fn is_in_private_memory(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
     let Some(sge) = sges.iter().find(|s| s.length != 0) else {
         return false;
     };
     local
-        .get(qp.nic, qp.nic.me(), sge.lkey, || qp.pd)
+        .get(qp.nic, qp.nic.this_process(), sge.lkey, || qp.pd)
         .is_ok_and(|(region, _pin)| region.private)
 }
 
@@ -271,15 +279,15 @@ pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> 
 pub(crate) const WRITE_PREFIX: usize = 16;
 
 /// Number of WRs behind a WRITE that are searched for a SEND.
-pub(super) const LOOK_AHEAD: usize = 8;
+pub(super) const LOOK_AHEAD_WRS: usize = 8;
 
-/// Returns true if one of the next [`LOOK_AHEAD`] WRs behind `wr` is a message that the receiver has to take.
+/// Returns true if one of the next [`LOOK_AHEAD_WRS`] WRs behind `wr` is a message that the receiver has to take.
 ///
 /// # Safety
 /// `wr` is of a list as `ibv_post_send(3)` describes it.
-pub(super) unsafe fn is_before_message(wr: &ibv_send_wr) -> bool {
+pub(super) unsafe fn is_message_near(wr: &ibv_send_wr) -> bool {
     let mut next = wr.next;
-    for _ in 0..LOOK_AHEAD {
+    for _ in 0..LOOK_AHEAD_WRS {
         // SAFETY: null or the next WR of the list (contract).
         let Some(wr) = (unsafe { next.as_ref() }) else {
             return false;
@@ -302,18 +310,22 @@ pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
 
 /// Leaves an RDMA WRITE to the receiver while SENDs are pending, provided that a message follows the WRITE.
 #[cold]
-pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn leave_write_to_receiver(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> ExecutionResult {
     if !view.before_message || matches!(qp.xrc, Xrc::Send) {
         return ExecutionResult::Later;
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return too_long(total, crate::device::MAX_MSG_SZ);
+        return fail_too_long(total, crate::device::MAX_MSG_SZ);
     }
     if total == 0 {
         return ExecutionResult::Done(0);
     }
-    let Some(out) = &mut sq.out else {
+    let Some(out) = &mut sq.peer_ring else {
         return ExecutionResult::Later;
     };
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
@@ -323,15 +335,15 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     let is_copy_only = view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
     // A system call of the receiver takes longer than waiting for room in the ring.
     let must_copy = is_copy_only
-        || (total > COPY_MAX
-            && total <= COPY_MAX_PRIVATE
-            && is_private(qp, &mut sq.local, view.sges));
-    let by_value = must_copy || total <= COPY_MAX;
+        || (total > MAX_COPIED_PAYLOAD_BYTES
+            && total <= MAX_COPIED_PRIVATE_BYTES
+            && is_in_private_memory(qp, &mut sq.local_regions, view.sges));
+    let by_value = must_copy || total <= MAX_COPIED_PAYLOAD_BYTES;
     if by_value && WRITE_PREFIX + total <= out.producer.max_payload() {
         match out.producer.has_room(WRITE_PREFIX + total) {
             Ok(true) => {
-                let mut dst = prefix(&mut out.producer, addr, total);
-                let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
+                let mut dst = begin_write_record(&mut out.producer, addr, total);
+                let copied = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
                     // SAFETY: the parts add up to `total` bytes, which the place has behind the prefix.
                     unsafe { shm::mem::copy(dst, src, len) }
                         .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
@@ -353,17 +365,17 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     if is_copy_only {
         return ExecutionResult::Later;
     }
-    by_reference(qp, sq, view, (addr, rkey, len))
+    leave_write_by_reference(qp, sq, view, (addr, rkey, len))
 }
 
 /// Leaves an RDMA WRITE to the receiver with the list of SGEs in place of the payload.
-fn by_reference(
+fn leave_write_by_reference(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
     (addr, rkey, len): (u64, u32, u32),
 ) -> ExecutionResult {
-    let Some(out) = &mut sq.out else {
+    let Some(out) = &mut sq.peer_ring else {
         return ExecutionResult::Later;
     };
     let bytes = size_of_val(view.sges);
@@ -373,11 +385,11 @@ fn by_reference(
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
+        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
-    let place = prefix(&mut out.producer, addr, bytes);
+    let place = begin_write_record(&mut out.producer, addr, bytes);
     // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
@@ -386,7 +398,7 @@ fn by_reference(
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.
-fn prefix(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
+fn begin_write_record(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
     let place = producer.place(WRITE_PREFIX + bytes).as_mut_ptr();
     // SAFETY: the place has `WRITE_PREFIX + bytes` bytes; no other process sees them yet.
     unsafe {

@@ -50,10 +50,10 @@ pub(super) fn for_each_part(
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let (region, at, _pin) =
             checked_sge(qp.nic, local, qp.pd, sge, false).map_err(|_| IBV_WC_LOC_PROT_ERR)?;
-        match region.direct(at) {
+        match region.mapped_address(at) {
             Some(src) => f(src, sge.length as usize)?,
-            None if region.is_null() => zeros(sge.length as usize, &mut f)?,
-            None => fetched(region, at, &mut f)?,
+            None if region.is_null() => for_each_zero_chunk(sge.length as usize, &mut f)?,
+            None => for_each_fetched_chunk(region, at, &mut f)?,
         }
     }
     Ok(())
@@ -62,7 +62,7 @@ pub(super) fn for_each_part(
 /// Calls `f` for the bytes of a checked SGE, [`BOUNCE`] at a time. The region belongs to another process and is not
 /// mapped.
 #[cold]
-fn fetched(
+fn for_each_fetched_chunk(
     region: &shm::mem::AccessibleRegion,
     mut left: PermittedRange,
     f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
@@ -80,7 +80,7 @@ fn fetched(
 
 /// Calls `f` for `len` zero bytes, at most 4096 at a time.
 #[cold]
-fn zeros(
+fn for_each_zero_chunk(
     mut len: usize,
     f: &mut impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {

@@ -43,7 +43,7 @@ use crate::path::traffic::PortName;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header};
-use crate::recv::{failed_for, wake_if_armed};
+use crate::recv::{failed_recv_wc, wake_if_armed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{AlignedSges, checked_sge};
 use crate::why::{self, FailureCause};
@@ -61,20 +61,20 @@ use local::*;
 use one_sided::*;
 use out_ring::*;
 use progress::*;
-pub(crate) use rendezvous::rendezvous;
-use traffic::{Destination, Packets, Traffic};
+pub(crate) use rendezvous::read_rendezvous_payload;
+use traffic::{Destination, PacketFormat, Traffic};
 use ud::*;
 
 pub(crate) use builder::{BuiltPostlist, WrBuilder};
-pub(crate) use connected::{WRITE_PREFIX, begin_traffic};
+pub(crate) use connected::{WRITE_PREFIX, start_counting_traffic};
 pub(crate) use one_sided::{FlushRange, TargetQp, read_to_unmapped, remote_region};
-pub(crate) use packets::{Wire, go_on, packet_timeout_ns, take_answer};
+pub(crate) use packets::{Wire, packet_timeout_ns, take_answer, transmit_after_answers};
 pub(crate) use progress::{
-    poll_sends, publish_idle_traffic, publish_traffic, send_rest, wake_debtor,
+    poll_sends, publish_idle_traffic, publish_traffic, send_waiting_datagrams, wake_debtor,
 };
 pub(crate) use responder_memory::RemoteMemory;
-pub(crate) use single_send::{is_one as is_single_send, post as post_single_send};
-pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
+pub(crate) use single_send::{is_single_send, post as post_single_send};
+pub(crate) use single_write::{is_single_write, post as post_single_write};
 
 /// The work that a poll of the send CQ finds in a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl<T: Copy + Default> FixedFifo<T> {
     /// Returns an empty queue, or `None` if there is no memory for it.
     fn new(capacity: usize) -> Option<Self> {
         Some(Self {
-            items: crate::filled::filled(T::default(), capacity.next_power_of_two())?,
+            items: crate::filled::try_boxed_slice(T::default(), capacity.next_power_of_two())?,
             head: 0,
             tail: 0,
         })
@@ -144,7 +144,7 @@ impl<T: Copy + Default> FixedFifo<T> {
 struct SendWqe {
     wr_id: u64,
     /// Position of the ring up to which the receiver must have consumed; 0 if the WR is done already.
-    end: u64,
+    ring_end: u64,
     /// Sequence number of the WR, in the order of posting.
     seq: u64,
     /// The completion's byte length, or its `vendor_err` if the WR failed: a completion in error has no length.
@@ -155,7 +155,7 @@ struct SendWqe {
     signaled: bool,
     /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. The field is as large as its
     /// neighbours, so that one store writes them all.
-    ordered: u8,
+    ordered_count: u8,
 }
 
 /// The error with which a work request completes.
@@ -175,20 +175,20 @@ impl WrError {
 /// Converts a code of a completion to the byte that queue entries store.
 #[allow(clippy::cast_possible_truncation)] // asserted
 #[inline(always)]
-const fn byte(code: u32) -> u8 {
+const fn code_as_byte(code: u32) -> u8 {
     debug_assert!(code <= 0xff);
     code as u8
 }
 
 /// `IBV_WC_SUCCESS` as stored in a send-queue entry.
-const SUCCESS: u8 = byte(IBV_WC_SUCCESS);
+const SUCCESS_BYTE: u8 = code_as_byte(IBV_WC_SUCCESS);
 
 impl SendWqe {
     /// Returns the contribution of this WR to the counts of [`Pending`].
     #[inline(always)]
-    fn counts(&self) -> u64 {
-        let is_in_order = self.opcode == byte(IBV_WC_SEND) || self.ordered != 0;
-        u64::from(self.signaled) | u64::from(self.end != 0 && is_in_order) << 32
+    fn pending_counts(&self) -> u64 {
+        let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_count != 0;
+        u64::from(self.signaled) | u64::from(self.ring_end != 0 && is_in_order) << 32
     }
 }
 
@@ -198,7 +198,7 @@ struct Pending {
     /// The lower half counts signaled WRs. The upper half counts SENDs that the receiver has not taken, and WRITEs that
     /// it has not executed. Both share one word: the compiler would access two words as a vector in one place and one
     /// by one in another, and these accesses wait for each other.
-    counts: u64,
+    packed_counts: u64,
 }
 
 impl Pending {
@@ -209,12 +209,12 @@ impl Pending {
     /// Returns true if a pending WR is signaled.
     #[inline(always)]
     fn has_signaled(&self) -> bool {
-        self.counts & u64::from(u32::MAX) != 0
+        self.packed_counts & u64::from(u32::MAX) != 0
     }
     /// Returns true if a pending WR is a SEND that the receiver has not taken, or a WRITE that it has not executed.
     #[inline(always)]
     fn has_sends(&self) -> bool {
-        self.counts >> 32 != 0
+        self.packed_counts >> 32 != 0
     }
     #[inline(always)]
     fn front(&self) -> Option<&SendWqe> {
@@ -222,7 +222,7 @@ impl Pending {
     }
     #[inline(always)]
     fn push(&mut self, wqe: SendWqe) {
-        self.counts += wqe.counts();
+        self.packed_counts += wqe.pending_counts();
         self.wqes.push(wqe);
     }
     #[inline(always)]
@@ -236,11 +236,11 @@ impl Pending {
     fn drop_front(&mut self, front: &SendWqe) {
         debug_assert!(self.front().is_some_and(|wqe| wqe.seq == front.seq));
         self.wqes.head += 1;
-        self.counts -= front.counts();
+        self.packed_counts -= front.pending_counts();
     }
     fn clear(&mut self) {
         self.wqes.clear();
-        self.counts = 0;
+        self.packed_counts = 0;
     }
 }
 
@@ -249,12 +249,12 @@ struct DeferredWr {
     wr: ibv_send_wr,
     sges: Vec<ibv_sge>,
     /// The payload, if it was read when the WR was posted.
-    payload: Option<Vec<u8>>,
+    early_payload: Option<Vec<u8>>,
     seq: u64,
     /// Time since the WR was first tried again.
-    waiting: WaitTimer,
+    retry_wait: WaitTimer,
     /// Time in nanoseconds that the WR has waited when the receiver is woken next.
-    wake_after: u64,
+    wake_after_ns: u64,
     ah: Option<Arc<Ah>>,
     bind: Option<BindRequest>,
     /// The fault that the fault plan prescribes for this WR.
@@ -297,8 +297,8 @@ enum ExecutionResult {
 pub(crate) struct SendQueue {
     /// Number of WRs posted, and number of WRs whose places are free again. A place is freed when a completion of its
     /// WR or of a later one has been polled (`ibv_post_send(3)`).
-    posted: u64,
-    freed: u64,
+    posted_wrs: u64,
+    freed_wrs: u64,
     max_wr: u64,
     max_sge: usize,
     max_inline: usize,
@@ -308,21 +308,21 @@ pub(crate) struct SendQueue {
     ready: FixedFifo<SendWqe>,
     deferred: VecDeque<DeferredWr>,
     /// RC and UC by shared memory: the ring to the peer.
-    out: Option<OutRing>,
+    peer_ring: Option<OutRing>,
     /// RC and UC by packets: the requests to the peer.
-    wire: Option<Box<Wire>>,
+    packet_requester: Option<Box<Wire>>,
     /// PSN of the next datagram.
     datagram_psn: u32,
     /// UD: rings by destination.
     ud: UdRings,
     /// The state that a raw packet queue pair needs to send.
     raw: Option<Box<raw::RawQpState>>,
-    local: RegionCache,
-    remote: RegionCache,
+    local_regions: RegionCache,
+    peer_regions: RegionCache,
     /// Time since the peer of a reliable queue pair was first found not to answer.
-    silent: WaitTimer,
+    peer_silence: WaitTimer,
     /// Position of the ring behind the last WRITE that was left to the receiver.
-    ordered_end: u64,
+    last_ordered_write_end: u64,
     /// The cause of the failure of the failed WR in `pending`.
     cause: Option<FailureCause>,
     stopped: bool,
@@ -333,8 +333,8 @@ impl SendQueue {
     pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Option<Self> {
         let depth = cap.max_send_wr.max(1) as usize;
         Some(Self {
-            posted: 0,
-            freed: 0,
+            posted_wrs: 0,
+            freed_wrs: 0,
             max_wr: u64::from(cap.max_send_wr),
             max_sge: cap.max_send_sge as usize,
             max_inline: cap.max_inline_data as usize,
@@ -342,19 +342,19 @@ impl SendQueue {
             traffic: Traffic::new(),
             pending: Pending {
                 wqes: FixedFifo::new(depth)?,
-                counts: 0,
+                packed_counts: 0,
             },
             ready: FixedFifo::new(depth)?,
             deferred: VecDeque::new(),
-            out: None,
-            wire: None,
+            peer_ring: None,
+            packet_requester: None,
             datagram_psn: 0,
             ud: UdRings::default(),
             raw: None,
-            local: RegionCache::new(),
-            remote: RegionCache::new(),
-            silent: WaitTimer::NONE,
-            ordered_end: 0,
+            local_regions: RegionCache::new(),
+            peer_regions: RegionCache::new(),
+            peer_silence: WaitTimer::NOT_WAITING,
+            last_ordered_write_end: 0,
             cause: None,
             stopped: false,
         })
@@ -367,7 +367,7 @@ impl SendQueue {
 
     /// Returns the work that a poll finds in this queue.
     #[inline]
-    fn work(&self) -> SendWork {
+    fn poll_work(&self) -> SendWork {
         if self.pending.has_signaled() || !self.ready.is_empty() || !self.deferred.is_empty() {
             SendWork::Completions
         } else if self.pending.is_empty() {
@@ -384,7 +384,7 @@ impl SendQueue {
         let slots = (self.max_wr * record + 2 * record + 2)
             .next_power_of_two()
             .clamp(64, 32768);
-        let ring = RingUse {
+        let ring = NewRingParameters {
             slots,
             dest_index: dest_qpn as usize % MAX_QPS,
             rnr_retry: 0,
@@ -393,18 +393,22 @@ impl SendQueue {
         };
         let mut out = new_ring(qp, peer, &ring).ok_or(libc::ENOMEM)?;
         out.announce(qp.nic);
-        self.out = Some(out);
+        self.peer_ring = Some(out);
         Ok(())
     }
 
     /// Starts requests by packets (RTR to RTS).
     pub(crate) fn connect_by_packets(&mut self, wire: Wire) {
-        self.wire = Some(Box::new(wire));
+        self.packet_requester = Some(Box::new(wire));
     }
 
     /// Sets the timeout and the retry counts of requests by packets, as coded in `ibv_qp_attr`.
     pub(crate) fn set_retries(&mut self, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
-        if let Some(requester) = self.wire.as_mut().and_then(|wire| wire.reliable()) {
+        if let Some(requester) = self
+            .packet_requester
+            .as_mut()
+            .and_then(|wire| wire.reliable())
+        {
             requester.set_timeout_ns(packet_timeout_ns(timeout));
             requester.set_retry_cnt(retry_cnt);
             requester.set_rnr_retry(rnr_retry);
@@ -413,7 +417,7 @@ impl SendQueue {
 
     /// Sets the RNR retry count that the receiver applies.
     pub(crate) fn set_rnr_retry(&mut self, nic: &Nic, rnr_retry: u8) {
-        if let Some(header) = self.out.as_ref().and_then(|out| out.header(nic)) {
+        if let Some(header) = self.peer_ring.as_ref().and_then(|out| out.header(nic)) {
             header
                 .rnr_retry
                 .store(u32::from(rnr_retry), Ordering::Relaxed);
@@ -422,13 +426,13 @@ impl SendQueue {
 
     /// Returns the queue to RESET: drops all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
-        self.withdraw(nic);
+        self.withdraw_untaken_sends(nic);
         self.pending.clear();
         self.ready.clear();
         self.deferred.clear();
-        self.freed = self.posted;
+        self.freed_wrs = self.posted_wrs;
         for ring in self
-            .out
+            .peer_ring
             .take()
             .into_iter()
             .chain(self.ud.rings.drain(..).flatten())
@@ -436,21 +440,21 @@ impl SendQueue {
             ring.close(nic);
         }
         self.ud = UdRings::default();
-        self.wire = None;
-        self.local.clear();
-        self.remote.clear();
-        self.silent.end_wait();
-        self.ordered_end = 0;
+        self.packet_requester = None;
+        self.local_regions.clear();
+        self.peer_regions.clear();
+        self.peer_silence.end_wait();
+        self.last_ordered_write_end = 0;
         self.cause = None;
         self.stopped = false;
     }
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
-    fn withdraw(&self, nic: &Nic) {
+    fn withdraw_untaken_sends(&self, nic: &Nic) {
         if self.pending.has_sends()
-            && let Some(out) = &self.out
+            && let Some(out) = &self.peer_ring
         {
-            out.withdraw(nic);
+            out.withdraw_untaken(nic);
         }
     }
 
@@ -461,12 +465,12 @@ impl SendQueue {
         nic: &Nic,
         first: Option<WrError>,
     ) -> Option<(u64, ibv_wc_opcode)> {
-        self.withdraw(nic);
-        if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
+        self.withdraw_untaken_sends(nic);
+        if let Some(Ok(consumed)) = self.peer_ring.as_mut().map(|out| out.producer.consumed()) {
             take_consumed(self, consumed);
         }
-        if let Some(wire) = &self.wire {
-            let done = wire.done();
+        if let Some(wire) = &self.packet_requester {
+            let done = wire.done_requests();
             take_consumed(self, done);
         }
         let mut left = first;
@@ -479,13 +483,13 @@ impl SendQueue {
             failed.unwrap_or(WrError::FLUSHED)
         };
         while let Some(wqe) = self.pending.pop() {
-            if wqe.end == 0 && wqe.status == SUCCESS {
+            if wqe.ring_end == 0 && wqe.status == SUCCESS_BYTE {
                 // This WR was executed while an earlier one was not acknowledged.
                 left = None;
             }
             let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
             self.ready.push(SendWqe {
-                status: byte(failed.status),
+                status: code_as_byte(failed.status),
                 byte_len: failed.vendor_err,
                 signaled: true,
                 ..wqe
@@ -496,7 +500,7 @@ impl SendQueue {
             self.ready.push(SendWqe {
                 wr_id: d.wr.wr_id,
                 seq: d.seq,
-                status: byte(failed.status),
+                status: code_as_byte(failed.status),
                 byte_len: failed.vendor_err,
                 signaled: true,
                 ..SendWqe::default()
@@ -507,7 +511,7 @@ impl SendQueue {
     }
 
     /// Lets the queue execute WRs again after it had failed (SQE to RTS).
-    pub(crate) fn resume(&mut self) {
+    pub(crate) fn resume_after_sqe(&mut self) {
         self.stopped = false;
     }
 }
@@ -573,7 +577,7 @@ pub(crate) unsafe fn post_send_all<const XRC: bool, const FAULTS: bool>(
     count: usize,
 ) -> i32 {
     let mut sq = qp.sq.lock();
-    if sq.max_wr - (sq.posted - sq.freed) < count as u64 {
+    if sq.max_wr - (sq.posted_wrs - sq.freed_wrs) < count as u64 {
         return libc::ENOMEM;
     }
     let bad_wr = std::ptr::null_mut();
@@ -595,25 +599,26 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     let state = qp.state();
     let mut result = 0;
     let held_back = !sq.deferred.is_empty();
-    let ordered_before = sq.ordered_end;
+    let ordered_before = sq.last_ordered_write_end;
     if !matches!(
         state,
         QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
     ) {
-        result = why::invalid(|| format!("the queue pair is in {state}, and sends from RTS on"));
+        result =
+            why::einval_because(|| format!("the queue pair is in {state}, and sends from RTS on"));
     } else {
         // SAFETY: contract of this function.
         while !wr.is_null() {
             if !XRC && !FAULTS && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
                 // SAFETY: as above; not null.
-                wr = unsafe { burst::run(qp, sq, wr) };
+                wr = unsafe { burst::execute_run(qp, sq, wr) };
             }
             // SAFETY: as above.
             let Some(this) = (unsafe { wr.as_ref() }) else {
                 break;
             };
             if XRC {
-                aim(sq, this);
+                note_xrc_srq(sq, this);
             }
             // SAFETY: as above.
             if let Err(errno) = unsafe { post_one::<FAULTS>(qp, sq, this, state) } {
@@ -634,17 +639,17 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     }
     // The work is stored before the receiver can see any message. The receiver may answer, and our engine check this
     // word, before this thread continues. An engine that found no work would sleep, and nothing would wake it again.
-    let work = sq.work();
-    if qp.send_work.load(Ordering::Relaxed) != work as u8 {
-        qp.send_work.store(work as u8, Ordering::Relaxed);
+    let work = sq.poll_work();
+    if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
+        qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
     publish(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
-        post_to_armed(qp, sq);
+        publish_before_sleep(qp, sq);
     }
     if (!held_back && !sq.deferred.is_empty())
-        || sq.wire.is_some()
-        || sq.ordered_end != ordered_before
+        || sq.packet_requester.is_some()
+        || sq.last_ordered_write_end != ordered_before
     {
         // The engine tries deferred WRs again, retransmits lost packets, and wakes a receiver to execute the WRITEs
         // left to it. It does so even if the program does not poll.
@@ -654,19 +659,19 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
 }
 
 /// Notes the shared receive queue that an XRC work request names.
-fn aim(sq: &mut SendQueue, wr: &ibv_send_wr) {
-    if let Some(out) = &mut sq.out {
+fn note_xrc_srq(sq: &mut SendQueue, wr: &ibv_send_wr) {
+    if let Some(out) = &mut sq.peer_ring {
         // SAFETY: the union's member for XRC; a plain integer.
-        out.srqn = unsafe { wr.qp_type.xrc.remote_srqn };
+        out.current_srqn = unsafe { wr.qp_type.xrc.remote_srqn };
     }
 }
 
 /// Handles a post while the send CQ is armed, which means that the poster is about to sleep. Reports completions that
 /// are ready, and makes the peer take the pending WRs.
 #[cold]
-fn post_to_armed(qp: &Qp, sq: &mut SendQueue) {
+fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
     if !sq.ready.is_empty() {
-        qp.send_cq.nudge();
+        qp.send_cq.call_engine_if_armed();
     }
     wake_receiver_of_pending(qp, sq);
 }
@@ -678,26 +683,26 @@ fn post_to_armed(qp: &Qp, sq: &mut SendQueue) {
 /// wake-up would cost a system call for each post, and the engine would revoke the bias of all locks of the receiver.
 #[cold]
 pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
-    if let Some(out) = &mut sq.out
+    if let Some(out) = &mut sq.peer_ring
         && !sq.pending.is_empty()
         && !(qp.send_cq.is_armed_for_solicited() && out.receiver_is_active())
     {
-        out.peer.wake();
+        out.peer.wake_engine();
     }
 }
 
 #[inline(always)]
 fn publish(qp: &Qp, sq: &mut SendQueue) {
-    if let Some(i) = sq.ud.open {
-        sq.ud.open = None;
+    if let Some(i) = sq.ud.open_ring_index {
+        sq.ud.open_ring_index = None;
         if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {
             ring.publish(qp.nic);
         }
-    } else if let Some(out) = &mut sq.out {
+    } else if let Some(out) = &mut sq.peer_ring {
         out.publish(qp.nic);
     }
-    if path::in_use() {
-        packets::publish(qp, sq);
+    if path::are_packets_in_use() {
+        packets::transmit_posted(qp, sq);
     }
 }
 
@@ -712,11 +717,11 @@ unsafe fn post_one<const FAULTS: bool>(
     wr: &ibv_send_wr,
     state: QpState,
 ) -> Result<(), i32> {
-    if sq.posted - sq.freed >= sq.max_wr {
+    if sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
         return Err(libc::ENOMEM);
     }
     if qp.opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
-        return Err(why::invalid(|| {
+        return Err(why::einval_because(|| {
             format!(
                 "{:?} queue pairs of this device have no opcode {}",
                 qp.qp_type, wr.opcode
@@ -726,7 +731,7 @@ unsafe fn post_one<const FAULTS: bool>(
     let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
     if count > sq.max_sge {
         let max = sq.max_sge;
-        return Err(why::invalid(|| {
+        return Err(why::einval_because(|| {
             format!("num_sge is {count}, and max_send_sge {max}")
         }));
     }
@@ -737,7 +742,7 @@ unsafe fn post_one<const FAULTS: bool>(
         return Err(libc::EINVAL);
     } else {
         // SAFETY: `sg_list` has `num_sge` entries (contract).
-        unsafe { copies.of(wr.sg_list, count) }
+        unsafe { copies.align_sges(wr.sg_list, count) }
     };
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
     if inline {
@@ -747,7 +752,7 @@ unsafe fn post_one<const FAULTS: bool>(
             || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
         if !fits {
             let max = sq.max_inline;
-            return Err(why::invalid(|| {
+            return Err(why::einval_because(|| {
                 format!("IBV_SEND_INLINE with {total} bytes, and max_inline_data is {max}")
             }));
         }
@@ -756,7 +761,7 @@ unsafe fn post_one<const FAULTS: bool>(
         // SAFETY: the handle of an address handle that the program has not destroyed (contract).
         let ah = unsafe { Ah::from_handle(wr.wr.ud.ah) }.ok_or(libc::EINVAL)?;
         if ah.pd != qp.pd {
-            return Err(why::invalid(
+            return Err(why::einval_because(
                 || "the address handle is of another protection domain",
             ));
         }
@@ -779,18 +784,18 @@ unsafe fn post_one<const FAULTS: bool>(
         before_message: wr.opcode == IBV_WR_RDMA_WRITE
             && sq.pending.has_sends()
             // SAFETY: contract of this function.
-            && unsafe { is_before_message(wr) },
+            && unsafe { is_message_near(wr) },
     };
-    let seq = sq.posted;
-    sq.posted += 1;
-    sq.traffic.skip();
+    let seq = sq.posted_wrs;
+    sq.posted_wrs += 1;
+    sq.traffic.exclude_wr();
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
     if sq.stopped || state == QpState::Err {
         sq.stopped = true;
         let flushed = SendWqe {
             wr_id: wr.wr_id,
             seq,
-            status: byte(IBV_WC_WR_FLUSH_ERR),
+            status: code_as_byte(IBV_WC_WR_FLUSH_ERR),
             signaled: true,
             ..SendWqe::default()
         };
@@ -853,20 +858,20 @@ unsafe fn defer(
     fault: Option<WorkFault>,
 ) {
     // SAFETY: `post_one` has checked the handle.
-    let ah = unsafe { Ah::retain(view.wr, view.ah.is_some()) };
-    let payload = read_early(qp, &mut sq.local, view);
+    let ah = unsafe { Ah::retain_for_wr(view.wr, view.ah.is_some()) };
+    let payload = read_deferred_payload(qp, &mut sq.local_regions, view);
     sq.deferred.push_back(DeferredWr {
         wr: *view.wr,
         sges: view.sges.to_vec(),
-        payload,
+        early_payload: payload,
         seq,
-        waiting: WaitTimer::NONE,
-        wake_after: UNRELIABLE_WAKE_NS,
+        retry_wait: WaitTimer::NOT_WAITING,
+        wake_after_ns: UNRELIABLE_WAKE_NS,
         ah,
         bind: view.bind,
         fault,
     });
-    if let Some(out) = &sq.out {
+    if let Some(out) = &sq.peer_ring {
         out.tell_receiver_of_deferred(qp.nic, true);
     }
 }
@@ -878,7 +883,7 @@ unsafe fn defer(
 /// deferred WR on RC or UC belongs to the NIC until the WR completes.
 ///
 /// Returns `None` for a payload that is too long or cannot be read: the WR fails when it is executed.
-fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec<u8>> {
+fn read_deferred_payload(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec<u8>> {
     let most = match qp.qp_type {
         // `post_one` has checked the length against `max_inline_data`.
         _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
@@ -915,13 +920,13 @@ fn record_result(
 ) {
     let wqe = |end, byte_len, status, signaled| SendWqe {
         wr_id: wr.wr_id,
-        end,
+        ring_end: end,
         seq,
         byte_len,
-        opcode: byte(completion_opcode(wr.opcode)),
-        status: byte(status),
+        opcode: code_as_byte(completion_opcode(wr.opcode)),
+        status: code_as_byte(status),
         signaled,
-        ordered: 0,
+        ordered_count: 0,
     };
     match *outcome {
         ExecutionResult::Done(byte_len) => {
@@ -933,9 +938,9 @@ fn record_result(
         }
         ExecutionResult::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
         ExecutionResult::Ordered(end, byte_len) => {
-            sq.ordered_end = end;
+            sq.last_ordered_write_end = end;
             sq.pending.push(SendWqe {
-                ordered: 1,
+                ordered_count: 1,
                 ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
             });
         }
@@ -959,7 +964,7 @@ fn record_result(
 fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
     sq.stopped = true;
     if let Some(front) = sq.pending.front()
-        && front.status != SUCCESS
+        && front.status != SUCCESS_BYTE
     {
         let status = front.status;
         let cause = sq.cause.take();
@@ -978,7 +983,7 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Fa
     };
     if let Some((wr_id, opcode)) = sq.flush(qp.nic, Some(first)) {
         let report = why::FailureReport {
-            qp: qp.named(),
+            qp: qp.report_description(),
             wr_id,
             opcode,
             status,
@@ -997,35 +1002,35 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Fa
 #[inline]
 fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if qp.qp_type == QpType::Ud {
-        if path::in_use() && packets::takes_datagram(qp, view) {
+        if path::are_packets_in_use() && packets::is_by_packets(qp, view) {
             return packets::datagram(qp, sq, view);
         }
         return ud_send(qp, sq, view);
     }
-    let Some(out) = &mut sq.out else {
-        if sq.wire.is_some() {
+    let Some(out) = &mut sq.peer_ring else {
+        if sq.packet_requester.is_some() {
             return packets::execute(qp, sq, view);
         }
         if qp.qp_type == QpType::RawPacket {
             return raw::send(qp, sq, view);
         }
         // RTS without a peer: the peer's process did not exist when the queue pair was connected.
-        return silence(qp, sq, view);
+        return silent_peer_result(qp, sq, view);
     };
     if out.peer.is_dead() {
         return if qp.qp_type == QpType::Rc && !out.peer.is_given_up() {
-            silence(qp, sq, view)
+            silent_peer_result(qp, sq, view)
         } else {
-            dead_for(qp, &out.peer, view)
+            dead_peer_result_for(qp, &out.peer, view)
         };
     }
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
-    if !answers(dest, out.dest_epoch, qp.qpn) && !reconnected(qp, sq) {
-        return silence(qp, sq, view);
+    if !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) && !reconnect_ring(qp, sq) {
+        return silent_peer_result(qp, sq, view);
     }
-    sq.silent.end_wait();
+    sq.peer_silence.end_wait();
     let outcome = match view.wr.opcode {
         IBV_WR_SEND => connected_send(qp, sq, view, RecordKind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, RecordKind::SendWithImm),
@@ -1033,8 +1038,8 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
         // A responder executes requests in order (IBTA vol. 1, 9.5). Requests that access memory wait until the SENDs
         // in front of them have reached the receiver's memory.
-        IBV_WR_RDMA_WRITE if sends_on_their_way(sq) => write_in_order(qp, sq, view),
-        _ if sends_on_their_way(sq) => ExecutionResult::Later,
+        IBV_WR_RDMA_WRITE if has_pending_ring_work(sq) => leave_write_to_receiver(qp, sq, view),
+        _ if has_pending_ring_work(sq) => ExecutionResult::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
         IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd).unwrap_or_else(|o| o),

@@ -34,8 +34,8 @@ impl TargetQp<'_> {
             IBV_EVENT_QP_REQ_ERR
         };
         if let Some(dest) = self.peer.segment.qp(self.index) {
-            dest.remote_error.store(1 + event, Ordering::Release);
-            self.peer.wake();
+            dest.remote_error_event.store(1 + event, Ordering::Release);
+            self.peer.wake_engine();
         }
     }
 
@@ -77,7 +77,7 @@ pub(crate) fn remote_region<'c>(
 > {
     let dest = to.peer.segment.qp(to.index);
     let dest = dest.ok_or(RemoteAccessDenied::NoQueuePair)?;
-    let domain = domain_of(to, dest).unwrap_or(Owner::NO_DOMAIN);
+    let domain = request_pd_of(to, dest).unwrap_or(Owner::NO_DOMAIN);
     let found = remote.get(nic, to.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
@@ -109,7 +109,7 @@ pub(crate) fn remote_region<'c>(
         ));
         RemoteAccessDenied::RemoteAccess
     })?;
-    if at.is_on_demand() && region.own && !own_memory(addr, len, access) {
+    if at.is_on_demand() && region.own && !is_own_memory_mapped(addr, len, access) {
         why::note_cause(FailureCause::Memory {
             side: MemorySide::Remote,
         });
@@ -123,17 +123,17 @@ pub(crate) fn remote_region<'c>(
 pub(super) fn responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32) -> QueuePair {
     QueuePair {
         access: dest.access.load(Ordering::Relaxed),
-        domain,
+        pd_number: domain,
         qpn: to.qpn(),
     }
 }
 
 /// Returns the outcome of a WR that may not access the remote side that it names.
 #[cold]
-fn denied(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
+fn denied_result(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
     match why {
-        RemoteAccessDenied::RemoteAccess => refused(qp, out, IBV_WC_REM_ACCESS_ERR),
-        RemoteAccessDenied::Ended => dead(qp, &out.peer),
+        RemoteAccessDenied::RemoteAccess => refused_result(qp, out, IBV_WC_REM_ACCESS_ERR),
+        RemoteAccessDenied::Ended => dead_peer_result(qp, &out.peer),
         RemoteAccessDenied::NoQueuePair => ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR),
     }
 }
@@ -141,7 +141,7 @@ fn denied(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
 /// Returns the outcome of a denied WR that carries its payload. The requester's NIC checks the L_Keys when it builds
 /// the request. If those are wrong too, the responder never sees the request.
 #[cold]
-fn denied_with_payload(
+fn denied_result_with_payload(
     qp: &Qp,
     out: &OutRing,
     local: &mut RegionCache,
@@ -149,7 +149,7 @@ fn denied_with_payload(
     why: RemoteAccessDenied,
 ) -> ExecutionResult {
     match for_each_part(qp, local, view, |_, _| Ok(())) {
-        Ok(()) => denied(qp, out, why),
+        Ok(()) => denied_result(qp, out, why),
         Err(status) => ExecutionResult::Failed(status),
     }
 }
@@ -157,22 +157,22 @@ fn denied_with_payload(
 /// Returns true if this process has memory in a range of a region of the whole address space, for a peer in the same
 /// process. For a peer in another process, the system call makes this check.
 #[cold]
-fn own_memory(addr: u64, len: u64, access: Access) -> bool {
+fn is_own_memory_mapped(addr: u64, len: u64, access: Access) -> bool {
     shm::mem::populate(addr, len, access != Access::RemoteRead)
 }
 
 /// Returns the number, in the peer's process, of the protection domain that requests to `dest` must be in.
 #[inline]
-pub(super) fn domain_of(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
+pub(super) fn request_pd_of(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
     }
-    domain_of_srq(to, domain)
+    request_pd_of_srq(to, domain)
 }
 
 #[cold]
-fn domain_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
+fn request_pd_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
     let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
@@ -181,9 +181,9 @@ fn domain_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
 /// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
 /// (IBTA vol. 1, 9.9.3).
 #[cold]
-pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> ExecutionResult {
+pub(super) fn refused_result(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> ExecutionResult {
     if qp.qp_type != QpType::Rc {
-        why::refused(qp.qpn, "lost a request, since its transport is unreliable");
+        why::report_refused_request(qp.qpn, "lost a request, since its transport is unreliable");
         return ExecutionResult::Done(0);
     }
     out.target().refuse(status);
@@ -192,14 +192,14 @@ pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Executio
 
 /// Returns the outcome of a WR after a copy to or from the peer's memory failed.
 #[cold]
-pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> ExecutionResult {
+pub(super) fn copy_failed_result(qp: &Qp, out: &OutRing) -> ExecutionResult {
     if out.peer.has_ended() {
-        dead(qp, &out.peer)
+        dead_peer_result(qp, &out.peer)
     } else {
         why::note_cause(FailureCause::Memory {
             side: MemorySide::Remote,
         });
-        refused(qp, out, IBV_WC_REM_ACCESS_ERR)
+        refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)
     }
 }
 
@@ -212,13 +212,13 @@ pub(super) fn write(
 ) -> Result<ExecutionResult, ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Err(too_long(total, crate::device::MAX_MSG_SZ));
+        return Err(fail_too_long(total, crate::device::MAX_MSG_SZ));
     }
     if total == 0 {
         // "An RDMA WRITE of zero length needs no valid R_Key" (IBTA vol. 1, C9-88).
         return Ok(ExecutionResult::Done(0));
     }
-    let Some(out) = &sq.out else {
+    let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
     // SAFETY: the union's member for this opcode; plain integers.
@@ -226,14 +226,14 @@ pub(super) fn write(
     let (region, mut left, _pin) = remote_region(
         qp.nic,
         &out.target(),
-        &mut sq.remote,
+        &mut sq.peer_regions,
         (addr, rkey),
         total,
         Access::RemoteWrite,
     )
-    .map_err(|why| denied_with_payload(qp, out, &mut sq.local, view, why))?;
+    .map_err(|why| denied_result_with_payload(qp, out, &mut sq.local_regions, view, why))?;
     let mut fault = false;
-    let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
+    let copied = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
         let (at, rest) = left.split_at(len as u64);
         left = rest;
         // SAFETY: `at` is of this region, which is pinned, and no longer than the part.
@@ -244,7 +244,7 @@ pub(super) fn write(
         })
     });
     if fault {
-        return Err(unreachable_memory(qp, out));
+        return Err(copy_failed_result(qp, out));
     }
     copied.map_err(ExecutionResult::Failed)?;
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
@@ -253,7 +253,7 @@ pub(super) fn write(
 
 /// Executes an RDMA WRITE with immediate: the WRITE, then a record for the immediate.
 pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
-    match sq.out.as_mut().map(|out| out.producer.has_room(0)) {
+    match sq.peer_ring.as_mut().map(|out| out.producer.has_room(0)) {
         Some(Ok(true)) => {}
         Some(Ok(false)) | None => return ExecutionResult::Later,
         Some(Err(_)) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
@@ -262,19 +262,19 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
         Ok(ExecutionResult::Done(len)) => len,
         Ok(other) | Err(other) => return other,
     };
-    let Some(out) = &mut sq.out else {
+    let Some(out) = &mut sq.peer_ring else {
         return ExecutionResult::Later;
     };
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        out.solicited = true;
+        out.has_solicited = true;
     }
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
     let _ = out.producer.place(0);
     out.producer.commit(
-        header(RecordKind::WriteWithImm, flags, imm, len, out.srqn),
+        header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
         0,
     );
     ExecutionResult::InRing(out.producer.pos())
@@ -289,9 +289,9 @@ pub(super) fn read(
 ) -> Result<ExecutionResult, ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Err(too_long(total, crate::device::MAX_MSG_SZ));
+        return Err(fail_too_long(total, crate::device::MAX_MSG_SZ));
     }
-    let Some(out) = &sq.out else {
+    let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
@@ -303,25 +303,26 @@ pub(super) fn read(
     let (region, mut left, _pin) = remote_region(
         qp.nic,
         &out.target(),
-        &mut sq.remote,
+        &mut sq.peer_regions,
         (addr, rkey),
         total,
         Access::RemoteRead,
     )
-    .map_err(|why| denied(qp, out, why))?;
+    .map_err(|why| denied_result(qp, out, why))?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, to, _pin)) = checked_sge(qp.nic, &mut sq.local, pd, sge, true) else {
+        let Ok((local, to, _pin)) = checked_sge(qp.nic, &mut sq.local_regions, pd, sge, true)
+        else {
             return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
         let (from, rest) = left.split_at(sge.length.into());
         left = rest;
-        let Some(dst) = local.direct(to) else {
+        let Some(dst) = local.mapped_address(to) else {
             if !local.is_null() {
                 read_to_unmapped((region, from), (local, to)).map_err(|here| {
                     if here {
                         ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
                     } else {
-                        unreachable_memory(qp, out)
+                        copy_failed_result(qp, out)
                     }
                 })?;
             }
@@ -330,7 +331,7 @@ pub(super) fn read(
         // SAFETY: both are permitted and pinned, and the SGE is at least as long.
         if unsafe { region.read(from, dst) }.is_err() {
             return Err(if is_writable(dst, sge.length as usize) {
-                unreachable_memory(qp, out)
+                copy_failed_result(qp, out)
             } else {
                 ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
             });
@@ -377,14 +378,14 @@ pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Executi
         why::note_cause(FailureCause::NoReadResources {
             side: MemorySide::Remote,
         });
-        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
 }
 
 /// Checks the operand of an atomic. Operands are 8 bytes; "the virtual address in the ATOMIC Command Request packet
 /// shall be naturally aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
-fn check_word(
+fn check_atomic_operand(
     qp: &Qp,
     out: &OutRing,
     view: &WrView<'_>,
@@ -397,7 +398,7 @@ fn check_word(
     }
     if !remote_addr.is_multiple_of(8) {
         why::note_cause(FailureCause::Unaligned(remote_addr));
-        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
 }
@@ -408,13 +409,13 @@ pub(super) fn atomic(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
-    let Some(out) = &sq.out else {
+    let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for these opcodes; plain integers.
     let a = unsafe { view.wr.wr.atomic };
-    check_word(qp, out, view, a.remote_addr)?;
+    check_atomic_operand(qp, out, view, a.remote_addr)?;
     let op = if view.wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
         AtomicOp::FetchAdd(a.compare_add)
     } else {
@@ -427,27 +428,28 @@ pub(super) fn atomic(
         let (region, at, _pin) = remote_region(
             qp.nic,
             &out.target(),
-            &mut sq.remote,
+            &mut sq.peer_regions,
             (a.remote_addr, a.rkey),
             8,
             Access::RemoteAtomic,
         )
-        .map_err(|why| denied(qp, out, why))?;
+        .map_err(|why| denied_result(qp, out, why))?;
         // The atomic is not executed unless its result can be stored.
         for sge in view.sges.iter().filter(|s| s.length != 0) {
-            if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
+            if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, true).is_err() {
                 return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
             }
         }
         region.atomic(&out.peer, at, op)
     };
     let Ok(old) = old else {
-        return Err(unreachable_memory(qp, out));
+        return Err(copy_failed_result(qp, out));
     };
     let bytes = old.to_ne_bytes();
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, at, _pin)) = checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true) else {
+        let Ok((local, at, _pin)) = checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, true)
+        else {
             return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
         // SAFETY: the SGEs add up to 8 bytes; the region is pinned.
@@ -466,16 +468,16 @@ pub(super) fn atomic_write(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
-    let Some(out) = &sq.out else {
+    let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
     // SAFETY: the union's member for this opcode; plain integers.
     let to = unsafe { view.wr.wr.rdma };
-    check_word(qp, out, view, to.remote_addr)?;
+    check_atomic_operand(qp, out, view, to.remote_addr)?;
     let mut bytes = [0u8; 8];
     let mut at = bytes.as_mut_ptr();
-    for_each_part(qp, &mut sq.local, view, |src, len| {
+    for_each_part(qp, &mut sq.local_regions, view, |src, len| {
         // SAFETY: the parts add up to the 8 bytes of the array.
         unsafe { shm::mem::copy(at, src, len) }.map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
         at = at.wrapping_add(len);
@@ -486,18 +488,18 @@ pub(super) fn atomic_write(
         let (region, at, _pin) = remote_region(
             qp.nic,
             &out.target(),
-            &mut sq.remote,
+            &mut sq.peer_regions,
             (to.remote_addr, to.rkey),
             8,
             Access::RemoteWrite,
         )
-        .map_err(|why| denied(qp, out, why))?;
+        .map_err(|why| denied_result(qp, out, why))?;
         let op = AtomicOp::Store(u64::from_ne_bytes(bytes));
         region.atomic(&out.peer, at, op)
     };
     match written {
         Ok(_) => Ok(ExecutionResult::Done(8)),
-        Err(_) => Err(unreachable_memory(qp, out)),
+        Err(_) => Err(copy_failed_result(qp, out)),
     }
 }
 
@@ -509,7 +511,7 @@ pub(super) fn flush_remote(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
-    let Some(out) = &sq.out else {
+    let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
@@ -522,21 +524,21 @@ pub(super) fn flush_remote(
         whole_region,
     } = FlushRange::of(unsafe { view.wr.wr.atomic });
     if placement & !(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) != 0 || placement == 0 {
-        return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     // Memory of a process does not survive the process, so no region has this right.
     if placement & IBV_FLUSH_PERSISTENT != 0 {
-        return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
+        return Err(refused_result(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
     let (addr, len) = if whole_region {
         let dest = out.peer.segment.qp(out.dest_index);
         let domain = || {
-            dest.and_then(|dest| domain_of(&out.target(), dest))
+            dest.and_then(|dest| request_pd_of(&out.target(), dest))
                 .unwrap_or(Owner::NO_DOMAIN)
         };
-        match sq.remote.get(qp.nic, &out.peer, rkey, domain) {
+        match sq.peer_regions.get(qp.nic, &out.peer, rkey, domain) {
             Ok((region, _pin)) => (region.rights.start, region.rights.len),
-            Err(_) => return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR)),
+            Err(_) => return Err(refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)),
         }
     } else {
         (remote_addr, len)
@@ -545,12 +547,12 @@ pub(super) fn flush_remote(
     remote_region(
         qp.nic,
         &out.target(),
-        &mut sq.remote,
+        &mut sq.peer_regions,
         (addr, rkey),
         len,
         access,
     )
-    .map_err(|why| denied(qp, out, why))?;
+    .map_err(|why| denied_result(qp, out, why))?;
     std::sync::atomic::fence(Ordering::SeqCst);
     Ok(ExecutionResult::Done(0))
 }

@@ -12,25 +12,25 @@ pub(super) struct OutRing {
     pub(super) dest_index: usize,
     pub(super) dest_epoch: u32,
     pub(super) dest_cq: usize,
-    pub(super) offset: usize,
-    pub(super) bytes: usize,
+    pub(super) ring_offset: usize,
+    pub(super) ring_bytes: usize,
     pub(super) announced: bool,
     /// True if the open postlist has a solicited message.
-    pub(super) solicited: bool,
+    pub(super) has_solicited: bool,
     /// Number of the shared receive queue that the current WR names (XRC), else 0.
-    pub(super) srqn: u32,
+    pub(super) current_srqn: u32,
     /// True if a datagram for several receivers has waited in vain for room in this ring.
-    pub(super) lags: bool,
+    pub(super) waited_for_room: bool,
     /// The port of the receiving queue pair, to count its datagrams.
-    pub(super) port: Destination,
+    pub(super) dest_port: Destination,
     /// Position up to which the receiver had consumed the ring at the last call of
     /// [`receiver_is_active`](OutRing::receiver_is_active).
-    pub(super) consumed_before: u64,
+    pub(super) consumed_at_last_check: u64,
 }
 
 impl OutRing {
     pub(super) fn header<'n>(&self, nic: &'n Nic) -> Option<&'n RingHeader> {
-        nic.me().segment.ring_header(self.offset)
+        nic.this_process().segment.ring_header(self.ring_offset)
     }
 
     /// Tells the receiver whether the sender has deferred work requests.
@@ -44,9 +44,15 @@ impl OutRing {
     /// Returns the port of the receiving queue pair, if that has one now.
     pub(super) fn port_name(&self) -> Option<PortName> {
         let segment = &self.peer.segment;
-        let place = segment.qp(self.dest_index)?.port.load(Ordering::Relaxed);
-        let key = segment.header().port_key.load(Ordering::Relaxed);
-        (place != 0).then_some(PortName { key, place })
+        let place = segment
+            .qp(self.dest_index)?
+            .host_port_number
+            .load(Ordering::Relaxed);
+        let key = segment.header().ports_key.load(Ordering::Relaxed);
+        (place != 0).then_some(PortName {
+            key,
+            port_number: place,
+        })
     }
 
     /// Returns the receiving queue pair.
@@ -55,7 +61,7 @@ impl OutRing {
         TargetQp {
             peer: &self.peer,
             index: self.dest_index,
-            srqn: self.srqn,
+            srqn: self.current_srqn,
         }
     }
 
@@ -63,20 +69,20 @@ impl OutRing {
     #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
         if self.producer.publish() {
-            self.published(nic, self.solicited);
-            self.solicited = false;
+            self.announce_and_wake(nic, self.has_solicited);
+            self.has_solicited = false;
         }
     }
 
     /// Announces the ring if the receiver does not know it, and wakes it if it sleeps.
     #[inline(always)]
-    pub(super) fn published(&mut self, nic: &Nic, solicited: bool) {
+    pub(super) fn announce_and_wake(&mut self, nic: &Nic, solicited: bool) {
         let was_announced = self.announced;
         if !was_announced {
             self.announce(nic);
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
-            let by = (solicited, nic.me().slot);
+            let by = (solicited, nic.this_process().slot);
             wake_if_armed(cq, self.dest_cq, &self.peer, by, |for_solicited| {
                 if was_announced {
                     self.wake_candidate(nic, for_solicited)
@@ -95,7 +101,7 @@ impl OutRing {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
-                    || self.producer.pos() <= dest.takes_until.load(Ordering::Relaxed))
+                    || self.producer.pos() <= dest.takes_until_slot.load(Ordering::Relaxed))
         });
         if !is_certain {
             return WakeTarget::Engine;
@@ -117,9 +123,12 @@ impl OutRing {
     /// the sign that it polls.
     #[cold]
     pub(super) fn receiver_is_active(&mut self) -> bool {
-        let consumed = self.producer.consumed().unwrap_or(self.consumed_before);
-        let has_advanced = consumed != self.consumed_before;
-        self.consumed_before = consumed;
+        let consumed = self
+            .producer
+            .consumed()
+            .unwrap_or(self.consumed_at_last_check);
+        let has_advanced = consumed != self.consumed_at_last_check;
+        self.consumed_at_last_check = consumed;
         let Some(cq) = self.peer.segment.cq(self.dest_cq) else {
             return false;
         };
@@ -133,18 +142,18 @@ impl OutRing {
 
     #[cold]
     pub(super) fn announce(&mut self, nic: &Nic) {
-        let notice = (nic.me().slot as u64) << 32 | (self.offset / 64) as u64;
+        let notice = (nic.this_process().slot as u64) << 32 | (self.ring_offset / 64) as u64;
         self.announced = self.peer.segment.mailbox().put(notice).is_ok();
         if !self.announced {
-            self.peer.wake();
+            self.peer.wake_engine();
         }
     }
 
     /// Withdraws the records that the receiver has not taken: the program may write to the payloads from now on.
     #[cold]
-    pub(super) fn withdraw(&self, nic: &Nic) {
+    pub(super) fn withdraw_untaken(&self, nic: &Nic) {
         if let Some(header) = self.header(nic) {
-            header.closed.store(RING_WITHDRAWN, Ordering::Relaxed);
+            header.closed_state.store(RING_WITHDRAWN, Ordering::Relaxed);
             // SYNC POINT W: a receiver that copies what the program writes after this sees the store.
             std::sync::atomic::fence(Ordering::SeqCst);
         }
@@ -155,7 +164,7 @@ impl OutRing {
         self.producer.publish();
         if let Some(header) = self.header(nic) {
             // A withdrawn ring stays withdrawn.
-            let _ = header.closed.compare_exchange(
+            let _ = header.closed_state.compare_exchange(
                 RING_OPEN,
                 RING_CLOSED,
                 Ordering::Release,
@@ -163,15 +172,15 @@ impl OutRing {
             );
         }
         nic.retire_ring(
-            self.offset,
-            self.bytes,
+            self.ring_offset,
+            self.ring_bytes,
             self.announced.then(|| Arc::clone(&self.peer)),
         );
     }
 }
 
 /// The parameters of a new ring.
-pub(super) struct RingUse {
+pub(super) struct NewRingParameters {
     pub(super) slots: u64,
     pub(super) dest_index: usize,
     pub(super) rnr_retry: u32,
@@ -179,7 +188,7 @@ pub(super) struct RingUse {
     pub(super) path: u64,
 }
 
-pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRing> {
+pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Option<OutRing> {
     let nic = qp.nic;
     let bytes = size_of::<RingHeader>() + ring.slots as usize * SLOT_BYTES;
     let offset = nic
@@ -187,7 +196,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         .inspect_err(|e| tracing::warn!("no shared memory for a ring: {e}"))
         .ok()?;
     let dest = peer.segment.back_qp_entry(ring.dest_index).ok()?;
-    let header = nic.me().segment.ring_header(offset)?;
+    let header = nic.this_process().segment.ring_header(offset)?;
     let slots = u32::try_from(ring.slots).ok()?;
     header.slots.store(slots, Ordering::Relaxed);
     header.src_qpn.store(qp.qpn, Ordering::Relaxed);
@@ -215,20 +224,20 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
     header.path.store(ring.path, Ordering::Relaxed);
     header.magic.store(RING_MAGIC, Ordering::Release);
     // SAFETY: the own segment is mapped as long as the process lives.
-    let memory = unsafe { nic.me().segment.ring(offset, slots)? };
+    let memory = unsafe { nic.this_process().segment.ring(offset, slots)? };
     Some(OutRing {
         producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
         dest_cq: peer.segment.checked_cq_index(&dest.recv_cq),
         peer,
-        offset,
-        bytes,
+        ring_offset: offset,
+        ring_bytes: bytes,
         announced: false,
-        solicited: false,
-        srqn: 0,
-        lags: false,
-        port: Destination::PEER,
-        consumed_before: 0,
+        has_solicited: false,
+        current_srqn: 0,
+        waited_for_room: false,
+        dest_port: Destination::PEER,
+        consumed_at_last_check: 0,
     })
 }

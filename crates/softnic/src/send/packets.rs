@@ -15,7 +15,7 @@ use link::PacketFlow;
 
 /// Payloads of at most this many bytes are copied when they are posted. Most of them are sent at once, and looking up
 /// their region a second time costs more.
-const COPIED_BYTES: u64 = 256;
+const MAX_COPIED_PAYLOAD_BYTES: u64 = 256;
 
 /// Shortest timeout by packets, in nanoseconds: code 14, which most programs ask for.
 ///
@@ -32,9 +32,9 @@ pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
 pub(crate) struct Wire {
     machine: RequesterMachine,
     flow: PacketFlow,
-    /// Memory of the work requests in flight; the first entry belongs to the request behind `done`.
-    memory: VecDeque<WrMemory>,
-    done: u64,
+    /// Memory of the work requests in flight; the first entry belongs to the request behind `done_requests`.
+    wr_memory: VecDeque<WrMemory>,
+    done_requests: u64,
 }
 
 /// The requester's state machine of a transport service.
@@ -73,16 +73,16 @@ impl Wire {
         Self {
             machine,
             flow,
-            memory: VecDeque::new(),
-            done: 0,
+            wr_memory: VecDeque::new(),
+            done_requests: 0,
         }
     }
 
     /// Returns the number of requests that are done, from the first on.
-    pub(super) fn done(&self) -> u64 {
+    pub(super) fn done_requests(&self) -> u64 {
         match &self.machine {
-            RequesterMachine::Rc(requester) => requester.done(),
-            RequesterMachine::Uc(sender) => sender.done(),
+            RequesterMachine::Rc(requester) => requester.done_requests(),
+            RequesterMachine::Uc(sender) => sender.done_requests(),
         }
     }
 
@@ -95,11 +95,11 @@ impl Wire {
     }
 
     /// Drops the memory of requests that are done.
-    fn forget_done(&mut self) {
-        let done = self.done();
-        while self.done < done {
-            self.memory.pop_front();
-            self.done += 1;
+    fn drop_done_memory(&mut self) {
+        let done = self.done_requests();
+        while self.done_requests < done {
+            self.wr_memory.pop_front();
+            self.done_requests += 1;
         }
     }
 }
@@ -110,19 +110,19 @@ struct QpMemory<'a> {
     local: &'a mut RegionCache,
     memory: &'a VecDeque<WrMemory>,
     /// Number of requests that are done and have no entry in `memory`.
-    done: u64,
+    done_requests: u64,
 }
 
 impl<'a> QpMemory<'a> {
-    fn of(&self, position: u64) -> Option<&'a WrMemory> {
-        let index = position.checked_sub(self.done + 1)?;
+    fn memory_at(&self, position: u64) -> Option<&'a WrMemory> {
+        let index = position.checked_sub(self.done_requests + 1)?;
         self.memory.get(usize::try_from(index).ok()?)
     }
 }
 
 impl LocalMemory for QpMemory<'_> {
     fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
-        match self.of(position) {
+        match self.memory_at(position) {
             Some(WrMemory::Bytes(bytes)) => {
                 let from = offset as usize;
                 let part = bytes.get(from..from + into.len()).ok_or(LocalFault)?;
@@ -151,7 +151,7 @@ impl LocalMemory for QpMemory<'_> {
     }
 
     fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
-        let Some(WrMemory::Sges(sges)) = self.of(position) else {
+        let Some(WrMemory::Sges(sges)) = self.memory_at(position) else {
             return Err(LocalFault);
         };
         let mut rest = bytes;
@@ -208,15 +208,15 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return too_long(total, crate::device::MAX_MSG_SZ);
+        return fail_too_long(total, crate::device::MAX_MSG_SZ);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let len = total as u32;
-    let (operation, memory) = match describe(qp, sq, view, len) {
+    let (operation, memory) = match operation_and_memory(qp, sq, view, len) {
         Ok(described) => described,
         Err(status) => return ExecutionResult::Failed(status),
     };
-    let Some(wire) = &mut sq.wire else {
+    let Some(wire) = &mut sq.packet_requester else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     let request = Request {
@@ -224,7 +224,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
         solicited: view.wr.send_flags & IBV_SEND_SOLICITED != 0,
         fence: view.wr.send_flags & IBV_SEND_FENCE != 0,
     };
-    wire.memory.push_back(memory);
+    wire.wr_memory.push_back(memory);
     let position = match &mut wire.machine {
         RequesterMachine::Rc(requester) => requester.post(request),
         RequesterMachine::Uc(sender) => sender.post(request),
@@ -241,7 +241,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
 ///
 /// # Errors
 /// The status of a work request that fails at the requester.
-fn describe(
+fn operation_and_memory(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -324,11 +324,12 @@ fn payload(
     len: u32,
 ) -> Result<WrMemory, ibv_wc_status> {
     // READs in front of a fenced request may still write its payload.
-    let is_short = u64::from(len) <= COPIED_BYTES && view.wr.send_flags & IBV_SEND_FENCE == 0;
+    let is_short =
+        u64::from(len) <= MAX_COPIED_PAYLOAD_BYTES && view.wr.send_flags & IBV_SEND_FENCE == 0;
     let is_copied =
         is_short || view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
     if !is_copied {
-        for_each_part(qp, &mut sq.local, view, |_, _| Ok(()))?;
+        for_each_part(qp, &mut sq.local_regions, view, |_, _| Ok(()))?;
         return Ok(WrMemory::Sges(view.sges.into()));
     }
     let mut bytes = vec![0; len as usize].into_boxed_slice();
@@ -344,7 +345,7 @@ fn copy_payload(
     into: &mut [u8],
 ) -> Result<(), ibv_wc_status> {
     let mut at = 0;
-    for_each_part(qp, &mut sq.local, view, |src, len| {
+    for_each_part(qp, &mut sq.local_regions, view, |src, len| {
         let part = into.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own; `for_each_part` has checked `src`.
@@ -354,7 +355,7 @@ fn copy_payload(
 }
 
 /// Returns true if a datagram goes by packets.
-pub(super) fn takes_datagram(qp: &Qp, view: &WrView<'_>) -> bool {
+pub(super) fn is_by_packets(qp: &Qp, view: &WrView<'_>) -> bool {
     view.ah.is_some_and(|ah| ah.by_packets) && qp.nic.network.is_open()
 }
 
@@ -365,7 +366,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
     };
     let total: usize = view.sges.iter().map(|s| s.length as usize).sum();
     if total > UD_MAX_PAYLOAD {
-        return too_long(total as u64, UD_MAX_PAYLOAD as u32);
+        return fail_too_long(total as u64, UD_MAX_PAYLOAD as u32);
     }
     debug_assert!(ah.group.is_none());
     // SAFETY: members of the unions for UD and immediates; plain integers.
@@ -409,7 +410,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
         .network
         .send_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
     let counters = &qp.nic.network.counters;
-    counters.add(qp.port_place(), Counter::Sends, 1);
+    counters.add(qp.port_number(), Counter::Sends, 1);
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     ExecutionResult::Done(len)
@@ -417,23 +418,27 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
 
 /// Transmits posted requests. Their packets leave now or with the next post.
 #[cold]
-pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
-    if sq.wire.is_some() {
+pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
+    if sq.packet_requester.is_some() {
         transmit(qp, sq, now_ns());
         qp.add_acknowledgement();
     }
-    qp.nic.network.flush_after_post(&qp.nic.engine_ticks);
+    qp.nic.network.flush_after_post(&qp.nic.engine_ticks_on);
 }
 
 /// Transmits the packets that the requester may send now, and collects its counts.
 fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
-    let SendQueue { wire, local, .. } = sq;
+    let SendQueue {
+        packet_requester: wire,
+        local_regions: local,
+        ..
+    } = sq;
     let Some(wire) = wire else { return };
     let mut memory = QpMemory {
         qp,
         local,
-        memory: &wire.memory,
-        done: wire.done,
+        memory: &wire.wr_memory,
+        done_requests: wire.done_requests,
     };
     let machine = &mut wire.machine;
     qp.nic
@@ -443,8 +448,8 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
             RequesterMachine::Uc(sender) => sender.transmit(&mut memory, packet),
         });
     let counters = &qp.nic.network.counters;
-    counters.add_qp_counts(|| qp.port_place(), wire.machine.counts());
-    wire.forget_done();
+    counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
+    wire.drop_done_memory();
 }
 
 /// Processes the answer to a request of `qp`, or a congestion notification.
@@ -458,7 +463,11 @@ pub(crate) fn take_answer(
     now: u64,
 ) -> Result<(), DropReason> {
     let mut sq = qp.sq.lock();
-    let SendQueue { wire, local, .. } = &mut *sq;
+    let SendQueue {
+        packet_requester: wire,
+        local_regions: local,
+        ..
+    } = &mut *sq;
     let wire = wire.as_mut().ok_or(DropReason::NotReady)?;
     if !arrival.is_from_peer(&wire.flow) {
         return Err(DropReason::WrongSource);
@@ -466,8 +475,8 @@ pub(crate) fn take_answer(
     let mut memory = QpMemory {
         qp,
         local,
-        memory: &wire.memory,
-        done: wire.done,
+        memory: &wire.wr_memory,
+        done_requests: wire.done_requests,
     };
     if let RequesterMachine::Rc(requester) = &mut wire.machine {
         requester.receive(now, packet, &mut memory);
@@ -479,42 +488,42 @@ pub(crate) fn take_answer(
 ///
 /// Requests that are done complete now: completions of sends and of receives, which packets bring too, keep the order
 /// of time.
-pub(crate) fn go_on(qp: &Qp, now: u64) {
+pub(crate) fn transmit_after_answers(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
     // A WR that failed at this end stops the queue. The requests in front of it are repeated until they are done.
     if !sq.stopped || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
-    } else if let Some(wire) = &mut sq.wire {
+    } else if let Some(wire) = &mut sq.packet_requester {
         let counters = &qp.nic.network.counters;
-        counters.add_qp_counts(|| qp.port_place(), wire.machine.counts());
+        counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
     }
     drop(sq);
     qp.send_cq.drain_sender(qp);
 }
 
 /// Retransmits overdue requests and settles those that are done. Returns true if a request waits for a deadline.
-pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
-    let Some(wire) = &mut sq.wire else {
+pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(wire) = &mut sq.packet_requester else {
         return false;
     };
     let now = now_ns();
     if let RequesterMachine::Rc(requester) = &mut wire.machine
         && requester.deadline().is_some_and(|at| at <= now)
     {
-        requester.expire(now, qp.nic.network.heard_ns());
+        requester.apply_expired_timers(now, qp.nic.network.delivered_until_ns());
         transmit(qp, sq, now);
         qp.nic.network.flush();
     }
-    let Some(wire) = &mut sq.wire else {
+    let Some(wire) = &mut sq.packet_requester else {
         return false;
     };
-    wire.forget_done();
-    let done = wire.done();
+    wire.drop_done_memory();
+    let done = wire.done_requests();
     let failure = match &wire.machine {
         RequesterMachine::Rc(requester) => requester.failure(),
         RequesterMachine::Uc(sender) => sender.failure(),
     };
-    settle_front(qp, sq, done);
+    take_consumed_front(qp, sq, done);
     if sq.pending.is_empty() {
         return false;
     }

@@ -23,13 +23,13 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let sq = &mut *sq;
     let mut waiting = false;
     if !sq.pending.is_empty() {
-        waiting |= progress(qp, sq, sink);
+        waiting |= complete_consumed(qp, sq, sink);
     }
     if !sq.deferred.is_empty() {
         waiting |= retry_deferred(qp, sq);
     }
     if !sq.ready.is_empty() {
-        let mut freed = sq.freed;
+        let mut freed = sq.freed_wrs;
         sq.ready.pop_each(|wqe| {
             let wanted = !sink.is_full();
             if wanted {
@@ -37,10 +37,11 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
             }
             wanted
         });
-        sq.freed = freed;
+        sq.freed_wrs = freed;
     }
-    qp.send_work.store(sq.work() as u8, Ordering::Relaxed);
-    if sq.traffic.is_due(sq.posted) {
+    qp.send_poll_work
+        .store(sq.poll_work() as u8, Ordering::Relaxed);
+    if sq.traffic.is_publication_due(sq.posted_wrs) {
         publish_traffic(qp, sq);
     }
     waiting
@@ -50,16 +51,16 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
-    let peer = sq.out.as_ref().and_then(OutRing::port_name);
+    let peer = sq.peer_ring.as_ref().and_then(OutRing::port_name);
     let open = |name| qp.nic.traffic.port(qp.nic.fabric.dir(), name);
-    sq.traffic.publish(sq.posted, peer, open);
+    sq.traffic.publish(sq.posted_wrs, peer, open);
 }
 
 /// [`publish_traffic`] for a thread that does not have the lock of the send queue, and only if no other thread has it.
 #[cold]
 pub(crate) fn publish_idle_traffic(qp: &Qp) {
-    if let Some(mut sq) = qp.sq.lock_if_favoured()
-        && sq.traffic.is_due_asleep(sq.posted)
+    if let Some(mut sq) = qp.sq.lock_if_biased()
+        && sq.traffic.is_publication_due_asleep(sq.posted_wrs)
     {
         publish_traffic(qp, &mut sq);
     }
@@ -77,12 +78,12 @@ pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: 
 #[inline]
 fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     *freed = wqe.seq + 1;
-    if wqe.status == SUCCESS {
+    if wqe.status == SUCCESS_BYTE {
         sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
     } else {
         sink.push(ibv_wc {
             opcode: wqe.opcode.into(),
-            ..failed_for(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len)
+            ..failed_recv_wc(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len)
         });
     }
 }
@@ -90,35 +91,35 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
 /// Makes completions of the WRs that the receiver has consumed. Those for which `sink` has no room move from pending to
 /// ready.
 #[inline]
-fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
-    let Some(out) = &mut sq.out else {
-        if sq.wire.is_some() {
-            return packets::progress(qp, sq);
+fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
+    let Some(out) = &mut sq.peer_ring else {
+        if sq.packet_requester.is_some() {
+            return packets::retransmit_and_complete(qp, sq);
         }
         // UD: pending holds only a failed WR and the WRs behind it.
-        return settle_front(qp, sq, u64::MAX);
+        return take_consumed_front(qp, sq, u64::MAX);
     };
     let Ok(consumed) = out.producer.consumed() else {
         fail_now(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
     while let Some(front) = sq.pending.front() {
-        if front.status != SUCCESS {
+        if front.status != SUCCESS_BYTE {
             let status = front.status.into();
             let cause = sq.cause.take();
             fail_now(qp, sq, status, cause);
             return false;
         }
-        if front.end > consumed {
+        if front.ring_end > consumed {
             // A receiver that only polls its memory executes no WRITE; its engine has to.
-            return stuck(qp, sq) | (sq.ordered_end > consumed);
+            return handle_unfinished_front(qp, sq) | (sq.last_ordered_write_end > consumed);
         }
         let wqe = *front;
         sq.pending.drop_front(&wqe);
-        sq.silent.end_wait();
+        sq.peer_silence.end_wait();
         if wqe.signaled {
             if sq.ready.is_empty() && !sink.is_full() {
-                complete(qp, &mut sq.freed, &wqe, sink);
+                complete(qp, &mut sq.freed_wrs, &wqe, sink);
             } else {
                 sq.ready.push(wqe);
             }
@@ -129,10 +130,10 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
 
 /// Moves the WRs whose records lie before `consumed` to ready. A failed WR behind them fails the queue.
 #[inline]
-pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
+pub(super) fn take_consumed_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
     take_consumed(sq, consumed);
     if let Some(front) = sq.pending.front()
-        && front.status != SUCCESS
+        && front.status != SUCCESS_BYTE
     {
         let status = front.status.into();
         let cause = sq.cause.take();
@@ -145,7 +146,7 @@ pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
 #[inline]
 pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
-        if front.status != SUCCESS || front.end > consumed {
+        if front.status != SUCCESS_BYTE || front.ring_end > consumed {
             return;
         }
         sq.pending.drop_front(&front);
@@ -158,23 +159,25 @@ pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
 /// Handles an oldest WR that is not done: it was refused, its receiver does not answer, or the receiver needs more
 /// time. Returns true if a deadline is running.
 #[inline]
-pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
-    let Some(out) = &mut sq.out else { return false };
+pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
+    let Some(out) = &mut sq.peer_ring else {
+        return false;
+    };
     if !out.announced {
         out.announce(qp.nic);
     }
     let nak = out
         .header(qp.nic)
-        .map_or(0, |h| h.nak.load(Ordering::Acquire));
+        .map_or(0, |h| h.nak_status.load(Ordering::Acquire));
     if let Some((status, cause)) = FailureCause::of_refusal(nak) {
         // WRs that were consumed before the refusal come first.
         if let Ok(consumed) = out.producer.consumed() {
-            settle_front(qp, sq, consumed);
+            take_consumed_front(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
             fail_now(qp, sq, status, cause);
         } else {
-            settle_front(qp, sq, u64::MAX);
+            take_consumed_front(qp, sq, u64::MAX);
         }
         return false;
     }
@@ -182,18 +185,18 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         .peer
         .segment
         .qp(out.dest_index)
-        .is_some_and(|d| answers(d, out.dest_epoch, qp.qpn));
+        .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
         if let Ok(consumed) = out.producer.consumed() {
-            settle_front(qp, sq, consumed);
+            take_consumed_front(qp, sq, consumed);
         }
         if sq.pending.is_empty() {
             return false;
         }
         if qp.qp_type != QpType::Rc {
-            settle_front(qp, sq, u64::MAX);
-        } else if let Some(out) = &sq.out
+            take_consumed_front(qp, sq, u64::MAX);
+        } else if let Some(out) = &sq.peer_ring
             && out.peer.is_given_up()
         {
             let cause = FailureCause::PeerEnded { pid: out.peer.pid };
@@ -204,14 +207,14 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if answering {
-        sq.silent.end_wait();
+        sq.peer_silence.end_wait();
         return false;
     }
     if qp.qp_type != QpType::Rc {
-        settle_front(qp, sq, u64::MAX);
+        take_consumed_front(qp, sq, u64::MAX);
         return false;
     }
-    if silent_too_long(qp, sq) {
+    if has_retry_time_passed(qp, sq) {
         let cause = why_silent(qp, sq);
         fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         return false;
@@ -230,29 +233,30 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         let view = WrView {
             wr: &d.wr,
             sges: &d.sges,
-            gathered: d.payload.as_deref(),
+            gathered: d.early_payload.as_deref(),
             ah: d.ah.as_deref(),
             bind: d.bind,
             before_message: d.wr.opcode == IBV_WR_RDMA_WRITE
                 && sq
                     .deferred
                     .iter()
-                    .take(LOOK_AHEAD)
+                    .take(LOOK_AHEAD_WRS)
                     .any(|d| takes_message(d.wr.opcode)),
         };
         if matches!(qp.xrc, Xrc::Send) {
-            aim(sq, &d.wr);
+            note_xrc_srq(sq, &d.wr);
         }
         let mut outcome = match d.fault {
             None => execute(qp, sq, &view),
-            Some(fault) => match obey(qp, fault, d.waiting.elapsed(now_ns())) {
+            Some(fault) => match apply_fault(qp, fault, d.retry_wait.start_or_elapsed_ns(now_ns()))
+            {
                 FaultEffect::Wait => {
                     sq.deferred.push_front(d);
                     return true;
                 }
                 FaultEffect::Done(outcome) => outcome,
                 FaultEffect::Over => {
-                    d.waiting.end_wait();
+                    d.retry_wait.end_wait();
                     d.fault = None;
                     execute(qp, sq, &view)
                 }
@@ -260,17 +264,17 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         };
         if matches!(outcome, ExecutionResult::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
-            let waited = d.waiting.elapsed(now);
+            let waited = d.retry_wait.start_or_elapsed_ns(now);
             if waited >= UNRELIABLE_WAIT_NS {
                 outcome = if is_for_many(qp, &d) {
                     // The other receivers get the datagram.
-                    ud::wait_no_more(sq);
+                    ud::stop_waiting_for_room(sq);
                     execute(qp, sq, &view)
                 } else {
                     ExecutionResult::Done(0)
                 };
-            } else if waited >= d.wake_after {
-                d.wake_after = 2 * waited;
+            } else if waited >= d.wake_after_ns {
+                d.wake_after_ns = 2 * waited;
                 wake_receiver(qp, sq, &d);
             }
         }
@@ -286,7 +290,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         }
     }
     publish(qp, sq);
-    if let Some(out) = &sq.out {
+    if let Some(out) = &sq.peer_ring {
         out.tell_receiver_of_deferred(qp.nic, false);
     }
     if qp.send_cq.is_armed() {
@@ -303,7 +307,7 @@ fn is_for_many(qp: &Qp, d: &DeferredWr) -> bool {
 
 /// Sends datagrams for several receivers that wait for room at one of them, before their queue pair ends. On a wire
 /// they would have left long ago. Programs that want no completions for them end without waiting.
-pub(crate) fn send_rest(qp: &Qp) {
+pub(crate) fn send_waiting_datagrams(qp: &Qp) {
     if qp.qp_type.is_connected() {
         return;
     }
@@ -326,7 +330,7 @@ pub(crate) fn send_rest(qp: &Qp) {
 /// Wakes the engine of the peer that the oldest WR waits for.
 #[cold]
 pub(crate) fn wake_debtor(qp: &Qp) {
-    if qp.send_work.load(Ordering::Relaxed) == SendWork::None as u8 {
+    if qp.send_poll_work.load(Ordering::Relaxed) == SendWork::None as u8 {
         return;
     }
     let Some(mut sq) = qp.sq.try_lock() else {
@@ -342,8 +346,8 @@ pub(crate) fn wake_debtor(qp: &Qp) {
 /// Wakes the engines of the processes that a WR is addressed to.
 #[cold]
 fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
-    if let Some(out) = &sq.out {
-        out.peer.wake();
+    if let Some(out) = &sq.peer_ring {
+        out.peer.wake_engine();
     } else if qp.qp_type == QpType::RawPacket {
         raw::wake_receivers(sq);
     } else if qp.qp_type == QpType::Ud {
@@ -352,11 +356,11 @@ fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
         if let Some(group) = d.ah.as_ref().and_then(|ah| ah.group) {
             for peer in qp.nic.fabric.all_peers() {
                 if multicast::members(&peer, group).next().is_some() {
-                    peer.wake();
+                    peer.wake_engine();
                 }
             }
         } else if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {
-            peer.wake();
+            peer.wake_engine();
         }
     }
 }
@@ -378,13 +382,13 @@ pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
     };
     let facts = WorkFacts {
         operation: operation_of_opcode(view.wr.opcode),
-        queue_pair: qp.facts(),
+        queue_pair: qp.fault_facts(),
         peer: Peer {
             address: gid.map(faults::address_of_gid),
             qpn: (peer_qpn != 0).then_some(peer_qpn),
         },
     };
-    faults::work_request(&facts, view.wr.wr_id)
+    faults::strike_work_request(&facts, view.wr.wr_id)
 }
 
 /// The effect of a fault on a work request that has waited.
@@ -399,7 +403,7 @@ enum FaultEffect {
 
 /// Applies a fault to a work request that has waited for `waited_ns`.
 #[cold]
-fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
+fn apply_fault(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
     match fault {
         WorkFault::Status(status) => {
             why::note_cause(FailureCause::Fault);

@@ -49,7 +49,7 @@ fn send_with(
     frame.clear();
     frame.resize(total.max(MIN_FRAME), 0);
     let mut at = 0;
-    let gathered = for_each_part(qp, &mut sq.local, view, |src, len| {
+    let gathered = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
         let part = frame.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
@@ -68,7 +68,7 @@ fn send_with(
     raw.steering.refresh(&qp.nic.fabric);
     let mut to: Vec<(usize, u32)> = Vec::new();
     for target in raw.steering.targets(&headers) {
-        let ring = (!is_own(qp, &target)).then(|| ring_to(qp, sq, &target));
+        let ring = (!is_of_sending_context(qp, &target)).then(|| ring_to(qp, sq, &target));
         // Each ring gets the frame once, however many of its flows match: room is checked once in each ring.
         let new = ring
             .flatten()
@@ -97,7 +97,7 @@ fn send_with(
                 .as_mut_ptr()
                 .copy_from_nonoverlapping(frame.as_ptr(), frame.len());
         }
-        ring.solicited |= solicited;
+        ring.has_solicited |= solicited;
         let flags = if solicited { FLAG_SOLICITED } else { 0 };
         ring.producer
             .commit(header(kind, flags, tag, len, 0), frame.len());
@@ -106,24 +106,24 @@ fn send_with(
 }
 
 /// Returns true if the target is a queue pair of the sending context.
-fn is_own(qp: &Qp, target: &SteeredQp<'_>) -> bool {
-    target.peer.is_self && qp.nic.objects.share_a_context(target.qp, qp.index)
+fn is_of_sending_context(qp: &Qp, target: &SteeredQp<'_>) -> bool {
+    target.peer.is_self && qp.nic.objects.share_a_context(target.qp_index, qp.index)
 }
 
 fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize> {
     let way = UdRingProperties {
-        to: IBV_QPT_RAW_PACKET,
+        receiver_type: IBV_QPT_RAW_PACKET,
         slots: RAW_RING_SLOTS,
         grh: None,
         path: 0,
     };
-    datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp)
+    datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp_index)
 }
 
 /// Wakes the engines of all processes that may get frames.
 #[cold]
 pub(super) fn wake_receivers(sq: &SendQueue) {
     for peer in sq.raw.iter().flat_map(|raw| raw.steering.peers()) {
-        peer.wake();
+        peer.wake_engine();
     }
 }

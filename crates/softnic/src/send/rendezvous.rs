@@ -9,7 +9,7 @@ use nic_core::tags::RemotePayload;
 /// # Errors
 /// The status of a READ that fails.
 #[cold]
-pub(crate) fn rendezvous(
+pub(crate) fn read_rendezvous_payload(
     qp: &Qp,
     (pd, sges): (u32, &[ibv_sge]),
     payload: RemotePayload,
@@ -48,7 +48,7 @@ pub(crate) fn rendezvous(
             Ok(_) | Err(_) => *is_read = true,
         }
     }
-    let Some(out) = &mut sq.out else {
+    let Some(out) = &mut sq.peer_ring else {
         return Ok(false);
     };
     match out.producer.has_room(fin.len()) {

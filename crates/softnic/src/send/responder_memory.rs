@@ -8,7 +8,7 @@ use roce::target::AtomicOperation;
 pub(crate) struct RemoteMemory<'a> {
     qp: &'a Qp,
     region: &'a shm::mem::AccessibleRegion,
-    at: PermittedRange,
+    permitted_range: PermittedRange,
     _pin: shm::keys::RegionPin,
 }
 
@@ -24,15 +24,15 @@ impl<'a> RemoteMemory<'a> {
         len: u64,
         access: Access,
     ) -> Result<Self, MemoryFault> {
-        let found = remote_region(qp.nic, &own(qp), regions, range, len, access);
+        let found = remote_region(qp.nic, &own_target_qp(qp), regions, range, len, access);
         let (region, at, pin) = found.map_err(|_| {
-            why::refused(qp.qpn, "refused a request of its peer");
+            why::report_refused_request(qp.qpn, "refused a request of its peer");
             MemoryFault
         })?;
         Ok(Self {
             qp,
             region,
-            at,
+            permitted_range: at,
             _pin: pin,
         })
     }
@@ -42,11 +42,11 @@ impl<'a> RemoteMemory<'a> {
     /// # Errors
     /// The memory is not mapped, or the lengths differ.
     pub(crate) fn write(self, bytes: &[u8]) -> Result<(), MemoryFault> {
-        if self.at.len() != bytes.len() as u64 {
+        if self.permitted_range.len() != bytes.len() as u64 {
             return Err(MemoryFault);
         }
-        // SAFETY: `bytes` is as long as `at`, which is of this region; the region is pinned.
-        unsafe { self.region.write(self.at, bytes.as_ptr()) }
+        // SAFETY: `bytes` is as long as `permitted_range`, which is of this region; the region is pinned.
+        unsafe { self.region.write(self.permitted_range, bytes.as_ptr()) }
     }
 
     /// Reads into `into`, which is as long as the range.
@@ -54,11 +54,11 @@ impl<'a> RemoteMemory<'a> {
     /// # Errors
     /// The memory is not mapped, or the lengths differ.
     pub(crate) fn read(self, into: &mut [u8]) -> Result<(), MemoryFault> {
-        if self.at.len() != into.len() as u64 {
+        if self.permitted_range.len() != into.len() as u64 {
             return Err(MemoryFault);
         }
-        // SAFETY: `into` is as long as `at`, which is of this region; the region is pinned.
-        unsafe { self.region.read(self.at, into.as_mut_ptr()) }
+        // SAFETY: `into` is as long as `permitted_range`, which is of this region; the region is pinned.
+        unsafe { self.region.read(self.permitted_range, into.as_mut_ptr()) }
     }
 
     /// Executes an atomic on the 8 bytes of the range. Returns the original value.
@@ -74,7 +74,8 @@ impl<'a> RemoteMemory<'a> {
             AtomicOperation::FetchAdd { add } => AtomicOp::FetchAdd(add),
             AtomicOperation::Write(bytes) => AtomicOp::Store(u64::from_ne_bytes(bytes)),
         };
-        self.region.atomic(self.qp.nic.me(), self.at, op)
+        self.region
+            .atomic(self.qp.nic.this_process(), self.permitted_range, op)
     }
 
     /// Executes a FLUSH. Earlier writes are visible already, so only the checks remain.
@@ -95,9 +96,9 @@ impl<'a> RemoteMemory<'a> {
         let (addr, len) = if selectivity == 0 {
             (addr, len)
         } else {
-            let to = own(qp);
-            let domain = || domain_of(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
-            let found = regions.get(qp.nic, qp.nic.me(), rkey, domain);
+            let to = own_target_qp(qp);
+            let domain = || request_pd_of(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
+            let found = regions.get(qp.nic, qp.nic.this_process(), rkey, domain);
             let (region, _pin) = found.map_err(|_| MemoryFault)?;
             (region.rights.start, region.rights.len)
         };
@@ -106,9 +107,9 @@ impl<'a> RemoteMemory<'a> {
 }
 
 /// Describes a queue pair of this process as the target of requests.
-fn own(qp: &Qp) -> TargetQp<'_> {
+fn own_target_qp(qp: &Qp) -> TargetQp<'_> {
     TargetQp {
-        peer: qp.nic.me(),
+        peer: qp.nic.this_process(),
         index: qp.index,
         srqn: 0,
     }

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::burst::{inline_payload, peer_answers};
-use super::traffic::{Destination, Short};
+use super::burst::{can_peer_receive, inline_payload};
+use super::traffic::{Destination, ShortMessage};
 use super::{
-    FLAG_SOLICITED, OutRing, RecordKind, SUCCESS, SendQueue, SendWork, SendWqe, byte, header,
-    post_to_armed, recent_ud_ring,
+    FLAG_SOLICITED, OutRing, RecordKind, SUCCESS_BYTE, SendQueue, SendWork, SendWqe, code_as_byte,
+    header, publish_before_sleep, recent_ud_ring,
 };
 use crate::ah::Ah;
 use crate::path;
@@ -26,7 +26,7 @@ use shm::fabric::ring::record_slots;
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
 #[inline(always)]
-pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
+pub(crate) unsafe fn is_single_send(wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
     unsafe { wr.as_ref() }.is_some_and(|wr| {
         matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM) && wr.next.is_null()
@@ -36,7 +36,7 @@ pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
 /// Executes a SEND. Returns false, with nothing done, if the general path has to execute it.
 ///
 /// # Safety
-/// [`is_one`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
+/// [`is_single_send`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
 pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
@@ -55,12 +55,12 @@ pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
 /// As for [`post`].
 #[inline(always)]
 unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    if qp.state() != QpState::Rts || matches!(qp.xrc, Xrc::Send) || path::in_use() {
+    if qp.state() != QpState::Rts || matches!(qp.xrc, Xrc::Send) || path::are_packets_in_use() {
         return None;
     }
-    let mut sq = qp.sq.lock_if_favoured()?;
+    let mut sq = qp.sq.lock_if_biased()?;
     let sq = &mut *sq;
-    if sq.stopped || !sq.deferred.is_empty() || sq.posted - sq.freed >= sq.max_wr {
+    if sq.stopped || !sq.deferred.is_empty() || sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
         return None;
     }
     // SAFETY: contract of this function.
@@ -78,14 +78,17 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         };
         (recent_ud_ring(sq, ah, to.remote_qpn)?, qkey)
     } else {
-        (peer_answers(qp, sq.out.as_ref()).then_some(0)?, 0)
+        (can_peer_receive(qp, sq.peer_ring.as_ref()).then_some(0)?, 0)
     };
     let to = if UD {
-        out_ring::<UD>(sq, place)?.port
+        out_ring::<UD>(sq, place)?.dest_port
     } else {
         Destination::PEER
     };
-    if !sq.traffic.count_short(sq.posted, Short::Send, len, to) {
+    if !sq
+        .traffic
+        .count_short(sq.posted_wrs, ShortMessage::Send, len, to)
+    {
         return None;
     }
     let ring = out_ring::<UD>(sq, place)?;
@@ -110,15 +113,15 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let record = header(kind, flags, imm, byte_len, qkey);
     let wqe = SendWqe {
         wr_id: wr.wr_id,
-        end: ring.producer.pos() + record_slots(len),
-        seq: sq.posted,
+        ring_end: ring.producer.pos() + record_slots(len),
+        seq: sq.posted_wrs,
         byte_len,
-        opcode: byte(IBV_WC_SEND),
-        status: SUCCESS,
+        opcode: code_as_byte(IBV_WC_SEND),
+        status: SUCCESS_BYTE,
         signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
-        ordered: 0,
+        ordered_count: 0,
     };
-    sq.posted += 1;
+    sq.posted_wrs += 1;
     if kind == RecordKind::SendWithImm {
         sq.traffic.count_immediates(1);
     }
@@ -128,15 +131,15 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         sq.ready.push(wqe);
     }
     // The work is stored before the receiver can see the message, as in `post_list`.
-    let work = sq.work();
-    if qp.send_work.load(Ordering::Relaxed) != work as u8 {
-        qp.send_work.store(work as u8, Ordering::Relaxed);
+    let work = sq.poll_work();
+    if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
+        qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
     let ring = out_ring::<UD>(sq, place)?;
     ring.producer.publish_one(record, len);
-    ring.published(qp.nic, solicited);
+    ring.announce_and_wake(qp.nic, solicited);
     if work != SendWork::None && qp.send_cq.is_armed() {
-        post_to_armed(qp, sq);
+        publish_before_sleep(qp, sq);
     }
     Some(())
 }
@@ -147,6 +150,6 @@ fn out_ring<const UD: bool>(sq: &mut SendQueue, place: usize) -> Option<&mut Out
     if UD {
         sq.ud.rings.get_mut(place)?.as_mut()
     } else {
-        sq.out.as_mut()
+        sq.peer_ring.as_mut()
     }
 }

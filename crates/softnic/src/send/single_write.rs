@@ -12,8 +12,11 @@ use verbs_abi::*;
 
 use nic_core::rights::{Access, authorize};
 
-use super::traffic::{Destination, Short};
-use super::{SUCCESS, SendWork, SendWqe, answers, byte, post_to_armed, responder};
+use super::traffic::{Destination, ShortMessage};
+use super::{
+    SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, is_same_ready_qp, publish_before_sleep,
+    responder,
+};
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::xrc::Xrc;
@@ -23,7 +26,7 @@ use crate::xrc::Xrc;
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
 #[inline(always)]
-pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
+pub(crate) unsafe fn is_single_write(wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
     unsafe { wr.as_ref() }.is_some_and(|wr| {
         wr.opcode == IBV_WR_RDMA_WRITE
@@ -38,7 +41,7 @@ pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
 /// nothing done, in all other cases.
 ///
 /// # Safety
-/// [`is_one`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
+/// [`is_single_write`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
 pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
@@ -58,31 +61,31 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if qp.qp_type == QpType::Ud || matches!(qp.xrc, Xrc::Send) {
         return None;
     }
-    let mut sq = qp.sq.lock_if_favoured()?;
+    let mut sq = qp.sq.lock_if_biased()?;
     let sq = &mut *sq;
     if qp.state() != QpState::Rts
         || sq.stopped
         || !sq.deferred.is_empty()
         || !sq.pending.is_empty()
         || len > sq.max_inline
-        || sq.posted - sq.freed >= sq.max_wr
+        || sq.posted_wrs - sq.freed_wrs >= sq.max_wr
     {
         return None;
     }
     if !sq
         .traffic
-        .count_short(sq.posted, Short::Write, len, Destination::PEER)
+        .count_short(sq.posted_wrs, ShortMessage::Write, len, Destination::PEER)
     {
         return None;
     }
-    let out = sq.out.as_ref()?;
+    let out = sq.peer_ring.as_ref()?;
     let dest = out.peer.segment.qp(out.dest_index)?;
-    if out.peer.is_dead() || !answers(dest, out.dest_epoch, qp.qpn) {
+    if out.peer.is_dead() || !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) {
         return None;
     }
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
-    let region = sq.remote.known(to.rkey)?;
+    let region = sq.peer_regions.known(to.rkey)?;
     let responder = responder(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
@@ -90,7 +93,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     // The cached address is valid, because the entry that it belongs to is pinned below.
-    let dst = region.direct(at)?;
+    let dst = region.mapped_address(at)?;
     if hazard.load(Ordering::Relaxed) != 0 {
         return None;
     }
@@ -100,25 +103,25 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     // SAFETY: the range lies in the region, which is pinned; `src` is the program's (contract).
     unsafe { shm::mem::copy(dst, src, len) }.ok()?;
     drop(pin);
-    let seq = sq.posted;
-    sq.posted += 1;
+    let seq = sq.posted_wrs;
+    sq.posted_wrs += 1;
     if sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
         sq.ready.push(SendWqe {
             wr_id: wr.wr_id,
-            end: 0,
+            ring_end: 0,
             seq,
             byte_len: sge.length,
-            opcode: byte(IBV_WC_RDMA_WRITE),
-            status: SUCCESS,
+            opcode: code_as_byte(IBV_WC_RDMA_WRITE),
+            status: SUCCESS_BYTE,
             signaled: true,
-            ordered: 0,
+            ordered_count: 0,
         });
         let work = SendWork::Completions as u8;
-        if qp.send_work.load(Ordering::Relaxed) != work {
-            qp.send_work.store(work, Ordering::Relaxed);
+        if qp.send_poll_work.load(Ordering::Relaxed) != work {
+            qp.send_poll_work.store(work, Ordering::Relaxed);
         }
         if qp.send_cq.is_armed() {
-            post_to_armed(qp, sq);
+            publish_before_sleep(qp, sq);
         }
     }
     Some(())

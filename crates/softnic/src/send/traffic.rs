@@ -4,23 +4,23 @@
 //! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets is
 //! the distance that `posted` has moved since the first of them. Only a message of another length, or one on the general
 //! path, writes to memory. A datagram to another port counts as one of another length. The counts reach the ports after
-//! [`PUBLISHED_WRS`] work requests or [`PUBLISHED_OCTETS`], before the program sleeps ([`PUBLISHED_ASLEEP`]), and when the
+//! [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps ([`WRS_PER_PUBLICATION_ASLEEP`]), and when the
 //! queue pair is reset or destroyed.
 
 use std::sync::Arc;
 
 use verbs_abi::*;
 
-use crate::path::traffic::{Amount, Direction, PortName, PortTraffic, udp_headers};
+use crate::path::traffic::{Amount, Direction, PortName, PortTraffic, udp_header_octets};
 
 /// Number of work requests after which a poll publishes.
-const PUBLISHED_WRS: u64 = 512;
+const WRS_PER_PUBLICATION: u64 = 512;
 
 /// Number of work requests after which a program publishes that arms a completion queue, and thus is about to sleep.
-const PUBLISHED_ASLEEP: u64 = 16;
+const WRS_PER_PUBLICATION_ASLEEP: u64 = 16;
 
 /// Octets after which the general path publishes.
-const PUBLISHED_OCTETS: u64 = 1 << 20;
+const OCTETS_PER_PUBLICATION: u64 = 1 << 20;
 
 /// Octets of extended headers (IBTA vol. 1, 9.2 to 9.3).
 mod header {
@@ -41,7 +41,7 @@ mod header {
 
 /// The kind of a short message on a fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Short {
+pub(super) enum ShortMessage {
     Send = 0,
     Write = 1,
 }
@@ -50,47 +50,57 @@ pub(super) enum Short {
 #[derive(Clone, Copy, Debug)]
 struct Framing {
     /// Octets of a packet without extended headers and payload.
-    packet: u64,
-    mtu: u64,
+    overhead_octets: u64,
+    mtu_bytes: u64,
 }
 
 impl Framing {
     /// The packets of a message of `len` bytes, whose extended headers have `extended` octets in all.
-    fn message(self, len: u64, extended: u64) -> Amount {
-        let packets = len.div_ceil(self.mtu).max(1);
+    fn message_traffic(self, len: u64, extended: u64) -> Amount {
+        let packets = len.div_ceil(self.mtu_bytes).max(1);
         Amount {
-            octets: packets * self.packet + len.next_multiple_of(4) + extended,
+            octets: packets * self.overhead_octets + len.next_multiple_of(4) + extended,
             packets,
-            multicast: 0,
+            multicast_packets: 0,
         }
     }
 
     /// The packets of a work request of `len` bytes, and those that answer it. `None`: the NIC itself executes it.
-    fn request(self, opcode: ibv_wr_opcode, len: u64) -> Option<(Amount, Amount)> {
+    fn request_and_answer_traffic(
+        self,
+        opcode: ibv_wr_opcode,
+        len: u64,
+    ) -> Option<(Amount, Amount)> {
         let none = Amount::default();
         Some(match opcode {
-            IBV_WR_SEND => (self.message(len, 0), none),
-            IBV_WR_SEND_WITH_IMM => (self.message(len, header::IMM_DT), none),
-            IBV_WR_SEND_WITH_INV => (self.message(len, header::IETH), none),
-            IBV_WR_RDMA_WRITE => (self.message(len, header::RETH), none),
-            IBV_WR_RDMA_WRITE_WITH_IMM => (self.message(len, header::RETH + header::IMM_DT), none),
+            IBV_WR_SEND => (self.message_traffic(len, 0), none),
+            IBV_WR_SEND_WITH_IMM => (self.message_traffic(len, header::IMM_DT), none),
+            IBV_WR_SEND_WITH_INV => (self.message_traffic(len, header::IETH), none),
+            IBV_WR_RDMA_WRITE => (self.message_traffic(len, header::RETH), none),
+            IBV_WR_RDMA_WRITE_WITH_IMM => (
+                self.message_traffic(len, header::RETH + header::IMM_DT),
+                none,
+            ),
             IBV_WR_RDMA_READ => {
                 // The first and the last packet of a response have an AETH.
-                let packets = len.div_ceil(self.mtu).clamp(1, 2);
-                let response = self.message(len, packets * header::AETH);
-                (self.message(0, header::RETH), response)
+                let packets = len.div_ceil(self.mtu_bytes).clamp(1, 2);
+                let response = self.message_traffic(len, packets * header::AETH);
+                (self.message_traffic(0, header::RETH), response)
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                let response = self.message(0, header::AETH + header::ATOMIC_ACK_ETH);
-                (self.message(0, header::ATOMIC_ETH), response)
+                let response = self.message_traffic(0, header::AETH + header::ATOMIC_ACK_ETH);
+                (self.message_traffic(0, header::ATOMIC_ETH), response)
             }
             IBV_WR_ATOMIC_WRITE => {
-                let response = self.message(0, header::AETH);
-                (self.message(8, header::RETH), response)
+                let response = self.message_traffic(0, header::AETH);
+                (self.message_traffic(8, header::RETH), response)
             }
             IBV_WR_FLUSH => {
-                let response = self.message(0, header::AETH);
-                (self.message(0, header::FETH + header::RETH), response)
+                let response = self.message_traffic(0, header::AETH);
+                (
+                    self.message_traffic(0, header::FETH + header::RETH),
+                    response,
+                )
             }
             _ => return None,
         })
@@ -98,52 +108,52 @@ impl Framing {
 }
 
 /// The packets of a queue pair, apart from their messages.
-pub(super) struct Packets {
+pub(super) struct PacketFormat {
     pub(super) is_roce: bool,
     /// True if packets of RoCE have an IPv4 header.
     pub(super) is_ipv4: bool,
     /// True if packets of InfiniBand have a GRH.
     pub(super) has_grh: bool,
     /// Octets of the extended header that every packet of the transport service has.
-    pub(super) service: u64,
+    pub(super) service_header_octets: u64,
     /// Octets of payload in a full packet.
-    pub(super) mtu: u64,
+    pub(super) mtu_bytes: u64,
 }
 
-impl Packets {
+impl PacketFormat {
     /// Octets of the DETH, which every packet of UD has.
-    pub(super) const UD: u64 = header::DETH;
+    pub(super) const UD_HEADER_OCTETS: u64 = header::DETH;
     /// Octets of the XRCETH, which every packet of an XRC send queue pair has.
-    pub(super) const XRC: u64 = header::XRCETH;
+    pub(super) const XRC_HEADER_OCTETS: u64 = header::XRCETH;
 
     fn framing(&self) -> Framing {
         let network = match (self.is_roce, self.has_grh) {
-            (true, _) => udp_headers(self.is_ipv4),
+            (true, _) => udp_header_octets(self.is_ipv4),
             (false, true) => header::LRH + header::GRH,
             (false, false) => header::LRH,
         };
         Framing {
-            packet: network + header::BTH + self.service + header::ICRC,
-            mtu: self.mtu,
+            overhead_octets: network + header::BTH + self.service_header_octets + header::ICRC,
+            mtu_bytes: self.mtu_bytes,
         }
     }
 }
 
-/// Messages of one kind and length to one destination: their number is the distance of `posted` from `since`.
+/// Messages of one kind and length to one destination: their number is the distance of `posted` from `first_posted`.
 #[derive(Clone, Copy)]
-struct Run {
+struct EqualMessageRun {
     /// The destination, times 2^32, plus the length, times two, plus one for WRITEs; [`NO_RUN`] before the first message.
-    of: u64,
-    since: u64,
+    destination_and_len: u64,
+    first_posted: u64,
     /// Octets of each message, which is one packet.
-    octets: u64,
+    octets_per_message: u64,
 }
 
 const NO_RUN: u64 = u64::MAX;
 
-impl Run {
+impl EqualMessageRun {
     #[inline(always)]
-    fn key(kind: Short, len: usize, to: Destination) -> u64 {
+    fn key(kind: ShortMessage, len: usize, to: Destination) -> u64 {
         #[allow(clippy::cast_possible_truncation)] // short
         let message = (len as u32) << 1 | kind as u32;
         u64::from(to.0) << 32 | u64::from(message)
@@ -152,7 +162,7 @@ impl Run {
     /// The length, times two, plus one for WRITEs.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // that half of it
-    fn message(of: u64) -> u32 {
+    fn length_and_kind(of: u64) -> u32 {
         of as u32
     }
 }
@@ -172,58 +182,61 @@ impl Destination {
 
 /// The counts of the messages to one port that are not published yet.
 #[derive(Default)]
-struct Counts {
+struct UnpublishedTraffic {
     name: Option<PortName>,
     port: Option<Arc<PortTraffic>>,
     sent: Amount,
     /// Copies of messages to multicast groups. The own port counts such a message once.
-    copies: Amount,
-    returned: Amount,
+    multicast_copies: Amount,
+    answers_received: Amount,
 }
 
 /// The counts of a send queue that are not published yet.
 pub(super) struct Traffic {
-    run: Run,
+    run: EqualMessageRun,
     /// The longest message on a fast path that is one packet.
-    max_short: u32,
+    max_short_bytes: u32,
     framing: Framing,
     /// Messages to multicast groups.
-    to_groups: Amount,
+    sent_to_groups: Amount,
     /// By [`Destination`]; the first is [`Destination::PEER`].
-    destinations: Vec<Counts>,
+    destinations: Vec<UnpublishedTraffic>,
     /// Number of work requests that were posted before the last publication.
-    published: u64,
+    wrs_at_publication: u64,
     own_name: Option<PortName>,
-    own: Option<Arc<PortTraffic>>,
+    own_port: Option<Arc<PortTraffic>>,
 }
 
 impl Traffic {
     pub(super) fn new() -> Self {
         Self {
-            run: Run {
-                of: NO_RUN,
-                since: 0,
-                octets: 0,
+            run: EqualMessageRun {
+                destination_and_len: NO_RUN,
+                first_posted: 0,
+                octets_per_message: 0,
             },
-            max_short: 0,
-            framing: Framing { packet: 0, mtu: 1 },
-            to_groups: Amount::default(),
-            destinations: vec![Counts::default()],
-            published: 0,
+            max_short_bytes: 0,
+            framing: Framing {
+                overhead_octets: 0,
+                mtu_bytes: 1,
+            },
+            sent_to_groups: Amount::default(),
+            destinations: vec![UnpublishedTraffic::default()],
+            wrs_at_publication: 0,
             own_name: None,
-            own: None,
+            own_port: None,
         }
     }
 
     /// Sets the own port, and the headers and the MTU of packets, when the queue pair begins to send.
-    pub(super) fn start_counting(&mut self, posted: u64, own: PortName, packets: &Packets) {
+    pub(super) fn start_counting(&mut self, posted: u64, own: PortName, packets: &PacketFormat) {
         self.end_run(posted);
-        self.run.of = NO_RUN;
-        self.run.octets = 0;
+        self.run.destination_and_len = NO_RUN;
+        self.run.octets_per_message = 0;
         self.framing = packets.framing();
-        self.max_short = u32::try_from(packets.mtu).unwrap_or(0);
+        self.max_short_bytes = u32::try_from(packets.mtu_bytes).unwrap_or(0);
         self.own_name = Some(own);
-        self.own = None;
+        self.own_port = None;
         // The peer is another one, perhaps.
         if let Some(peer) = self.destinations.first_mut() {
             (peer.name, peer.port) = (None, None);
@@ -235,9 +248,9 @@ impl Traffic {
         let known = self.destinations.iter().skip(1);
         let known = known.take_while(|counts| counts.name != Some(name)).count() + 1;
         if known == self.destinations.len() {
-            self.destinations.push(Counts {
+            self.destinations.push(UnpublishedTraffic {
                 name: Some(name),
-                ..Counts::default()
+                ..UnpublishedTraffic::default()
             });
         }
         Destination(u32::try_from(known).unwrap_or(0))
@@ -249,21 +262,23 @@ impl Traffic {
     pub(super) fn count_short(
         &mut self,
         posted: u64,
-        kind: Short,
+        kind: ShortMessage,
         len: usize,
         to: Destination,
     ) -> bool {
-        let of = Run::key(kind, len, to);
-        of == self.run.of || self.begin_run(posted, of)
+        let of = EqualMessageRun::key(kind, len, to);
+        of == self.run.destination_and_len || self.begin_run(posted, of)
     }
 
     /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over a
     /// postlist keeps the length in a register, and calls [`count_next`](Self::count_next) for messages of other lengths
     /// only.
     #[inline(always)]
-    pub(super) fn run_len(&self, kind: Short, to: Destination) -> usize {
-        let len = (Run::message(self.run.of) >> 1) as usize;
-        if self.run.of != NO_RUN && self.run.of == Run::key(kind, len, to) {
+    pub(super) fn run_len(&self, kind: ShortMessage, to: Destination) -> usize {
+        let len = (EqualMessageRun::length_and_kind(self.run.destination_and_len) >> 1) as usize;
+        if self.run.destination_and_len != NO_RUN
+            && self.run.destination_and_len == EqualMessageRun::key(kind, len, to)
+        {
             len
         } else {
             usize::MAX
@@ -276,7 +291,7 @@ impl Traffic {
     pub(super) fn count_next(
         &mut self,
         posted: u64,
-        kind: Short,
+        kind: ShortMessage,
         len: usize,
         to: Destination,
     ) -> bool {
@@ -285,41 +300,47 @@ impl Traffic {
 
     #[inline(always)]
     fn begin_run(&mut self, posted: u64, of: u64) -> bool {
-        let message = Run::message(of);
-        if message >> 1 > self.max_short {
+        let message = EqualMessageRun::length_and_kind(of);
+        if message >> 1 > self.max_short_bytes {
             return false;
         }
         self.end_run(posted);
         let extended = if message & 1 == 0 { 0 } else { header::RETH };
         let payload = u64::from(message >> 1).next_multiple_of(4);
-        self.run.octets = self.framing.packet + payload + extended;
-        self.run.of = of;
+        self.run.octets_per_message = self.framing.overhead_octets + payload + extended;
+        self.run.destination_and_len = of;
         true
     }
 
     /// Adds the messages of the run to the sums of their destination. The run goes on with the next message.
     #[inline(always)]
     fn end_run(&mut self, posted: u64) {
-        let count = posted.wrapping_sub(self.run.since);
-        if let Some(to) = self.destinations.get_mut((self.run.of >> 32) as usize) {
+        let count = posted.wrapping_sub(self.run.first_posted);
+        if let Some(to) = self
+            .destinations
+            .get_mut((self.run.destination_and_len >> 32) as usize)
+        {
             to.sent.packets += count;
-            to.sent.octets += count * self.run.octets;
+            to.sent.octets += count * self.run.octets_per_message;
         }
-        self.run.since = posted;
+        self.run.first_posted = posted;
     }
 
     /// Counts the immediates of short messages of the run.
     #[inline(always)]
     pub(super) fn count_immediates(&mut self, count: u64) {
-        if let Some(to) = self.destinations.get_mut((self.run.of >> 32) as usize) {
+        if let Some(to) = self
+            .destinations
+            .get_mut((self.run.destination_and_len >> 32) as usize)
+        {
             to.sent.octets += count * header::IMM_DT;
         }
     }
 
     /// Leaves out a work request that the general path counts, or that sends nothing.
     #[inline(always)]
-    pub(super) fn skip(&mut self) {
-        self.run.since += 1;
+    pub(super) fn exclude_wr(&mut self) {
+        self.run.first_posted += 1;
     }
 
     /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to publish.
@@ -329,15 +350,15 @@ impl Traffic {
         len: u64,
         to: Destination,
     ) -> bool {
-        let Some((sent, returned)) = self.framing.request(opcode, len) else {
+        let Some((sent, returned)) = self.framing.request_and_answer_traffic(opcode, len) else {
             return false;
         };
         let Some(to) = self.destinations.get_mut(to.index()) else {
             return false;
         };
         to.sent.add(sent);
-        to.returned.add(returned);
-        to.sent.octets + to.returned.octets >= PUBLISHED_OCTETS
+        to.answers_received.add(returned);
+        to.sent.octets + to.answers_received.octets >= OCTETS_PER_PUBLICATION
     }
 
     /// Counts a datagram to a multicast group with members at the ports `to`. Returns true if it is time to publish.
@@ -347,31 +368,31 @@ impl Traffic {
         len: u64,
         to: &[Destination],
     ) -> bool {
-        let Some((sent, _)) = self.framing.request(opcode, len) else {
+        let Some((sent, _)) = self.framing.request_and_answer_traffic(opcode, len) else {
             return false;
         };
         let sent = Amount {
-            multicast: sent.packets,
+            multicast_packets: sent.packets,
             ..sent
         };
-        self.to_groups.add(sent);
+        self.sent_to_groups.add(sent);
         for to in to {
             if let Some(to) = self.destinations.get_mut(to.index()) {
-                to.copies.add(sent);
+                to.multicast_copies.add(sent);
             }
         }
-        self.to_groups.octets >= PUBLISHED_OCTETS
+        self.sent_to_groups.octets >= OCTETS_PER_PUBLICATION
     }
 
     /// Returns true if a poll should publish.
     #[inline(always)]
-    pub(super) fn is_due(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.published) >= PUBLISHED_WRS
+    pub(super) fn is_publication_due(&self, posted: u64) -> bool {
+        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_PUBLICATION
     }
 
     /// Returns true if a thread that is about to sleep should publish.
-    pub(super) fn is_due_asleep(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.published) >= PUBLISHED_ASLEEP
+    pub(super) fn is_publication_due_asleep(&self, posted: u64) -> bool {
+        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_PUBLICATION_ASLEEP
     }
 
     /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open` opens
@@ -383,19 +404,19 @@ impl Traffic {
         open: impl Fn(PortName) -> Option<Arc<PortTraffic>>,
     ) {
         self.end_run(posted);
-        self.published = posted;
+        self.wrs_at_publication = posted;
         // A queue pair that has been reset has no port; its earlier one counts.
         if let (Some(counts), Some(_)) = (self.destinations.first_mut(), peer)
             && counts.name != peer
         {
             (counts.name, counts.port) = (peer, None);
         }
-        let mut transmitted = std::mem::take(&mut self.to_groups);
+        let mut transmitted = std::mem::take(&mut self.sent_to_groups);
         let mut received = Amount::default();
         for counts in &mut self.destinations {
             let sent = std::mem::take(&mut counts.sent);
-            let returned = std::mem::take(&mut counts.returned);
-            let mut arrived = std::mem::take(&mut counts.copies);
+            let returned = std::mem::take(&mut counts.answers_received);
+            let mut arrived = std::mem::take(&mut counts.multicast_copies);
             transmitted.add(sent);
             received.add(returned);
             arrived.add(sent);
@@ -413,10 +434,10 @@ impl Traffic {
         if transmitted.is_zero() && received.is_zero() {
             return;
         }
-        if self.own.is_none() {
-            self.own = self.own_name.and_then(&open);
+        if self.own_port.is_none() {
+            self.own_port = self.own_name.and_then(&open);
         }
-        if let Some(own) = &self.own {
+        if let Some(own) = &self.own_port {
             own.add(Direction::Transmitted, transmitted);
             own.add(Direction::Received, received);
         }
@@ -431,13 +452,16 @@ mod tests {
 
     fn traffic() -> Traffic {
         let mut traffic = Traffic::new();
-        let own = PortName { key: 7, place: 1 };
-        let packets = Packets {
+        let own = PortName {
+            key: 7,
+            port_number: 1,
+        };
+        let packets = PacketFormat {
             is_roce: true,
             is_ipv4: true,
             has_grh: false,
-            service: 0,
-            mtu: 1024,
+            service_header_octets: 0,
+            mtu_bytes: 1024,
         };
         traffic.start_counting(0, own, &packets);
         traffic
@@ -458,7 +482,7 @@ mod tests {
             (1025, 16, 2, 116 + 1028 + 16),
             (1 << 20, 0, 1024, 1024 * 58 + (1 << 20)),
         ] {
-            let amount = framing.message(len, extended);
+            let amount = framing.message_traffic(len, extended);
             assert_eq!((amount.packets, amount.octets), (packets, octets), "{len}");
         }
     }
@@ -468,20 +492,20 @@ mod tests {
         let mut traffic = traffic();
         let mut posted = 0;
         for (kind, len) in [
-            (Short::Send, 6),
-            (Short::Send, 6),
-            (Short::Write, 6),
-            (Short::Send, 8),
+            (ShortMessage::Send, 6),
+            (ShortMessage::Send, 6),
+            (ShortMessage::Write, 6),
+            (ShortMessage::Send, 8),
         ] {
             assert!(traffic.count_short(posted, kind, len, PEER));
             posted += 1;
         }
         // A work request of the general path, which counts it itself.
         posted += 1;
-        traffic.skip();
-        assert!(traffic.count_short(posted, Short::Send, 8, PEER));
+        traffic.exclude_wr();
+        assert!(traffic.count_short(posted, ShortMessage::Send, 8, PEER));
         posted += 1;
-        assert!(!traffic.count_short(posted, Short::Write, 1025, PEER));
+        assert!(!traffic.count_short(posted, ShortMessage::Write, 1025, PEER));
         traffic.count_immediates(1);
         traffic.end_run(posted);
         let octets = 2 * (58 + 8) + (58 + 8 + 16) + 2 * (58 + 8) + 4;
@@ -493,23 +517,26 @@ mod tests {
     #[test]
     fn datagrams_count_at_the_port_of_their_destination() {
         let mut traffic = traffic();
-        let name = |place| PortName { key: 7, place };
+        let name = |place| PortName {
+            key: 7,
+            port_number: place,
+        };
         let [one, two, again] = [1, 2, 1].map(|place| traffic.destination(name(place)));
         assert_eq!((one, two, again), (Destination(1), Destination(2), one));
         // One length: only the destination differs.
         for (posted, to) in (0..).zip([one, two, two, one, two]) {
-            assert!(traffic.count_short(posted, Short::Send, 8, to));
-            assert_eq!(traffic.run_len(Short::Send, to), 8);
+            assert!(traffic.count_short(posted, ShortMessage::Send, 8, to));
+            assert_eq!(traffic.run_len(ShortMessage::Send, to), 8);
         }
-        assert_eq!(traffic.run_len(Short::Send, one), usize::MAX);
-        assert_eq!(traffic.run_len(Short::Write, two), usize::MAX);
+        assert_eq!(traffic.run_len(ShortMessage::Send, one), usize::MAX);
+        assert_eq!(traffic.run_len(ShortMessage::Write, two), usize::MAX);
         traffic.end_run(5);
         traffic.count_request(IBV_WR_SEND, 8, one);
         traffic.count_to_group(IBV_WR_SEND, 8, &[one, two]);
         assert_eq!(sent(&traffic, PEER), (0, 0));
         assert_eq!(sent(&traffic, one), (3, 3 * 66));
         assert_eq!(sent(&traffic, two), (3, 3 * 66));
-        assert_eq!(traffic.to_groups.multicast, 1);
-        assert_eq!(traffic.destinations[2].copies.packets, 1);
+        assert_eq!(traffic.sent_to_groups.multicast_packets, 1);
+        assert_eq!(traffic.destinations[2].multicast_copies.packets, 1);
     }
 }

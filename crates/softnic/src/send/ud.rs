@@ -17,7 +17,7 @@ pub(super) struct UdRings {
     /// Recently used rings: direct-mapped, by address handle and QP number.
     pub(super) recent: Vec<(u64, u32, usize)>,
     /// The ring with an open postlist.
-    pub(super) open: Option<usize>,
+    pub(super) open_ring_index: Option<usize>,
 }
 
 pub(super) const RECENT: usize = 64;
@@ -33,7 +33,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
         total += sge.length as usize;
     }
     if total > UD_MAX_PAYLOAD {
-        return too_long(total as u64, UD_MAX_PAYLOAD as u32);
+        return fail_too_long(total as u64, UD_MAX_PAYLOAD as u32);
     }
     // SAFETY: the union's member for UD; a plain integer.
     let qpn = unsafe { view.wr.wr.ud.remote_qpn };
@@ -44,8 +44,8 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
             Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
             // The receiver does not exist: the datagram is lost, and its completion reports success.
             _ => {
-                if ah.destination.is_some() && was_never_there(qp, sq, qpn) {
-                    why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
+                if ah.local_port.is_some() && has_no_process(qp, sq, qpn) {
+                    why::report_peer_not_in_fabric(qp.nic.fabric.dir(), (qp.qpn, qpn));
                 }
                 ExecutionResult::Done(len)
             }
@@ -61,7 +61,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
 
 /// Returns true if the process that `qpn` names is not in the fabric, and this queue pair has no ring to it.
 #[cold]
-fn was_never_there(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
+fn has_no_process(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
     let slot = qpn as usize >> QP_BITS;
     let mut known = sq.ud.rings.iter().flatten();
     qp.nic.fabric.peer(slot).is_none() && known.all(|ring| ring.peer.slot != slot)
@@ -82,7 +82,7 @@ fn to_group(
     group: MulticastGroup,
     total: usize,
 ) -> ExecutionResult {
-    let block_self = qp.block_self.load(Ordering::Relaxed);
+    let block_self = qp.blocks_multicast_loopback.load(Ordering::Relaxed);
     let mut rings = Vec::new();
     for peer in qp.nic.fabric.all_peers() {
         for index in multicast::members(&peer, group) {
@@ -114,7 +114,7 @@ fn to_group(
 /// Returns the port to which ring `i` leads.
 fn port_of(sq: &SendQueue, i: usize) -> Destination {
     let ring = sq.ud.rings.get(i).and_then(Option::as_ref);
-    ring.map_or(Destination::PEER, |ring| ring.port)
+    ring.map_or(Destination::PEER, |ring| ring.dest_port)
 }
 
 /// Keeps those rings that have room for a datagram. Returns false if the datagram has to wait for one of the others.
@@ -131,10 +131,10 @@ pub(super) fn keep_those_with_room<T>(
             return false;
         };
         match ring.producer.has_room(total) {
-            Ok(true) => ring.lags = false,
+            Ok(true) => ring.waited_for_room = false,
             Ok(false) => {
                 ring.publish(qp.nic);
-                wait |= !ring.lags;
+                wait |= !ring.waited_for_room;
                 return false;
             }
             Err(_) => return false,
@@ -147,24 +147,24 @@ pub(super) fn keep_those_with_room<T>(
 /// Ends the wait of a datagram for several receivers. Those without room lose this datagram and later ones, until they
 /// have room again.
 #[cold]
-pub(super) fn wait_no_more(sq: &mut SendQueue) {
+pub(super) fn stop_waiting_for_room(sq: &mut SendQueue) {
     for ring in sq.ud.rings.iter_mut().flatten() {
-        // Rings that are not full will be found to have room, which clears `lags`.
-        ring.lags = true;
+        // Rings that are not full will be found to have room, which clears `waited_for_room`.
+        ring.waited_for_room = true;
     }
 }
 
 /// Makes ring `i` the one with the open postlist, and publishes the previous one.
 #[inline(always)]
 pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<&'a mut OutRing> {
-    if let Some(open) = ud.open
+    if let Some(open) = ud.open_ring_index
         && open != i
         && let Some(Some(ring)) = ud.rings.get_mut(open)
     {
         ring.publish(nic);
     }
     let ring = ud.rings.get_mut(i)?.as_mut()?;
-    ud.open = Some(i);
+    ud.open_ring_index = Some(i);
     Some(ring)
 }
 
@@ -189,7 +189,7 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        ring.solicited = true;
+        ring.has_solicited = true;
     }
     let (kind, imm) = if view.wr.opcode == IBV_WR_SEND_WITH_IMM {
         // SAFETY: reads the immediate of the union, which is plain bytes.
@@ -197,7 +197,7 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     } else {
         (RecordKind::Send, 0)
     };
-    if let Err(status) = gather(qp, &mut sq.local, view, &mut ring.producer, total) {
+    if let Err(status) = gather(qp, &mut sq.local_regions, view, &mut ring.producer, total) {
         return ExecutionResult::Failed(status);
     }
     // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
@@ -240,15 +240,15 @@ pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize>
 
 #[cold]
 pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    let port = ah.destination?;
+    let port = ah.local_port?;
     if qpn >> 24 != 0 {
         return None;
     }
     let peer = qp.nic.fabric.peer(qpn as usize >> QP_BITS)?;
     let dest = peer.segment.find_qp(qpn as usize % MAX_QPS)?;
     // A datagram to another port of the host does not reach it.
-    let of_port = dest.port.load(Ordering::Relaxed);
-    if of_port != 0 && of_port != u32::from(port.number()) {
+    let of_port = dest.host_port_number.load(Ordering::Relaxed);
+    if of_port != 0 && of_port != u32::from(port.host_wide_number()) {
         return None;
     }
     let i = ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
@@ -262,7 +262,7 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
 /// Returns the ring to queue pair `index` of `peer`, if that receives datagrams as `ah` addresses them.
 fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
     let way = UdRingProperties {
-        to: IBV_QPT_UD,
+        receiver_type: IBV_QPT_UD,
         slots: UD_RING_SLOTS,
         grh: ah.grh,
         path: ah.path,
@@ -273,7 +273,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
 /// The properties that datagrams of one ring have in common.
 pub(super) struct UdRingProperties {
     /// The type of the receiving queue pair.
-    pub(super) to: ibv_qp_type,
+    pub(super) receiver_type: ibv_qp_type,
     /// Slots of the ring.
     pub(super) slots: u64,
     /// The GRH in front of each datagram.
@@ -305,7 +305,7 @@ pub(super) fn datagram_ring(
     let dest = peer.segment.find_qp(index)?;
     let state = dest.state.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
-    if !receives || dest.qp_type.load(Ordering::Relaxed) != way.to {
+    if !receives || dest.qp_type.load(Ordering::Relaxed) != way.receiver_type {
         return None;
     }
     let key = (way.key(), qpn);
@@ -316,11 +316,11 @@ pub(super) fn datagram_ring(
     match known {
         Some(i) => Some(i),
         None => {
-            sweep(qp.nic, sq);
+            close_stale_rings(qp.nic, sq);
             let mut ring = new_ring(
                 qp,
                 peer,
-                &RingUse {
+                &NewRingParameters {
                     slots: way.slots,
                     dest_index: index,
                     rnr_retry: 0,
@@ -329,7 +329,7 @@ pub(super) fn datagram_ring(
                 },
             )?;
             if let Some(name) = ring.port_name() {
-                ring.port = sq.traffic.destination(name);
+                ring.dest_port = sq.traffic.destination(name);
             }
             let i = match sq.ud.rings.iter().position(Option::is_none) {
                 Some(free) => free,
@@ -346,11 +346,11 @@ pub(super) fn datagram_ring(
 }
 
 /// Closes the rings to queue pairs that no longer exist.
-pub(super) fn sweep(nic: &Nic, sq: &mut SendQueue) {
+pub(super) fn close_stale_rings(nic: &Nic, sq: &mut SendQueue) {
     let UdRings {
         rings,
         by_destination,
-        open,
+        open_ring_index: open,
         ..
     } = &mut sq.ud;
     for (i, place) in rings.iter_mut().enumerate() {

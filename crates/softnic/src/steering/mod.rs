@@ -14,7 +14,7 @@ use verbs_abi::*;
 
 use crate::lock::lock;
 use nic_core::flows::{
-    FlowKind, FlowRule, FrameHeaders, HEADER_BYTES, HeaderMatch, RssConfig, Trap,
+    FlowKind, FlowRule, FrameHeaders, HEADER_BYTES, HeaderMatch, RssConfig, TrapState,
 };
 use places::TablePlaces;
 use shm::fabric::layout::*;
@@ -32,13 +32,13 @@ const _: () = {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnFlow {
     /// Index of the queue pair in its process.
-    pub(crate) qp: usize,
+    pub(crate) qp_index: usize,
     /// The packets that the flow takes.
     pub(crate) rule: FlowRule,
     /// The tag of the completions.
     pub(crate) tag: u32,
     /// The place that describes how the queue pair spreads packets.
-    pub(crate) spread: Option<usize>,
+    pub(crate) spread_slot: Option<usize>,
 }
 
 /// The flows of this process.
@@ -58,7 +58,7 @@ impl OwnFlows {
             places.give_back(place);
             return Err(errno);
         }
-        let used = &fabric.me.segment.header().flows_used;
+        let used = &fabric.this_process.segment.header().flows_used;
         used.fetch_max(place as u64 + 1, Ordering::Release);
         fabric.flow_changes().fetch_add(1, Ordering::Release);
         Ok(place)
@@ -67,7 +67,7 @@ impl OwnFlows {
     /// Removes a flow.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
         let mut places = lock(&self.0);
-        if let Some(shared) = fabric.me.segment.flow(place) {
+        if let Some(shared) = fabric.this_process.segment.flow(place) {
             // The upper half stays: it counts how often the place was taken.
             shared
                 .entry
@@ -81,9 +81,13 @@ impl OwnFlows {
 fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
     let at = FLOWS_AT + place * size_of::<FlowShared>();
     fabric
-        .reserve(at, size_of::<FlowShared>())
+        .back_with_memory(at, size_of::<FlowShared>())
         .map_err(|_| libc::ENOMEM)?;
-    let shared = fabric.me.segment.flow(place).ok_or(libc::ENOMEM)?;
+    let shared = fabric
+        .this_process
+        .segment
+        .flow(place)
+        .ok_or(libc::ENOMEM)?;
     let number = |n: usize| u32::try_from(n).map_err(|_| libc::EINVAL);
     let flag = |set, bit| if set { bit } else { 0 };
     shared.kind.store(flow.rule.kind.code(), Ordering::Relaxed);
@@ -96,8 +100,10 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
     let pattern = &flow.rule.pattern;
     shared.layers.store(pattern.layers, Ordering::Relaxed);
     shared.tag.store(flow.tag, Ordering::Relaxed);
-    let spread = flow.spread.map_or(0, |place| 1 + place);
-    shared.rss.store(number(spread)?, Ordering::Relaxed);
+    let spread = flow.spread_slot.map_or(0, |place| 1 + place);
+    shared
+        .rss_index_plus_1
+        .store(number(spread)?, Ordering::Relaxed);
     for (to, from) in [
         (&shared.value, &pattern.value),
         (&shared.mask, &pattern.mask),
@@ -107,7 +113,7 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
         }
     }
     let taken = shared.entry.load(Ordering::Relaxed) >> 32;
-    let entry = (taken + 1) << 32 | u64::from(number(1 + flow.qp)?);
+    let entry = (taken + 1) << 32 | u64::from(number(1 + flow.qp_index)?);
     shared.entry.store(entry, Ordering::Release);
     Ok(())
 }
@@ -119,7 +125,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
     #[allow(clippy::cast_possible_truncation)] // the lower half
     let qp = (entry as u32).checked_sub(1)? as usize;
     let priority = shared.priority.load(Ordering::Relaxed);
-    let spread = shared.rss.load(Ordering::Relaxed);
+    let spread = shared.rss_index_plus_1.load(Ordering::Relaxed);
     let bytes = |words: &[std::sync::atomic::AtomicU64; 8]| {
         let mut bytes = [0; HEADER_BYTES];
         for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -128,7 +134,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
         bytes
     };
     let flow = OwnFlow {
-        qp,
+        qp_index: qp,
         rule: FlowRule {
             kind: FlowKind::from_code(shared.kind.load(Ordering::Relaxed))?,
             #[allow(clippy::cast_possible_truncation)] // the lower half
@@ -142,7 +148,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
             },
         },
         tag: shared.tag.load(Ordering::Relaxed),
-        spread: spread.checked_sub(1).map(|place| place as usize),
+        spread_slot: spread.checked_sub(1).map(|place| place as usize),
     };
     // The flow may have been removed or replaced meanwhile. That change was counted, so the flows are read again.
     std::sync::atomic::fence(Ordering::Acquire);
@@ -160,7 +166,7 @@ struct KnownFlow {
 pub(crate) struct SteeredQp<'a> {
     pub(crate) peer: &'a Arc<Peer>,
     /// Index of the queue pair in its process.
-    pub(crate) qp: usize,
+    pub(crate) qp_index: usize,
     /// The tag of the completion.
     pub(crate) tag: u32,
 }
@@ -169,7 +175,7 @@ pub(crate) struct SteeredQp<'a> {
 #[derive(Default)]
 pub(crate) struct KnownFlows {
     /// The count of changes at which the flows were read.
-    changes: Option<u64>,
+    changes_at_read: Option<u64>,
     /// The flows, in the order in which packets are tried against them.
     flows: Vec<KnownFlow>,
 }
@@ -178,16 +184,16 @@ impl KnownFlows {
     /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_changes().load(Ordering::Acquire);
-        if self.changes == Some(changes) {
+        if self.changes_at_read == Some(changes) {
             return;
         }
-        self.changes = Some(changes);
+        self.changes_at_read = Some(changes);
         self.flows.clear();
         for peer in fabric.all_peers() {
             let used = peer.segment.header().flows_used.load(Ordering::Acquire);
             let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
             for flow in (0..used).filter_map(|place| read(&peer, place)) {
-                let spread = flow.spread.map(|place| spread::read(&peer, place));
+                let spread = flow.spread_slot.map(|place| spread::read(&peer, place));
                 if matches!(spread, Some(None)) {
                     continue;
                 }
@@ -198,7 +204,7 @@ impl KnownFlows {
                 });
             }
         }
-        self.flows.sort_by_key(|entry| entry.flow.rule.order());
+        self.flows.sort_by_key(|entry| entry.flow.rule.sort_key());
     }
 
     /// Returns the queue pairs that get a packet.
@@ -206,19 +212,19 @@ impl KnownFlows {
         &'a self,
         headers: &'a FrameHeaders,
     ) -> impl Iterator<Item = SteeredQp<'a>> + 'a {
-        let mut trap = Trap::default();
+        let mut trap = TrapState::default();
         self.flows.iter().filter_map(move |entry| {
             let flow = &entry.flow;
             if !trap.gets_packet(&flow.rule, headers) || entry.peer.is_dead() {
                 return None;
             }
             let qp = match &entry.spread {
-                Some(spread) => spread.queue_of(headers)?,
-                None => flow.qp,
+                Some(spread) => spread.qp_index(headers)?,
+                None => flow.qp_index,
             };
             Some(SteeredQp {
                 peer: &entry.peer,
-                qp,
+                qp_index: qp,
                 tag: flow.tag,
             })
         })

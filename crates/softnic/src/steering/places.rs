@@ -4,16 +4,16 @@
 #[derive(Default)]
 pub(super) struct TablePlaces {
     /// The places from here on have never been taken.
-    used: usize,
+    ever_used: usize,
     free: Vec<usize>,
 }
 
 impl TablePlaces {
     pub(super) fn take_free_place(&mut self, limit: usize) -> Option<usize> {
         self.free.pop().or_else(|| {
-            let place = self.used;
+            let place = self.ever_used;
             (place < limit).then(|| {
-                self.used += 1;
+                self.ever_used += 1;
                 place
             })
         })

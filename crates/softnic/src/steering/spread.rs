@@ -49,9 +49,9 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<RssConfig> {
         .map(|index| index.load(Ordering::Relaxed) as usize)
         .collect();
     Some(RssConfig {
-        fields: shared.fields.load(Ordering::Relaxed),
+        hashed_fields: shared.fields.load(Ordering::Relaxed),
         key,
-        table,
+        indirection_table: table,
     })
 }
 
@@ -66,35 +66,35 @@ impl SpreadPlaces {
     /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn add(&self, fabric: &Fabric, spread: &RssConfig) -> Result<usize, i32> {
         let place = lock(&self.0).take_free_place(MAX_RSS).ok_or(libc::ENOMEM)?;
-        fill_in(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
+        write_rss_config(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
         Ok(place)
     }
 
     /// Frees a place to which no flow leads any more.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
         // The place may have no memory.
-        if let Some(shared) = fabric.me.segment.find_rss(place) {
+        if let Some(shared) = fabric.this_process.segment.find_rss(place) {
             shared.size.store(0, Ordering::Release);
         }
         lock(&self.0).give_back(place);
     }
 }
 
-fn fill_in(fabric: &Fabric, place: usize, spread: &RssConfig) -> Result<(), i32> {
+fn write_rss_config(fabric: &Fabric, place: usize, spread: &RssConfig) -> Result<(), i32> {
     let at = RSS_AT + place * size_of::<RssShared>();
     fabric
-        .reserve(at, size_of::<RssShared>())
+        .back_with_memory(at, size_of::<RssShared>())
         .map_err(|_| libc::ENOMEM)?;
-    let shared = fabric.me.segment.rss(place).ok_or(libc::ENOMEM)?;
-    shared.fields.store(spread.fields, Ordering::Relaxed);
+    let shared = fabric.this_process.segment.rss(place).ok_or(libc::ENOMEM)?;
+    shared.fields.store(spread.hashed_fields, Ordering::Relaxed);
     for (word, bytes) in shared.key.iter().zip(spread.key.as_chunks::<8>().0) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
-    for (index, &queue) in shared.table.iter().zip(&spread.table) {
+    for (index, &queue) in shared.table.iter().zip(&spread.indirection_table) {
         let queue = u32::try_from(queue).map_err(|_| libc::EINVAL)?;
         index.store(queue, Ordering::Relaxed);
     }
-    let size = u32::try_from(spread.table.len()).map_err(|_| libc::EINVAL)?;
+    let size = u32::try_from(spread.indirection_table.len()).map_err(|_| libc::EINVAL)?;
     shared.size.store(size, Ordering::Release);
     Ok(())
 }

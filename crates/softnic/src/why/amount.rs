@@ -13,7 +13,7 @@ pub(super) enum ReportDetail {
     Each,
 }
 
-pub(super) static AMOUNT: LazyLock<ReportDetail> =
+pub(super) static REPORT_DETAIL: LazyLock<ReportDetail> =
     LazyLock::new(|| match std::env::var(WHY_VAR).as_deref().unwrap_or("") {
         "each" | "1" => ReportDetail::Each,
         "summary" => ReportDetail::Summary,
@@ -21,12 +21,12 @@ pub(super) static AMOUNT: LazyLock<ReportDetail> =
     });
 
 /// Returns true if every failure is printed.
-pub(super) fn is_each() -> bool {
-    *AMOUNT == ReportDetail::Each
+pub(super) fn prints_each_failure() -> bool {
+    *REPORT_DETAIL == ReportDetail::Each
 }
 
 /// Writes to standard error in one piece, so that lines of several processes do not mix. An error of the write is
 /// ignored.
-pub(super) fn say(text: &str) {
+pub(super) fn write_to_stderr(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

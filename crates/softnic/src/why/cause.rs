@@ -75,17 +75,17 @@ pub(crate) struct NamedBytes {
 }
 
 /// Added to the codes of causes whose memory is remote.
-const REMOTE: u16 = 0x10;
+const REMOTE_CODE_OFFSET: u16 = 0x10;
 
 impl MemorySide {
-    fn code(self, local: u16) -> u16 {
+    fn vendor_err_code(self, local: u16) -> u16 {
         match self {
             Self::Local => local,
-            Self::Remote => local + REMOTE,
+            Self::Remote => local + REMOTE_CODE_OFFSET,
         }
     }
 
-    fn key(self) -> &'static str {
+    fn key_name(self) -> &'static str {
         match self {
             Self::Local => "lkey",
             Self::Remote => "rkey",
@@ -131,7 +131,7 @@ impl FailureCause {
     }
 
     /// Encodes the refusal that a receiver writes for the sender: the status, and the code of the cause.
-    pub(crate) fn refusal(status: ibv_wc_status, cause: Option<Self>) -> u32 {
+    pub(crate) fn encode_refusal(status: ibv_wc_status, cause: Option<Self>) -> u32 {
         status | cause.map_or(0, |cause| u32::from(cause.code()) << 8)
     }
 
@@ -156,12 +156,12 @@ impl FailureCause {
     /// Returns the `vendor_err` of the cause: never 0, below 0x100.
     pub(crate) fn code(self) -> u16 {
         match self {
-            Self::UnknownKey { side, .. } => side.code(0x01),
-            Self::Range { side, .. } => side.code(0x02),
-            Self::RegionAccess { side, .. } => side.code(0x03),
-            Self::Domain { side, .. } => side.code(0x04),
-            Self::Memory { side } => side.code(0x05),
-            Self::NoReadResources { side } => side.code(0x06),
+            Self::UnknownKey { side, .. } => side.vendor_err_code(0x01),
+            Self::Range { side, .. } => side.vendor_err_code(0x02),
+            Self::RegionAccess { side, .. } => side.vendor_err_code(0x03),
+            Self::Domain { side, .. } => side.vendor_err_code(0x04),
+            Self::Memory { side } => side.vendor_err_code(0x05),
+            Self::NoReadResources { side } => side.vendor_err_code(0x06),
             Self::TooLong { .. } => 0x07,
             Self::OperandLength(_) => 0x08,
             Self::QueuePairAccess(_) => 0x17,
@@ -184,7 +184,7 @@ impl Display for FailureCause {
             Self::UnknownKey { side, bytes } => write!(
                 f,
                 "no memory region or window has {} {:#x}",
-                side.key(),
+                side.key_name(),
                 bytes.key
             ),
             Self::Range {
@@ -200,14 +200,14 @@ impl Display for FailureCause {
             } => write!(
                 f,
                 "the region or window with {} {:#x} was registered without {}",
-                side.key(),
+                side.key_name(),
                 bytes.key,
                 flag_name(access)
             ),
             Self::Domain { side, bytes } => write!(
                 f,
                 "{} {:#x} belongs to another protection domain than the queue pair, or to a window of another queue pair",
-                side.key(),
+                side.key_name(),
                 bytes.key
             ),
             Self::QueuePairAccess(access) => write!(
@@ -258,7 +258,7 @@ impl Display for FailureCause {
             Self::NoReceive => f.write_str(
                 "the receiver had no receive work request within min_rnr_timer and rnr_retry",
             ),
-            Self::Refused(code) => refused(f, code),
+            Self::Refused(code) => write_refusal_by_code(f, code),
             Self::Fault => f.write_str("a rule of --fault made it fail"),
         }
     }
@@ -270,7 +270,7 @@ fn out_of_range(
     bytes: NamedBytes,
     (start, len): (u64, u64),
 ) -> fmt::Result {
-    let key = side.key();
+    let key = side.key_name();
     let NamedBytes {
         addr,
         len: wanted,
@@ -290,7 +290,7 @@ fn out_of_range(
     Ok(())
 }
 
-fn refused(f: &mut Formatter<'_>, code: u16) -> fmt::Result {
+fn write_refusal_by_code(f: &mut Formatter<'_>, code: u16) -> fmt::Result {
     f.write_str("the receiver refused the message: ")?;
     f.write_str(match code {
         0x01..=0x06 => "its receive work request names memory that it may not write",

@@ -1,8 +1,8 @@
 //! The causes of failed work requests: the failed check, with its numbers, for the completion's `vendor_err` and for
 //! standard error.
 //!
-//! The check that fails notes the [`FailureCause`] ([`note`]). The code that makes the failed completion takes the
-//! cause ([`take`]) and reports both ([`FailureReport`]). The thread handles no other work request in between. A working
+//! The check that fails notes the [`FailureCause`] ([`report::note_cause`]). The code that makes the failed completion takes the
+//! cause ([`report::take_last_cause`]) and reports both ([`FailureReport`]). The thread handles no other work request in between. A working
 //! program never takes these paths.
 //!
 //! `VERBATIM_WHY` selects how much is printed. `each` prints every failure and every refused verb as it happens.
@@ -18,8 +18,9 @@ mod unreachable;
 
 pub use amount::WHY_VAR;
 pub(crate) use cause::{FailureCause, MemorySide, NamedBytes};
-pub(crate) use refusal::{because, invalid, post_refused, verb_refused};
+pub(crate) use refusal::{einval_because, post_refused, record_refusal_reason, verb_refused};
 pub(crate) use report::{
-    FailureReport, QueuePair, invalid_request, note_cause, refused, take_last_cause, vendor_err,
+    FailureReport, QueuePair, note_cause, report_invalid_request, report_refused_request,
+    take_last_cause, vendor_err,
 };
-pub(crate) use unreachable::no_peer;
+pub(crate) use unreachable::report_peer_not_in_fabric;

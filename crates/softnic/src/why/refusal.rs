@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 
-use super::amount::{is_each, say};
+use super::amount::{prints_each_failure, write_to_stderr};
 
 thread_local! {
     static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -11,15 +11,15 @@ thread_local! {
 
 /// Records the reason of a refusal and returns `EINVAL`. The text is made only if it will be printed.
 #[cold]
-pub(crate) fn invalid<T: Display>(reason: impl FnOnce() -> T) -> i32 {
-    because(reason);
+pub(crate) fn einval_because<T: Display>(reason: impl FnOnce() -> T) -> i32 {
+    record_refusal_reason(reason);
     libc::EINVAL
 }
 
 /// Records the reason why the current verb is refused.
 #[cold]
-pub(crate) fn because<T: Display>(reason: impl FnOnce() -> T) {
-    if is_each() {
+pub(crate) fn record_refusal_reason<T: Display>(reason: impl FnOnce() -> T) {
+    if prints_each_failure() {
         let text = reason().to_string();
         REASON.with_borrow_mut(|kept| *kept = Some(text));
     }
@@ -28,7 +28,7 @@ pub(crate) fn because<T: Display>(reason: impl FnOnce() -> T) {
 /// Reports a verb outside the data path that was refused with `errno`.
 #[cold]
 pub(crate) fn verb_refused(verb: &str, errno: i32) {
-    if !is_each() {
+    if !prints_each_failure() {
         return;
     }
     let reason = REASON.with_borrow_mut(Option::take);
@@ -39,7 +39,7 @@ pub(crate) fn verb_refused(verb: &str, errno: i32) {
         libc::EOPNOTSUPP => "the device does not have this".to_owned(),
         _ => std::io::Error::from_raw_os_error(errno).to_string(),
     });
-    say(&format!(
+    write_to_stderr(&format!(
         "verbatim: {verb} is refused with {}: {reason}\n",
         errno_name(errno)
     ));
@@ -49,7 +49,7 @@ pub(crate) fn verb_refused(verb: &str, errno: i32) {
 /// programs that they have to poll.)
 #[cold]
 pub(crate) fn post_refused(verb: &str, qpn: u32, wr_id: u64) {
-    if is_each() {
+    if prints_each_failure() {
         let what = format!("{verb} of wr_id {wr_id:#x} to queue pair {qpn:#x}");
         verb_refused(&what, libc::EINVAL);
     }

@@ -8,24 +8,24 @@ use nic_core::qp_state::QpType;
 use verbs_abi::strings::{wc_opcode_name, wc_status_name};
 use verbs_abi::*;
 
-use super::amount::{AMOUNT, ReportDetail, is_each, say};
+use super::amount::{REPORT_DETAIL, ReportDetail, prints_each_failure, write_to_stderr};
 use super::cause::FailureCause;
 use super::{summary, unreachable};
 
 thread_local! {
-    static NOTED: Cell<Option<FailureCause>> = const { Cell::new(None) };
+    static LAST_CAUSE: Cell<Option<FailureCause>> = const { Cell::new(None) };
 }
 
 /// Notes the cause for which the current work request fails.
 #[cold]
 pub(crate) fn note_cause(cause: FailureCause) {
-    NOTED.set(Some(cause));
+    LAST_CAUSE.set(Some(cause));
 }
 
 /// Takes the cause that was noted last.
 #[cold]
 pub(crate) fn take_last_cause() -> Option<FailureCause> {
-    NOTED.take()
+    LAST_CAUSE.take()
 }
 
 /// Returns the `vendor_err` of a cause; 0 if no cause was noted.
@@ -61,14 +61,14 @@ impl FailureReport<'_> {
             return;
         }
         if let Some(FailureCause::NoPeer { qpn }) = self.cause {
-            unreachable::no_peer(self.qp.fabric, (self.qp.qpn, qpn));
+            unreachable::report_peer_not_in_fabric(self.qp.fabric, (self.qp.qpn, qpn));
         }
-        match *AMOUNT {
+        match *REPORT_DETAIL {
             ReportDetail::Unreachable => {}
-            ReportDetail::Summary => summary::keep(self.format_report()),
+            ReportDetail::Summary => summary::count_failure(self.format_report()),
             ReportDetail::Each => {
-                say(&format!("verbatim: {}\n", self.format_report()));
-                summary::keep(String::new());
+                write_to_stderr(&format!("verbatim: {}\n", self.format_report()));
+                summary::count_failure(String::new());
             }
         }
     }
@@ -106,12 +106,12 @@ fn type_name(qp_type: QpType) -> &'static str {
 
 /// Reports a peer's request that is refused or dropped here and fails no work request of this process.
 #[cold]
-pub(crate) fn refused(qpn: u32, what: &str) {
+pub(crate) fn report_refused_request(qpn: u32, what: &str) {
     let Some(cause) = take_last_cause() else {
         return;
     };
-    if is_each() {
-        say(&format!(
+    if prints_each_failure() {
+        write_to_stderr(&format!(
             "verbatim: queue pair {qpn:#x} {what} (vendor_err {:#x}): {cause}\n",
             cause.code()
         ));
@@ -120,9 +120,9 @@ pub(crate) fn refused(qpn: u32, what: &str) {
 
 /// Reports a peer's request that is no valid request, so that this queue pair has failed.
 #[cold]
-pub(crate) fn invalid_request(qpn: u32, request: &dyn Display) {
-    if *AMOUNT != ReportDetail::Unreachable {
-        say(&format!(
+pub(crate) fn report_invalid_request(qpn: u32, request: &dyn Display) {
+    if *REPORT_DETAIL != ReportDetail::Unreachable {
+        write_to_stderr(&format!(
             "verbatim: queue pair {qpn:#x} refused a request of its peer as invalid: {request}\n"
         ));
     }

@@ -3,12 +3,12 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::amount::{AMOUNT, ReportDetail, say};
+use super::amount::{REPORT_DETAIL, ReportDetail, write_to_stderr};
 use crate::at_exit::at_exit;
 use crate::lock::lock;
 
 /// Number of failures whose text a process keeps.
-const KEPT: usize = 3;
+const MAX_KEPT_TEXTS: usize = 3;
 
 struct SummaryState {
     pid: u32,
@@ -23,9 +23,9 @@ static FAILURES: Mutex<SummaryState> = Mutex::new(SummaryState {
 });
 
 /// Counts a failure, and keeps its text if it is one of the first.
-pub(super) fn keep(text: String) {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if !REGISTERED.swap(true, Ordering::Relaxed) {
+pub(super) fn count_failure(text: String) {
+    static PRINT_AT_EXIT_REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !PRINT_AT_EXIT_REGISTERED.swap(true, Ordering::Relaxed) {
         at_exit(print_summary);
     }
     let pid = std::process::id();
@@ -39,7 +39,7 @@ pub(super) fn keep(text: String) {
         };
     }
     kept.count += 1;
-    if kept.first.len() < KEPT && !text.is_empty() {
+    if kept.first.len() < MAX_KEPT_TEXTS && !text.is_empty() {
         kept.first.push(text);
     }
 }
@@ -53,7 +53,7 @@ extern "C" fn print_summary() {
         return;
     }
     let plural = if kept.count == 1 { "" } else { "s" };
-    let more = if kept.count > kept.first.len() as u64 && *AMOUNT == ReportDetail::Summary {
+    let more = if kept.count > kept.first.len() as u64 && *REPORT_DETAIL == ReportDetail::Summary {
         "; `verbatim run --why` prints all of them"
     } else {
         ""
@@ -65,5 +65,5 @@ extern "C" fn print_summary() {
     for text in &kept.first {
         summary += &format!("  {text}\n");
     }
-    say(&summary);
+    write_to_stderr(&summary);
 }

@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::amount::say;
+use super::amount::write_to_stderr;
 use shm::fabric::{OtherFabric, other_fabrics, pid_namespace};
 
 /// Reports on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and where it
 /// may be.
-pub(crate) fn no_peer(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
+pub(crate) fn report_peer_not_in_fabric(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
     static PRINTED: AtomicBool = AtomicBool::new(false);
     if PRINTED.swap(true, Ordering::Relaxed) {
         return;
@@ -21,7 +21,7 @@ pub(crate) fn no_peer(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
         (rustix::process::geteuid().as_raw(), pid_namespace()),
         &others,
     );
-    say(&text);
+    write_to_stderr(&text);
 }
 
 fn explain(

@@ -11,7 +11,7 @@ use crate::layout::*;
 const GRH_BYTES: u32 = 40;
 
 /// Converts a number to 32 bits, saturating at the maximum.
-pub(super) fn narrow(number: u64) -> u32 {
+pub(super) fn saturate_to_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
@@ -41,7 +41,10 @@ pub(super) fn add_counted(all: &mut Vec<CountedOperations>, new: CountedOperatio
 }
 
 /// Returns the model's operation for a kind of work request, or `None` if the model does not have it.
-pub(super) fn sent(transport: Transport, kind: &SentCounters<u64>) -> Option<CountedOperations> {
+pub(super) fn sent_operations(
+    transport: Transport,
+    kind: &SentCounters<u64>,
+) -> Option<CountedOperations> {
     let key = OperationKey(kind.key);
     if kind.count == 0 {
         return Some(zero_counted(transport));
@@ -62,7 +65,7 @@ pub(super) fn sent(transport: Transport, kind: &SentCounters<u64>) -> Option<Cou
     }
     let payload_bytes = match verb.fixed_payload() {
         Some(bytes) => bytes,
-        None => payload(key, kind.bytes, kind.count),
+        None => payload_bytes(key, kind.bytes, kind.count),
     };
     let inline = key.is_inline() && verb.sends_payload();
     #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -85,7 +88,7 @@ pub(super) fn sent(transport: Transport, kind: &SentCounters<u64>) -> Option<Cou
 }
 
 /// Returns the model's operation by which a kind of message arrived, or `None` if the model does not have it.
-pub(super) fn received(
+pub(super) fn received_operations(
     transport: Transport,
     kind: &ReceivedCounters<u64>,
 ) -> Option<CountedOperations> {
@@ -101,7 +104,7 @@ pub(super) fn received(
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let bytes = payload(key, kind.bytes, kind.count);
+    let bytes = payload_bytes(key, kind.bytes, kind.count);
     let header = if transport == Transport::Ud {
         GRH_BYTES
     } else {
@@ -125,12 +128,12 @@ fn zero_counted(transport: Transport) -> CountedOperations {
 }
 
 /// Returns the payload in bytes of an operation of a kind: the payload in the key, or the mean of a class.
-fn payload(key: OperationKey, bytes: u64, count: u64) -> u32 {
+fn payload_bytes(key: OperationKey, bytes: u64, count: u64) -> u32 {
     if !key.is_size_class() {
         return key.bytes().min(MAX_MESSAGE_BYTES);
     }
     // A damaged file may contain any number of bytes.
     let rounded = bytes.saturating_add(count / 2);
     let mean = rounded.checked_div(count).unwrap_or(0);
-    narrow(mean).min(MAX_MESSAGE_BYTES)
+    saturate_to_u32(mean).min(MAX_MESSAGE_BYTES)
 }

@@ -37,7 +37,7 @@ pub fn append_event_line(line: &str) {
 /// A traced call in progress, with the part of its trace line that is known.
 pub struct TracedCall {
     text: String,
-    arguments: usize,
+    argument_count: usize,
     ended_ns: u64,
     errno: i32,
     /// True if the function takes an event, and fails with `EAGAIN` if no event is pending.
@@ -52,7 +52,7 @@ impl TracedCall {
     pub fn begin_line(function: &str) -> Self {
         Self {
             text: format!("{function}("),
-            arguments: 0,
+            argument_count: 0,
             ended_ns: 0,
             errno: 0,
             takes_event: function.contains("_get_") && function.ends_with("_event"),
@@ -68,10 +68,10 @@ impl TracedCall {
     /// more.
     #[allow(unsafe_code)]
     pub unsafe fn input(&mut self, name: &str, value: impl TracedArgument) {
-        if self.arguments > 0 {
+        if self.argument_count > 0 {
             self.text.push_str(", ");
         }
-        self.arguments += 1;
+        self.argument_count += 1;
         self.text.push_str(name);
         self.text.push('=');
         // SAFETY: contract of this function.
@@ -80,7 +80,7 @@ impl TracedCall {
 
     /// Adds text to the line in the place of an argument.
     pub(super) fn add_argument_text(&mut self, words: &str) {
-        self.arguments += 1;
+        self.argument_count += 1;
         self.text.push_str(", ");
         self.text.push_str(words);
     }

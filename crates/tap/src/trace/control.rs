@@ -90,7 +90,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
     unsafe {
         call.input("qp", qp);
         if let Some(attr) = attr.as_ref() {
-            attributes(attr, attr_mask, &mut set);
+            write_qp_attributes(attr, attr_mask, &mut set);
         }
         call.add_argument_text(&set);
         let result = (counting_symbols::<P>().0.ibv_modify_qp)(qp, attr, attr_mask);
@@ -101,14 +101,14 @@ unsafe extern "C" fn modify_qp<P: Provider>(
 }
 
 /// Adds the attributes that the mask selects to the line.
-fn attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
+fn write_qp_attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
     // Writing to a string does not fail.
     if mask & IBV_QP_STATE != 0 {
         name_number(text, attr.qp_state, "IBV_QPS_", QP_STATES);
     }
     if mask & IBV_QP_AV != 0 {
         text.push_str(", to ");
-        super::pointee::address(&attr.ah_attr, text);
+        super::pointee::write_destination(&attr.ah_attr, text);
     }
     for (bit, name, value) in [
         (IBV_QP_CUR_STATE, "cur_qp_state", attr.cur_qp_state),

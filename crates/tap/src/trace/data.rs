@@ -17,17 +17,17 @@ use crate::request::Request;
 use crate::session::now_ns;
 
 /// Time at which a post began, for its trace lines; `None` if tracing is off.
-pub(crate) type Posted = Option<u64>;
+pub(crate) type PostTimeNs = Option<u64>;
 
 /// Returns the current time if tracing is on, else `None`.
 #[inline]
-pub(crate) fn start_time() -> Posted {
+pub(crate) fn start_time() -> PostTimeNs {
     super::is_on().then(now_ns)
 }
 
 /// Appends trace lines in the given order and preserves errno. Before each line stand `head` and the line's
 /// number such as "1/3".
-fn write_list(at_ns: u64, head: &str, lines: &[String]) {
+fn write_numbered_lines(at_ns: u64, head: &str, lines: &[String]) {
     let errno = errno();
     let count = lines.len();
     let lines: Vec<String> = lines
@@ -40,7 +40,12 @@ fn write_list(at_ns: u64, head: &str, lines: &[String]) {
 }
 
 /// Returns the text of a work request in a trace line.
-fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u32, u32)) -> String {
+fn work_request_text(
+    wr_id: u64,
+    opcode: ibv_wr_opcode,
+    flags: u32,
+    (num_sge, bytes): (u32, u32),
+) -> String {
     let mut text = format!("wr_id={wr_id} ");
     // Writing to a string does not fail.
     name_number(&mut text, opcode, "IBV_WR_", WR_OPCODES);
@@ -62,7 +67,7 @@ fn write_refusal(text: &mut String, errno: c_int) {
 
 /// Maximum number of work requests of a list that are traced, so that an unterminated list does not fill the
 /// disk.
-const MAX_WRITTEN: usize = 1 << 16;
+const MAX_TRACED_REQUESTS: usize = 1 << 16;
 
 /// Traces a postlist that was posted to a queue pair, up to the refused work request.
 #[cold]
@@ -75,8 +80,13 @@ pub(crate) fn write_posted(
     result: c_int,
 ) {
     let mut lines = Vec::new();
-    for wr in list.take(MAX_WRITTEN) {
-        let mut text = describe(wr.wr_id, wr.opcode, wr.send_flags, (&wr).payload());
+    for wr in list.take(MAX_TRACED_REQUESTS) {
+        let mut text = work_request_text(
+            wr.wr_id,
+            wr.opcode,
+            wr.send_flags,
+            (&wr).num_sge_and_bytes(),
+        );
         // SAFETY: opcode and transport determine the valid members; all are plain numbers.
         unsafe {
             let _ = match wr.opcode {
@@ -116,7 +126,7 @@ pub(crate) fn write_posted(
     }
     let mut head = "post_send ".to_owned();
     write_name(&mut head, HandleKind("qp"), qp.addr(), false);
-    write_list(at_ns, &head, &lines);
+    write_numbered_lines(at_ns, &head, &lines);
 }
 
 /// Traces receives that were posted to a queue pair or a shared receive queue, up to the refused receive.
@@ -133,7 +143,7 @@ pub(crate) unsafe fn write_posted_recvs(
 ) {
     let mut lines = Vec::new();
     // SAFETY: contract of this function.
-    while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MAX_WRITTEN) {
+    while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MAX_TRACED_REQUESTS) {
         // SAFETY: as above; the provider has read the element list, too.
         let (num_sge, bytes) = unsafe { sge_count_and_bytes(this.sg_list, this.num_sge) };
         let mut text = format!("wr_id={} {bytes} B in {num_sge} SGEs", this.wr_id);
@@ -150,18 +160,19 @@ pub(crate) unsafe fn write_posted_recvs(
     }
     let mut head = format!("{verb} ");
     write_name(&mut head, kind, queue, false);
-    write_list(at_ns, &head, &lines);
+    write_numbered_lines(at_ns, &head, &lines);
 }
 
 /// Traces a list that was built by `ibv_wr_*` and posted by `ibv_wr_complete`.
 #[cold]
-pub(crate) fn write_built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[BuiltWr], result: c_int) {
+pub(crate) fn write_built_list(at_ns: u64, qp: *mut ibv_qp_ex, list: &[BuiltWr], result: c_int) {
     let lines: Vec<String> = list
         .iter()
         .map(|wr| {
-            let mut text = describe(wr.wr_id, wr.opcode(), wr.flags(), wr.payload());
-            let (ah, qpn) = wr.destination();
-            if let Some(to) = wr.destination {
+            let mut text =
+                work_request_text(wr.wr_id, wr.opcode(), wr.flags(), wr.num_sge_and_bytes());
+            let (ah, qpn) = wr.ud_destination();
+            if let Some(to) = wr.remote_address {
                 let _ = write!(text, " to {:#x} rkey {:#x}", to.addr, to.rkey);
             } else if !ah.is_null() {
                 text.push_str(" to ");
@@ -187,7 +198,7 @@ pub(crate) fn write_built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[BuiltWr], resu
         .collect();
     let mut head = "wr_complete ".to_owned();
     write_name(&mut head, HandleKind("qp"), qp.addr(), false);
-    write_list(at_ns, &head, &lines);
+    write_numbered_lines(at_ns, &head, &lines);
 }
 
 /// The fields of a completion that a program requested.
@@ -243,18 +254,18 @@ impl PolledCompletion {
 
 /// Traces the completions in `lines`.
 fn write_completions(verb: &str, queue: usize, cq: &Cq, mut lines: Vec<String>) {
-    let empty = cq.thread_entry().empty.swap(0, Relaxed);
+    let empty = cq.thread_entry().empty_polls_since_line.swap(0, Relaxed);
     if let Some(first) = lines.first_mut().filter(|_| empty > 0) {
         let _ = write!(first, " after {empty} empty polls");
     }
     let mut head = format!("{verb} ");
     write_name(&mut head, HandleKind("cq"), queue, false);
-    write_list(now_ns(), &head, &lines);
+    write_numbered_lines(now_ns(), &head, &lines);
 }
 
 /// Traces the completions that a poll found.
 #[cold]
-pub(crate) fn write_found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
+pub(crate) fn write_found_completions(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
     let lines = completions
         .iter()
         .map(|wc| PolledCompletion::of(wc).text())
@@ -264,7 +275,7 @@ pub(crate) fn write_found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
 
 /// Traces the completion that `ibv_start_poll` or `ibv_next_poll` found.
 #[cold]
-pub(crate) fn write_found_one(
+pub(crate) fn write_found_completion(
     verb: &str,
     queue: *mut ibv_cq_ex,
     cq: &Cq,
@@ -275,9 +286,11 @@ pub(crate) fn write_found_one(
 
 /// Counts a poll that found no completion; writes a line after 1000, 1000000, … such polls in a row.
 #[cold]
-pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
-    let count = cq.thread_entry().empty.load(Relaxed) + 1;
-    cq.thread_entry().empty.store(count, Relaxed);
+pub(crate) fn record_empty_poll(queue: usize, cq: &Cq) {
+    let count = cq.thread_entry().empty_polls_since_line.load(Relaxed) + 1;
+    cq.thread_entry()
+        .empty_polls_since_line
+        .store(count, Relaxed);
     if matches!(count, 1_000 | 1_000_000 | 1_000_000_000) {
         let errno = errno();
         let mut line = "poll_cq ".to_owned();

@@ -14,7 +14,7 @@ use super::legend::LEGEND;
 
 /// Environment variable that names the trace file, to which each process appends its lines: an absolute path. Without
 /// the variable nothing is traced.
-pub const VARIABLE: &str = "VERBATIM_TRACE";
+pub const TRACE_FILE_VARIABLE: &str = "VERBATIM_TRACE";
 
 /// A trace file to which this process appends lines.
 ///
@@ -49,7 +49,8 @@ fn open(path: &Path) -> io::Result<File> {
 fn trace() -> Option<&'static Trace> {
     static TRACE: OnceLock<Option<Trace>> = OnceLock::new();
     let trace = TRACE.get_or_init(|| {
-        let path = PathBuf::from(std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?);
+        let path =
+            PathBuf::from(std::env::var_os(TRACE_FILE_VARIABLE).filter(|path| !path.is_empty())?);
         let opened = open(&path).and_then(|file| Ok((file.metadata()?, file)));
         match opened {
             Ok((stat, file)) => Some(Trace {

@@ -120,7 +120,7 @@ impl TraceLine {
         let (process, text) = rest.split_once(' ')?;
         let (pid, tid) = process.split_once('/')?;
         Some(Self {
-            at_ns: nanoseconds(seconds)?,
+            at_ns: parse_seconds_as_ns(seconds)?,
             pid: pid.parse().ok()?,
             tid: tid.parse().ok()?,
             event: TraceEvent::parse(text),
@@ -128,7 +128,7 @@ impl TraceLine {
     }
 }
 
-fn nanoseconds(seconds: &str) -> Option<u64> {
+fn parse_seconds_as_ns(seconds: &str) -> Option<u64> {
     let (whole, fraction) = seconds.split_once('.')?;
     if fraction.len() != 9 {
         return None;
@@ -156,10 +156,10 @@ impl TraceEvent {
             }
             _ => None,
         };
-        of_the_data_path.unwrap_or_else(|| Self::call(text))
+        of_the_data_path.unwrap_or_else(|| Self::parse_call(text))
     }
 
-    fn call(text: &str) -> Self {
+    fn parse_call(text: &str) -> Self {
         let parts = text.split_once('(').filter(|(verb, _)| {
             !verb.is_empty() && verb.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         });
@@ -181,18 +181,18 @@ impl TraceEvent {
 }
 
 /// Parses a position and a list length: `2/16` → (2, 16).
-fn place(word: &str) -> Option<(u32, u32)> {
+fn parse_position(word: &str) -> Option<(u32, u32)> {
     let (index, list) = word.split_once('/')?;
     Some((index.parse().ok()?, list.parse().ok()?))
 }
 
 /// Parses the first words of a work request or a completion: queue, position, list length and `wr_id`.
-fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
+fn parse_head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     let [_, queue, at, wr_id, ..] = words else {
         return None;
     };
     let wr_id = wr_id.strip_prefix("wr_id=")?.parse().ok()?;
-    Some((queue, place(at)?, wr_id))
+    Some((queue, parse_position(at)?, wr_id))
 }
 
 /// Returns the words behind `refused:`, which are the reason of a refusal.
@@ -208,14 +208,14 @@ fn bytes(words: &[&str]) -> Option<u64> {
 }
 
 /// Returns the hexadecimal number behind the word `name`.
-fn hexadecimal(words: &[&str], name: &str) -> Option<u32> {
+fn hex_after(words: &[&str], name: &str) -> Option<u32> {
     let at = words.iter().position(|word| *word == name)?;
     u32::from_str_radix(words.get(at + 1)?.strip_prefix("0x")?, 16).ok()
 }
 
 impl PostSend {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (qp, (index, list), wr_id) = head(words)?;
+        let (qp, (index, list), wr_id) = parse_head(words)?;
         // Flags follow the payload and its SGEs, and precede the destination.
         let flags = match words.get(7..10) {
             Some(["in", _, "SGEs"]) => words.get(10),
@@ -243,7 +243,7 @@ impl PostSend {
 
 impl PostRecv {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (queue, (index, list), wr_id) = head(words)?;
+        let (queue, (index, list), wr_id) = parse_head(words)?;
         Some(Self {
             queue: queue.to_owned(),
             index,
@@ -257,7 +257,7 @@ impl PostRecv {
 
 impl TracedCompletion {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (cq, (index, list), wr_id) = head(words)?;
+        let (cq, (index, list), wr_id) = parse_head(words)?;
         let status = (*words.get(4)?).to_owned();
         let opcode = words
             .get(5)
@@ -274,8 +274,8 @@ impl TracedCompletion {
             opcode: opcode.map(|word| (*word).to_owned()),
             status,
             bytes: bytes(words),
-            qpn: hexadecimal(words, "QPN"),
-            vendor_err: hexadecimal(words, "vendor_err"),
+            qpn: hex_after(words, "QPN"),
+            vendor_err: hex_after(words, "vendor_err"),
             empty_polls,
         })
     }

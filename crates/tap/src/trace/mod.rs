@@ -29,10 +29,10 @@ mod value;
 pub use call::{TracedCall, append_event_line};
 pub(crate) use control::{later_symbols, symbols};
 pub(crate) use data::{
-    PolledCompletion, empty_poll, start_time, write_built, write_found, write_found_one,
-    write_posted, write_posted_recvs,
+    PolledCompletion, record_empty_poll, start_time, write_built_list, write_found_completion,
+    write_found_completions, write_posted, write_posted_recvs,
 };
-pub use file::{VARIABLE, create, is_on};
+pub use file::{TRACE_FILE_VARIABLE, create, is_on};
 pub use line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
 pub use names::{HandleKind, NumberHandle, number_of, numbers_from};
 pub(crate) use operations::install;

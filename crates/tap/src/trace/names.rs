@@ -14,15 +14,15 @@ pub struct HandleKind(pub &'static str);
 /// The numbers of handles by kind and address, and the last number of each kind.
 #[derive(Default)]
 struct HandleNames {
-    numbers: HashMap<(String, usize), u32>,
-    last: HashMap<String, u32>,
+    number_by_handle: HashMap<(String, usize), u32>,
+    last_number_by_kind: HashMap<String, u32>,
 }
 
 /// Calls `work` with the handle numbers of this process.
 ///
 /// Returns `None` if the lock of the numbers stays locked for ever. This happens in a child that was forked while
 /// another thread held the lock.
-fn with<T>(work: impl FnOnce(&mut HandleNames) -> T) -> Option<T> {
+fn with_handle_names<T>(work: impl FnOnce(&mut HandleNames) -> T) -> Option<T> {
     static NAMES: Mutex<Option<HandleNames>> = Mutex::new(None);
     const MAX_TRIES: u32 = 1000;
     for _ in 0..MAX_TRIES {
@@ -43,7 +43,7 @@ pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is
         text.push_str("NULL");
         return;
     }
-    let number = match OTHER_LIBRARY.get() {
+    let number = match NUMBERING_FUNCTION.get() {
         // SAFETY: the caller of `numbers_from` promised this function; the kind's name has the given length.
         Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
         None => number(kind.0, address, is_new),
@@ -57,12 +57,20 @@ pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is
 
 /// Returns the number of a handle among the handles of its kind; 0 if the number cannot be determined.
 fn number(kind: &str, address: usize, is_new: bool) -> u32 {
-    let number = with(|names| {
-        let known = names.numbers.get(&(kind.to_owned(), address)).copied();
+    let number = with_handle_names(|names| {
+        let known = names
+            .number_by_handle
+            .get(&(kind.to_owned(), address))
+            .copied();
         known.filter(|_| !is_new).unwrap_or_else(|| {
-            let last = names.last.entry(kind.to_owned()).or_default();
+            let last = names
+                .last_number_by_kind
+                .entry(kind.to_owned())
+                .or_default();
             *last += 1;
-            names.numbers.insert((kind.to_owned(), address), *last);
+            names
+                .number_by_handle
+                .insert((kind.to_owned(), address), *last);
             *last
         })
     });
@@ -74,14 +82,14 @@ fn number(kind: &str, address: usize, is_new: bool) -> u32 {
 pub type NumberHandle = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
 
 /// The function of another library that numbers handles; empty if this library numbers handles itself.
-static OTHER_LIBRARY: OnceLock<NumberHandle> = OnceLock::new();
+static NUMBERING_FUNCTION: OnceLock<NumberHandle> = OnceLock::new();
 
 /// Makes `number` number all handles from now on, so that two libraries of a process use the same names in a trace.
 ///
 /// # Safety
 /// `number` is [`number_of`] of a library that stays loaded.
 pub unsafe fn numbers_from(number: NumberHandle) {
-    let _ = OTHER_LIBRARY.set(number);
+    let _ = NUMBERING_FUNCTION.set(number);
 }
 
 /// Returns the number of a handle; another library of this process passes this function to [`numbers_from`].

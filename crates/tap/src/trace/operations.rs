@@ -83,7 +83,7 @@ macro_rules! operations {
 
 /// The operations of open devices as they were before tracing was installed, by the address of the device's
 /// context.
-static TRACED: OpenAddressingTable<UntracedOperations> = OpenAddressingTable::new();
+static OPERATIONS_BY_CONTEXT: OpenAddressingTable<UntracedOperations> = OpenAddressingTable::new();
 
 /// Returns the operation of an object's context as it was before tracing was installed.
 ///
@@ -95,7 +95,7 @@ unsafe fn operation<O: HasDevice, F>(
 ) -> Option<F> {
     // SAFETY: contract of this function.
     let device = unsafe { O::device(object) };
-    TRACED.find(key_of(device)).and_then(which)
+    OPERATIONS_BY_CONTEXT.find(key_of(device)).and_then(which)
 }
 
 operations! {
@@ -146,7 +146,7 @@ pub(crate) fn install(
     mut extended: Option<&mut verbs_context>,
 ) {
     let before = Box::leak(Box::new(UntracedOperations::of(ops, extended.as_deref())));
-    if !TRACED.insert(key, before) {
+    if !OPERATIONS_BY_CONTEXT.insert(key, before) {
         return;
     }
     replace(ops, extended.as_deref_mut());

@@ -132,13 +132,13 @@ impl Pointee for ibv_ah_attr {
         text.push_str("&ibv_ah_attr");
         // The `ah_attr` of `ibv_init_ah_from_wc(3)` holds no value before the call.
         if name == "attr" {
-            address(unsafe { &*this }, text);
+            write_destination(unsafe { &*this }, text);
         }
     }
 }
 
 /// Adds the destination in an address vector to the text.
-pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
+pub(super) fn write_destination(attr: &ibv_ah_attr, text: &mut String) {
     let _ = write!(text, "{{dlid {:#x}", attr.dlid);
     if attr.is_global != 0 {
         // SAFETY: any bytes are a GID.
@@ -149,7 +149,7 @@ pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
 }
 
 /// Adds the attributes for the creation of a queue pair to the text.
-fn qp_init(
+fn write_qp_init_attr(
     [send_cq, recv_cq]: [*mut ibv_cq; 2],
     srq: *mut ibv_srq,
     cap: &ibv_qp_cap,
@@ -180,7 +180,7 @@ impl Pointee for ibv_qp_init_attr_ex {
     unsafe fn input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let cqs = [this.send_cq, this.recv_cq];
-        qp_init(
+        write_qp_init_attr(
             cqs,
             this.srq,
             &this.cap,
@@ -198,7 +198,7 @@ impl Pointee for ibv_qp_init_attr {
         if name == "qp_init_attr" {
             let this = unsafe { &*this };
             let cqs = [this.send_cq, this.recv_cq];
-            qp_init(
+            write_qp_init_attr(
                 cqs,
                 this.srq,
                 &this.cap,

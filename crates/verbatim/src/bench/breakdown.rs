@@ -1,13 +1,13 @@
 //! `verbatim bench peers --breakdown`: the time of each phase of a message.
 
 use anyhow::{Result, bail};
-use bench::breakdown::{Breakdown, Side, TwoCores};
+use bench::breakdown::{Breakdown, MeasuredImplementation, TwoCores};
 use bench::goal::Row;
 use bench::run::BenchSetup;
 use comfy_table::Table;
 
 use crate::CommandOutcome;
-use crate::output::{self, figure, print, print_typed};
+use crate::output::{self, format_three_digits, print, print_typed};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
@@ -49,21 +49,21 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
             " This processor's counters cannot be read: no instructions and cycles."
         },
     ))?;
-    print(table(&results))?;
+    print(phase_time_table(&results))?;
     if counters {
-        print(format_args!("\n{}", counted(&results)))?;
+        print(format_args!("\n{}", instruction_cycle_table(&results)))?;
     }
     Ok(CommandOutcome::Done)
 }
 
-fn name(side: Side) -> &'static str {
+fn side_name(side: MeasuredImplementation) -> &'static str {
     match side {
-        Side::Ours => "NIC",
-        Side::Limit => "bare ring",
+        MeasuredImplementation::Ours => "NIC",
+        MeasuredImplementation::Limit => "bare ring",
     }
 }
 
-fn table(results: &[Breakdown]) -> Table {
+fn phase_time_table(results: &[Breakdown]) -> Table {
     let header = [
         "what",
         "of",
@@ -80,7 +80,7 @@ fn table(results: &[Breakdown]) -> Table {
     let mut table = output::table(header, &[2, 3, 4, 5, 7, 8, 9, 10]);
     for result in results {
         let ns = result.one_core.ns;
-        let phases = [ns.post, ns.poll, ns.receive, ns.post_recv].map(figure);
+        let phases = [ns.post, ns.poll, ns.receive, ns.post_recv].map(format_three_digits);
         let both = [("near", result.near), ("far", result.far)];
         let mut both: Vec<(&str, Option<TwoCores>)> =
             both.into_iter().filter(|(_, two)| two.is_some()).collect();
@@ -89,15 +89,15 @@ fn table(results: &[Breakdown]) -> Table {
         }
         for (cores, two) in both {
             let of = |value: fn(TwoCores) -> f64| {
-                two.map_or_else(|| "-".to_owned(), |two| figure(value(two)))
+                two.map_or_else(|| "-".to_owned(), |two| format_three_digits(value(two)))
             };
-            let mut cells = vec![result.row.label(), name(result.side).to_owned()];
+            let mut cells = vec![result.row.label(), side_name(result.side).to_owned()];
             cells.extend(phases.iter().cloned());
             cells.extend([
                 cores.to_owned(),
                 of(|two| two.ns),
                 of(|two| two.waiting_ns),
-                figure(result.lines),
+                format_three_digits(result.lines),
                 of(|two| two.lines_ns),
             ]);
             table.add_row(cells);
@@ -107,7 +107,7 @@ fn table(results: &[Breakdown]) -> Table {
 }
 
 /// Returns a table of the numbers of instructions and cycles in each phase.
-fn counted(results: &[Breakdown]) -> Table {
+fn instruction_cycle_table(results: &[Breakdown]) -> Table {
     let header = [
         "what",
         "of",
@@ -126,9 +126,9 @@ fn counted(results: &[Breakdown]) -> Table {
         for (what, phases) in both {
             if let Some(phases) = phases {
                 let figures = [phases.post, phases.poll, phases.receive, phases.post_recv];
-                let mut cells = vec![result.row.label(), name(result.side).to_owned()];
+                let mut cells = vec![result.row.label(), side_name(result.side).to_owned()];
                 cells.push(what.to_owned());
-                cells.extend(figures.map(figure));
+                cells.extend(figures.map(format_three_digits));
                 table.add_row(cells);
             }
         }

@@ -13,13 +13,13 @@ use serde::Serialize;
 
 use super::common::CoresArgs;
 use super::common::nic_choice;
-use super::ends::EndsArgs;
+use super::ends::TwoHostArgs;
 use super::parameters::SimulationArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed, table};
-use crate::steps::{CommandSteps, INTERRUPTED, interrupted_at, is_interrupted};
+use crate::output::{self, format_three_digits, print, print_typed, table};
+use crate::steps::{CommandSteps, INTERRUPTED_EXIT_STATUS, interrupted_at, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -45,7 +45,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::duration)]
     duration: Option<Duration>,
     /// Rounds, of which the median counts
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -59,7 +59,7 @@ pub(super) struct Args {
     #[command(flatten)]
     pub(super) simulation: SimulationArgs,
     #[command(flatten)]
-    ends: EndsArgs,
+    ends: TwoHostArgs,
 }
 
 /// A number of the measured profile, as `--json` prints it.
@@ -82,34 +82,37 @@ struct WrittenProfile<'a> {
 
 /// Runs `verbatim bench calibrate`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
-    let like = named(&args.like)?;
+    let like = profile_by_name(&args.like)?;
     if let Some(file) = &args.out {
         args::writable_file(file)?;
     }
     let simulated = args.simulation.profile()?;
     let calibration = match &simulated {
-        Some(profile) => measured(&mut SimulatedMachine(profile), &like)?,
+        Some(profile) => measure_with_progress(&mut SimulatedMachine(profile), &like)?,
         None => {
             args.nic.apply_to_process()?;
             let nic = nic_choice(&args.nic, &args.port);
             let duration = args.duration.unwrap_or(Duration::from_millis(200));
             let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
             let cores = args.cores.choose_cores()?;
-            let tasks = bench::calibrate::tasks(duration_ms)?;
+            let tasks = bench::calibrate::measurement_tasks(duration_ms)?;
             if args.ends.listens() {
-                return args.ends.listen(&tasks, &nic);
+                return args.ends.serve_other_side(&tasks, &nic);
             }
-            let runner = args.ends.runner(cores, &tasks)?;
+            let runner = args.ends.worker_pool(cores, &tasks)?;
             let mut real = RealMachine::new(nic, runner, duration_ms, args.rounds);
-            measured(&mut real, &like)?
+            measure_with_progress(&mut real, &like)?
         }
     };
-    let Calibration { profile, text } = &calibration;
+    let Calibration {
+        profile,
+        profile_toml: text,
+    } = &calibration;
     if let Some(file) = &args.out {
         output::write_file(file, text)?;
     }
     if args.json {
-        each(profile, simulated.as_ref(), |number| {
+        for_each_number(profile, simulated.as_ref(), |number| {
             print_typed("number", &number)
         })?;
         let name = &profile.name;
@@ -124,7 +127,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             like.name,
             text.trim_end()
         ))?;
-        return Ok(CommandOutcome::Exit(INTERRUPTED));
+        return Ok(CommandOutcome::Exit(INTERRUPTED_EXIT_STATUS));
     } else {
         print(text.trim_end())?;
     }
@@ -159,18 +162,18 @@ impl ProbeMachine for SteppedMachine<'_> {
     }
 }
 
-fn named(name: &str) -> Result<Profile> {
+fn profile_by_name(name: &str) -> Result<Profile> {
     let (nic, nic_file) = (Some(name.to_owned()), None);
-    NicProfileArgs { nic, nic_file }.chosen()
+    NicProfileArgs { nic, nic_file }.chosen_or_default_profile()
 }
 
-fn measured(machine: &mut dyn ProbeMachine, like: &Profile) -> Result<Calibration> {
-    let steps = CommandSteps::new(bench::calibrate::measurements(machine) as u64)?;
+fn measure_with_progress(machine: &mut dyn ProbeMachine, like: &Profile) -> Result<Calibration> {
+    let steps = CommandSteps::new(bench::calibrate::measurement_count(machine) as u64)?;
     let mut machine = SteppedMachine { machine, steps };
     calibrate(&mut machine, like, is_interrupted)
 }
 
-fn each(
+fn for_each_number(
     profile: &Profile,
     simulated: Option<&Profile>,
     mut show: impl FnMut(MeasuredNumber<'_>) -> Result<()>,
@@ -194,14 +197,19 @@ fn print_profile(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
         Some(_) => table(["number", "value", "simulated", "source"], &[1, 2]),
         None => table(["number", "value", "source"], &[1]),
     };
-    each(profile, simulated, |number| {
+    for_each_number(profile, simulated, |number| {
         let mut row = vec![
             number.key.to_owned(),
-            figure(number.value),
+            format_three_digits(number.value),
             number.source.to_owned(),
         ];
         if simulated.is_some() {
-            row.insert(2, number.simulated.map_or_else(|| "-".to_owned(), figure));
+            row.insert(
+                2,
+                number
+                    .simulated
+                    .map_or_else(|| "-".to_owned(), format_three_digits),
+            );
         }
         rows.add_row(row);
         Ok(())

@@ -13,14 +13,14 @@ use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{figure, print_json};
+use crate::output::{format_three_digits, print_json};
 
 /// The cores on which a benchmark runs.
 #[derive(clap::Args)]
 pub(super) struct CoresArgs {
     /// The two cores, this process's first, the other one's second; further threads take the other cores [default: the
     /// first two that this process may use]
-    #[arg(long, value_name = "CORE,CORE", value_parser = two_cores)]
+    #[arg(long, value_name = "CORE,CORE", value_parser = parse_core_pair)]
     cores: Option<(usize, usize)>,
 }
 
@@ -33,7 +33,7 @@ impl CoresArgs {
     }
 }
 
-fn two_cores(text: &str) -> Result<(usize, usize), String> {
+fn parse_core_pair(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once(',').and_then(|(one, two)| {
         let core = |text: &str| text.trim().parse::<usize>().ok();
         Some((core(one)?, core(two)?))
@@ -42,7 +42,7 @@ fn two_cores(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// Returns the command line of a benchmark's second process.
-pub(crate) fn worker() -> Result<WorkerCommand> {
+pub(crate) fn worker_command() -> Result<WorkerCommand> {
     Ok(WorkerCommand {
         path: std::env::current_exe().context("cannot find this program's own file")?,
         args: vec!["bench".to_owned(), "worker".to_owned()],
@@ -76,21 +76,24 @@ pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
 
 /// The destination of a benchmark's JSON lines: standard output, the run record, both or neither.
 pub(super) struct JsonLines {
-    json: bool,
-    keep: Option<RunRecordFile>,
+    prints_to_stdout: bool,
+    record_file: Option<RunRecordFile>,
 }
 
 impl JsonLines {
     pub(super) fn new(record: Option<&Path>, json: bool) -> Result<Self> {
         let keep = record.map(RunRecordFile::create).transpose()?;
-        Ok(Self { json, keep })
+        Ok(Self {
+            prints_to_stdout: json,
+            record_file: keep,
+        })
     }
 
     pub(super) fn write_line(&mut self, line: &impl Serialize) -> Result<()> {
-        if let Some(keep) = &mut self.keep {
-            keep.line(line)?;
+        if let Some(keep) = &mut self.record_file {
+            keep.write_line(line)?;
         }
-        if self.json {
+        if self.prints_to_stdout {
             print_json(line)?;
         }
         Ok(())
@@ -112,7 +115,7 @@ impl RunRecordFile {
         Ok(RunRecordFile { file, path })
     }
 
-    fn line(&mut self, line: &impl Serialize) -> Result<()> {
+    fn write_line(&mut self, line: &impl Serialize) -> Result<()> {
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
         self.file
@@ -121,18 +124,18 @@ impl RunRecordFile {
     }
 }
 
-pub(super) fn with_range(spread: Option<MedianAndSpread>, unit: &str) -> String {
+pub(super) fn format_median_and_range(spread: Option<MedianAndSpread>, unit: &str) -> String {
     spread.map_or_else(
         || "-".to_owned(),
         |s| {
-            let [median, min, max] = [s.median, s.min, s.max].map(figure);
+            let [median, min, max] = [s.median, s.min, s.max].map(format_three_digits);
             format!("{median} ({min}..{max}) {unit}")
         },
     )
 }
 
 /// Formats a number of bytes in the largest of the units MiB, KiB and B that divides it.
-pub(super) fn bytes(count: usize) -> String {
+pub(super) fn format_byte_count(count: usize) -> String {
     match count {
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
         n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),

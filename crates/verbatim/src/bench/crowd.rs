@@ -7,8 +7,8 @@ use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::common::{CoresArgs, nic_choice, warn_of_circumstances, worker};
-use super::depth::spread;
+use super::common::{CoresArgs, nic_choice, warn_of_circumstances, worker_command};
+use super::depth::format_spread_in_unit;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed, table};
@@ -28,15 +28,15 @@ take in turn, each alone with a core for either process. Exit status 1 when a cr
 pub(super) struct Args {
     /// Only this kind; may be given several times [default: all]
     #[arg(long, value_enum)]
-    only: Vec<KindArg>,
+    only: Vec<PatternArg>,
     /// Polling processes; an even number
-    #[arg(long, value_name = "N", default_value = "8", value_parser = args::number("a count of processes", 2..=64usize))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = args::integer_in_range("a count of processes", 2..=64usize))]
     processes: usize,
     /// Messages of each process to each peer [default: 20000 of ping-pongs, 1000000 of streams, 10000 of all to all]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of messages", 1..=1_000_000_000u64))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of messages", 1..=1_000_000_000u64))]
     messages: Option<u64>,
     /// How often each kind is measured, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -50,7 +50,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum KindArg {
+enum PatternArg {
     /// Pairs that SEND one message to and fro
     PingPong,
     /// Pairs of which one SENDs to the other
@@ -61,23 +61,23 @@ enum KindArg {
     BesideBusy,
 }
 
-impl KindArg {
-    fn kind(self) -> CrowdPattern {
+impl PatternArg {
+    fn pattern(self) -> CrowdPattern {
         match self {
-            KindArg::PingPong => CrowdPattern::PingPong,
-            KindArg::Stream => CrowdPattern::Stream,
-            KindArg::AllToAll => CrowdPattern::AllToAll,
-            KindArg::BesideBusy => CrowdPattern::BesideBusy,
+            PatternArg::PingPong => CrowdPattern::PingPong,
+            PatternArg::Stream => CrowdPattern::Stream,
+            PatternArg::AllToAll => CrowdPattern::AllToAll,
+            PatternArg::BesideBusy => CrowdPattern::BesideBusy,
         }
     }
 }
 
 /// The maximum time of a crowd, as a multiple of the time that its pairs take in turn.
-const WANTED: f64 = 2.0;
+const MAX_TIME_TO_IN_TURN: f64 = 2.0;
 
 /// Returns the number of messages of each process to each peer. All pairs in turn then take about a tenth of a
 /// second.
-fn messages(kind: CrowdPattern) -> u64 {
+fn default_message_count(kind: CrowdPattern) -> u64 {
     match kind {
         CrowdPattern::PingPong => 20_000,
         CrowdPattern::Stream => 1_000_000,
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_typed("record", &record)?;
     }
     warn_of_circumstances(&record);
-    let worker = worker()?;
+    let worker = worker_command()?;
     let steps = CommandSteps::new(u64::from(args.rounds) * configs.len() as u64)?;
     let mut all = Vec::new();
     for config in configs {
@@ -156,7 +156,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         ))?;
         print_table(&all)?;
     }
-    let reached = |m: &CrowdResult| m.ratio.is_some_and(|ratio| ratio.median <= WANTED);
+    let reached = |m: &CrowdResult| {
+        m.ratio
+            .is_some_and(|ratio| ratio.median <= MAX_TIME_TO_IN_TURN)
+    };
     Ok(if is_interrupted() || all.iter().all(reached) {
         CommandOutcome::Done
     } else {
@@ -168,10 +171,10 @@ fn configs(args: &Args) -> Result<Vec<CrowdConfig>> {
     let kinds: Vec<CrowdPattern> = if args.only.is_empty() {
         CrowdPattern::ALL.to_vec()
     } else {
-        args.only.iter().map(|kind| kind.kind()).collect()
+        args.only.iter().map(|kind| kind.pattern()).collect()
     };
     let config = |kind: CrowdPattern| {
-        let messages = args.messages.unwrap_or_else(|| messages(kind));
+        let messages = args.messages.unwrap_or_else(|| default_message_count(kind));
         CrowdConfig::new(kind, args.processes, messages)
     };
     kinds.into_iter().map(config).collect()
@@ -211,10 +214,10 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
             line.config.kind.name().to_owned(),
             line.config.processes.to_string(),
             line.config.messages().to_string(),
-            spread(line.together_ms, 1.0),
-            spread(line.in_turn_ms, 1.0),
-            spread(line.ratio, 1.0),
-            format!("at most {WANTED}"),
+            format_spread_in_unit(line.together_ms, 1.0),
+            format_spread_in_unit(line.in_turn_ms, 1.0),
+            format_spread_in_unit(line.ratio, 1.0),
+            format!("at most {MAX_TIME_TO_IN_TURN}"),
         ]);
     }
     print(rows)

@@ -11,10 +11,12 @@ use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::common::{CoresArgs, bytes, nic_choice, warn_of_circumstances, worker};
+use super::common::{
+    CoresArgs, format_byte_count, nic_choice, warn_of_circumstances, worker_command,
+};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{figure, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed, table};
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -31,22 +33,22 @@ Beside each depth is a pipeline of bare copies of the same blocks between the sa
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How the server moves the data
-    #[arg(long, value_enum, default_value_t = WayArg::Write)]
-    verb: WayArg,
+    #[arg(long, value_enum, default_value_t = TransferVerbArg::Write)]
+    verb: TransferVerbArg,
     /// Requests in flight of each queue pair, with commas between them; ratios are to the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128", value_parser = args::number("a depth", 1..=1024usize))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128", value_parser = args::integer_in_range("a depth", 1..=1024usize))]
     depth: Vec<usize>,
     /// Bytes of data of a request; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "BYTES", default_value = "4K", value_parser = payload)]
+    #[arg(long, value_name = "BYTES", default_value = "4K", value_parser = parse_payload_bytes)]
     payload: usize,
     /// Queue pairs
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     queue_pairs: usize,
     /// Where the data lie on both sides
     #[arg(long, value_enum, default_value_t = MemoryArg::Shared)]
     memory: MemoryArg,
     /// How often each depth is measured, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement takes
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
@@ -63,7 +65,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum WayArg {
+enum TransferVerbArg {
     /// RDMA WRITE into the client's memory
     Write,
     /// RDMA READ of the client's memory
@@ -80,8 +82,8 @@ enum MemoryArg {
     Large,
 }
 
-fn payload(text: &str) -> Result<usize, String> {
-    let parsed = args::bytes(1 << 20)(text)?;
+fn parse_payload_bytes(text: &str) -> Result<usize, String> {
+    let parsed = args::byte_count_up_to(1 << 20)(text)?;
     if parsed < 16 || !parsed.is_multiple_of(8) {
         return Err("the data of a request are words of 8 bytes, 16 or more".to_owned());
     }
@@ -112,10 +114,10 @@ struct DepthResult {
 /// The samples of one depth, one for each round.
 #[derive(Default)]
 struct DepthSamples {
-    rates: Vec<f64>,
-    ratios: Vec<f64>,
-    copies: Vec<f64>,
-    verified: u64,
+    requests_per_s: Vec<f64>,
+    ratios_to_first: Vec<f64>,
+    copies_per_s: Vec<f64>,
+    verified_requests: u64,
 }
 
 /// Runs `verbatim bench depth`.
@@ -123,7 +125,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.choose_cores()?;
-    let exchanges = exchanges(args);
+    let exchanges = exchange_configs(args);
     let settings = Settings {
         rounds: args.rounds,
         exchanges: exchanges.clone(),
@@ -133,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_typed("record", &record)?;
     }
     warn_of_circumstances(&record);
-    let mut link = WorkerLink::spawn(&worker()?, cores.responder)?;
+    let mut link = WorkerLink::spawn(&worker_command()?, cores.responder)?;
     let mut samples: Vec<DepthSamples> =
         exchanges.iter().map(|_| DepthSamples::default()).collect();
     let steps = CommandSteps::new(u64::from(args.rounds) * exchanges.len() as u64)?;
@@ -153,24 +155,24 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             let Some((rate, copies)) = both else {
                 break 'rounds;
             };
-            samples.rates.push(rate.requests_per_s);
+            samples.requests_per_s.push(rate.requests_per_s);
             let first = *first.get_or_insert(rate.requests_per_s);
-            samples.ratios.push(rate.requests_per_s / first);
-            samples.copies.push(copies);
-            samples.verified += rate.verified;
+            samples.ratios_to_first.push(rate.requests_per_s / first);
+            samples.copies_per_s.push(copies);
+            samples.verified_requests += rate.verified;
         }
     }
     drop(steps);
     let measured = exchanges
         .iter()
         .zip(samples)
-        .filter(|(_, samples)| !samples.rates.is_empty())
+        .filter(|(_, samples)| !samples.requests_per_s.is_empty())
         .map(|(config, samples)| DepthResult {
             config: *config,
-            requests_per_s: MedianAndSpread::of(&samples.rates),
-            ratio_to_first: MedianAndSpread::of(&samples.ratios),
-            copies_per_s: MedianAndSpread::of(&samples.copies),
-            verified: samples.verified,
+            requests_per_s: MedianAndSpread::of(&samples.requests_per_s),
+            ratio_to_first: MedianAndSpread::of(&samples.ratios_to_first),
+            copies_per_s: MedianAndSpread::of(&samples.copies_per_s),
+            verified: samples.verified_requests,
         });
     let measured: Vec<_> = measured.collect();
     if args.json {
@@ -182,7 +184,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     print(format_args!(
         "requests of 64 B, data of {} by {} in {} memory, {} queue pair(s), on {}, cores {} and {}; medians of {} rounds \
          (min..max)",
-        bytes(args.payload),
+        format_byte_count(args.payload),
         exchanges[0].verb.name(),
         exchanges[0].memory.name(),
         args.queue_pairs,
@@ -194,11 +196,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     print_table(&measured)
 }
 
-fn exchanges(args: &Args) -> Vec<ExchangeConfig> {
+fn exchange_configs(args: &Args) -> Vec<ExchangeConfig> {
     let config = |depth: &usize| ExchangeConfig {
         verb: match args.verb {
-            WayArg::Write => TransferVerb::Write,
-            WayArg::Read => TransferVerb::Read,
+            TransferVerbArg::Write => TransferVerb::Write,
+            TransferVerbArg::Read => TransferVerb::Read,
         },
         memory: match args.memory {
             MemoryArg::Shared => DataMemory::Shared,
@@ -227,9 +229,9 @@ fn print_table(measured: &[DepthResult]) -> Result<CommandOutcome> {
     for line in measured {
         rows.add_row([
             line.config.depth.to_string(),
-            spread(line.requests_per_s, 1e3),
-            spread(line.ratio_to_first, 1.0),
-            spread(line.copies_per_s, 1e3),
+            format_spread_in_unit(line.requests_per_s, 1e3),
+            format_spread_in_unit(line.ratio_to_first, 1.0),
+            format_spread_in_unit(line.copies_per_s, 1e3),
             line.verified.to_string(),
         ]);
     }
@@ -238,11 +240,12 @@ fn print_table(measured: &[DepthResult]) -> Result<CommandOutcome> {
 }
 
 /// Formats median and range in multiples of `unit`.
-pub(super) fn spread(spread: Option<MedianAndSpread>, unit: f64) -> String {
+pub(super) fn format_spread_in_unit(spread: Option<MedianAndSpread>, unit: f64) -> String {
     spread.map_or_else(
         || "-".to_owned(),
         |s| {
-            let [median, min, max] = [s.median, s.min, s.max].map(|x| figure(x / unit));
+            let [median, min, max] =
+                [s.median, s.min, s.max].map(|x| format_three_digits(x / unit));
             format!("{median} ({min}..{max})")
         },
     )

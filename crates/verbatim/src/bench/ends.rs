@@ -9,54 +9,56 @@ use bench::remote::{self, ListeningPeer};
 use serde::Serialize;
 use serde_json::json;
 
-use super::common::worker;
+use super::common::worker_command;
 use crate::CommandOutcome;
 use crate::args;
 
 /// The default address of a listening side.
-const LISTEN: &str = "0.0.0.0:7485";
+const DEFAULT_LISTEN_ADDRESS: &str = "0.0.0.0:7485";
 
 /// The side that this process is, if the two sides run on two hosts.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Two hosts")]
-pub(super) struct EndsArgs {
+pub(super) struct TwoHostArgs {
     /// Be the other side for one that connects, at this TCP address [default: 0.0.0.0:7485]
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = LISTEN, value_parser = args::host_and_port, conflicts_with = "connect")]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = DEFAULT_LISTEN_ADDRESS, value_parser = args::host_and_port, conflicts_with = "connect")]
     listen: Option<String>,
     /// Measure with the other side that listens on this host (HOST or HOST:PORT), started with the same settings
-    #[arg(long = "connect", id = "connect", value_name = "HOST", value_parser = host)]
+    #[arg(long = "connect", id = "connect", value_name = "HOST", value_parser = parse_host)]
     listening_host: Option<String>,
 }
 
 /// Parses a host's name or address, with or without a port.
-fn host(text: &str) -> Result<String, String> {
-    let port = LISTEN.rsplit_once(':').map_or("", |(_, port)| port);
+fn parse_host(text: &str) -> Result<String, String> {
+    let port = DEFAULT_LISTEN_ADDRESS
+        .rsplit_once(':')
+        .map_or("", |(_, port)| port);
     args::host_and_port(text).or_else(|_| args::host_and_port(&format!("{text}:{port}")))
 }
 
-impl EndsArgs {
+impl TwoHostArgs {
     /// Returns true if this process listens as the other side.
     pub(super) fn listens(&self) -> bool {
         self.listen.is_some()
     }
 
     /// Returns true if the two sides are started separately, each with its own command.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(super) fn starts_sides_separately(&self) -> bool {
         self.listens() || self.listening_host.is_some()
     }
 
     /// Serves as the other side of the measurements `task_description`, with this host's `nic`.
-    pub(super) fn listen(
+    pub(super) fn serve_other_side(
         &self,
         task_description: &impl Serialize,
         nic: &NicChoice,
     ) -> Result<CommandOutcome> {
         nic.device_name()?;
-        let mut worker = worker()?;
+        let mut worker = worker_command()?;
         worker
             .args
             .extend(["--nic".to_owned(), serde_json::to_string(nic)?]);
-        let address = self.listen.as_deref().unwrap_or(LISTEN);
+        let address = self.listen.as_deref().unwrap_or(DEFAULT_LISTEN_ADDRESS);
         remote::listen(address, &json!(task_description), &worker, |address| {
             eprintln!("listening on {address}");
             Ok(())
@@ -66,9 +68,13 @@ impl EndsArgs {
 
     /// Returns a runner that measures `tasks`, with the other side on this host or on the connected
     /// one.
-    pub(super) fn runner(&self, cores: CorePair, tasks: &[MeasurementTask]) -> Result<WorkerPool> {
+    pub(super) fn worker_pool(
+        &self,
+        cores: CorePair,
+        tasks: &[MeasurementTask],
+    ) -> Result<WorkerPool> {
         let Some(address) = &self.listening_host else {
-            return Ok(WorkerPool::new(cores, worker()?));
+            return Ok(WorkerPool::new(cores, worker_command()?));
         };
         let processes = tasks
             .iter()
@@ -84,13 +90,13 @@ impl EndsArgs {
     }
 
     /// Connects to one process of the other side, which carries out `task_description`.
-    pub(super) fn link(
+    pub(super) fn connect_worker(
         &self,
         core: usize,
         task_description: &impl Serialize,
     ) -> Result<WorkerLink> {
         let Some(address) = &self.listening_host else {
-            return WorkerLink::spawn(&worker()?, core);
+            return WorkerLink::spawn(&worker_command()?, core);
         };
         let peer = ListeningPeer {
             address: address.clone(),
@@ -112,7 +118,7 @@ pub(super) struct WorkerArgs {
 impl WorkerArgs {
     pub(super) fn serve(&self) -> Result<CommandOutcome> {
         let nic = self.nic.as_deref().map(serde_json::from_str).transpose()?;
-        bench::worker::serve(&mut WorkerLink::stdio(), nic.as_ref())?;
+        bench::worker::run_jobs(&mut WorkerLink::stdio(), nic.as_ref())?;
         Ok(CommandOutcome::Done)
     }
 }
@@ -123,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_host_needs_no_port() {
-        assert_eq!(host("mlx-1"), Ok("mlx-1:7485".to_owned()));
-        assert_eq!(host("[::1]:80"), Ok("[::1]:80".to_owned()));
-        assert_eq!(host("10.0.0.1:80"), Ok("10.0.0.1:80".to_owned()));
-        assert!(host("").is_err() && host("a b").is_err());
+        assert_eq!(parse_host("mlx-1"), Ok("mlx-1:7485".to_owned()));
+        assert_eq!(parse_host("[::1]:80"), Ok("[::1]:80".to_owned()));
+        assert_eq!(parse_host("10.0.0.1:80"), Ok("10.0.0.1:80".to_owned()));
+        assert!(parse_host("").is_err() && parse_host("a b").is_err());
     }
 }

@@ -9,7 +9,10 @@ use bench::record::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::common::{CoresArgs, JsonLines, nic_choice, warn_of_circumstances, with_range, worker};
+use super::common::{
+    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_circumstances,
+    worker_command,
+};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, table};
@@ -27,7 +30,7 @@ Both sides wait in epoll_wait(2). Sleeps are voluntary context switches of all t
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How often each transport is measured in each placement
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a measurement takes
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::run_time)]
@@ -107,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     warn_of_circumstances(&record);
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     lines.write_line(&Line::Record(&record))?;
-    let worker = worker()?;
+    let worker = worker_command()?;
     let count = CorePlacement::ALL.len() * Transport::ALL.len();
     let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
     let mut samples = Vec::new();
@@ -213,14 +216,14 @@ fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
     for row in rows {
         let ratio = match row.transport {
             Transport::Verbs => String::new(),
-            Transport::Tcp | Transport::Unix => with_range(Some(row.verbs_ratio), "x"),
+            Transport::Tcp | Transport::Unix => format_median_and_range(Some(row.verbs_ratio), "x"),
         };
         table.add_row([
             row.placement.label().to_owned(),
             row.transport.label().to_owned(),
-            with_range(Some(row.per_second), "/s"),
-            with_range(Some(row.cpu_us), "µs"),
-            with_range(Some(row.sleeps), ""),
+            format_median_and_range(Some(row.per_second), "/s"),
+            format_median_and_range(Some(row.cpu_us), "µs"),
+            format_median_and_range(Some(row.sleeps), ""),
             ratio,
         ]);
     }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tap::Ledger;
 
 use crate::CommandOutcome;
-use crate::model::percent;
+use crate::model::format_signed_percent;
 use crate::output::{print, print_typed, table};
 use crate::steps::CommandSteps;
 
@@ -24,13 +24,13 @@ use crate::steps::CommandSteps;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this guideline; may be given several times [default: all]
-    #[arg(long, value_name = "NAME", value_parser = programs)]
+    #[arg(long, value_name = "NAME", value_parser = programs_by_name)]
     only: Vec<&'static GuidelinePrograms>,
     /// Timed runs of each program
-    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::number("rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::integer_in_range("rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a run is: times that a program does its work, or for each 100 of them a millisecond of it
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::number("repetitions", 1..=10_000_000u64))]
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::integer_in_range("repetitions", 1..=10_000_000u64))]
     repetitions: u64,
     /// Print one JSON object for each guideline: {"type": "guideline", "data": …}
     #[arg(long)]
@@ -49,7 +49,7 @@ keeps it.";
 /// Arguments of a guideline's program, which the command runs as a process.
 #[derive(clap::Args)]
 pub(crate) struct ProgramArgs {
-    #[arg(value_parser = programs)]
+    #[arg(value_parser = programs_by_name)]
     guideline: &'static GuidelinePrograms,
     #[arg(long)]
     keeps: bool,
@@ -57,7 +57,7 @@ pub(crate) struct ProgramArgs {
     repetitions: u64,
 }
 
-fn programs(name: &str) -> Result<&'static GuidelinePrograms, String> {
+fn programs_by_name(name: &str) -> Result<&'static GuidelinePrograms, String> {
     guidelines::by_name(name).ok_or_else(|| {
         let names: Vec<_> = guidelines::ALL
             .iter()
@@ -94,7 +94,7 @@ struct GuidelineResult {
 }
 
 /// The smallest gain that counts as a gain; a smaller one can be noise of a busy machine.
-const GAIN: f64 = 0.05;
+const MIN_SIGNIFICANT_GAIN: f64 = 0.05;
 
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let chosen: Vec<_> = if args.only.is_empty() {
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut not_simulated = Vec::new();
     let mut differs = false;
     for programs in chosen {
-        let tried = steps.run(programs.guideline, || try_out(programs, args))?;
+        let tried = steps.run(programs.guideline, || evaluate_programs(programs, args))?;
         let Some(tried) = tried else {
             break;
         };
@@ -135,15 +135,15 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             yes(tried.advised_though_kept),
             tried
                 .predicted_gain
-                .map_or("no rate".to_owned(), |gain| percent(gain, 0)),
+                .map_or("no rate".to_owned(), |gain| format_signed_percent(gain, 0)),
             tried
                 .simulated_gain
-                .map_or("-".to_owned(), |gain| percent(gain, 0)),
+                .map_or("-".to_owned(), |gain| format_signed_percent(gain, 0)),
             format!(
                 "{} ({} to {}){}",
-                percent(tried.measured_gain.median, 0),
-                percent(tried.measured_gain.min, 0),
-                percent(tried.measured_gain.max, 0),
+                format_signed_percent(tried.measured_gain.median, 0),
+                format_signed_percent(tried.measured_gain.min, 0),
+                format_signed_percent(tried.measured_gain.max, 0),
                 if tried.software_nic_differs {
                     " *"
                 } else {
@@ -181,17 +181,17 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     })
 }
 
-fn try_out(programs: &'static GuidelinePrograms, args: &Args) -> Result<GuidelineResult> {
+fn evaluate_programs(programs: &'static GuidelinePrograms, args: &Args) -> Result<GuidelineResult> {
     let model = nicmodel::guidelines::ALL;
     let guideline = model.iter().find(|known| known.name == programs.guideline);
     let guideline = guideline.context("the guideline is known")?;
-    let nic = profile::builtin(programs.nic).context("the NIC is known")?;
-    let advice = advice(programs, nic, false, args.repetitions)?;
-    let kept = self::advice(programs, nic, true, args.repetitions)?;
+    let nic = profile::builtin(programs.nic_profile_name).context("the NIC is known")?;
+    let advice = advice_for_program(programs, nic, false, args.repetitions)?;
+    let kept = self::advice_for_program(programs, nic, true, args.repetitions)?;
     let mut gains = Vec::new();
     for _ in 0..args.rounds {
-        let broken = measure(programs, false, args.repetitions)?;
-        let kept = measure(programs, true, args.repetitions)?;
+        let broken = measure_rate(programs, false, args.repetitions)?;
+        let kept = measure_rate(programs, true, args.repetitions)?;
         gains.push(kept / broken - 1.0);
     }
     let simulated = programs.simulate(false, nic)?;
@@ -208,34 +208,34 @@ fn try_out(programs: &'static GuidelinePrograms, args: &Args) -> Result<Guidelin
     Ok(GuidelineResult {
         guideline: guideline.name,
         section: guideline.section,
-        nic: programs.nic,
-        breaks: programs.breaks,
-        keeps: programs.keeps,
+        nic: programs.nic_profile_name,
+        breaks: programs.breaking_description,
+        keeps: programs.keeping_description,
         predicted_gain,
         simulated_gain,
         not_simulated,
         advice,
         advised_though_kept: kept.is_some(),
-        software_nic_differs: predicted_gain.is_some_and(|gain| gain > GAIN)
-            && measured_gain.max < GAIN,
+        software_nic_differs: predicted_gain.is_some_and(|gain| gain > MIN_SIGNIFICANT_GAIN)
+            && measured_gain.max < MIN_SIGNIFICANT_GAIN,
         measured_gain,
     })
 }
 
 /// Returns the guideline's advice to one of its programs.
-fn advice(
+fn advice_for_program(
     programs: &GuidelinePrograms,
     nic: &Profile,
     keeps: bool,
     repetitions: u64,
 ) -> Result<Option<Advice>> {
     let folder = tempfile::tempdir().context("cannot make a folder for the counters")?;
-    let mut command = command(programs, keeps, repetitions.min(500))?;
-    command.env(tap::VARIABLE, folder.path());
-    output(command)?;
+    let mut command = program_command(programs, keeps, repetitions.min(500))?;
+    command.env(tap::TAP_DIR_VARIABLE, folder.path());
+    run_and_read_stdout(command)?;
     let ledger = Ledger::collect(folder.path(), programs.guideline)?;
     let observed = programs
-        .on_nic(keeps, &ledger.processes)
+        .scaled_to_nic(keeps, &ledger.processes)
         .context("the program left no counters")?;
     let all = nicmodel::guidelines::advise(&observed.fitted_to(nic).0, nic)?;
     Ok(all
@@ -244,16 +244,16 @@ fn advice(
 }
 
 /// Returns the program's units of work per second on the software NIC.
-fn measure(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<f64> {
-    let mut command = command(programs, keeps, repetitions)?;
-    command.env_remove(tap::VARIABLE);
-    let text = output(command)?;
+fn measure_rate(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<f64> {
+    let mut command = program_command(programs, keeps, repetitions)?;
+    command.env_remove(tap::TAP_DIR_VARIABLE);
+    let text = run_and_read_stdout(command)?;
     text.trim()
         .parse()
         .with_context(|| format!("no rate in {text:?}"))
 }
 
-fn command(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<Command> {
+fn program_command(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<Command> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.args([
@@ -270,7 +270,7 @@ fn command(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Resul
     Ok(command)
 }
 
-fn output(mut command: Command) -> Result<String> {
+fn run_and_read_stdout(mut command: Command) -> Result<String> {
     let out = command.output().context("cannot start this program")?;
     if !out.status.success() {
         bail!("{}", String::from_utf8_lossy(&out.stderr).trim());
@@ -279,10 +279,12 @@ fn output(mut command: Command) -> Result<String> {
 }
 
 /// Runs one of the programs and prints its units of work per second.
-pub(crate) fn program(args: &ProgramArgs) -> Result<CommandOutcome> {
-    let rate = args
-        .guideline
-        .run(args.keeps, args.repetitions, super::common::worker()?)?;
+pub(crate) fn run_program(args: &ProgramArgs) -> Result<CommandOutcome> {
+    let rate = args.guideline.run(
+        args.keeps,
+        args.repetitions,
+        super::common::worker_command()?,
+    )?;
     print(rate)?;
     Ok(CommandOutcome::Done)
 }

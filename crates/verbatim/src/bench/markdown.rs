@@ -8,12 +8,15 @@ use bench::micro::{MeasurementTask, VerbStream};
 use bench::record::RunCircumstances;
 use bench::stats::MedianAndSpread;
 
-use super::common::bytes;
-use super::verdict::{goal, unit, verdict};
-use crate::output::figure;
+use super::common::format_byte_count;
+use super::verdict::{format_goal, goal_met_text, unit_and_factor};
+use crate::output::format_three_digits;
 
 /// Formats the result as a Markdown page.
-pub(super) fn markdown(record: &RunCircumstances<Settings>, summary: &ComparisonSummary) -> String {
+pub(super) fn comparison_page(
+    record: &RunCircumstances<Settings>,
+    summary: &ComparisonSummary,
+) -> String {
     let mut page = String::new();
     write_page(&mut page, record, summary).expect("a string takes everything");
     page
@@ -56,23 +59,23 @@ fn write_page(
     writeln!(page, "| kernel | {} |", record.kernel)?;
     writeln!(page, "| commit | {} |", record.commit)?;
     writeln!(page, "| load before | {} |", record.load_before)?;
-    writeln!(page, "| command | `{}` |", command(record))?;
+    writeln!(page, "| command | `{}` |", checkout_command_line(record))?;
     if is_soft_roce(device) {
         writeln!(
             page,
             "| to repeat | `cargo build --release && cargo xtask rxe -- {}` |",
-            command(record)
+            checkout_command_line(record)
         )?;
     }
     writeln!(page)?;
     let rates = |row: &&_| matches!(row_task(row), MeasurementTask::Stream(_));
     writeln!(page, "## Message rate and bandwidth\n")?;
-    table(page, device, summary.rows.iter().filter(rates))?;
+    write_table(page, device, summary.rows.iter().filter(rates))?;
     writeln!(
         page,
         "\n## Latency\n\nHalf of a round trip; medians of each round's median.\n"
     )?;
-    table(page, device, summary.rows.iter().filter(|row| !rates(row)))?;
+    write_table(page, device, summary.rows.iter().filter(|row| !rates(row)))?;
     if record.settings.perftest {
         writeln!(
             page,
@@ -93,7 +96,7 @@ fn write_page(
     writeln!(
         page,
         "\nGoals with 8 bytes: {}.",
-        if summary.met() {
+        if summary.are_goals_met() {
             "all met"
         } else {
             "not all met"
@@ -105,7 +108,7 @@ fn row_task(row: &bench::micro::compare::RowResult) -> MeasurementTask {
     row.task
 }
 
-fn table<'a>(
+fn write_table<'a>(
     page: &mut String,
     device: &str,
     rows: impl Iterator<Item = &'a bench::micro::compare::RowResult>,
@@ -116,18 +119,18 @@ fn table<'a>(
          | ours to perftest |\n|---|--:|--:|--:|--:|--:|---|--:|--:|"
     )?;
     for row in rows {
-        let (unit, scale) = unit(row);
+        let (unit, scale) = unit_and_factor(row);
         let side = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),
-                |s| format!("{} {unit}", figure(s.median * scale)),
+                |s| format!("{} {unit}", format_three_digits(s.median * scale)),
             )
         };
         let ratio = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),
                 |s| {
-                    let [median, min, max] = [s.median, s.min, s.max].map(figure);
+                    let [median, min, max] = [s.median, s.min, s.max].map(format_three_digits);
                     format!("{median} ({min}–{max})")
                 },
             )
@@ -138,12 +141,12 @@ fn table<'a>(
             }
             MeasurementTask::PingPong(_) => "1, 1".to_owned(),
         };
-        let goal = [&goal(row), verdict(row)].join(" ");
+        let goal = [&format_goal(row), goal_met_text(row)].join(" ");
         writeln!(
             page,
             "| {} | {} | {depth} | {} | {} | {} | {} | {} | {} |",
             row.task.verb().label(),
-            bytes(row.task.payload_bytes()),
+            format_byte_count(row.task.payload_bytes()),
             side(row.softnic),
             side(row.system),
             ratio(row.ratio),
@@ -156,7 +159,7 @@ fn table<'a>(
 }
 
 /// Returns the command line, with the path that the program has in a checkout.
-fn command(record: &RunCircumstances<Settings>) -> String {
+fn checkout_command_line(record: &RunCircumstances<Settings>) -> String {
     let mut words = vec!["target/release/verbatim".to_owned()];
     words.extend(record.command.iter().skip(1).cloned());
     words.join(" ")
@@ -244,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_page_has_a_line_for_each_row_and_says_how_to_repeat_it() {
-        let page = markdown(&record(), &summary());
+        let page = comparison_page(&record(), &summary());
         let has = |line: &str| assert!(page.lines().any(|l| l == line), "{line}\n{page}");
         has("# The software NIC beside the kernel's Soft-RoCE (`rxe0`)");
         has(
@@ -264,7 +267,7 @@ mod tests {
 
     #[test]
     fn latencies_are_in_a_table_of_their_own() {
-        let page = markdown(&record(), &summary());
+        let page = comparison_page(&record(), &summary());
         let (rates, latencies) = page.split_once("## Latency").expect("both parts");
         assert_eq!(rates.matches("| RC SEND |").count(), 3);
         assert_eq!(latencies.matches("| RC WRITE |").count(), 1);
@@ -275,7 +278,7 @@ mod tests {
         let mut record = record();
         record.cpu_model = "AMD EPYC".into();
         record.device = "mlx5_0".into();
-        let page = markdown(&record, &summary());
+        let page = comparison_page(&record, &summary());
         assert!(!page.contains("Only the ratios"));
         assert!(!page.contains("cargo xtask rxe"));
         assert!(page.starts_with("# The software NIC beside `mlx5_0`\n"));

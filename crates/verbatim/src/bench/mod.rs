@@ -24,7 +24,7 @@ use bench::goal::Row;
 use bench::micro::{MeasuredRole, Verb};
 use bench::probe::ProbedProperty;
 use clap::Subcommand;
-pub(crate) use common::worker;
+pub(crate) use common::worker_command;
 
 use crate::CommandOutcome;
 use crate::ledger::LedgerArgs;
@@ -187,7 +187,7 @@ impl BenchCommand {
 }
 
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    if let Some(outcome) = args.ledger.record_self(args.what.is_simulated())? {
+    if let Some(outcome) = args.ledger.rerun_under_tap(args.what.is_simulated())? {
         return Ok(outcome);
     }
     match args.what {
@@ -196,17 +196,17 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         BenchCommand::Wire(args) => peers::run_wire(args),
         BenchCommand::Events(args) => events::run(&args),
         BenchCommand::Providers(args) => providers::run(&args),
-        BenchCommand::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
+        BenchCommand::UdSend(args) => verb::run_rate(Verb::UdSend, None, &args),
         BenchCommand::UdRecv(args) => {
-            verb::stream(Verb::UdSend, Some(MeasuredRole::Inbound), &args)
+            verb::run_rate(Verb::UdSend, Some(MeasuredRole::Inbound), &args)
         }
-        BenchCommand::RcSend(args) => verb::stream(Verb::RcSend, None, &args),
-        BenchCommand::UcSend(args) => verb::stream(Verb::UcSend, None, &args),
-        BenchCommand::RcWrite(args) => verb::stream(Verb::RcWrite, None, &args),
-        BenchCommand::UcWrite(args) => verb::stream(Verb::UcWrite, None, &args),
-        BenchCommand::RcRead(args) => verb::stream(Verb::RcRead, None, &args),
-        BenchCommand::Atomics(args) => verb::stream(Verb::Atomics, None, &args),
-        BenchCommand::Latency(args) => verb::latency(&args),
+        BenchCommand::RcSend(args) => verb::run_rate(Verb::RcSend, None, &args),
+        BenchCommand::UcSend(args) => verb::run_rate(Verb::UcSend, None, &args),
+        BenchCommand::RcWrite(args) => verb::run_rate(Verb::RcWrite, None, &args),
+        BenchCommand::UcWrite(args) => verb::run_rate(Verb::UcWrite, None, &args),
+        BenchCommand::RcRead(args) => verb::run_rate(Verb::RcRead, None, &args),
+        BenchCommand::Atomics(args) => verb::run_rate(Verb::Atomics, None, &args),
+        BenchCommand::Latency(args) => verb::run_latency(&args),
         BenchCommand::WqeCache(args) => wqe_cache::run(&args),
         BenchCommand::Depth(args) => depth::run(&args),
         BenchCommand::Crowd(args) => crowd::run(&args),
@@ -216,7 +216,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         BenchCommand::Calibrate(args) => calibrate::run(&args),
         BenchCommand::Guidelines(args) => guidelines::run(&args),
         BenchCommand::Simulator(args) => simulator::run(&args),
-        BenchCommand::GuidelineProgram(args) => guidelines::program(&args),
+        BenchCommand::GuidelineProgram(args) => guidelines::run_program(&args),
         BenchCommand::Worker(args) => args.serve(),
     }
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bench::micro::{
-    MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW,
-    MeasuredRole, MemoryPages, MicroParameters, Verb,
+    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
+    MAX_THREADS, MAX_WINDOW, MeasuredRole, MemoryPages, MicroParameters, Verb,
 };
 use bench::nic::NicChoice;
 use clap::ValueEnum;
 use nicmodel::Profile;
 
 use super::common::{CoresArgs, nic_choice};
-use super::ends::EndsArgs;
+use super::ends::TwoHostArgs;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
 use crate::sweeps::profiles;
@@ -23,7 +23,7 @@ use crate::sweeps::profiles;
 pub(super) struct CommonArgs {
     /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
     /// [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     payload: Option<usize>,
     /// SENDs with an immediate and nothing else, the same as --payload 0
     #[arg(long, conflicts_with_all = ["payload", "inline"])]
@@ -38,7 +38,7 @@ pub(super) struct CommonArgs {
     #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     duration: Option<Duration>,
     /// Rounds, whose median is printed
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     #[command(flatten)]
     pub(super) cores: CoresArgs,
@@ -57,7 +57,7 @@ pub(super) struct CommonArgs {
     #[command(flatten)]
     pub(super) simulation: SimulationArgs,
     #[command(flatten)]
-    pub(super) ends: EndsArgs,
+    pub(super) ends: TwoHostArgs,
 }
 
 /// Arguments that run a measurement on a simulated NIC.
@@ -126,7 +126,7 @@ impl CommonArgs {
     pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
-            simulated_ms(payload_bytes.unwrap_or(0))
+            default_simulated_ms(payload_bytes.unwrap_or(0))
         } else {
             500
         };
@@ -144,7 +144,7 @@ impl CommonArgs {
 }
 
 /// Returns the number of READs that a NIC can have outstanding without evicting their WQEs from its cache.
-fn reads_kept(profile: &Profile) -> Option<usize> {
+fn reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value;
     let threads = profile.cache.read_window_threads.as_ref()?.value;
     usize::try_from(u64::from(window) * u64::from(threads)).ok()
@@ -152,7 +152,7 @@ fn reads_kept(profile: &Profile) -> Option<usize> {
 
 /// Returns the virtual time in milliseconds in which 32 windows pass at 10 GB/s; at least 1 ms. In a shorter run,
 /// messages in flight at the start and the end would distort the rate.
-fn simulated_ms(payload_bytes: usize) -> u64 {
+fn default_simulated_ms(payload_bytes: usize) -> u64 {
     let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
     (32 * window_bytes as u64 / 10_000_000).max(1)
 }
@@ -165,32 +165,32 @@ pub(super) struct StreamArgs {
     #[arg(long, value_enum)]
     direction: Option<DirectionArg>,
     /// Work requests that one doorbell announces [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a batch", 1..=MAX_WINDOW))]
     batch: Option<usize>,
     /// Work requests outstanding at most on each queue pair [default: 256, or less with long payloads, and of READs what a simulated NIC keeps]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=MAX_WINDOW))]
     window: Option<usize>,
     /// Post a window when the one before is done, and not its work requests as room comes
     #[arg(long)]
     burst: bool,
     /// One work request in so many is signaled [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::number("a signaled period", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a signaled period", 1..=MAX_WINDOW))]
     signal_every: Option<usize>,
     /// Queue pairs of each thread, to which its postlists go in turn [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of queue pairs", 1..=MAX_QUEUE_PAIRS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=MAX_QUEUE_PAIRS))]
     queue_pairs: Option<usize>,
     /// Threads of the measured side, each with one of the other side [default: 1; inbound as many as there are cores
     /// for, and 1 between two hosts]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of threads", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of threads", 1..=MAX_THREADS))]
     threads: Option<usize>,
     /// Processes (simulated: machines) of the other side, among which its threads are [default: one for each]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of processes", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of processes", 1..=MAX_THREADS))]
     processes: Option<usize>,
     /// Counters of atomics, chosen at random for each [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of addresses", 1..=MAX_ADDRESSES))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of addresses", 1..=MAX_ATOMIC_COUNTERS))]
     addresses: Option<usize>,
     /// Bytes from one counter to the next, also with K (KiB) behind; a multiple of 8 [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_SPACING_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_COUNTER_SPACING_BYTES))]
     spacing: Option<usize>,
     /// Pages of all registered memory [default: huge where the system gives them unasked]
     #[arg(long, value_enum)]
@@ -234,7 +234,7 @@ impl StreamArgs {
         let direction = asked.or(direction).unwrap_or_default();
         let mut threads = self.threads.or(self.processes);
         if direction == MeasuredRole::Inbound && threads.is_none() {
-            threads = Some(self.usual_threads(verb, simulated)?);
+            threads = Some(self.default_threads(verb, simulated)?);
         }
         Ok(MicroParameters {
             direction,
@@ -251,7 +251,7 @@ impl StreamArgs {
                 PagesArg::Small => MemoryPages::Small,
                 PagesArg::Huge => MemoryPages::Huge,
             }),
-            reads_kept: simulated.and_then(reads_kept),
+            max_reads_in_wqe_cache: simulated.and_then(reads_without_wqe_eviction),
             ..self.common.parameters()
         })
     }
@@ -263,11 +263,11 @@ impl StreamArgs {
 
     /// Returns the default number of requesters for one responder: one requester per core. With SENDs, each requester
     /// takes a second core, to receive.
-    fn usual_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
+    fn default_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
         if let Some(profile) = simulated {
             return Ok(usize::try_from(profile.host.cores.value)?.min(MAX_THREADS));
         }
-        if self.common.ends.is_elsewhere() {
+        if self.common.ends.starts_sides_separately() {
             return Ok(1);
         }
         let cores = bench::pin::allowed()?.len();

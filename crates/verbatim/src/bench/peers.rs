@@ -16,10 +16,13 @@ use comfy_table::Table;
 use serde::Serialize;
 
 use super::breakdown;
-use super::common::{CoresArgs, JsonLines, nic_choice, warn_of_circumstances, with_range, worker};
+use super::common::{
+    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_circumstances,
+    worker_command,
+};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
-use crate::output::{self, figure, print};
+use crate::output::{self, format_three_digits, print};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -61,7 +64,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -107,7 +110,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
             rows,
         },
         cores,
-        worker: worker()?,
+        worker: worker_command()?,
         nic,
     };
     if args.breakdown {
@@ -122,7 +125,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
     warn_of_circumstances(&record);
     lines.write_line(&Line::Record(&record))?;
 
-    let count = bench::run::steps(&bench.settings.rows);
+    let count = bench::run::measurements_per_round(&bench.settings.rows);
     let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
     let mut told = Ok(());
     let mut is_running = false;
@@ -187,7 +190,7 @@ fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
         return args.only.clone();
     }
     let all = all.iter().copied();
-    all.filter(|row| !args.breakdown || row.sends().is_some())
+    all.filter(|row| !args.breakdown || row.send_stream().is_some())
         .collect()
 }
 
@@ -219,9 +222,9 @@ fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> 
         record.commit,
         record.cores.requester,
         record.cores.responder,
-        figure(summary.bounce_ns.median),
-        figure(summary.bounce_ns.min),
-        figure(summary.bounce_ns.max),
+        format_three_digits(summary.bounce_ns.median),
+        format_three_digits(summary.bounce_ns.min),
+        format_three_digits(summary.bounce_ns.max),
         record.settings.rounds,
         if record.provider == "softnic" {
             "software NIC"
@@ -266,7 +269,7 @@ fn table(rows: &[RowResult]) -> Table {
             .into_iter()
             .filter_map(|(cores, figures)| Some((cores, figures?)));
         let mut lines: Vec<_> = both
-            .map(|(cores, figures)| line(row, cores, &figures))
+            .map(|(cores, figures)| table_row_cells(row, cores, &figures))
             .collect();
         if lines.is_empty() {
             let verdict = if row.errors.is_empty() {
@@ -288,38 +291,42 @@ fn table(rows: &[RowResult]) -> Table {
     table
 }
 
-fn line(row: &RowResult, cores: &str, figures: &RowFigures) -> Vec<String> {
+fn table_row_cells(row: &RowResult, cores: &str, figures: &RowFigures) -> Vec<String> {
     let unit = row.unit.name();
     let median = |spread: Option<MedianAndSpread>| {
         spread.map_or_else(
             || "-".to_owned(),
-            |s| format!("{} {unit}", figure(s.median)),
+            |s| format!("{} {unit}", format_three_digits(s.median)),
         )
     };
     // The columns of a peer that is missing are empty.
     let of =
         |name: &Option<String>, text: String| if name.is_some() { text } else { String::new() };
     let wanted_unit = if row.peer_name.is_some() { "x" } else { unit };
-    let (wanted, verdict) = wanted_text(row, figures.verdict, wanted_unit);
-    let (limit_wanted, limit_verdict) = wanted_text(row, figures.limit_verdict, "x");
+    let (wanted, verdict) = goal_and_verdict_text(row, figures.verdict, wanted_unit);
+    let (limit_wanted, limit_verdict) = goal_and_verdict_text(row, figures.limit_verdict, "x");
     vec![
         row.row.label(),
         cores.to_owned(),
-        with_range(figures.ours, unit),
+        format_median_and_range(figures.ours, unit),
         row.peer_name.clone().unwrap_or_default(),
         of(&row.peer_name, median(figures.peer)),
-        of(&row.peer_name, with_range(figures.ratio, "x")),
+        of(&row.peer_name, format_median_and_range(figures.ratio, "x")),
         wanted,
         verdict,
         row.limit_name.clone().unwrap_or_default(),
         of(&row.limit_name, median(figures.limit)),
-        of(&row.limit_name, with_range(figures.share, "x")),
+        of(&row.limit_name, format_median_and_range(figures.share, "x")),
         limit_wanted,
         limit_verdict,
     ]
 }
 
-fn wanted_text(row: &RowResult, verdict: Option<GoalVerdict>, unit: &str) -> (String, String) {
+fn goal_and_verdict_text(
+    row: &RowResult,
+    verdict: Option<GoalVerdict>,
+    unit: &str,
+) -> (String, String) {
     let Some(verdict) = verdict else {
         return (String::new(), String::new());
     };

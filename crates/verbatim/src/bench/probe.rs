@@ -8,8 +8,8 @@ use bench::record::RunCircumstances;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::common::{CoresArgs, bytes, nic_choice};
-use super::ends::EndsArgs;
+use super::common::{CoresArgs, format_byte_count, nic_choice};
+use super::ends::TwoHostArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed, table};
@@ -37,13 +37,13 @@ When a WRITE has completed, the target is told by other means than the NIC, and 
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Bytes of the WRITEs, with commas between them; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,64,256,1K,4K,64K", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,64,256,1K,4K,64K", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// Over which transport
     #[arg(long, value_enum, default_value_t = WriteVerb::RcWrite)]
     verb: WriteVerb,
     /// WRITEs of each size
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::number("a count of WRITEs", 1..=1_000_000_000u32))]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_in_range("a count of WRITEs", 1..=1_000_000_000u32))]
     writes: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[command(flatten)]
     port: PortArgs,
     #[command(flatten)]
-    ends: EndsArgs,
+    ends: TwoHostArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -93,10 +93,10 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
     if args.ends.listens() {
-        return args.ends.listen(&probes, &nic);
+        return args.ends.serve_other_side(&probes, &nic);
     }
     let cores = args.cores.choose_cores()?;
-    let mut link = args.ends.link(cores.responder, &probes)?;
+    let mut link = args.ends.connect_worker(cores.responder, &probes)?;
     let settings = Settings {
         probes: probes.clone(),
     };
@@ -109,7 +109,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     let mut all_there = true;
     for probe in probes {
         let payload_bytes = probe.payload_bytes();
-        let result = steps.run(bytes(payload_bytes), || {
+        let result = steps.run(format_byte_count(payload_bytes), || {
             probe::run(cores.requester, &mut link, &nic, probe)
         })?;
         let Some(result) = result else {
@@ -133,7 +133,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
             (ProbedProperty::Visible, _) => "completed and not seen",
         };
         rows.add_row([
-            bytes(payload_bytes),
+            format_byte_count(payload_bytes),
             result.inspected.to_string(),
             result.missing.to_string(),
             verdict.to_owned(),

@@ -14,12 +14,15 @@ use bench::peers::perftest;
 use bench::record::RunCircumstances;
 use serde::Serialize;
 
-use super::common::{CoresArgs, JsonLines, bytes, warn_of_circumstances, with_range, worker};
-use super::markdown::markdown;
-use super::verdict::{goal, unit, verdict};
+use super::common::{
+    CoresArgs, JsonLines, format_byte_count, format_median_and_range, warn_of_circumstances,
+    worker_command,
+};
+use super::markdown::comparison_page;
+use super::verdict::{format_goal, goal_met_text, unit_and_factor};
 use crate::CommandOutcome;
 use crate::args::{self, PortArgs};
-use crate::output::{self, figure, print};
+use crate::output::{self, format_three_digits, print};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -43,13 +46,13 @@ pub(super) struct Args {
     port: PortArgs,
     /// Measure this payload only (may be given several times), in bytes, also with K or M behind
     /// [default: 8, 64, 4K, 64K and 1M]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// How long each measurement takes
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::duration)]
     duration: Duration,
     /// How often each row is measured on each side
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// Leave out perftest
     #[arg(long)]
@@ -100,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         gid_index: args.port.gid_index,
         ..NicChoice::first_of("system")
     };
-    let device = system.device_name().context(NO_DEVICE)?;
+    let device = system.device_name().context(NO_DEVICE_MESSAGE)?;
     let settings = Settings {
         rounds: args.rounds,
         duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
@@ -115,7 +118,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         eprintln!("note: perftest is not installed (Debian: perftest), so its figures are missing");
     }
     let softnic = NicChoice::first_of("softnic");
-    let comparison = Comparison::new(settings.clone(), cores, worker()?, softnic, system)?;
+    let comparison = Comparison::new(settings.clone(), cores, worker_command()?, softnic, system)?;
     let tasks = comparison.tasks()?;
     let record = RunCircumstances::new(cores, "softnic, system".to_owned(), device, settings);
     warn_of_circumstances(&record);
@@ -130,7 +133,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         match event {
             ComparisonEvent::Begin { task, side } => {
-                steps.show_step(format!("{}: {}", label(task), side.name()));
+                steps.show_step(format!("{}: {}", row_label(task), side.name()));
             }
             ComparisonEvent::Sample(sample) => {
                 steps.complete_step();
@@ -144,9 +147,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     for row in &summary.rows {
         lines.write_line(&Line::Row(row))?;
     }
-    let met = summary.met();
+    let met = summary.are_goals_met();
     lines.write_line(&Line::Summary { goals_met: met })?;
-    let page_text = || markdown(&record, &summary);
+    let page_text = || comparison_page(&record, &summary);
     match &page {
         MarkdownPage::Stdout => print(page_text().trim_end())?,
         MarkdownPage::File(path) => std::fs::write(path, page_text())
@@ -158,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     for row in &summary.rows {
         for error in &row.errors {
-            eprintln!("error: {}: {error}", label(&row.task));
+            eprintln!("error: {}: {error}", row_label(&row.task));
         }
     }
     let failed = |row: &RowResult| !row.errors.is_empty();
@@ -178,19 +181,19 @@ enum MarkdownPage {
     File(PathBuf),
 }
 
-const NO_DEVICE: &str = "\
+const NO_DEVICE_MESSAGE: &str = "\
 there is no such RDMA device on this machine to compare the software NIC with; run `cargo xtask rxe \
 -- target/release/verbatim bench providers`, which starts a virtual machine with the kernel's \
 Soft-RoCE, or make a Soft-RoCE device as root (`modprobe rdma_rxe && rdma link add rxe0 type rxe \
 netdev eth0`)";
 
 /// Returns a short name of a row.
-pub(super) fn label(task: &MeasurementTask) -> String {
+pub(super) fn row_label(task: &MeasurementTask) -> String {
     let latency = match task {
         MeasurementTask::Stream(_) => "",
         MeasurementTask::PingPong(_) => " latency",
     };
-    let payload = bytes(task.payload_bytes());
+    let payload = format_byte_count(task.payload_bytes());
     format!("{}{latency}, {payload}", task.verb().label())
 }
 
@@ -218,29 +221,29 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 6, 7]);
     for row in &summary.rows {
-        let (unit, scale) = unit(row);
+        let (unit, scale) = unit_and_factor(row);
         let side = |spread: Option<bench::stats::MedianAndSpread>| {
             spread.map_or_else(
                 || "-".to_owned(),
-                |s| format!("{} {unit}", figure(s.median * scale)),
+                |s| format!("{} {unit}", format_three_digits(s.median * scale)),
             )
         };
         table.add_row([
-            label(&row.task),
+            row_label(&row.task),
             side(row.softnic),
             side(row.system),
-            with_range(row.ratio, "x"),
-            goal(row),
-            verdict(row).to_owned(),
+            format_median_and_range(row.ratio, "x"),
+            format_goal(row),
+            goal_met_text(row).to_owned(),
             side(row.perftest),
-            with_range(row.system_to_perftest, "x"),
+            format_median_and_range(row.system_to_perftest, "x"),
         ]);
     }
     print(table)?;
     for row in &summary.rows {
         for (side, lost) in [NicSide::Softnic, NicSide::System].iter().zip(row.lost_ops) {
             if lost > 0 {
-                let (label, side) = (label(&row.task), side.name());
+                let (label, side) = (row_label(&row.task), side.name());
                 print(format_args!(
                     "{label}: {lost} datagrams were lost on the {side}"
                 ))?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::CommandOutcome;
 use crate::args;
-use crate::output::{figure, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed, table};
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench simulator`.
@@ -20,16 +20,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     design: Vec<Design>,
     /// Cores of the simulated server; several with commas between them
-    #[arg(long, value_name = "N", default_value = "10", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=14usize))]
+    #[arg(long, value_name = "N", default_value = "10", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=14usize))]
     cores: Vec<usize>,
     /// Simulated clients
-    #[arg(long, value_name = "N", default_value = "70", value_parser = args::number("clients", 1..=40_000usize))]
+    #[arg(long, value_name = "N", default_value = "70", value_parser = args::integer_in_range("clients", 1..=40_000usize))]
     clients: usize,
     /// Virtual time of a run
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = args::duration)]
     duration: std::time::Duration,
     /// Runs of each design
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("rounds", 1..=1000u32))]
     rounds: u32,
     /// Print one JSON object for each design: {"type": "simulator", "data": …}
     #[arg(long)]
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         let setup = SequencerParameters {
             clients: args.clients,
             time: args.duration,
-            ..SequencerParameters::paper(design, cores)
+            ..SequencerParameters::paper_setup(design, cores)
         };
         let (mut rates, mut last) = (Vec::new(), None);
         for _ in 0..args.rounds {
@@ -125,8 +125,8 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             row.cores.to_string(),
             row.clients.to_string(),
             row.requests.to_string(),
-            figure(row.virtual_ms),
-            super::common::with_range(Some(row.requests_per_cpu_us), ""),
+            format_three_digits(row.virtual_ms),
+            super::common::format_median_and_range(Some(row.requests_per_cpu_us), ""),
         ]);
     }
     drop(steps);

@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
-    MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW,
-    MeasuredRole, MeasurementTask, MicroParameters, TaskResult as Measured, Verb, VerbStream,
+    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
+    MAX_THREADS, MAX_WINDOW, MeasuredRole, MeasurementTask, MicroParameters,
+    TaskResult as Measured, Verb, VerbStream,
 };
 use bench::record::RunCircumstances;
 use chart::{Axis, Chart, Series};
@@ -14,13 +15,13 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, warn_of_circumstances, with_range};
+use super::common::{JsonLines, format_median_and_range, warn_of_circumstances};
 use super::parameters::StreamArgs;
-use super::verb::{RateResult, head, rate_result};
+use super::verb::{RateResult, describe_run, rate_result};
 use crate::CommandOutcome;
 use crate::args;
 use crate::output::{self, print, table};
-use crate::picture::{place, spread_point};
+use crate::picture::{axis_coordinate, spread_point};
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -42,13 +43,13 @@ The rounds of all points are interleaved, so that what disturbs the machine for 
 #[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     /// What is posted
-    #[arg(default_value = "rc-write", value_parser = verb())]
+    #[arg(default_value = "rc-write", value_parser = verb_value_parser())]
     verb: SweptVerb,
     /// The knob that is turned
     #[arg(long, value_enum, default_value_t = SweptSetting::Payload)]
     over: SweptSetting,
     /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     values: Vec<usize>,
     #[command(flatten)]
     pub(super) stream: StreamArgs,
@@ -64,7 +65,7 @@ struct SweptVerb {
 /// The name for the responder's side of SENDs over UD.
 const UD_RECV: &str = "ud-recv";
 
-fn verb() -> impl TypedValueParser<Value = SweptVerb> {
+fn verb_value_parser() -> impl TypedValueParser<Value = SweptVerb> {
     let names = Verb::ALL.map(Verb::name).into_iter().chain([UD_RECV]);
     PossibleValuesParser::new(names).map(|name| {
         let named = Verb::ALL.into_iter().find(|verb| verb.name() == name);
@@ -152,19 +153,19 @@ impl SweptSetting {
     }
 
     /// Returns the largest value of the knob.
-    fn most(self) -> usize {
+    fn max_value(self) -> usize {
         match self {
             SweptSetting::Payload => MAX_PAYLOAD_BYTES,
             SweptSetting::Batch | SweptSetting::Window | SweptSetting::SignalEvery => MAX_WINDOW,
             SweptSetting::QueuePairs => MAX_QUEUE_PAIRS,
             SweptSetting::Threads => MAX_THREADS,
-            SweptSetting::Addresses => MAX_ADDRESSES,
-            SweptSetting::Spacing => MAX_SPACING_BYTES,
+            SweptSetting::Addresses => MAX_ATOMIC_COUNTERS,
+            SweptSetting::Spacing => MAX_COUNTER_SPACING_BYTES,
         }
     }
 
     /// Returns the default values: powers of two in a range that suits the verb.
-    fn usual(self, verb: Verb) -> Vec<usize> {
+    fn default_values(self, verb: Verb) -> Vec<usize> {
         let (first, last) = match (self, verb) {
             (SweptSetting::Payload, Verb::Atomics) => (8, 8),
             // UD messages fit one packet of every MTU.
@@ -218,7 +219,10 @@ enum Line<'a> {
 }
 
 /// Returns the knob's values, each with its stream.
-fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, VerbStream)>> {
+fn values_and_streams(
+    args: &Args,
+    simulated: Option<&Profile>,
+) -> Result<Vec<(usize, VerbStream)>> {
     let SweptVerb { verb, direction } = args.verb;
     let mut parameters = args.stream.parameters(verb, direction, simulated)?;
     if args.over == SweptSetting::Threads && !args.stream.asks_for_threads() {
@@ -235,11 +239,11 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, VerbS
     }
     let mut values = args.values.clone();
     if values.is_empty() {
-        values = args.over.usual(verb);
+        values = args.over.default_values(verb);
     }
     values.sort_unstable();
     values.dedup();
-    let most = args.over.most();
+    let most = args.over.max_value();
     if args.over != SweptSetting::Payload
         && let Some(wrong) = values.iter().find(|value| !(1..=most).contains(*value))
     {
@@ -263,16 +267,20 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let profiles = common.simulation.profiles()?;
     let mut swept = Vec::new();
     if profiles.is_empty() {
-        let streams = streams(args, None)?;
+        let streams = values_and_streams(args, None)?;
         if common.ends.listens() {
             common.nic.apply_to_process()?;
-            return common.ends.listen(&tasks(&streams), &common.nic_choice());
+            return common
+                .ends
+                .serve_other_side(&tasks(&streams), &common.nic_choice());
         }
-        picture.check()?;
+        picture.check_files_writable()?;
         swept.push(measure(args, &streams)?);
     } else {
-        picture.check()?;
-        let each = profiles.iter().map(|profile| streams(args, Some(profile)));
+        picture.check_files_writable()?;
+        let each = profiles
+            .iter()
+            .map(|profile| values_and_streams(args, Some(profile)));
         let each: Vec<_> = each.collect::<Result<_>>()?;
         let steps = CommandSteps::new(each.iter().map(|streams| streams.len() as u64).sum())?;
         for (profile, streams) in profiles.iter().zip(&each) {
@@ -298,7 +306,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 type Point = (usize, RateResult);
 
 /// The results of a sweep on one NIC.
-struct SweptOn {
+struct PerNicResult {
     nic: String,
     /// The NIC and the circumstances of the run.
     title: String,
@@ -313,7 +321,7 @@ fn tasks(streams: &[(usize, VerbStream)]) -> Vec<MeasurementTask> {
 }
 
 /// Returns a description of the swept verb.
-fn swept(args: &Args) -> String {
+fn describe_verb(args: &Args) -> String {
     match args.verb.direction {
         Some(_) => format!("{}, inbound", args.verb.verb.label()),
         None => args.verb.verb.label().to_owned(),
@@ -321,7 +329,7 @@ fn swept(args: &Args) -> String {
 }
 
 fn step_name(args: &Args, value: usize) -> String {
-    format!("{}, {} of {value}", swept(args), args.over.name())
+    format!("{}, {} of {value}", describe_verb(args), args.over.name())
 }
 
 fn settings(args: &Args, streams: &[(usize, VerbStream)], rounds: u32) -> Settings {
@@ -338,10 +346,10 @@ fn simulate(
     streams: &[(usize, VerbStream)],
     profile: &Profile,
     steps: &CommandSteps,
-) -> Result<SweptOn> {
+) -> Result<PerNicResult> {
     let common = &args.stream.common;
     let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
-    let title = format!("{}, simulated: {}", swept(args), profile.title);
+    let title = format!("{}, simulated: {}", describe_verb(args), profile.title);
     lines.write_line(&Line::Simulated {
         nic: &profile.name,
         settings: &settings(args, streams, 1),
@@ -361,7 +369,7 @@ fn simulate(
         })?;
         points.push((value, result));
     }
-    Ok(SweptOn {
+    Ok(PerNicResult {
         nic: profile.name.clone(),
         title,
         points,
@@ -369,7 +377,7 @@ fn simulate(
 }
 
 /// Measures every point in every round.
-fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<SweptOn> {
+fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult> {
     let common = &args.stream.common;
     common.nic.apply_to_process()?;
     let cores = common.cores.choose_cores()?;
@@ -378,7 +386,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<SweptOn> {
     let settings = settings(args, streams, common.rounds);
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.write_line(&Line::Record(&record))?;
-    let mut runner = common.ends.runner(cores, &tasks(streams))?;
+    let mut runner = common.ends.worker_pool(cores, &tasks(streams))?;
     let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
     'rounds: for round in 0..common.rounds {
@@ -408,15 +416,19 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<SweptOn> {
         })?;
         points.push((value, result));
     }
-    Ok(SweptOn {
+    Ok(PerNicResult {
         nic: record.device.clone(),
-        title: format!("{}: {}", swept(args), head(&record, common.rounds)),
+        title: format!(
+            "{}: {}",
+            describe_verb(args),
+            describe_run(&record, common.rounds)
+        ),
         points,
     })
 }
 
 /// Formats a CSV line for each point; the NIC is the last column.
-fn csv(over: SweptSetting, swept: &[SweptOn]) -> String {
+fn csv(over: SweptSetting, swept: &[PerNicResult]) -> String {
     let mut text = format!(
         "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic\n",
         over.name()
@@ -439,11 +451,17 @@ fn csv(over: SweptSetting, swept: &[SweptOn]) -> String {
     text
 }
 
-fn chart(args: &Args, all: &[SweptOn]) -> Chart {
-    let point = |(value, result): &Point| Some(spread_point(place(*value), result.rate_mops?, 1.0));
+fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
+    let point = |(value, result): &Point| {
+        Some(spread_point(
+            axis_coordinate(*value),
+            result.rate_mops?,
+            1.0,
+        ))
+    };
     let axis = Axis::log(args.over.label());
     Chart {
-        title: format!("{} over the {}", swept(args), args.over.label()),
+        title: format!("{} over the {}", describe_verb(args), args.over.label()),
         caption: all
             .iter()
             .map(|one| one.title.as_str())
@@ -470,8 +488,8 @@ fn print_points(over: SweptSetting, points: &[Point]) -> Result<()> {
     for (value, result) in points {
         rows.add_row([
             value.to_string(),
-            with_range(result.rate_mops, "M/s"),
-            with_range(result.bandwidth_gbytes_per_s, "GB/s"),
+            format_median_and_range(result.rate_mops, "M/s"),
+            format_median_and_range(result.bandwidth_gbytes_per_s, "GB/s"),
             result.verified_ops.to_string(),
             result.lost_ops.to_string(),
         ]);
@@ -492,7 +510,7 @@ mod tests {
                 {
                     continue;
                 }
-                let values = over.usual(verb);
+                let values = over.default_values(verb);
                 assert!(!values.is_empty());
                 for value in values {
                     let mut parameters = MicroParameters::default();
@@ -507,7 +525,7 @@ mod tests {
     #[test]
     fn a_point_without_a_rate_is_an_empty_cell() {
         let nothing = rate_result(&[]);
-        let swept = SweptOn {
+        let swept = PerNicResult {
             nic: "cib".to_owned(),
             title: String::new(),
             points: vec![(4, nothing)],

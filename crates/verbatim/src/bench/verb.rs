@@ -12,11 +12,11 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, bytes, warn_of_circumstances, with_range};
+use super::common::{JsonLines, format_byte_count, format_median_and_range, warn_of_circumstances};
 use super::parameters::{CommonArgs, StreamArgs};
 use crate::CommandOutcome;
-use crate::output::{figure, print};
-use crate::picture::place;
+use crate::output::{format_three_digits, print};
+use crate::picture::axis_coordinate;
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -87,7 +87,7 @@ impl LatencyVerb {
 }
 
 /// Measures a rate.
-pub(super) fn stream(
+pub(super) fn run_rate(
     verb: Verb,
     direction: Option<MeasuredRole>,
     args: &StreamArgs,
@@ -104,7 +104,7 @@ pub(super) fn stream(
 }
 
 /// Measures a latency.
-pub(super) fn latency(args: &LatencyArgs) -> Result<CommandOutcome> {
+pub(super) fn run_latency(args: &LatencyArgs) -> Result<CommandOutcome> {
     let common = &args.common;
     let ping = PingPong::new(
         args.verb.verb(),
@@ -177,7 +177,7 @@ fn simulate(
     task: &MeasurementTask,
     args: &CommonArgs,
 ) -> Result<CommandOutcome> {
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
@@ -214,11 +214,11 @@ fn measure(
     if let Some(profile) = profile {
         return simulate(profile, task, args);
     }
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     args.nic.apply_to_process()?;
     let tasks = std::slice::from_ref(task);
     if args.ends.listens() {
-        return args.ends.listen(&tasks, &args.nic_choice());
+        return args.ends.serve_other_side(&tasks, &args.nic_choice());
     }
     let cores = args.cores.choose_cores()?;
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
@@ -229,7 +229,7 @@ fn measure(
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.write_line(&Line::Record(&record))?;
-    let mut runner = args.ends.runner(cores, tasks)?;
+    let mut runner = args.ends.worker_pool(cores, tasks)?;
     let steps = CommandSteps::new(args.rounds.into())?;
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
@@ -246,13 +246,13 @@ fn measure(
     drop(steps);
     warn_of_circumstances(&record);
     args.picture
-        .write(&chart(task, head(&record, args.rounds), &outcomes))?;
+        .write(&chart(task, describe_run(&record, args.rounds), &outcomes))?;
     match task {
         MeasurementTask::Stream(stream) => {
             let result = rate_result(&outcomes);
             lines.write_line(&Line::Rate(&result))?;
             if !args.json {
-                print(head(&record, args.rounds))?;
+                print(describe_run(&record, args.rounds))?;
                 show_rate(stream, &result)?;
             }
         }
@@ -260,7 +260,7 @@ fn measure(
             let result = latency_result(&outcomes);
             lines.write_line(&Line::Latency(&result))?;
             if !args.json {
-                print(head(&record, args.rounds))?;
+                print(describe_run(&record, args.rounds))?;
                 show_latency(ping, &result)?;
             }
         }
@@ -270,7 +270,7 @@ fn measure(
 
 /// Makes a chart of the rounds, in the order in which they ran.
 fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Chart {
-    let rounds = || (1..).map(place).zip(outcomes);
+    let rounds = || (1..).map(axis_coordinate).zip(outcomes);
     let rates = rounds().filter_map(|(round, outcome)| match outcome {
         Measured::Rate(rate) => Some((round, rate.rate_mops)),
         Measured::Latency(_) => None,
@@ -284,12 +284,13 @@ fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Char
     };
     let (title, y, series) = match task {
         MeasurementTask::Stream(stream) => (
-            payload(stream.verb, stream.payload_bytes, stream.inline) + &layout(stream),
+            describe_payload(stream.verb, stream.payload_bytes, stream.inline)
+                + &describe_changed_settings(stream),
             Axis::auto("10⁶ messages a second"),
             vec![Series::new("message rate", rates)],
         ),
         MeasurementTask::PingPong(ping) => (
-            payload(ping.verb, ping.payload_bytes, ping.inline),
+            describe_payload(ping.verb, ping.payload_bytes, ping.inline),
             Axis::auto("µs"),
             vec![
                 Series::new("median", latency(|l| l.latency_ns_p50)),
@@ -349,7 +350,7 @@ fn latency_result(outcomes: &[Measured]) -> LatencyResult {
 }
 
 /// Describes the machine, the NIC, the cores and the number of rounds of a measurement.
-pub(super) fn head<S>(record: &RunCircumstances<S>, rounds: u32) -> String {
+pub(super) fn describe_run<S>(record: &RunCircumstances<S>, rounds: u32) -> String {
     format!(
         "{} {} on {}, {} (commit {}), cores {} and {}; median of {} rounds (min..max)",
         if record.provider == "softnic" {
@@ -367,16 +368,16 @@ pub(super) fn head<S>(record: &RunCircumstances<S>, rounds: u32) -> String {
     )
 }
 
-fn payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
+fn describe_payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
     let inline = if inline { " inline" } else { "" };
     match payload_bytes {
         0 => format!("{}, header-only", verb.label()),
-        n => format!("{}, {}{inline}", verb.label(), bytes(n)),
+        n => format!("{}, {}{inline}", verb.label(), format_byte_count(n)),
     }
 }
 
 /// Describes the settings of a stream that differ from the defaults, without its payload.
-fn layout(stream: &VerbStream) -> String {
+fn describe_changed_settings(stream: &VerbStream) -> String {
     let mut text = String::new();
     if stream.direction == MeasuredRole::Inbound {
         text += ", inbound";
@@ -392,7 +393,7 @@ fn layout(stream: &VerbStream) -> String {
         }
     }
     if stream.addresses > 1 {
-        text += &format!(" {} apart", bytes(stream.spacing_bytes));
+        text += &format!(" {} apart", format_byte_count(stream.spacing_bytes));
     }
     if stream.burst {
         text += ", window after window";
@@ -413,10 +414,10 @@ fn show_rate(stream: &VerbStream, result: &RateResult) -> Result<()> {
     print(format_args!(
         "{}, {batch} a doorbell, {window} outstanding, 1 in {signal_every} signaled{}\n\
          message rate  {}\nbandwidth     {}\nchecked       {} messages",
-        payload(stream.verb, stream.payload_bytes, stream.inline),
-        layout(stream),
-        with_range(result.rate_mops, "M/s"),
-        with_range(result.bandwidth_gbytes_per_s, "GB/s"),
+        describe_payload(stream.verb, stream.payload_bytes, stream.inline),
+        describe_changed_settings(stream),
+        format_median_and_range(result.rate_mops, "M/s"),
+        format_median_and_range(result.bandwidth_gbytes_per_s, "GB/s"),
         result.verified_ops,
     ))?;
     if result.lost_ops > 0 {
@@ -428,7 +429,7 @@ fn show_rate(stream: &VerbStream, result: &RateResult) -> Result<()> {
 fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
     print(format_args!(
         "{}: {}",
-        payload(ping.verb, ping.payload_bytes, ping.inline),
+        describe_payload(ping.verb, ping.payload_bytes, ping.inline),
         if ping.is_one_way() {
             "half of a round trip"
         } else {
@@ -445,7 +446,8 @@ fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
         let shown = spread.map_or_else(
             || "-".to_owned(),
             |s| {
-                let [median, min, max] = [s.median, s.min, s.max].map(|ns| figure(ns / 1e3));
+                let [median, min, max] =
+                    [s.median, s.min, s.max].map(|ns| format_three_digits(ns / 1e3));
                 format!("{median} ({min}..{max}) µs")
             },
         );

@@ -4,7 +4,7 @@ use bench::micro::MeasurementTask;
 use bench::micro::compare::RowResult;
 
 /// Formats the goal for the ratio of a row.
-pub(super) fn goal(row: &RowResult) -> String {
+pub(super) fn format_goal(row: &RowResult) -> String {
     match (row.goal, row.task) {
         (None, _) => String::new(),
         (Some(goal), MeasurementTask::Stream(_)) => format!("≥ {goal} x"),
@@ -14,7 +14,7 @@ pub(super) fn goal(row: &RowResult) -> String {
 
 /// Returns the unit of a row and the factor of the unit. Rates of short messages are in messages,
 /// rates of long messages in bytes.
-pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
+pub(super) fn unit_and_factor(row: &RowResult) -> (&'static str, f64) {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let bytes = row.task.payload_bytes() as f64;
     match row.task {
@@ -25,7 +25,7 @@ pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
 }
 
 /// Formats the verdict on a row's goal.
-pub(super) fn verdict(row: &RowResult) -> &'static str {
+pub(super) fn goal_met_text(row: &RowResult) -> &'static str {
     match row.goal_met {
         _ if row.ratio.is_none() => "FAILED",
         None => "",

@@ -18,11 +18,11 @@ use serde::Serialize;
 
 use super::common::{JsonLines, warn_of_circumstances};
 use super::parameters::CommonArgs;
-use super::verb::head;
+use super::verb::describe_run;
 use crate::CommandOutcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, table};
+use crate::output::{self, format_three_digits, print, table};
 use crate::pcie_counters::PcieCounters;
 use crate::steps::CommandSteps;
 
@@ -40,7 +40,7 @@ lines that the NIC reads from memory: expected by the model, counted by a simula
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Work requests of a window, with commas between them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,64,128,256,512,768,1024", value_parser = args::number("a window", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,64,128,256,512,768,1024", value_parser = args::integer_in_range("a window", 1..=MAX_WINDOW))]
     window: Vec<usize>,
     /// What is posted
     #[arg(
@@ -51,7 +51,7 @@ pub(super) struct Args {
     )]
     verb: Vec<WindowVerb>,
     /// Threads, each with one of the other side [default: 1; on a simulated NIC all cores]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of threads", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of threads", 1..=MAX_THREADS))]
     threads: Option<usize>,
     /// Count what devices read over PCIe, by this machine's Intel uncore counters
     #[arg(long, conflicts_with_all = ["simulated_nic", "nic_file"])]
@@ -134,9 +134,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         return args
             .common
             .ends
-            .listen(&tasks(&streams), &args.common.nic_choice());
+            .serve_other_side(&tasks(&streams), &args.common.nic_choice());
     }
-    args.common.picture.check()?;
+    args.common.picture.check_files_writable()?;
     let (title, points) = match &profile {
         Some(profile) => simulate(args, &streams, profile)?,
         None => measure(args, &streams)?,
@@ -218,7 +218,7 @@ fn simulate(
         let sample = WqeCacheSample {
             outcome,
             lines_read: Some(
-                counted.read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES),
+                counted.dma_read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES),
             ),
             wqe_cache_misses: Some(counted.wqe_cache_misses),
         };
@@ -238,7 +238,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
         nic: Some(args.expected_nic.clone()),
         nic_file: None,
     };
-    let expect = expect.chosen()?;
+    let expect = expect.chosen_or_default_profile()?;
     let counters = args.pcie_counters.then(PcieCounters::find).transpose()?;
     common.nic.apply_to_process()?;
     let nic = common.nic_choice();
@@ -257,7 +257,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.write_line(&Line::Record(&record))?;
     let tasks = tasks(streams);
-    let mut runner = common.ends.runner(cores, &tasks)?;
+    let mut runner = common.ends.worker_pool(cores, &tasks)?;
     let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
     let mut samples: Vec<Vec<WqeCacheSample>> = streams.iter().map(|_| Vec::new()).collect();
     'rounds: for round in 0..common.rounds {
@@ -266,7 +266,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
                 let mut once = || runner.measure(&nic, task);
                 Ok(match &counters {
                     Some(counters) => {
-                        let (outcome, counted) = counters.during(once)?;
+                        let (outcome, counted) = counters.count_during(once)?;
                         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
                         (outcome, Some(counted.rd_cur as f64))
                     }
@@ -295,7 +295,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     for (stream, samples) in measured.filter(|(_, samples)| !samples.is_empty()) {
         let footprint = stream.footprint(&expect)?;
         let mut expected = footprint.requester.lines_read();
-        if !common.ends.is_elsewhere() {
+        if !common.ends.starts_sides_separately() {
             // The counters include the reads of both sides.
             expected += footprint.responder.lines_read();
         }
@@ -303,7 +303,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
         lines.write_line(&Line::Window(&point))?;
         points.push(point);
     }
-    let title = head(&record, common.rounds);
+    let title = describe_run(&record, common.rounds);
     if !common.json {
         print(&title)?;
         if counters.is_none() {
@@ -415,13 +415,14 @@ fn print_points(points: &[WqeCachePoint]) -> Result<()> {
     ];
     let mut rows = table(heads, &[1, 2, 3, 4, 5, 6]);
     for point in points {
-        let known = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), figure);
+        let known =
+            |number: Option<f64>| number.map_or_else(|| "-".to_owned(), format_three_digits);
         rows.add_row([
             point.verb.label().to_owned(),
             point.window.to_string(),
             point.outstanding.to_string(),
-            figure(point.rate_mops),
-            figure(point.expected_reads_mops),
+            format_three_digits(point.rate_mops),
+            format_three_digits(point.expected_reads_mops),
             known(point.counted_reads_mops),
             known(point.wqe_cache_misses_mops),
         ]);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed, write_file};
+use crate::output::{self, format_three_digits, print, print_typed, write_file};
 use crate::picture::svg;
 use crate::side_by_side::outcome;
 use crate::steps::CommandSteps;
@@ -39,13 +39,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
     every: Duration,
     /// How often other keys become popular
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of jumps", 1..=100u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of jumps", 1..=100u32))]
     jumps: u32,
     /// Keys are popular by Zipf's law with this exponent
-    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::fraction("an exponent", 0.01..=5.0))]
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::decimal_in_range("an exponent", 0.01..=5.0))]
     exponent: f64,
     /// What the simulation starts its random numbers from: the same seed gives the same output
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// Draw the rates over time into this file
     #[arg(long, value_name = "FILE")]
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         nic: Some(args.nic.clone()),
         nic_file: args.nic_file.clone(),
     };
-    let profile = chosen.chosen()?;
+    let profile = chosen.chosen_or_default_profile()?;
     let setup = AdaptiveParameters {
         phase_duration: args.every,
         phases: args.jumps,
@@ -112,7 +112,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let summary = summary(best, follows, stays);
     if let Some(file) = &args.svg {
-        write_file(file, &picture(&profile.name, best.0, follows, stays))?;
+        write_file(
+            file,
+            &rates_over_time_svg(&profile.name, best.0, follows, stays),
+        )?;
     }
     if args.json {
         print_typed("course", &("adaptive", follows))?;
@@ -138,13 +141,13 @@ fn show_interrupted(
     }
     print(format_args!(
         "the best split that stays: {} M look-ups/s with {} % of them on the DPU",
-        figure(best_mops),
-        figure(100.0 * best_dpu_share)
+        format_three_digits(best_mops),
+        format_three_digits(100.0 * best_dpu_share)
     ))?;
     if let Some(rate) = follows.and_then(mean_mops) {
         print(format_args!(
             "adaptive: {} M look-ups/s on average, jumps included",
-            figure(rate)
+            format_three_digits(rate)
         ))?;
     }
     Ok(outcome(follows.is_none_or(|course| course.verified)))
@@ -193,19 +196,28 @@ fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Res
         ("adaptive", s.settled_mops),
         ("that of the beginning", s.fixed_mops),
     ] {
-        let share = format!("{} %", figure(100.0 * rate / s.best_mops));
-        table.add_row([name.to_owned(), format!("{} M", figure(rate)), share]);
+        let share = format!("{} %", format_three_digits(100.0 * rate / s.best_mops));
+        table.add_row([
+            name.to_owned(),
+            format!("{} M", format_three_digits(rate)),
+            share,
+        ]);
     }
     print(table)?;
     let after = s.convergence_ms.iter();
     let after: Vec<String> = after
-        .map(|ms| ms.map_or_else(|| "never".to_owned(), |ms| format!("{} ms", figure(ms))))
+        .map(|ms| {
+            ms.map_or_else(
+                || "never".to_owned(),
+                |ms| format!("{} ms", format_three_digits(ms)),
+            )
+        })
         .collect();
     print(format_args!(
         "\nwithin 5 % of the best (mean of the 5 ms that follow) after each jump: {}; in the 10 ms after a jump {} % of the best rate are lost\n\
          {} KB of keys and values moved, {} requests redirected; every answer {}",
         after.join(", "),
-        figure(100.0 * s.lost_while_moving),
+        format_three_digits(100.0 * s.lost_while_moving),
         s.moved_bytes / 1000,
         s.redirected,
         if s.verified { "right" } else { "WAS NOT RIGHT" }
@@ -213,7 +225,7 @@ fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Res
 }
 
 /// Draws the rates over time of the adaptive and of the fixed split.
-fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
+fn rates_over_time_svg(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
     // Take the average of two steps for each point, to smooth the curve.
     let curve = |course: &Course| {
         let pairs = course.points.chunks(2);

@@ -23,13 +23,13 @@ pub(crate) struct SimulationArgs {
     #[arg(long, value_name = "PLACE")]
     pub(super) place: Option<CorePlace>,
     /// Cores of the server, a worker each; several with commas between them [default: as many as the place has, at most 8]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Clients [default: 32 that send RPCs, or 2 that READ]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
     pub(super) clients: Option<usize>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word)]
+    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
     pub(super) seed: Option<u64>,
 }
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use btree::balance::{ControlLaw, ObservedLoad, RangeMove};
-use btree::load::{STRIDE, key_of};
+use btree::load::{STABLE_KEY_DISTANCE, stable_key};
 use btree::{ClientConfig, LoadBalancer, PipelinedClient};
 use serde::Serialize;
 
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{figure, print, print_typed};
+use crate::output::{format_three_digits, print, print_typed};
 use crate::stop::stop_signals;
 
 /// Arguments of `verbatim btree balance`.
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
     servers: Vec<String>,
     /// Where their ranges begin, but for the first, as numbers of stable keys
-    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
     splits: Vec<u64>,
     /// How often it looks
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
@@ -80,14 +80,14 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .iter()
         .map(connect)
         .collect::<Result<Vec<_>>>()?;
-    let splits = args.splits.iter().map(|i| key_of(*i)).collect();
+    let splits = args.splits.iter().map(|i| stable_key(*i)).collect();
     let mut controller = LoadBalancer::new(parts, 0, (ControlLaw::default(), splits), &[]);
     let stop = stop_signals(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
         let moved = controller.rebalance_once()?;
         let seconds = started.elapsed().as_secs_f64();
-        show(args, &controller, seconds, moved)?;
+        print_observation(args, &controller, seconds, moved)?;
         if args.duration.is_some_and(|d| started.elapsed() >= d) {
             break;
         }
@@ -95,26 +95,33 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(CommandOutcome::Done)
 }
 
-fn show(
+fn print_observation(
     args: &Args,
     controller: &LoadBalancer,
     seconds: f64,
     moved: Option<RangeMove>,
 ) -> Result<()> {
     let balancer = controller.balancer();
-    let splits: Vec<u64> = balancer.splits().iter().map(|key| key / STRIDE).collect();
+    let splits: Vec<u64> = balancer
+        .split_keys()
+        .iter()
+        .map(|key| key / STABLE_KEY_DISTANCE)
+        .collect();
     if args.json {
         let look = ServersObservation {
             seconds,
             splits,
-            servers: balancer.observed(),
+            servers: balancer.observed_loads(),
             moved,
         };
         return print_typed("look", &look);
     }
-    let servers = balancer.observed().iter().map(|seen| {
+    let servers = balancer.observed_loads().iter().map(|seen| {
         let busy = (100.0 * seen.utilisation).round();
-        format!("{} M/s, {busy} % busy", figure(seen.rate / 1e6))
+        format!(
+            "{} M/s, {busy} % busy",
+            format_three_digits(seen.rate / 1e6)
+        )
     });
     let servers: Vec<String> = servers.collect();
     let moved = moved.map_or_else(String::new, |m| {

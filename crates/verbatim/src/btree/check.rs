@@ -4,25 +4,27 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use btree::history::{FILLER_COUNT, RecordingParameters, run_client, stable_keys};
+use btree::history::{FILLER_COUNT, RecordingParameters, run_client, stable_key_count};
 use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
 use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::children::part_of;
-use crate::history_check::{CheckArgs, CheckedSystem, RecorderArgs, end_of_input, supported};
+use crate::children::subcommand_with_nic;
+use crate::history_check::{
+    CheckArgs, CheckedSystem, RecorderArgs, stdin_end_poller, supported_designs,
+};
 use crate::nic::OpenNic;
 
 /// The requests that clients send.
 #[derive(clap::Args, Clone, Debug)]
-struct AskArgs {
+struct RequestArgs {
     /// Hot keys: few, so that clients meet. Each has 16 keys around it that come and go, so that leaves split and merge
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a count of keys", 1..=1000u64))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a count of keys", 1..=1000u64))]
     keys: u64,
     /// Requests that a client has outstanding. The more there are on one key, the longer judging takes
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a window", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a window", 1..=64usize))]
     window: usize,
 }
 
@@ -34,12 +36,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ACCESS")]
     access: Vec<AccessDesign>,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often
-    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
     node_size: usize,
     #[command(flatten)]
     check: CheckArgs,
     #[command(flatten)]
-    ask: AskArgs,
+    ask: RequestArgs,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
@@ -66,7 +68,7 @@ found, and all of it is kept.";
 
 /// The maximum number of requests in flight for each hot key. Values have no versions, so the time of the check grows
 /// exponentially with this number.
-const MOST_UNDER_WAY: u64 = 16;
+const MAX_IN_FLIGHT_PER_KEY: u64 = 16;
 
 /// The access design that is checked, as `--json` prints it.
 #[derive(Clone, Copy, Default, Serialize)]
@@ -94,11 +96,11 @@ impl CheckedSystem for TreeUnderTest<'_> {
         }
     }
 
-    fn server(&self, workers: usize) -> Result<Command> {
+    fn server_command(&self, workers: usize) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
-        let load = stable_keys(ask.keys);
+        let load = stable_key_count(ask.keys);
         let room = 10_000 + load + 2 * ask.keys * FILLER_COUNT;
-        let mut command = part_of("btree", "serve", nic, port)?;
+        let mut command = subcommand_with_nic("btree", "serve", nic, port)?;
         command
             .args(["--load", &load.to_string(), "--keys", &room.to_string()])
             .args(["--node-size", &self.args.node_size.to_string()])
@@ -106,9 +108,9 @@ impl CheckedSystem for TreeUnderTest<'_> {
         Ok(command)
     }
 
-    fn client(&self) -> Result<Command> {
+    fn client_command(&self) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
-        let mut command = part_of("btree", "check-client", nic, port)?;
+        let mut command = subcommand_with_nic("btree", "check-client", nic, port)?;
         command
             .args(["--access", self.access.name()])
             .args(["--keys", &ask.keys.to_string()])
@@ -116,14 +118,14 @@ impl CheckedSystem for TreeUnderTest<'_> {
         Ok(command)
     }
 
-    fn address(line: &Line) -> Option<&str> {
+    fn server_address(line: &Line) -> Option<&str> {
         match line {
             Line::Listening { address } => Some(address),
             _ => None,
         }
     }
 
-    fn repeated(line: &Line) -> Option<u64> {
+    fn repeated_changes(line: &Line) -> Option<u64> {
         match line {
             Line::Stats(stats) => Some(stats.repeated),
             _ => None,
@@ -139,7 +141,7 @@ pub(crate) struct ClientArgs {
     #[arg(long)]
     access: AccessDesign,
     #[command(flatten)]
-    ask: AskArgs,
+    ask: RequestArgs,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
@@ -148,28 +150,28 @@ pub(crate) struct ClientArgs {
 
 /// Runs `verbatim btree check`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    if let Some(outcome) = args.check.judged::<TreeUnderTest<'_>>()? {
+    if let Some(outcome) = args.check.judge_stored_history::<TreeUnderTest<'_>>()? {
         return Ok(outcome);
     }
     let (clients, window, keys) = (args.check.clients, args.ask.window, args.ask.keys);
     let under_way = clients as u64 * window as u64;
-    if under_way > MOST_UNDER_WAY * keys {
+    if under_way > MAX_IN_FLIGHT_PER_KEY * keys {
         bail!(
             "{clients} clients with {window} requests each on {keys} hot keys cannot be judged in reasonable time: give them \
              {} keys or more with --keys",
-            under_way.div_ceil(MOST_UNDER_WAY)
+            under_way.div_ceil(MAX_IN_FLIGHT_PER_KEY)
         );
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
-    let accesses = supported(&args.access, &AccessDesign::ALL, |access| {
+    let accesses = supported_designs(&args.access, &AccessDesign::ALL, |access| {
         access.check(device)
     })?;
     let trees: Vec<_> = accesses
         .into_iter()
         .map(|access| TreeUnderTest { args, access })
         .collect();
-    args.check.check(&trees)
+    args.check.check_subjects(&trees)
 }
 
 /// Runs a client, which sends requests until its standard input ends.
@@ -188,15 +190,15 @@ pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
     };
     let plan = RecordingParameters {
         tree: 0,
-        keys: args.ask.keys,
+        hot_keys: args.ask.keys,
         seed: args.recorder.seed,
     };
-    let stop = end_of_input()?;
-    let mut recorder = args.recorder.recorder()?;
+    let stop = stdin_end_poller()?;
+    let mut recorder = args.recorder.create_recorder()?;
     let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
-    let server = pipeline.server();
+    let server = pipeline.server_incarnation();
     run_client(&mut pipeline, &plan, &mut recorder, stop)?;
-    if pipeline.server() != server {
+    if pipeline.server_incarnation() != server {
         bail!("another server has come to its address, and knows nothing of this history");
     }
     Ok(CommandOutcome::Done)

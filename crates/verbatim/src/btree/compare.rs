@@ -21,13 +21,15 @@ use super::arguments::SimulationArgs;
 use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::bench::worker;
-use crate::children::{ChildCores, ChildLines, part_of, start};
+use crate::bench::worker_command;
+use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, figure, print, print_typed, time};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::picture::PictureArgs;
-use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread, yes_or_no};
-use crate::sweeps::{self, DesignResult, SweepArgs, SweepSetting, SweptResult, at_most};
+use crate::side_by_side::{
+    assign_cores, or_nothing, outcome, rate, run_interleaved, spread, yes_or_no,
+};
+use crate::sweeps::{self, DesignResult, SweepArgs, SweepSetting, SweptResult, check_knob_limit};
 
 /// Arguments of `verbatim btree` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -37,25 +39,25 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ACCESS")]
     pub(super) access: Vec<AccessDesign>,
     /// Keys in the tree
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K; 2K on a simulated NIC]
-    #[arg(long, value_name = "BYTES", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
     pub(super) node_size: Option<usize>,
     /// Requests that a client has outstanding [default: 64; 16 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Entries of a scan
-    #[arg(long, value_name = "N", default_value = "100", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
     scan_length: u32,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// How long each measurement runs [default: 300ms; 500 µs to 2 ms of virtual time on a simulated NIC]
     #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// Leave LMDB out
     #[arg(long)]
@@ -77,9 +79,9 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
+    pub(super) fn set_knob(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most| at_most(value, most);
+        let limit = |most| check_knob_limit(value, most);
         match knob {
             SweepSetting::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             SweepSetting::Cores => self.workers = limit(64)?,
@@ -119,13 +121,18 @@ enum Contender {
 }
 
 /// Number of inner nodes that a client caches: all inner nodes of a tree with 100 million keys.
-pub(super) const CACHE: usize = 1 << 15;
+pub(super) const CACHED_INNER_NODES: usize = 1 << 15;
 
 impl Contender {
-    fn all(access: AccessDesign) -> &'static [Self] {
+    fn of_access(access: AccessDesign) -> &'static [Self] {
         match access {
             AccessDesign::Rpc => &[Self::Rpc { batch: 64 }, Self::Rpc { batch: 1 }],
-            AccessDesign::Read => &[Self::Read { cache: CACHE }, Self::Read { cache: 0 }],
+            AccessDesign::Read => &[
+                Self::Read {
+                    cache: CACHED_INNER_NODES,
+                },
+                Self::Read { cache: 0 },
+            ],
             AccessDesign::Auto => &[Self::Auto],
         }
     }
@@ -217,17 +224,17 @@ struct Row {
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings(args, Args::set)?;
-    args.picture.check()?;
+    let settings = args.sweep.settings(args, Args::set_knob)?;
+    args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (contenders, notes) = choose(args, nic.context.capabilities()?)?;
+    let (contenders, notes) = choose_contenders(args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
             print_typed("skipped", note)?;
         }
     }
     let rounds = measure(args, &settings, &contenders)?;
-    let kind = args.nic.provider.kind();
+    let kind = args.nic.provider.nic_description();
     let device = nic.context.device_name();
     let (mut points, mut verified) = (Vec::new(), true);
     for ((value, setting), rounds) in settings.iter().zip(&rounds) {
@@ -248,9 +255,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         verified &= rows.iter().all(|row| row.verified);
         let at = value.unwrap_or(args.workers);
-        points.extend(rows.iter().map(|row| point(at, row)));
+        points.extend(rows.iter().map(|row| design_result(at, row)));
     }
-    let caption = args.sweep.told(&caption(args, kind, device));
+    let caption = args.sweep.caption_with_knob(&caption(args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
@@ -271,7 +278,7 @@ fn measure(
     settings: &[(Option<usize>, Args)],
     contenders: &[Contender],
 ) -> Result<Vec<Vec<Round>>> {
-    let place = |(_, args): &(_, Args)| place(args.workers, 1, 1, "a client");
+    let place = |(_, args): &(_, Args)| assign_cores(args.workers, 1, 1, "a client");
     let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
     let indices = 0..settings.len();
     let all: Vec<_> = indices
@@ -281,14 +288,14 @@ fn measure(
         Some(value) => format!("{} at {value}", contender.name()),
         None => contender.name().to_owned(),
     };
-    let done = interleaved(
+    let done = run_interleaved(
         args.rounds,
         &all,
         args.json,
         name,
         |round, (at, contender)| {
             let (value, args) = &settings[at];
-            let round = one(args, &placements[at], round, contender);
+            let round = measure_once(args, &placements[at], round, contender);
             Ok(SweptResult::new(
                 at,
                 *value,
@@ -296,13 +303,13 @@ fn measure(
             ))
         },
     )?;
-    Ok(SweptResult::sorted(done, settings.len()))
+    Ok(SweptResult::grouped_by_setting(done, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> DesignResult {
+fn design_result(at: usize, row: &Row) -> DesignResult {
     DesignResult {
         name: row.name.to_owned(),
-        at,
+        swept_value: at,
         rate_per_s: row.lookups_per_s,
         latency_ns_p50: row.lookup_ns_p50,
         latency_ns_p99: row.lookup_ns_p99,
@@ -324,12 +331,12 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 }
 
 /// Returns the contenders that a device can run, and a note for each contender that it cannot run.
-fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.access[..], &AccessDesign::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &access in if asked.is_empty() { all } else { asked } {
         match access.check(device) {
-            Ok(()) => contenders.extend(Contender::all(access)),
+            Ok(()) => contenders.extend(Contender::of_access(access)),
             Err(unsupported) if asked.is_empty() => notes.push(unsupported.to_string()),
             Err(unsupported) => return Err(unsupported.into()),
         }
@@ -347,27 +354,32 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
 }
 
 /// Measures an access design once: starts a server with a loaded tree, then clients one after the other.
-fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) -> Result<Round> {
+fn measure_once(
+    args: &Args,
+    placement: &ChildCores,
+    round: u32,
+    contender: Contender,
+) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     if contender == Contender::Lmdb {
         return Ok(Round {
             bounce_ns,
-            ..beside(args, placement, round)?
+            ..measure_lmdb(args, placement, round)?
         });
     }
     let (mut server, mut said) = start_server(args, &placement.server, contender)?;
-    let Line::Loaded { seconds, bytes, .. } = said.expect()? else {
+    let Line::Loaded { seconds, bytes, .. } = said.next_line_or_error()? else {
         bail!("the server did not say that it loaded the tree");
     };
-    let Line::Listening { address } = said.expect()? else {
+    let Line::Listening { address } = said.next_line_or_error()? else {
         bail!("the server did not say where it listens");
     };
     let client = |share: u32, more: &[&str]| {
-        let mut command = part_of("btree", "load", &args.nic, &args.port)?;
+        let mut command = subcommand_with_nic("btree", "load", &args.nic, &args.port)?;
         let time = (args.duration() / share).max(Duration::from_millis(20));
         let cache = match contender {
             Contender::Read { cache } => cache,
-            _ => CACHE,
+            _ => CACHED_INNER_NODES,
         };
         command
             .arg(&address)
@@ -378,8 +390,8 @@ fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) ->
             .args(["--seed", &round.to_string()])
             .args(more)
             .stdin(Stdio::null());
-        let (_child, lines) = start::<Line>(command, &placement.clients[0], "client")?;
-        report(lines)
+        let (_child, lines) = start_on_cores::<Line>(command, &placement.clients[0], "client")?;
+        read_report(lines)
     };
     let window = format!("--window={}", args.window());
     let length = format!("--scan-length={}", args.scan_length);
@@ -389,7 +401,7 @@ fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) ->
     let changes = client(2, &[&window, "--inserts=1"])?;
     // The server ends when its standard input ends.
     drop(server.0.stdin.take());
-    said.expect()?;
+    said.next_line_or_error()?;
     let all = [&lookups, &alone, &scans, &changes];
     let sum = |of: fn(&LoadReport) -> u64| all.iter().map(|r| of(r)).sum::<u64>();
     #[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
@@ -406,19 +418,19 @@ fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) ->
         scanned_per_s: scans.scanned as f64 / scans.seconds,
         changes_per_s: changes.changes as f64 / changes.seconds,
         verified: sum(|r| r.verified),
-        wrong: sum(LoadReport::wrong),
+        wrong: sum(LoadReport::wrong_answers),
         lost: sum(|r| r.lost + r.full),
     })
 }
 
 /// Measures LMDB once, in a worker process of the benchmarks.
-fn beside(args: &Args, placement: &ChildCores, round: u32) -> Result<Round> {
+fn measure_lmdb(args: &Args, placement: &ChildCores, round: u32) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server, client) = (core(&placement.server)?, core(&placement.clients[0])?);
-    let mut link = WorkerLink::spawn(&worker()?, server)?;
+    let mut link = WorkerLink::spawn(&worker_command()?, server)?;
     let setup = |window| lmdb::LmdbParameters {
         keys: args.keys,
-        value: |key| value_of(key, 0),
+        value_of_key: |key| value_of(key, 0),
         window,
         seed: u64::from(round) + 1,
     };
@@ -437,14 +449,14 @@ fn beside(args: &Args, placement: &ChildCores, round: u32) -> Result<Round> {
             round,
             name: Contender::Lmdb.name(),
             bounce_ns: None,
-            load_s: load.seconds,
+            load_s: load.elapsed_seconds,
             memory_ratio: None,
-            lookups_per_s: lookups.per_s(),
+            lookups_per_s: lookups.requests_per_s(),
             lookup_ns_p50: None,
             lookup_ns_p99: None,
-            alone_ns_p50: 1e9 / one.per_s(),
-            scanned_per_s: scans.per_s() * f64::from(args.scan_length),
-            changes_per_s: inserts.per_s(),
+            alone_ns_p50: 1e9 / one.requests_per_s(),
+            scanned_per_s: scans.requests_per_s() * f64::from(args.scan_length),
+            changes_per_s: inserts.requests_per_s(),
             verified: lookups.operations + scans.operations + inserts.operations,
             wrong: 0,
             lost: 0,
@@ -461,7 +473,7 @@ fn start_server(
         Contender::Rpc { batch } => batch,
         _ => 64,
     };
-    let mut command = part_of("btree", "serve", &args.nic, &args.port)?;
+    let mut command = subcommand_with_nic("btree", "serve", &args.nic, &args.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .args(["--load", &args.keys.to_string()])
@@ -473,12 +485,12 @@ fn start_server(
         .args(["--max-window", &args.window().to_string()])
         .args(matches!(contender, Contender::Read { .. }).then_some("--remote-writes"))
         .stdin(Stdio::piped());
-    start(command, cores, "server")
+    start_on_cores(command, cores, "server")
 }
 
 /// Returns the report of a client.
-fn report(mut lines: ChildLines<Line>) -> Result<LoadReport> {
-    while let Some(line) = lines.next()? {
+fn read_report(mut lines: ChildLines<Line>) -> Result<LoadReport> {
+    while let Some(line) = lines.next_line()? {
         if let Line::Report(report) = line {
             return Ok(report);
         }
@@ -537,7 +549,7 @@ fn show_setup(
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| {
-            let ns = figure(ns.median);
+            let ns = format_three_digits(ns.median);
             format!("a cache line takes {ns} ns between the two sides' cores")
         },
     );
@@ -573,15 +585,21 @@ fn print_rows(rows: &[Row]) -> Result<()> {
         table.add_row([
             row.name.to_owned(),
             rate(row.lookups_per_s),
-            or_nothing(row.lookups_to_lmdb, |r| format!("{} x", figure(r))),
-            or_nothing(row.lookup_ns_p50, time),
-            or_nothing(row.lookup_ns_p99, time),
-            time(row.alone_ns_p50),
+            or_nothing(row.lookups_to_lmdb, |r| {
+                format!("{} x", format_three_digits(r))
+            }),
+            or_nothing(row.lookup_ns_p50, format_time_ns),
+            or_nothing(row.lookup_ns_p99, format_time_ns),
+            format_time_ns(row.alone_ns_p50),
             rate(row.scanned_per_s),
             rate(row.changes_per_s),
-            or_nothing(row.changes_to_lmdb, |r| format!("{} x", figure(r))),
-            format!("{} s", figure(row.load_s)),
-            or_nothing(row.memory_ratio, |r| format!("{} x", figure(r))),
+            or_nothing(row.changes_to_lmdb, |r| {
+                format!("{} x", format_three_digits(r))
+            }),
+            format!("{} s", format_three_digits(row.load_s)),
+            or_nothing(row.memory_ratio, |r| {
+                format!("{} x", format_three_digits(r))
+            }),
             yes_or_no(row.verified).to_owned(),
         ]);
     }

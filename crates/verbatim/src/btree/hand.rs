@@ -11,12 +11,12 @@ use crate::output::{print, print_json};
 
 /// Arguments that get, put and scan have in common.
 #[derive(clap::Args)]
-pub(crate) struct HandArgs {
+pub(crate) struct ManualRequestArgs {
     /// The server's TCP address, as it printed it
     #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
     server: String,
     /// The tree
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a tree", 0..=15u8))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a tree", 0..=15u8))]
     tree: u8,
     /// How the client reaches the tree: rpc, read, auto
     #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
@@ -38,9 +38,9 @@ Examples:
   verbatim btree get 127.0.0.1:7473 7 8 0xff --json")]
 pub(crate) struct GetArgs {
     #[command(flatten)]
-    hand: HandArgs,
+    hand: ManualRequestArgs,
     /// The keys
-    #[arg(value_name = "KEY", required = true, value_parser = args::word)]
+    #[arg(value_name = "KEY", required = true, value_parser = args::decimal_or_hex_u64)]
     keys: Vec<u64>,
 }
 
@@ -53,12 +53,12 @@ Examples:
   verbatim btree put 127.0.0.1:7473 7                    remove it")]
 pub(crate) struct PutArgs {
     #[command(flatten)]
-    hand: HandArgs,
+    hand: ManualRequestArgs,
     /// The key
-    #[arg(value_parser = args::word)]
+    #[arg(value_parser = args::decimal_or_hex_u64)]
     key: u64,
     /// Its new value; without one the key is removed
-    #[arg(value_parser = args::word)]
+    #[arg(value_parser = args::decimal_or_hex_u64)]
     value: Option<u64>,
     /// Only if the key is not there
     #[arg(long, requires = "value")]
@@ -76,15 +76,15 @@ Examples:
   verbatim btree scan 127.0.0.1:7473 --from 100 --end 200 --limit 50 --json")]
 pub(crate) struct ScanArgs {
     #[command(flatten)]
-    hand: HandArgs,
+    hand: ManualRequestArgs,
     /// The first key that may come
-    #[arg(long, value_name = "KEY", default_value = "0", value_parser = args::word)]
+    #[arg(long, value_name = "KEY", default_value = "0", value_parser = args::decimal_or_hex_u64)]
     from: u64,
     /// The first key that may not
-    #[arg(long, value_name = "KEY", value_parser = args::word)]
+    #[arg(long, value_name = "KEY", value_parser = args::decimal_or_hex_u64)]
     end: Option<u64>,
     /// Entries at most
-    #[arg(long, value_name = "N", default_value = "20", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "20", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
     limit: u32,
 }
 
@@ -98,7 +98,7 @@ enum Line {
     Changed { key: u64, was_there: bool },
 }
 
-fn connect(args: &HandArgs) -> Result<Client> {
+fn connect(args: &ManualRequestArgs) -> Result<Client> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server.clone(),

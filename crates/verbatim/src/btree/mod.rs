@@ -75,7 +75,7 @@ enum BtreeCommand {
 /// Runs `verbatim btree`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
-    if let Some(outcome) = args.ledger.record_self(simulated)? {
+    if let Some(outcome) = args.ledger.rerun_under_tap(simulated)? {
         return Ok(outcome);
     }
     match args.part {

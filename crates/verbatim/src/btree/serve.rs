@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use btree::load::{key_of, value_of};
+use btree::load::{stable_key, value_of};
 use btree::{Server, ServerConfig, ServerStats};
 
 use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{figure, print, print_json};
+use crate::output::{format_three_digits, print, print_json};
 use crate::side_by_side;
 use crate::stop::stop_signals;
 
@@ -22,34 +22,34 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
     listen: String,
     /// Keys that there is room for, in all trees together
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
     keys: u64,
     /// Load so many stable keys into tree 0 before clients come, in parallel; see `verbatim btree load`
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a count of keys", 0..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a count of keys", 0..=1u64 << 34))]
     load: u64,
     /// How full loaded nodes are: what is free takes inserts
-    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::fraction("a share", 0.5..=1.0))]
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::decimal_in_range("a share", 0.5..=1.0))]
     fill: f64,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
     node_size: usize,
     /// Trees
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of trees", 1..=btree::tree::MAX_TREES))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of trees", 1..=btree::tree::MAX_TREES))]
     trees: usize,
     /// Worker threads, each of which serves all trees
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests answered with one doorbell, at most; with 1 the walks of a batch are not interleaved either
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
     batch: usize,
     /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     queues: usize,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
     max_clients: usize,
     /// Requests that a client may have outstanding
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     max_window: usize,
     /// Let clients change leaves by themselves, with remote locks: they must be trusted to do it right
     #[arg(long)]
@@ -61,16 +61,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = args::host_and_port, requires = "splits")]
     parts: Vec<String>,
     /// Where the key ranges of these servers begin, but for the first, as numbers of stable keys
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
     splits: Vec<u64>,
     /// Which of these servers this one is, from 0 on
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a server", 0..=1023u16))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a server", 0..=1023u16))]
     part: u16,
     /// Bytes a second that this server takes from others at most
-    #[arg(long, value_name = "BYTES", default_value = "100M", value_parser = args::bytes(1 << 31))]
+    #[arg(long, value_name = "BYTES", default_value = "100M", value_parser = args::byte_count_up_to(1 << 31))]
     handover_rate: usize,
     /// Work so much slower than this machine could: a request costs so long more, as on a slower processor
-    #[arg(long, value_name = "NS", default_value = "0", value_parser = args::number("nanoseconds", 0..=1_000_000u32))]
+    #[arg(long, value_name = "NS", default_value = "0", value_parser = args::integer_in_range("nanoseconds", 0..=1_000_000u32))]
     slow_by: u32,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
@@ -109,7 +109,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         max_window: args.max_window,
         remote_writes: args.remote_writes,
         lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
-        splits: args.splits.iter().map(|i| key_of(*i)).collect(),
+        splits: args.splits.iter().map(|i| stable_key(*i)).collect(),
         server_number: args.part,
         servers: args.parts.clone(),
         handover_bytes_per_s: u32::try_from(args.handover_rate).unwrap_or(u32::MAX),
@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     if args.load > 0 {
-        load(&args, &server)?;
+        load_stable_keys(&args, &server)?;
     }
     let address = server.address().to_string();
     if args.json {
@@ -134,7 +134,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             args.load.max(64)
         ))?;
     }
-    side_by_side::wait(
+    side_by_side::wait_for_stop(
         (&server, &stop),
         args.json,
         || Ok(()),
@@ -146,15 +146,15 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     )?;
     let failure = server.failure();
     let stats = server.stop();
-    report(&args, &stats)?;
-    side_by_side::served(failure)
+    print_stats(&args, &stats)?;
+    side_by_side::serving_outcome(failure)
 }
 
 /// Fills tree 0 with stable keys.
-fn load(args: &Args, server: &Server) -> Result<()> {
+fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
     let started = Instant::now();
-    let entry = |i| (key_of(i), value_of(key_of(i), 0));
-    let loaded = server.service().load(0, args.load, args.fill, entry);
+    let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
+    let loaded = server.service().bulk_load(0, args.load, args.fill, entry);
     let loaded = loaded.map_err(|e| anyhow!("cannot load the tree: {e}"))?;
     let store = server.service().store();
     let seconds = started.elapsed().as_secs_f64();
@@ -171,12 +171,12 @@ fn load(args: &Args, server: &Server) -> Result<()> {
     print(format_args!(
         "{loaded} keys loaded in {seconds:.2} s: {} MB, {} times the data",
         bytes / 1_000_000,
-        figure(ratio)
+        format_three_digits(ratio)
     ))
 }
 
 /// Prints the server's statistics.
-fn report(args: &Args, stats: &ServerStats) -> Result<()> {
+fn print_stats(args: &Args, stats: &ServerStats) -> Result<()> {
     if args.json {
         return print_json(&Line::Stats(stats.clone()));
     }

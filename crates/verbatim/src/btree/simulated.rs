@@ -8,11 +8,13 @@ use nicmodel::profile::{CorePlace, Profile};
 use nicmodel::published::{self, PublishedNumber};
 use serde::Serialize;
 
-use super::compare::{Args, CACHE};
+use super::compare::{Args, CACHED_INNER_NODES};
 use crate::CommandOutcome;
-use crate::output::{figure, print, print_typed, table, time};
-use crate::picture::place;
-use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
+use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::picture::axis_coordinate;
+use crate::side_by_side::{
+    or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
+};
 use crate::sweeps::{SweepSetting, profiles, series};
 
 /// A line of the table: one setup.
@@ -41,11 +43,11 @@ struct Row {
 /// Runs all simulations of `verbatim btree --nic`.
 pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let mut runs = Vec::new();
     for profile in &profiles {
-        for (value, args) in args.sweep.settings(args, Args::set)? {
+        for (value, args) in args.sweep.settings(args, Args::set_knob)? {
             for (name, setup) in setups(profile, &args)? {
                 let at = value.unwrap_or(setup.cores);
                 runs.push((profile, name, setup, at));
@@ -57,7 +59,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     };
     let rows = simulate(runs, name, |(profile, name, setup, at), _| {
         let place = format!("{name} on the {}", setup.place);
-        let row = one(profile, name, setup).with_context(|| place)?;
+        let row = simulate_row(profile, name, setup).with_context(|| place)?;
         let row = Row { at, ..row };
         if args.json {
             print_typed("simulated", &row)?;
@@ -85,7 +87,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| Some(row.nic.clone()),
             &cores,
         ],
-        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
         |row| row.published.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
@@ -129,7 +131,9 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
             [] => &usual[..],
             some => some,
         };
-        let kinds = accesses.iter().flat_map(|access| kinds(*access, place));
+        let kinds = accesses
+            .iter()
+            .flat_map(|access| access_variants(*access, place));
         let runs = kinds.flat_map(|(name, setup)| {
             all_cores
                 .iter()
@@ -155,8 +159,8 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
 }
 
 /// Returns the variants of an access design, with their names.
-fn kinds(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreeParameters)> {
-    let rpc = BtreeParameters::study(place, 0);
+fn access_variants(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreeParameters)> {
+    let rpc = BtreeParameters::bluefield2_study(place, 0);
     let batched = BtreeParameters {
         postlist: 16,
         batch: 16,
@@ -168,7 +172,7 @@ fn kinds(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreePara
     };
     let cached = |setup: BtreeParameters, access| BtreeParameters {
         access,
-        cache_nodes: CACHE,
+        cache_nodes: CACHED_INNER_NODES,
         ..setup
     };
     match access {
@@ -181,9 +185,9 @@ fn kinds(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreePara
     }
 }
 
-fn one(profile: &Profile, name: &'static str, setup: BtreeParameters) -> Result<Row> {
+fn simulate_row(profile: &Profile, name: &'static str, setup: BtreeParameters) -> Result<Row> {
     let outcome = run(profile, &setup)?;
-    let alone = run(profile, &setup.clone().alone())?;
+    let alone = run(profile, &setup.clone().with_one_request())?;
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),
@@ -212,7 +216,7 @@ fn published_rate(profile: &Profile, setup: &BtreeParameters) -> Option<&'static
         };
         profile.name == "bf2" && study == *setup
     };
-    if as_in_study(BtreeParameters::study(CorePlace::Dpu, 1_000_000)) {
+    if as_in_study(BtreeParameters::bluefield2_study(CorePlace::Dpu, 1_000_000)) {
         return published::get("dpu_bt_rpc_small");
     }
     let one_sided = BtreeParameters {
@@ -225,7 +229,7 @@ fn published_rate(profile: &Profile, setup: &BtreeParameters) -> Option<&'static
 }
 
 /// Formats the access design, with the NIC if several are simulated, and with the swept knob.
-fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)
     } else {
@@ -269,14 +273,14 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     for row in rows {
         let (setup, outcome) = (&row.setup, &row.outcome);
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
-        let latency = |ns: u64| time(ns as f64);
+        let latency = |ns: u64| format_time_ns(ns as f64);
         let reads = (outcome.reads_per_lookup > 0.0).then_some(outcome.reads_per_lookup);
         let answers = (setup.access != AccessDesign::Read).then_some(outcome.answers_per_doorbell);
         shown.add_row([
-            shown_name(profiles, args, row),
+            row_label(profiles, args, row),
             setup.place.to_string(),
             format!("{} x {}", setup.clients, setup.window),
-            figure(outcome.rate_mops),
+            format_three_digits(outcome.rate_mops),
             or_nothing(row.published, |p| p.value),
             relative_error(row.relative_error),
             latency(outcome.latency_ns_p50),
@@ -284,7 +288,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             latency(row.alone_ns_p50),
             or_nothing(reads, |n| format!("{n:.1}")),
             or_nothing(answers, |n| format!("{n:.1}")),
-            figure(row.local_mops),
+            format_three_digits(row.local_mops),
             yes_or_no(outcome.verified).to_owned(),
         ]);
     }

@@ -11,39 +11,39 @@ use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::verified_something;
-use crate::output::{self, figure, print, print_json, time};
+use crate::outcome::check_any_answered;
+use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
 
 /// The workload: the keys, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
     /// Stable keys: those that the server loaded
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
     /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
-    #[arg(long, value_name = "EXPONENT", value_parser = args::fraction("an exponent", 0.01..=5.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "EXPONENT", value_parser = args::decimal_in_range("an exponent", 0.01..=5.0), conflicts_with = "ycsb")]
     pub(super) zipf: Option<f64>,
     /// The share of updates [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) updates: Option<f64>,
     /// The share of inserts, and of deletes of what was inserted [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) inserts: Option<f64>,
     /// The share of scans [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) scans: Option<f64>,
     /// Entries of a scan
-    #[arg(long, value_name = "N", default_value = "100", value_parser = args::number("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
     pub(super) scan_length: u32,
     /// A workload of YCSB: A to F
     #[arg(long, value_name = "LETTER")]
     pub(super) ycsb: Option<Ycsb>,
     /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     pub(super) window: usize,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
     access: AccessDesign,
     /// Inner nodes that a client which READs keeps; with 0 each lookup READs a node a level
-    #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::number("a count of nodes", 0..=1usize << 24))]
+    #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::integer_in_range("a count of nodes", 0..=1usize << 24))]
     cache: usize,
     /// Put every stable key once before, instead of the server's --load
     #[arg(long)]
@@ -85,10 +85,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
     duration: Duration,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// What random choices start from; clients in several processes need different ones
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// How long a server that does not answer is tried to be reached again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
@@ -147,7 +147,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if args.fill {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
-        let filled = together(&mut pipelines, |i, pipeline| {
+        let filled = run_all_in_threads(&mut pipelines, |i, pipeline| {
             pipeline.put_initial_keys(&workload, (i, all))
         })?;
         for report in filled {
@@ -164,13 +164,13 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     }
     bar.set_message("asking");
     let seed = args.seed;
-    let reports = together(&mut pipelines, |i, pipeline| {
+    let reports = run_all_in_threads(&mut pipelines, |i, pipeline| {
         let until = LoadEnd::At(verbs::time::now() + args.duration);
         pipeline.run(&workload, until, seed.wrapping_mul(64) + i)
     })?;
     bar.finish_and_clear();
     for report in reports {
-        right &= verified_something(report.operations, report.lost);
+        right &= check_any_answered(report.operations, report.lost);
         right &= report.is_right();
         if args.json {
             print_json(&Line::Report(report))?;
@@ -228,7 +228,7 @@ impl Requester {
 }
 
 /// Runs all clients at once, each in a thread.
-fn together(
+fn run_all_in_threads(
     pipelines: &mut [Requester],
     work: impl Fn(u64, &mut Requester) -> Result<LoadReport, ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
@@ -253,12 +253,13 @@ fn together(
 
 fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    let [median, p99] =
+        [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
     print(format_args!(
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} lookups, {} scans of {} entries, {} \
          changes, {} refused, {} lost, {} reconnects; {} answers checked: {} wrong values, {} missing, {} deleted and \
          found, {} wrong scans",
-        figure(report.rate / 1e6),
+        format_three_digits(report.rate / 1e6),
         report.operations,
         report.seconds,
         report.lookups,

@@ -17,7 +17,7 @@ use crate::model::NicProfileArgs;
 use crate::nic::OpenNic;
 use crate::output::print_typed;
 use crate::picture::PictureArgs;
-use crate::side_by_side::{outcome, simulated as simulate};
+use crate::side_by_side::{outcome, run_simulations as simulate};
 use row::Row;
 
 /// Arguments of `verbatim collective`.
@@ -28,25 +28,25 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "all-reduce")]
     collective: CollectiveKind,
     /// Ranks in the ring: 2 to 8, simulated 2 to 64
-    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::number("a count of ranks", 2..=64usize))]
+    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::integer_in_range("a count of ranks", 2..=64usize))]
     ranks: usize,
     /// Bytes of the smallest buffer
-    #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::bytes(MOST))]
+    #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_up_to(MAX_BUFFER_BYTES))]
     min: usize,
     /// Bytes of the largest buffer
-    #[arg(long, short = 'e', value_name = "BYTES", default_value = "16M", value_parser = args::bytes(MOST))]
+    #[arg(long, short = 'e', value_name = "BYTES", default_value = "16M", value_parser = args::byte_count_up_to(MAX_BUFFER_BYTES))]
     max: usize,
     /// From one size to the next
-    #[arg(long, short = 'f', value_name = "N", default_value = "4", value_parser = args::number("a factor", 2..=1024usize))]
+    #[arg(long, short = 'f', value_name = "N", default_value = "4", value_parser = args::integer_in_range("a factor", 2..=1024usize))]
     factor: usize,
     /// How often a collective runs for a measurement [default: 20; simulated 2]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of runs", 1..=1_000_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of runs", 1..=1_000_000usize))]
     iterations: Option<usize>,
     /// Queue pairs of a connection
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=16usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=16usize))]
     lanes: usize,
     /// Bytes of a buffer that travel at a time
-    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = args::bytes(64 << 20))]
+    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = args::byte_count_up_to(64 << 20))]
     slice: usize,
     /// Print one JSON object per line
     #[arg(long)]
@@ -74,9 +74,9 @@ struct SimulationArgs {
 }
 
 /// The largest size of a buffer in bytes.
-const MOST: usize = 1 << 30;
+const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// The maximum number of ranks on this machine, each of which is a polling thread.
-const MOST_THREADS: usize = 8;
+const MAX_LOCAL_RANKS: usize = 8;
 
 const EXAMPLES: &str = "\
 Each rank has a buffer of f32 and sends to the next rank of a ring, through the transport that NCCL gets from \
@@ -127,25 +127,25 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             4 * args.ranks
         );
     }
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let simulation = &args.simulation;
     let rows = if simulation.nic.is_some() || simulation.nic_file.is_some() {
         let chosen = NicProfileArgs {
             nic: simulation.nic.clone(),
             nic_file: simulation.nic_file.clone(),
         };
-        let profile = chosen.chosen()?;
-        rows(args, 2, |setup| on_simulated(&profile, setup))?
+        let profile = chosen.chosen_or_default_profile()?;
+        rows(args, 2, |setup| simulate_row(&profile, setup))?
     } else {
-        if args.ranks > MOST_THREADS {
+        if args.ranks > MAX_LOCAL_RANKS {
             bail!(
-                "{} ranks on one machine: there may be {MOST_THREADS}, each a thread that polls; simulate more with --nic",
+                "{} ranks on one machine: there may be {MAX_LOCAL_RANKS}, each a thread that polls; simulate more with --nic",
                 args.ranks
             );
         }
         let nic = OpenNic::open(&args.nic, &args.port)?;
-        let kind = args.nic.provider.kind();
-        rows(args, 20, |setup| on_this_machine(&nic, kind, setup))?
+        let kind = args.nic.provider.nic_description();
+        rows(args, 20, |setup| measure_row(&nic, kind, setup))?
     };
     if !args.json {
         show::print_table(&rows)?;
@@ -184,8 +184,8 @@ fn rows(
     })
 }
 
-fn on_simulated(profile: &Profile, setup: CollectiveParameters) -> Result<Row> {
-    let (bound, by) = simulated::bound(profile, &setup)?;
+fn simulate_row(profile: &Profile, setup: CollectiveParameters) -> Result<Row> {
+    let (bound, by) = simulated::bus_bandwidth_bound(profile, &setup)?;
     Ok(Row {
         kind: "simulated",
         nic: profile.name.clone(),
@@ -197,7 +197,7 @@ fn on_simulated(profile: &Profile, setup: CollectiveParameters) -> Result<Row> {
     })
 }
 
-fn on_this_machine(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -> Result<Row> {
+fn measure_row(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -> Result<Row> {
     let config = collective::Config {
         port_num: nic.config.port_num,
         gid_index: nic.config.gid_index,

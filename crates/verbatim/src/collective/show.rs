@@ -4,11 +4,11 @@ use anyhow::Result;
 use chart::{Axis, Chart, Series};
 
 use super::row::Row;
-use crate::output::{figure, print, table, time};
+use crate::output::{format_three_digits, format_time_ns, print, table};
 use crate::side_by_side::{or_nothing, yes_or_no};
 
 /// Formats a description of the measurement.
-fn title(row: &Row) -> String {
+fn describe_measurement(row: &Row) -> String {
     let collective = format!("{:?}", row.setup.collective);
     let lower = collective
         .chars()
@@ -39,7 +39,7 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
     let Some(first) = rows.first() else {
         return print("no size is from -b to -e");
     };
-    print(format_args!("{}\n", title(first)))?;
+    print(format_args!("{}\n", describe_measurement(first)))?;
     let beside = if first.bound_gb_s.is_some() {
         "bound"
     } else {
@@ -53,10 +53,10 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
         let beside = row.bound_gb_s.or(row.memcpy_gb_s);
         shown.add_row([
             row.setup.bytes.to_string(),
-            time(row.ran.time_ns),
-            figure(row.ran.algorithm_gb_s),
-            figure(row.ran.bus_gb_s),
-            or_nothing(beside, figure),
+            format_time_ns(row.ran.time_ns),
+            format_three_digits(row.ran.algorithm_gb_s),
+            format_three_digits(row.ran.bus_gb_s),
+            or_nothing(beside, format_three_digits),
             or_nothing(beside, |beside| {
                 format!("{:.0} %", 100.0 * row.ran.bus_gb_s / beside)
             }),
@@ -91,7 +91,7 @@ pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
     };
     Some(Chart {
         title: "Bus bandwidth over the size of the buffer".to_owned(),
-        caption: title(first),
+        caption: describe_measurement(first),
         x: Axis::log("buffer, bytes").in_bytes(),
         y: Axis::auto("10⁹ bytes a second"),
         series: vec![

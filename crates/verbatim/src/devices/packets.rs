@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::{Serialize, Serializer};
 use softnic::{AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort};
 
-use super::size::size;
+use super::size::format_byte_limit;
 
 /// The facts about a port that `-v` adds.
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ impl PortDetails {
         let counters = report.counters.into_iter();
         Self {
             packets: Some(PacketPathReport {
-                path: report.path,
+                path: report.path_mode,
                 udp_port: ROCE_UDP_PORT,
                 addresses: report.addresses.into_iter().map(HostAddress::of).collect(),
             }),
@@ -86,7 +86,7 @@ impl PortDetails {
     }
 
     fn of_sysfs(port: &Path) -> Self {
-        let mut counters = numbers_in(&port.join("hw_counters"));
+        let mut counters = read_number_files(&port.join("hw_counters"));
         counters.retain(|(name, _)| name != "lifespan");
         let interface = |index: usize| {
             let text = fs::read_to_string(port.join(format!("gid_attrs/ndevs/{index}"))).ok()?;
@@ -108,10 +108,10 @@ impl PortDetails {
     }
 
     /// Formats the lines of a port.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn format_lines(&self) -> String {
         let mut text = String::new();
         if let Some(packets) = &self.packets {
-            packets.write(&mut text);
+            packets.append_text(&mut text);
         }
         let counted: Vec<_> = self.counters.iter().filter(|(_, n)| *n != 0).collect();
         let others = match (counted.len(), self.counters.len()) {
@@ -129,7 +129,7 @@ impl PortDetails {
 }
 
 /// Reads the files of a folder that contain numbers; returns each number with its file's name.
-fn numbers_in(folder: &Path) -> Vec<(String, u64)> {
+fn read_number_files(folder: &Path) -> Vec<(String, u64)> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<_> = files
         .filter_map(|file| {
@@ -143,7 +143,7 @@ fn numbers_in(folder: &Path) -> Vec<(String, u64)> {
 }
 
 impl PacketPathReport {
-    fn write(&self, text: &mut String) {
+    fn append_text(&self, text: &mut String) {
         let when = match self.path {
             "packets" => "to all peers",
             "local" => "to nobody (--path local)",
@@ -154,7 +154,7 @@ impl PacketPathReport {
             text.push_str("; this port has no address for them");
         }
         for address in &self.addresses {
-            let _ = write!(text, "\n      {}", address.text());
+            let _ = write!(text, "\n      {}", address.format_line());
         }
     }
 }
@@ -181,7 +181,7 @@ impl HostAddress {
         }
     }
 
-    fn text(&self) -> String {
+    fn format_line(&self) -> String {
         let mut text = self.ip.clone();
         if let Some(interface) = &self.interface {
             let _ = write!(text, " ({interface})");
@@ -208,9 +208,17 @@ impl HostAddress {
         let _ = write!(text, "; {} with {offloads}", self.datapath);
         if let Some(granted) = self.receive_buffer_bytes {
             let asked = self.receive_buffer_asked_bytes;
-            let _ = write!(text, ", receive buffer {}", size(granted as u64));
+            let _ = write!(
+                text,
+                ", receive buffer {}",
+                format_byte_limit(granted as u64)
+            );
             if granted < asked {
-                let _ = write!(text, " of {} (net.core.rmem_max)", size(asked as u64));
+                let _ = write!(
+                    text,
+                    " of {} (net.core.rmem_max)",
+                    format_byte_limit(asked as u64)
+                );
             }
         }
         if let Some(mtu) = self.path_mtu_bytes {
@@ -227,7 +235,7 @@ mod tests {
     fn report(udp_port: UdpPort) -> PacketReport {
         PacketReport {
             port_num: 1,
-            path: "auto",
+            path_mode: "auto",
             gid_interfaces: vec![None, Some("eth0".to_owned())],
             addresses: vec![AddressReport {
                 ip: "192.0.2.7".parse().unwrap(),
@@ -246,7 +254,7 @@ mod tests {
     fn a_port_says_who_has_it_and_what_it_counted() {
         let details = PortDetails::of_report(report(UdpPort::Free));
         assert_eq!(
-            details.text(),
+            details.format_lines(),
             "\n    packets: to peers on other hosts, UDP port 4791\
              \n      192.0.2.7 (eth0): port free; UDP socket with GSO, no GRO, \
              receive buffer 208 KiB of 8 MiB (net.core.rmem_max), path MTU 1024\
@@ -257,7 +265,7 @@ mod tests {
         assert_eq!(json["counters"]["sent_pkts"], 7);
         assert_eq!(json["packets"]["addresses"][0]["state"], "free");
         let taken = UdpPort::Unavailable("in use; end the other one".to_owned());
-        let text = PortDetails::of_report(report(taken)).text();
+        let text = PortDetails::of_report(report(taken)).format_lines();
         assert!(
             text.contains("192.0.2.7 (eth0): unavailable: in use; end the other one\n"),
             "{text}"
@@ -284,7 +292,7 @@ mod tests {
         assert_eq!(details.gid_interface(0).as_deref(), Some("eth0"));
         assert_eq!(details.gid_interface(1), None);
         assert_eq!(
-            PortDetails::of_sysfs(Path::new("/nowhere")).text(),
+            PortDetails::of_sysfs(Path::new("/nowhere")).format_lines(),
             "\n    counters: none"
         );
     }

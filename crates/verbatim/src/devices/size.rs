@@ -1,7 +1,7 @@
 //! Formats of numbers of bytes.
 
 /// Formats a number of bytes in the largest unit that divides it.
-pub(super) fn size(bytes: u64) -> String {
+pub(super) fn format_byte_limit(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     units
         .iter()
@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn sizes_are_whole() {
         let shown: Vec<_> = [0, 1000, 1024, 1 << 31, 3 << 40, u64::MAX, (1 << 63) - 1]
-            .map(size)
+            .map(format_byte_limit)
             .into();
         let whole = ["0 bytes", "1000 bytes", "1 KiB", "2 GiB", "3 TiB"];
         assert_eq!(shown[..5], whole);

@@ -14,31 +14,31 @@ use super::peers::{self, ReadErrors};
 
 /// Number of bytes that should be free in /dev/shm. A process takes some MiB, and 100 queue pairs
 /// with full queues take tens of MiB.
-const ROOM_BYTES: u64 = 256 << 20;
+const RECOMMENDED_SHM_BYTES: u64 = 256 << 20;
 
 /// Number of free bytes in /dev/shm below which hardly any program runs.
-const LEAST_BYTES: u64 = 16 << 20;
+const MIN_SHM_BYTES: u64 = 16 << 20;
 
 /// The number of file descriptors that a process should be allowed to open.
-const DESCRIPTORS: u64 = 1024;
+const RECOMMENDED_DESCRIPTORS: u64 = 1024;
 
 /// Runs all checks.
 ///
 /// # Errors
 /// Returns an error if the fabric's folder has no name, or if this program cannot be started a
 /// second time.
-pub(super) fn all() -> Result<Vec<Requirement>> {
-    let reached = peers::reach()?;
+pub(super) fn run_all() -> Result<Vec<Requirement>> {
+    let reached = peers::try_peer_reads()?;
     Ok(vec![
         shared_folder()?,
-        mapping(&reached),
-        copying(&reached),
-        replacing(),
-        deaths(),
+        peer_memory_mapping(&reached),
+        peer_memory_copying(&reached),
+        page_replacement(),
+        peer_death_notice(),
         device_files()?,
-        packets(),
-        descriptors(),
-        processors(),
+        packet_path(),
+        descriptor_limit(),
+        processor_count(),
     ])
 }
 
@@ -77,10 +77,10 @@ fn shared_folder() -> Result<Requirement> {
     }
     let free = stat.f_bavail * stat.f_frsize;
     let found = format!("{shown}, {} MiB free", free >> 20);
-    if free < ROOM_BYTES {
+    if free < RECOMMENDED_SHM_BYTES {
         return Ok(Requirement::not_ok(
             WHAT,
-            if free < LEAST_BYTES {
+            if free < MIN_SHM_BYTES {
                 RequirementState::Fails
             } else {
                 RequirementState::Limited
@@ -95,7 +95,7 @@ fn shared_folder() -> Result<Requirement> {
     Ok(Requirement::ok(WHAT, found))
 }
 
-fn mapping(reached: &ReadErrors) -> Requirement {
+fn peer_memory_mapping(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "map a peer's shared memory";
     match &reached.by_descriptor {
         None => Requirement::ok(WHAT, "/proc/PID/fd can be opened"),
@@ -111,7 +111,7 @@ fn mapping(reached: &ReadErrors) -> Requirement {
     }
 }
 
-fn copying(reached: &ReadErrors) -> Requirement {
+fn peer_memory_copying(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "copy private memory of a peer";
     match (&reached.by_call, &reached.by_proc_file) {
         (None, _) => Requirement::ok(WHAT, "process_vm_readv works"),
@@ -127,7 +127,10 @@ fn copying(reached: &ReadErrors) -> Requirement {
         (Some(call), Some(file)) => Requirement::not_ok(
             WHAT,
             RequirementState::Fails,
-            format!("process_vm_readv: {call}; /proc/PID/mem: {file}{}", yama()),
+            format!(
+                "process_vm_readv: {call}; /proc/PID/mem: {file}{}",
+                yama_ptrace_scope()
+            ),
             (
                 "work requests on memory that cannot be mapped (over 64 MiB, stacks) end with remote access errors",
                 "set kernel.yama.ptrace_scope to 0 or 1, or run with verbatim run --path packets, which needs neither",
@@ -137,14 +140,14 @@ fn copying(reached: &ReadErrors) -> Requirement {
 }
 
 /// Returns Yama's `ptrace_scope` as a message suffix, or an empty string without Yama.
-fn yama() -> String {
+fn yama_ptrace_scope() -> String {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or_else(
         |_| String::new(),
         |scope| format!("; kernel.yama.ptrace_scope is {}", scope.trim()),
     )
 }
 
-fn replacing() -> Requirement {
+fn page_replacement() -> Requirement {
     const WHAT: &str = "map private memory of programs";
     match environment::check_page_replacement() {
         Ok(()) => Requirement::ok(WHAT, "userfaultfd works"),
@@ -160,7 +163,7 @@ fn replacing() -> Requirement {
     }
 }
 
-fn deaths() -> Requirement {
+fn peer_death_notice() -> Requirement {
     const WHAT: &str = "notice that a peer has died";
     match pidfd_open(getpid(), PidfdFlags::empty()) {
         Ok(_) => Requirement::ok(WHAT, "pidfd_open works"),
@@ -205,7 +208,7 @@ fn device_files() -> Result<Requirement> {
     })
 }
 
-fn packets() -> Requirement {
+fn packet_path() -> Requirement {
     const WHAT: &str = "reach other hosts by packets";
     let effect = (
         "queue pairs reach those of this host only",
@@ -234,10 +237,10 @@ fn packets() -> Requirement {
     Requirement::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
 }
 
-fn descriptors() -> Requirement {
+fn descriptor_limit() -> Requirement {
     const WHAT: &str = "have many descriptors";
     match getrlimit(Resource::Nofile).current {
-        Some(limit) if limit < DESCRIPTORS => Requirement::not_ok(
+        Some(limit) if limit < RECOMMENDED_DESCRIPTORS => Requirement::not_ok(
             WHAT,
             RequirementState::Limited,
             format!("{limit} are allowed"),
@@ -251,7 +254,7 @@ fn descriptors() -> Requirement {
     }
 }
 
-fn processors() -> Requirement {
+fn processor_count() -> Requirement {
     const WHAT: &str = "poll on processors of their own";
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if count == 1 {

@@ -38,14 +38,14 @@ Exit status 1 when something fails; what is limited is no failure.";
 /// Runs `verbatim doctor`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.hold {
-        peers::hold()?;
+        peers::hold_pattern()?;
         return Ok(CommandOutcome::Done);
     }
     if let Some(address) = args.reach {
         print_typed("reached", &peers::read_in_each_way(address))?;
         return Ok(CommandOutcome::Done);
     }
-    let checks = checks::all()?;
+    let checks = checks::run_all()?;
     for check in &checks {
         if args.json {
             print_typed("check", check)?;

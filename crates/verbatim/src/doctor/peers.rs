@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use softnic::environment::{self, PeerReadCall};
 
 /// The content of the memory that the test reads.
-const PATTERN: [u8; 16] = *b"verbatim doctor\n";
+const TEST_PATTERN: [u8; 16] = *b"verbatim doctor\n";
 
-/// The location of a process's [`PATTERN`]: an address in private memory, and a file descriptor.
+/// The location of a process's [`TEST_PATTERN`]: an address in private memory, and a file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PatternLocation {
     pid: u64,
-    address: u64,
-    fd: u32,
+    private_address: u64,
+    memfd: u32,
 }
 
 impl FromStr for PatternLocation {
@@ -32,7 +32,11 @@ impl FromStr for PatternLocation {
             let pid = parts.next()?.parse().ok()?;
             let address = parts.next()?.parse().ok()?;
             let fd = parts.next()?.parse().ok()?;
-            Some(Self { pid, address, fd })
+            Some(Self {
+                pid,
+                private_address: address,
+                memfd: fd,
+            })
         };
         parsed().ok_or("not PID:ADDRESS:DESCRIPTOR")
     }
@@ -50,11 +54,11 @@ pub(super) struct ReadErrors {
 }
 
 /// Keeps the pattern in memory until standard input ends.
-pub(super) fn hold() -> Result<()> {
+pub(super) fn hold_pattern() -> Result<()> {
     environment::allow_peer_access();
-    let private = Box::new(PATTERN);
+    let private = Box::new(TEST_PATTERN);
     let mut file = File::from(memfd_create("verbatim-doctor", MemfdFlags::CLOEXEC)?);
-    file.write_all(&PATTERN)?;
+    file.write_all(&TEST_PATTERN)?;
     println!(
         "{}:{}:{}",
         std::process::id(),
@@ -69,15 +73,15 @@ pub(super) fn hold() -> Result<()> {
 
 /// Reads the memory of the process at the given address, in each of the ways.
 pub(super) fn read_in_each_way(at: PatternLocation) -> ReadErrors {
-    let read = |call| match environment::read_memory(call, at.pid, at.address) {
-        Ok(PATTERN) => None,
+    let read = |call| match environment::read_memory(call, at.pid, at.private_address) {
+        Ok(TEST_PATTERN) => None,
         Ok(_) => Some("other bytes are there".to_owned()),
         Err(e) => Some(e.to_string()),
     };
     let by_descriptor = File::options()
         .read(true)
         .write(true)
-        .open(format!("/proc/{}/fd/{}", at.pid, at.fd))
+        .open(format!("/proc/{}/fd/{}", at.pid, at.memfd))
         .err()
         .map(|e| e.to_string());
     ReadErrors {
@@ -91,7 +95,7 @@ pub(super) fn read_in_each_way(at: PatternLocation) -> ReadErrors {
 ///
 /// # Errors
 /// Returns an error if a process cannot be started.
-pub(super) fn reach() -> Result<ReadErrors> {
+pub(super) fn try_peer_reads() -> Result<ReadErrors> {
     let mut holder = PatternProcess(start_second_process(&["--hold"], Stdio::piped())?);
     let mut address = String::new();
     let stdout = holder.0.stdout.take().context("no output")?;
@@ -142,8 +146,8 @@ mod tests {
     fn an_address_is_three_numbers() {
         let address = PatternLocation {
             pid: 1,
-            address: 4096,
-            fd: 3,
+            private_address: 4096,
+            memfd: 3,
         };
         assert_eq!("1:4096:3\n".parse(), Ok(address));
         for bad in ["", "1", "1:2", "1:2:x", "-1:2:3"] {

@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use super::report::{Process, Report, real};
+use super::report::{Process, Report, count_as_f64};
 use super::spread::{GroupSpread, MinMedianMax};
 
 /// Returns the key by which processes are grouped: the program, the kinds of its operations, the bottleneck, and the
 /// advised steps.
-fn sameness(process: &Process) -> impl PartialEq + use<> {
+fn group_key(process: &Process) -> impl PartialEq + use<> {
     let mut kinds: Vec<_> = process
         .kinds
         .iter()
@@ -22,40 +22,44 @@ fn sameness(process: &Process) -> impl PartialEq + use<> {
 }
 
 /// Returns the report with one process for each group; the group with the most work comes first.
-pub(super) fn grouped(mut report: Report) -> Report {
-    report.processes = together(report.processes);
+pub(super) fn group_processes(mut report: Report) -> Report {
+    report.processes = median_of_each_group(report.processes);
     report.processes.sort_by_key(|process| {
         let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
-        Reverse(process.requests().saturating_mul(like_it as u64))
+        Reverse(
+            process
+                .operations_or_messages()
+                .saturating_mul(like_it as u64),
+        )
     });
     report
 }
 
 /// Replaces each group of processes by the process with the median number of work requests. This process gets the
 /// spread of the group.
-fn together(processes: Vec<Process>) -> Vec<Process> {
+fn median_of_each_group(processes: Vec<Process>) -> Vec<Process> {
     let mut groups: Vec<Vec<Process>> = Vec::new();
     for process in processes {
-        let key = sameness(&process);
+        let key = group_key(&process);
         let known = groups
             .iter_mut()
-            .find(|group| group.first().is_some_and(|one| sameness(one) == key));
+            .find(|group| group.first().is_some_and(|one| group_key(one) == key));
         match known {
             Some(group) => group.push(process),
             None => groups.push(vec![process]),
         }
     }
-    groups.into_iter().filter_map(one_of).collect()
+    groups.into_iter().filter_map(median_process).collect()
 }
 
-fn one_of(mut group: Vec<Process>) -> Option<Process> {
+fn median_process(mut group: Vec<Process>) -> Option<Process> {
     group.sort_by_key(|process| process.posted.max(process.received));
     let range = |of: fn(&Process) -> f64| MinMedianMax::of(group.iter().map(of));
     let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
     let alike = GroupSpread {
         processes: group.len(),
-        posted: range(|process| real(process.posted))?,
-        received: range(|process| real(process.received))?,
+        posted: range(|process| count_as_f64(process.posted))?,
+        received: range(|process| count_as_f64(process.received))?,
         observed_mops: observed.and_then(|all| MinMedianMax::of(all.into_iter())),
         predicted_mops: range(|process| process.predicted_mops)?,
     };

@@ -6,8 +6,8 @@ use nicmodel::guidelines::MIN_RELATIVE_GAIN;
 use nicmodel::uncertainty;
 
 use super::report::{Process, Report};
-use crate::model::{format_range, percent};
-use crate::output::{figure, print, table_of};
+use crate::model::{format_range, format_signed_percent};
+use crate::output::{format_three_digits, print, table_of};
 
 /// Prints named reports side by side, process by process.
 pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
         show_process(&columns, one_nic)?;
     }
     for (name, report) in reports {
-        for line in report.unexplained().iter().chain(&report.notes) {
+        for line in report.unexplained_notes().iter().chain(&report.notes) {
             print(format_args!("note: {name}: {line}"))?;
         }
     }
@@ -38,7 +38,7 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
 }
 
 /// A number of a process that the table compares.
-type Of = fn(&Process) -> f64;
+type ProcessNumber = fn(&Process) -> f64;
 
 fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<()> {
     let mut titles: Vec<_> = columns
@@ -69,7 +69,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     };
     rows.add_row(words("posted", &|process| process.posted.to_string()));
     rows.add_row(words("failed", &|process| process.failed.to_string()));
-    let numbers: [(&str, Of); 6] = [
+    let numbers: [(&str, ProcessNumber); 6] = [
         ("MMIO writes", |p| per_operation(p, |kind| kind.mmio_writes)),
         ("DMA reads", |p| per_operation(p, |kind| kind.dma_reads)),
         ("DMA writes", |p| per_operation(p, |kind| kind.dma_writes)),
@@ -78,13 +78,13 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
         ("the model allows, M/s", |p| p.predicted_mops),
     ];
     for (title, of) in numbers {
-        let mut row = words(title, &|process| figure(of(process)));
+        let mut row = words(title, &|process| format_three_digits(of(process)));
         if let [(_, Some(before)), (_, Some(after))] = columns {
             let (before, after) = (of(before), of(after));
             if let Some(cell) = row.last_mut()
                 && before > 0.0
             {
-                *cell = percent(after / before - 1.0, 0);
+                *cell = format_signed_percent(after / before - 1.0, 0);
             }
         }
         rows.add_row(row);
@@ -95,7 +95,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     });
     if let [(_, Some(before)), (_, Some(after))] = columns
         && one_nic
-        && within_noise(before, after)
+        && rates_within_noise(before, after)
         && let Some(cell) = range.last_mut()
     {
         *cell = "within the noise".to_owned();
@@ -119,13 +119,13 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     }));
     rows.add_row(words("which would allow, M/s", &|process| {
         let last = process.steps.last();
-        figure(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
+        format_three_digits(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
     }));
     print(rows)
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
-fn within_noise(before: &Process, after: &Process) -> bool {
+fn rates_within_noise(before: &Process, after: &Process) -> bool {
     let change = (after.predicted_mops / before.predicted_mops).ln().abs();
     let noise = uncertainty::noise_of_gain(before.bottleneck, after.bottleneck);
     change > MIN_RELATIVE_GAIN && change <= noise.ln_1p()
@@ -135,7 +135,7 @@ fn within_noise(before: &Process, after: &Process) -> bool {
 fn per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
     let all = process.kinds.iter();
     let sum: f64 = all
-        .map(|kind| of(kind) * super::report::real(kind.count))
+        .map(|kind| of(kind) * super::report::count_as_f64(kind.count))
         .sum();
-    sum / super::report::real(process.posted.max(process.received).max(1))
+    sum / super::report::count_as_f64(process.posted.max(process.received).max(1))
 }

@@ -6,7 +6,7 @@ use chart::escape;
 
 use super::report::{Process, Report};
 use super::text;
-use crate::output::figure;
+use crate::output::format_three_digits;
 
 /// Returns the HTML id of a process's section.
 pub(super) fn anchor(process: &Process) -> String {
@@ -14,7 +14,7 @@ pub(super) fn anchor(process: &Process) -> String {
 }
 
 /// Formats the summary: the bottleneck and the predicted rate of each process.
-pub(super) fn summary(report: &Report) -> String {
+pub(super) fn summary_html(report: &Report) -> String {
     if report.processes.is_empty() {
         return String::new();
     }
@@ -30,8 +30,8 @@ pub(super) fn summary(report: &Report) -> String {
             anchor(process),
             process.pid,
             escape(&process.program),
-            text::at_most(process),
-            figure(process.predicted_mops),
+            text::at_most_prefix(process),
+            format_three_digits(process.predicted_mops),
             escape(&process.bottleneck.to_string())
         )
         .expect("a String takes all");

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use chart::{Bar, bars, escape};
 use nicmodel::bounds::Role;
 
-use super::contents::{anchor, summary};
+use super::contents::{anchor, summary_html};
 use super::guide;
-use super::report::{Process, Report, real};
+use super::report::{Process, Report, count_as_f64};
 use super::text;
 use super::verdict::Verdict;
-use crate::model::{percent, unknown_line};
-use crate::output::figure;
+use crate::model::{format_signed_percent, unknown_line};
+use crate::output::format_three_digits;
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; --page: #fff; --ink: #1c2733; --dim: #5b6875; --line: #d7dde3; --in: #2f6fb0; --out: #d98032; --binds: #b8323c; --then: #3c8d5a; }
@@ -35,14 +35,14 @@ pub(super) fn page(report: &Report) -> String {
     let title = format!("{} on {}", report.command, report.nic_title);
     html.push_str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
     html.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
-    add(
+    append(
         &mut html,
         format_args!(
             "<title>{}</title><style>{STYLE}</style></head><body>",
             escape(&title)
         ),
     );
-    add(
+    append(
         &mut html,
         format_args!(
             "<h1>What its verbs cost on {}</h1><p><code>{}</code></p><p class=\"dim\">Rates are of the model of this \
@@ -52,18 +52,18 @@ pub(super) fn page(report: &Report) -> String {
             escape(&report.command)
         ),
     );
-    html.push_str(&summary(report));
+    html.push_str(&summary_html(report));
     for process in &report.processes {
         add_process(&mut html, process);
     }
-    html.push_str(&guide::sections(report));
+    html.push_str(&guide::advised_sections_html(report));
     let on_one_line = |pcie| text::counted_on_pcie(pcie).replace('\n', " ");
     let pcie = report.pcie.as_ref().map(on_one_line);
-    for line in report.unexplained().into_iter().chain(pcie) {
-        add(&mut html, format_args!("<p>{}</p>", escape(&line)));
+    for line in report.unexplained_notes().into_iter().chain(pcie) {
+        append(&mut html, format_args!("<p>{}</p>", escape(&line)));
     }
     for note in &report.notes {
-        add(
+        append(
             &mut html,
             format_args!("<p class=\"dim\">Note: {}</p>", escape(note)),
         );
@@ -72,7 +72,7 @@ pub(super) fn page(report: &Report) -> String {
     html
 }
 
-fn add(html: &mut String, text: std::fmt::Arguments<'_>) {
+fn append(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a String takes all");
 }
 
@@ -80,24 +80,24 @@ fn add_process(html: &mut String, process: &Process) {
     let mut heading = text::heading(process).into_iter();
     if let Some(first) = heading.next() {
         let id = anchor(process);
-        add(
+        append(
             html,
             format_args!("<h2 id=\"{id}\">{}</h2>", escape(&first)),
         );
     }
     for line in heading {
-        add(html, format_args!("<p>{}</p>", escape(&line)));
+        append(html, format_args!("<p>{}</p>", escape(&line)));
     }
-    if let Some(words) = process.round_trips() {
-        add(html, format_args!("<p>{}</p>", escape(&words)));
+    if let Some(words) = process.round_trip_sentence() {
+        append(html, format_args!("<p>{}</p>", escape(&words)));
     }
-    add(
+    append(
         html,
         format_args!(
             "<p>The model allows {}<b>{} M/s</b>{}; what binds is the {}{}.</p>",
-            text::at_most(process),
-            figure(process.predicted_mops),
-            process.likely(),
+            text::at_most_prefix(process),
+            format_three_digits(process.predicted_mops),
+            process.likely_range_text(),
             escape(&process.bottleneck.to_string()),
             if process.slower == Role::Responder {
                 " of its peers"
@@ -110,7 +110,7 @@ fn add_process(html: &mut String, process: &Process) {
     add_costs(html, process);
     add_pictures(html, process);
     for note in &process.notes {
-        add(
+        append(
             html,
             format_args!("<p class=\"dim\">Note: {}</p>", escape(note)),
         );
@@ -119,13 +119,16 @@ fn add_process(html: &mut String, process: &Process) {
 
 fn add_advice(html: &mut String, process: &Process) {
     html.push_str("<h3>What to change</h3>");
-    if let Some(words) = process.nothing() {
-        add(html, format_args!("<p>{}.</p>", escape(&capital(&words))));
+    if let Some(words) = process.no_advice_sentence() {
+        append(
+            html,
+            format_args!("<p>{}.</p>", escape(&capitalize_first(&words))),
+        );
     }
     let mut rows = vec![Bar {
         label: "as it is".to_owned(),
         pieces: vec![(process.predicted_mops, "now")],
-        value: format!("{} M/s", figure(process.predicted_mops)),
+        value: format!("{} M/s", format_three_digits(process.predicted_mops)),
     }];
     // The bars form a staircase: the rate before the step, and the gain of the step.
     rows.extend((1..).zip(&process.steps).map(|(number, step)| {
@@ -133,44 +136,48 @@ fn add_advice(html: &mut String, process: &Process) {
         Bar {
             label: format!("{number}. {}", step.guideline),
             pieces: vec![(now.min(then), "now"), (then - now, "then")],
-            value: format!("{} M/s, {}", figure(then), percent(step.gain.relative, 0)),
+            value: format!(
+                "{} M/s, {}",
+                format_three_digits(then),
+                format_signed_percent(step.gain.relative, 0)
+            ),
         }
     }));
     if rows.len() > 1 {
         html.push_str(&bars("predicted rate after each step", &rows));
         html.push_str("<ol>");
         for step in &process.steps {
-            add(
+            append(
                 html,
                 format_args!(
                     "<li>{}</li>",
-                    guide::linked(step.guideline, &text::step_line(step))
+                    guide::link_guideline_name(step.guideline, &text::step_line(step))
                 ),
             );
         }
         html.push_str("</ol>");
     }
-    for advice in process.advised(Verdict::Instead) {
-        let words = text::line(advice);
-        add(
+    for advice in process.advice_judged_as(Verdict::Instead) {
+        let words = text::advice_line(advice);
+        append(
             html,
             format_args!(
                 "<p>Or another design: {}</p>",
-                guide::linked(advice.guideline, &words)
+                guide::link_guideline_name(advice.guideline, &words)
             ),
         );
     }
-    for wanted in text::NO_STEPS {
-        let all: Vec<_> = process.advised(wanted).collect();
+    for wanted in text::VERDICTS_AFTER_STEPS {
+        let all: Vec<_> = process.advice_judged_as(wanted).collect();
         if !all.is_empty() {
-            let words = capital(text::no_gain(process, wanted));
-            add(html, format_args!("<p>{words}:</p><ul>"));
+            let words = capitalize_first(text::no_gain_reason(process, wanted));
+            append(html, format_args!("<p>{words}:</p><ul>"));
             for advice in all {
-                add(
+                append(
                     html,
                     format_args!(
                         "<li>{}</li>",
-                        guide::linked(advice.guideline, &text::line(advice))
+                        guide::link_guideline_name(advice.guideline, &text::advice_line(advice))
                     ),
                 );
             }
@@ -180,7 +187,7 @@ fn add_advice(html: &mut String, process: &Process) {
 }
 
 /// Returns a text with its first letter capitalized.
-fn capital(words: &str) -> String {
+fn capitalize_first(words: &str) -> String {
     let (first, rest) = words.split_at(1);
     format!("{}{rest}", first.to_uppercase())
 }
@@ -195,20 +202,20 @@ fn add_costs(html: &mut String, process: &Process) {
         let posted = kind.role == Role::Requester;
         let of_sender = |text: String| if posted { text } else { "–".to_owned() };
         let received = if posted { "" } else { "received: " };
-        add(
+        append(
             html,
             format_args!(
                 "<tr><td>{received}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
                  <td>{}</td><td>{}</td></tr>",
                 escape(&kind.what),
                 kind.count,
-                of_sender(figure(kind.postlist)),
+                of_sender(format_three_digits(kind.postlist)),
                 of_sender(kind.wqe_bytes.to_string()),
-                of_sender(figure(kind.mmio_writes)),
-                figure(kind.dma_reads),
-                figure(kind.dma_writes),
-                figure(kind.to_device_bytes),
-                figure(kind.to_host_bytes)
+                of_sender(format_three_digits(kind.mmio_writes)),
+                format_three_digits(kind.dma_reads),
+                format_three_digits(kind.dma_writes),
+                format_three_digits(kind.to_device_bytes),
+                format_three_digits(kind.to_host_bytes)
             ),
         );
     }
@@ -216,12 +223,12 @@ fn add_costs(html: &mut String, process: &Process) {
 }
 
 fn add_pictures(html: &mut String, process: &Process) {
-    add(
+    append(
         html,
         format_args!(
             "<h3>Where the bytes go, for one {}</h3><p class=\"dim\"><span class=\"key\" style=\"background:var(--in)\">\
              </span>to the NIC<span class=\"key\" style=\"background:var(--out)\"></span>to the host</p>",
-            process.unit()
+            process.rate_unit()
         ),
     );
     let rows: Vec<_> = process
@@ -232,8 +239,8 @@ fn add_pictures(html: &mut String, process: &Process) {
             pieces: vec![(item.to_device_bytes, "in"), (item.to_host_bytes, "out")],
             value: format!(
                 "{} B, {} lines",
-                figure(item.to_device_bytes + item.to_host_bytes),
-                figure(item.lines)
+                format_three_digits(item.to_device_bytes + item.to_host_bytes),
+                format_three_digits(item.lines)
             ),
         })
         .collect();
@@ -252,13 +259,17 @@ fn add_pictures(html: &mut String, process: &Process) {
             Bar {
                 label: bound.resource.to_string(),
                 pieces: vec![(share, if binds { "binds" } else { "busy" })],
-                value: format!("{:.0} %: {} M/s", 100.0 * share, figure(bound.rate_mops)),
+                value: format!(
+                    "{:.0} %: {} M/s",
+                    100.0 * share,
+                    format_three_digits(bound.rate_mops)
+                ),
             }
         })
         .collect();
     html.push_str(&bars("share of time that each resource is busy", &rows));
     if let Some(unknown) = unknown_line(&process.bounds) {
-        add(
+        append(
             html,
             format_args!("<p class=\"dim\">{}</p>", escape(&unknown)),
         );
@@ -270,8 +281,8 @@ fn add_pictures(html: &mut String, process: &Process) {
         if counts.is_empty() {
             continue;
         }
-        add(html, format_args!("<h3>{title}</h3>"));
-        let all: f64 = counts.iter().map(|(_, count)| real(*count)).sum();
+        append(html, format_args!("<h3>{title}</h3>"));
+        let all: f64 = counts.iter().map(|(_, count)| count_as_f64(*count)).sum();
         let rows: Vec<_> = counts
             .iter()
             .map(|(class, count)| Bar {
@@ -280,8 +291,8 @@ fn add_pictures(html: &mut String, process: &Process) {
                 } else {
                     class.to_string()
                 },
-                pieces: vec![(real(*count), "busy")],
-                value: format!("{count}, {:.0} %", 100.0 * real(*count) / all),
+                pieces: vec![(count_as_f64(*count), "busy")],
+                value: format!("{count}, {:.0} %", 100.0 * count_as_f64(*count) / all),
             })
             .collect();
         html.push_str(&bars(title, &rows));

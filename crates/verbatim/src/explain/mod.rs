@@ -70,20 +70,20 @@ const MAX_LEDGER_BYTES: u64 = 1 << 30;
 /// Runs `verbatim explain`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(name) = &args.guideline {
-        let Some(section) = guide::section(name) else {
-            let names = guide::names().join(", ");
+        let Some(section) = guide::section_markdown(name) else {
+            let names = guide::guideline_names().join(", ");
             bail!("there is no guideline {name:?}; choose among {names}");
         };
         print(format_args!("{name}\n\n{section}"))?;
         return Ok(CommandOutcome::Done);
     }
-    let profiles = args.nic.all()?;
+    let profiles = args.nic.chosen_or_default_profiles()?;
     let mut ledgers = Vec::new();
     for file in &args.ledger {
-        ledgers.push((file.display().to_string(), read(file)?));
+        ledgers.push((file.display().to_string(), read_ledger(file)?));
     }
     if args.merge {
-        ledgers = merged(ledgers).into_iter().collect();
+        ledgers = merge_ledgers(ledgers).into_iter().collect();
     }
     let several_nics = profiles.len() > 1;
     let mut reports = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                 (true, _) => format!("{file}, {}", profile.name),
                 (false, _) => file.clone(),
             };
-            reports.push((name, alike::grouped(report)));
+            reports.push((name, alike::group_processes(report)));
         }
     }
     match &reports[..] {
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Merges all ledgers into one.
-fn merged(ledgers: Vec<(String, Ledger)>) -> Option<(String, Ledger)> {
+fn merge_ledgers(ledgers: Vec<(String, Ledger)>) -> Option<(String, Ledger)> {
     let mut ledgers = ledgers.into_iter();
     let (name, mut all) = ledgers.next()?;
     for (_, ledger) in ledgers {
@@ -149,7 +149,7 @@ fn print_or_write_report(report: &Report, args: &Args) -> Result<CommandOutcome>
     Ok(CommandOutcome::Done)
 }
 
-fn read(path: &Path) -> Result<Ledger> {
+fn read_ledger(path: &Path) -> Result<Ledger> {
     let cannot = || format!("cannot read {}", path.display());
     let mut bytes = Vec::new();
     File::open(path)

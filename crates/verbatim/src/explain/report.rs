@@ -25,13 +25,13 @@ pub(super) struct Report {
     /// Number of processes whose operations the NIC cannot execute at all; the notes give the reasons.
     pub(super) impossible_processes: usize,
     /// Cache lines on PCIe that the processor counted, beside the expected numbers.
-    pub(super) pcie: Option<PcieBeside>,
+    pub(super) pcie: Option<PcieCountedAndExpected>,
     pub(super) notes: Vec<String>,
 }
 
 /// Cache lines on PCIe: counted on the machine where the program ran, and expected on this NIC.
 #[derive(Debug, Serialize)]
-pub(super) struct PcieBeside {
+pub(super) struct PcieCountedAndExpected {
     pub(super) rd_cur_counted: u64,
     pub(super) rd_cur_expected: f64,
     pub(super) itom_counted: u64,
@@ -101,13 +101,15 @@ pub(super) struct Process {
 }
 
 /// Mean run length above which a run counts as a batch that was waiting, if nothing was received.
-const LONG_RUN: f64 = 32.0;
+const MIN_WAITING_BATCH_RUN: f64 = 32.0;
 
 /// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
 /// cannot know this if the program may find its work in memory.
-fn unseen(observed: &OperationProfile) -> Vec<String> {
+fn unseen_work_note(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
-        && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
+        && observed
+            .posting_queue_pairs()
+            .any(|qp| qp.mean_run() > MIN_WAITING_BATCH_RUN);
     from_memory
         .then(|| {
             "it receives no messages, and finds a completion for many work requests at once, so its work may come through \
@@ -172,17 +174,17 @@ impl Report {
         }
         let expected = |of: fn(&Process) -> f64| -> f64 {
             let all = processes.iter();
-            all.map(|process| of(process) * real(process.requests()))
+            all.map(|process| of(process) * count_as_f64(process.operations_or_messages()))
                 .sum()
         };
         let pcie = ledger.pcie.map(|counted| {
             let rd_cur_expected = expected(|process| process.pcie_rd_cur_lines);
-            PcieBeside {
+            PcieCountedAndExpected {
                 rd_cur_counted: counted.rd_cur,
                 rd_cur_expected,
                 itom_counted: counted.itom,
                 itom_expected: expected(|process| process.pcie_itom_lines),
-                cache_misses: real(counted.rd_cur) - rd_cur_expected,
+                cache_misses: count_as_f64(counted.rd_cur) - rd_cur_expected,
             }
         });
         Ok(Self {
@@ -199,7 +201,7 @@ impl Report {
     }
 
     /// Returns the lines about processes that the report does not explain.
-    pub(super) fn unexplained(&self) -> Vec<String> {
+    pub(super) fn unexplained_notes(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.processes.is_empty() && self.impossible_processes == 0 {
             lines.push(
@@ -264,20 +266,21 @@ impl Process {
             alike: None,
             posted,
             received,
-            failed: sum_of(observed, |qp| qp.failed),
-            refused: sum_of(observed, |qp| qp.refused),
+            failed: sum_over_queue_pairs(observed, |qp| qp.failed),
+            refused: sum_over_queue_pairs(observed, |qp| qp.refused),
             queue_pairs: observed.queue_pairs.len(),
             concurrent_queue_pairs: observed.concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
             concurrent_threads: observed.posting_threads(),
-            in_turn: observed.active().count() as u64
+            in_turn: observed.posting_queue_pairs().count() as u64
                 > u64::from(observed.concurrent_queue_pairs()),
             peers: observed.peers,
             duration_ns: observed.duration_ns,
-            observed_mops: (observed.duration_ns > 0)
-                .then(|| real(observed.requests()) / real(observed.duration_ns) * 1e3),
-            kinds: kinds(&fitted, profile)?,
-            transactions: items(&side),
+            observed_mops: (observed.duration_ns > 0).then(|| {
+                count_as_f64(observed.requests()) / count_as_f64(observed.duration_ns) * 1e3
+            }),
+            kinds: kind_costs(&fitted, profile)?,
+            transactions: transactions_by_bytes(&side),
             to_device_bytes: side.bytes_to_device(),
             to_host_bytes: side.bytes_to_host(),
             pcie_rd_cur_lines: side.lines_read(),
@@ -290,25 +293,30 @@ impl Process {
             },
             slower,
             waits_for_each: observed.waits_for_each(),
-            outstanding: fitted.outstanding(),
+            outstanding: fitted.max_outstanding(),
             bottleneck,
             unknown,
             polls,
-            empty_polls: ratio(real(empty), real(polls)),
-            completions_a_poll: ratio(
-                real(sum(|thread| thread.completions)),
-                real(polls.saturating_sub(empty)),
+            empty_polls: ratio_or_zero(count_as_f64(empty), count_as_f64(polls)),
+            completions_a_poll: ratio_or_zero(
+                count_as_f64(sum(|thread| thread.completions)),
+                count_as_f64(polls.saturating_sub(empty)),
             ),
-            postlists: postlists(observed),
-            payloads: payloads(observed),
+            postlists: postlist_length_counts(observed),
+            payloads: payload_size_counts(observed),
             steps: guidelines::steps(&fitted, profile)?,
             advice: guidelines::advise(&fitted, profile)?,
-            notes: [observed.notes.clone(), not_possible, unseen(observed)].concat(),
+            notes: [
+                observed.notes.clone(),
+                not_possible,
+                unseen_work_note(observed),
+            ]
+            .concat(),
         }))
     }
 
     /// Returns the number of operations or messages to which the rates refer.
-    pub(super) fn requests(&self) -> u64 {
+    pub(super) fn operations_or_messages(&self) -> u64 {
         if self.posted > 0 {
             self.posted
         } else {
@@ -317,7 +325,7 @@ impl Process {
     }
 
     /// Names the unit of the rates: posted operations, or received messages if none was posted.
-    pub(super) fn unit(&self) -> &'static str {
+    pub(super) fn rate_unit(&self) -> &'static str {
         if self.posted > 0 {
             "operation"
         } else {
@@ -326,7 +334,7 @@ impl Process {
     }
 }
 
-fn sum_of(observed: &OperationProfile, of: fn(&QueuePair) -> u64) -> u64 {
+fn sum_over_queue_pairs(observed: &OperationProfile, of: fn(&QueuePair) -> u64) -> u64 {
     observed
         .queue_pairs
         .iter()
@@ -334,32 +342,38 @@ fn sum_of(observed: &OperationProfile, of: fn(&QueuePair) -> u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-fn ratio(part: f64, whole: f64) -> f64 {
+fn ratio_or_zero(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 /// Converts a count to a float. Counts are far below 2^53, or their rounding does no harm.
 #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
-pub(super) fn real(count: u64) -> f64 {
+pub(super) fn count_as_f64(count: u64) -> f64 {
     count as f64
 }
 
-fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>, OperationError> {
+fn kind_costs(
+    observed: &OperationProfile,
+    profile: &Profile,
+) -> Result<Vec<KindCost>, OperationError> {
     let mut kinds: Vec<KindCost> = Vec::new();
     for qp in &observed.queue_pairs {
         let received = qp.received.iter().map(|counted| {
             let any = PostlistsByMethod {
                 postlist: 1.0,
-                share: 1.0,
+                work_request_share: 1.0,
             };
             (Role::Responder, counted, any)
         });
-        let sent = qp.lists().into_iter().flat_map(|lists| {
+        let sent = qp.postlists_by_method().into_iter().flat_map(|lists| {
             let sent = qp.sent.iter();
             sent.map(move |counted| (Role::Requester, counted, lists))
         });
         for (role, counted, lists) in sent.chain(received) {
-            let PostlistsByMethod { postlist, share } = lists;
+            let PostlistsByMethod {
+                postlist,
+                work_request_share: share,
+            } = lists;
             let count = share_of(counted.count, share);
             if count == 0 {
                 continue;
@@ -393,7 +407,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
                 count,
                 postlist,
                 wqe_bytes: bytes,
-                wqe_lines: wqe::lines(bytes),
+                wqe_lines: wqe::cache_line_count(bytes),
                 mmio_writes: side.mmio_writes(),
                 dma_reads: side.dma_reads() + side.recv_wqe_reads(),
                 dma_writes: side.dma_writes(),
@@ -413,7 +427,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
     reason = "a share of a count is no larger than the count"
 )]
 fn share_of(count: u64, share: f64) -> u64 {
-    (real(count) * share).round() as u64
+    (count_as_f64(count) * share).round() as u64
 }
 
 /// Formats a description of an operation.
@@ -434,7 +448,7 @@ fn describe_operation(operation: &Operation) -> String {
     words
 }
 
-fn items(side: &LinkTransactions) -> Vec<PurposeTransactions> {
+fn transactions_by_bytes(side: &LinkTransactions) -> Vec<PurposeTransactions> {
     let mut items: Vec<_> = side
         .transactions
         .iter()
@@ -453,7 +467,7 @@ fn items(side: &LinkTransactions) -> Vec<PurposeTransactions> {
 }
 
 /// Counts postlists by length, over all queue pairs.
-fn postlists(observed: &OperationProfile) -> Vec<(u64, u64)> {
+fn postlist_length_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
     let all = observed
         .queue_pairs
         .iter()
@@ -462,7 +476,7 @@ fn postlists(observed: &OperationProfile) -> Vec<(u64, u64)> {
 }
 
 /// Counts posted and received payloads by the next power of two.
-fn payloads(observed: &OperationProfile) -> Vec<(u64, u64)> {
+fn payload_size_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
     let all = observed
         .queue_pairs
         .iter()

@@ -4,11 +4,11 @@ use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{Advice, ChangeStep, Gain, OTHER_DESIGN};
 
-use super::report::{PcieBeside, Process, Report};
+use super::report::{PcieCountedAndExpected, Process, Report};
 use super::spread::{GroupSpread, MinMedianMax};
 use super::verdict::Verdict;
-use crate::model::{bounds_lines, percent};
-use crate::output::{figure, print, table, time};
+use crate::model::{bounds_lines, format_signed_percent};
+use crate::output::{format_three_digits, format_time_ns, print, table};
 
 pub(super) fn print_report(report: &Report) -> Result<()> {
     print(format_args!("{} on {}", report.command, report.nic_title))?;
@@ -16,7 +16,7 @@ pub(super) fn print_report(report: &Report) -> Result<()> {
         print("")?;
         show_process(process)?;
     }
-    for line in report.unexplained() {
+    for line in report.unexplained_notes() {
         print(format_args!("\n{line}"))?;
     }
     if let Some(pcie) = &report.pcie {
@@ -29,7 +29,7 @@ pub(super) fn print_report(report: &Report) -> Result<()> {
 }
 
 /// Formats the PCIe counts of the processor.
-pub(super) fn counted_on_pcie(pcie: &PcieBeside) -> String {
+pub(super) fn counted_on_pcie(pcie: &PcieCountedAndExpected) -> String {
     format!(
         "counted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
          expected).\nReads beyond the expected ones, {:.0}, estimate what the NIC's caches missed, if this is the NIC \
@@ -72,19 +72,19 @@ fn show_process(process: &Process) -> Result<()> {
         rows.add_row([
             what,
             kind.count.to_string(),
-            of_sender(figure(kind.postlist)),
+            of_sender(format_three_digits(kind.postlist)),
             of_sender(kind.wqe_bytes.to_string()),
-            of_sender(figure(kind.mmio_writes)),
-            figure(kind.dma_reads),
-            figure(kind.dma_writes),
-            figure(kind.to_device_bytes),
-            figure(kind.to_host_bytes),
+            of_sender(format_three_digits(kind.mmio_writes)),
+            format_three_digits(kind.dma_reads),
+            format_three_digits(kind.dma_writes),
+            format_three_digits(kind.to_device_bytes),
+            format_three_digits(kind.to_host_bytes),
         ]);
     }
     print(rows)?;
     print(format_args!(
         "\nWhere cache lines and bytes go, for one {}:\n",
-        process.unit()
+        process.rate_unit()
     ))?;
     let mut rows = table(
         ["transactions", "count", "lines", "B to NIC", "B to host"],
@@ -93,22 +93,22 @@ fn show_process(process: &Process) -> Result<()> {
     for item in &process.transactions {
         rows.add_row([
             item.purpose.clone(),
-            figure(item.count),
-            figure(item.lines),
-            figure(item.to_device_bytes),
-            figure(item.to_host_bytes),
+            format_three_digits(item.count),
+            format_three_digits(item.lines),
+            format_three_digits(item.to_device_bytes),
+            format_three_digits(item.to_host_bytes),
         ]);
     }
     rows.add_row([
         "all".to_owned(),
         String::new(),
         String::new(),
-        figure(process.to_device_bytes),
-        figure(process.to_host_bytes),
+        format_three_digits(process.to_device_bytes),
+        format_three_digits(process.to_host_bytes),
     ]);
     print(rows)?;
     print("\nWhat binds on its machine:\n")?;
-    if let Some(words) = process.round_trips() {
+    if let Some(words) = process.round_trip_sentence() {
         print(format_args!("{words}\n"))?;
     }
     for line in bounds_lines(&process.bounds) {
@@ -117,10 +117,10 @@ fn show_process(process: &Process) -> Result<()> {
     if process.slower == Role::Responder {
         print(format_args!(
             "its peers are slower: {}{} M/s, {}{}",
-            at_most(process),
-            figure(process.predicted_mops),
+            at_most_prefix(process),
+            format_three_digits(process.predicted_mops),
             process.bottleneck,
-            process.likely()
+            process.likely_range_text()
         ))?;
     }
     show_advice(process)?;
@@ -146,7 +146,7 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         format!("{count} {word}{s}")
     };
     if let Some(alike) = &process.alike {
-        lines.push(in_common(alike));
+        lines.push(describe_group_spread(alike));
     }
     if process.failed > 0 {
         lines.push(format!(
@@ -172,10 +172,10 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
     }
     if let Some(rate) = process.observed_mops {
         #[expect(clippy::cast_precision_loss, reason = "a time in words")]
-        let during = time(process.duration_ns as f64);
+        let during = format_time_ns(process.duration_ns as f64);
         work.push_str(&format!(
             "; {} M/s during {during}, where it ran",
-            figure(rate)
+            format_three_digits(rate)
         ));
     }
     lines.push(work);
@@ -185,18 +185,18 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         format!(
             "{:.0} % of its polls found nothing; the others {} completions on average",
             100.0 * process.empty_polls,
-            figure(process.completions_a_poll)
+            format_three_digits(process.completions_a_poll)
         )
     });
     lines
 }
 
 /// Formats the spread of the group of processes for which one process stands.
-fn in_common(alike: &GroupSpread) -> String {
+fn describe_group_spread(alike: &GroupSpread) -> String {
     let count =
         |range: &MinMedianMax| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
     let rate = |range: &MinMedianMax| {
-        let [median, min, max] = [range.median, range.min, range.max].map(figure);
+        let [median, min, max] = [range.median, range.min, range.max].map(format_three_digits);
         format!("{median} ({min}..{max}) M/s")
     };
     let mut words = format!(
@@ -217,19 +217,19 @@ fn in_common(alike: &GroupSpread) -> String {
 
 fn show_advice(process: &Process) -> Result<()> {
     print("\nWhat to change, in this order:\n")?;
-    if let Some(words) = process.nothing() {
+    if let Some(words) = process.no_advice_sentence() {
         print(format_args!("  {words}"))?;
     }
     for (number, step) in (1..).zip(&process.steps) {
         print(format_args!("{number:3}. {}", step_line(step)))?;
     }
-    for advice in process.advised(Verdict::Instead) {
-        print(format_args!("or another design: {}", line(advice)))?;
+    for advice in process.advice_judged_as(Verdict::Instead) {
+        print(format_args!("or another design: {}", advice_line(advice)))?;
     }
-    for wanted in NO_STEPS {
-        let words = no_gain(process, wanted);
-        for advice in process.advised(wanted) {
-            print(format_args!("   - {} ({words})", line(advice)))?;
+    for wanted in VERDICTS_AFTER_STEPS {
+        let words = no_gain_reason(process, wanted);
+        for advice in process.advice_judged_as(wanted) {
+            print(format_args!("   - {} ({words})", advice_line(advice)))?;
         }
     }
     Ok(())
@@ -237,7 +237,7 @@ fn show_advice(process: &Process) -> Result<()> {
 
 /// Returns "at most " if resources without a number in the profile may lower the rate, else an
 /// empty text.
-pub(super) fn at_most(process: &Process) -> &'static str {
+pub(super) fn at_most_prefix(process: &Process) -> &'static str {
     if process.unknown.is_empty() {
         ""
     } else {
@@ -246,7 +246,7 @@ pub(super) fn at_most(process: &Process) -> &'static str {
 }
 
 /// Returns the reason why an advice has no gain. A resource without a number may be the bottleneck.
-pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
+pub(super) fn no_gain_reason(process: &Process, verdict: Verdict) -> &'static str {
     if verdict == Verdict::NotAfterSteps {
         "after the steps above it brings nothing beyond the noise of the model"
     } else if verdict == Verdict::WithinNoise {
@@ -263,7 +263,7 @@ pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
 }
 
 /// Verdicts on guidelines that are not steps but are listed after them.
-pub(super) const NO_STEPS: [Verdict; 4] = [
+pub(super) const VERDICTS_AFTER_STEPS: [Verdict; 4] = [
     Verdict::NotAfterSteps,
     Verdict::WithinNoise,
     Verdict::Unknown,
@@ -275,46 +275,46 @@ pub(super) fn step_line(step: &ChangeStep) -> String {
     let own = if !step.gain.exceeds_rounding() {
         "nothing by itself, and the next step needs it".to_owned()
     } else if step.gain.exceeds_noise() {
-        in_words(&step.gain)
+        describe_gain(&step.gain)
     } else {
         format!(
             "{} by itself, within the noise of the model, and the next step needs it",
-            percent(step.gain.relative, 0)
+            format_signed_percent(step.gain.relative, 0)
         )
     };
     format!(
         "{}; {}: {own}; {} in all [{}, {}]",
         step.finding.seen,
         step.finding.advice,
-        percent(step.cumulative, 0),
+        format_signed_percent(step.cumulative, 0),
         step.guideline,
         step.section
     )
 }
 
 /// Formats an advice in one line.
-pub(super) fn line(advice: &Advice) -> String {
+pub(super) fn advice_line(advice: &Advice) -> String {
     let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
     let gain = advice.gain.filter(Gain::exceeds_rounding);
     if let Some(gain) = gain.or(advice.after_others.filter(Gain::exceeds_rounding)) {
         if !gain.exceeds_noise() {
             let noise = 100.0 * gain.noise;
-            let words = in_words(&gain);
+            let words = describe_gain(&gain);
             line.push_str(&format!(": {words}, and the noise is {noise:.0} %"));
         } else if advice.guideline == OTHER_DESIGN && advice.gain.is_some() {
-            line.push_str(&format!(": {}", in_words(&gain)));
+            line.push_str(&format!(": {}", describe_gain(&gain)));
         }
     }
     line.push_str(&format!(" [{}, {}]", advice.guideline, advice.section));
     line
 }
 
-fn in_words(gain: &Gain) -> String {
+fn describe_gain(gain: &Gain) -> String {
     format!(
         "{}{} ({} to {} M/s)",
         if gain.at_most { "at most " } else { "" },
-        percent(gain.relative, 0),
-        figure(gain.now_mops),
-        figure(gain.then_mops)
+        format_signed_percent(gain.relative, 0),
+        format_three_digits(gain.now_mops),
+        format_three_digits(gain.then_mops)
     )
 }

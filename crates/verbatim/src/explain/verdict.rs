@@ -4,8 +4,8 @@ use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{self, Advice};
 
 use super::report::Process;
-use crate::model::likely;
-use crate::output::{figure, time};
+use crate::model::format_likely_rate;
+use crate::output::{format_three_digits, format_time_ns};
 
 /// The verdict on a guideline that a process breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,18 +58,18 @@ impl Process {
     }
 
     /// Returns the advice with this verdict.
-    pub(super) fn advised(&self, wanted: Verdict) -> impl Iterator<Item = &Advice> {
+    pub(super) fn advice_judged_as(&self, wanted: Verdict) -> impl Iterator<Item = &Advice> {
         let all = self.advice.iter();
         all.filter(move |advice| self.verdict(advice) == wanted)
     }
 
     /// Returns the sentence for a process without useful advice.
-    pub(super) fn nothing(&self) -> Option<String> {
+    pub(super) fn no_advice_sentence(&self) -> Option<String> {
         if self.advice.is_empty() {
             return Some("nothing: it keeps every guideline that applies to it".to_owned());
         }
-        let never = self.advised(Verdict::Never).count();
-        let within_noise = self.advised(Verdict::WithinNoise).count();
+        let never = self.advice_judged_as(Verdict::Never).count();
+        let within_noise = self.advice_judged_as(Verdict::WithinNoise).count();
         if never == self.advice.len() {
             return Some(format!(
                 "nothing: none of the guidelines saves what binds, {}",
@@ -81,13 +81,14 @@ impl Process {
     }
 
     /// Returns the range in which the rate probably lies, as ", likely … M/s"; nothing if it is not known.
-    pub(super) fn likely(&self) -> String {
-        self.likely
-            .map_or_else(String::new, |range| format!(", {}", likely(&range)))
+    pub(super) fn likely_range_text(&self) -> String {
+        self.likely.map_or_else(String::new, |range| {
+            format!(", {}", format_likely_rate(&range))
+        })
     }
 
     /// Returns the sentence that precedes the bounds if round trips determine the program's rate.
-    pub(super) fn round_trips(&self) -> Option<String> {
+    pub(super) fn round_trip_sentence(&self) -> Option<String> {
         let known = self
             .bounds
             .bounds
@@ -106,11 +107,11 @@ impl Process {
         }
         let mut words = format!(
             "At most {} outstanding at a time: round trips bound its rate, {} each.",
-            match figure(outstanding).as_str() {
+            match format_three_digits(outstanding).as_str() {
                 "1.00" => "1 operation is".to_owned(),
                 many => format!("{many} operations are"),
             },
-            time(round_trips.busy_ns * outstanding)
+            format_time_ns(round_trips.busy_ns * outstanding)
         );
         let next = self
             .bounds
@@ -122,7 +123,7 @@ impl Process {
                 " With {:.0} outstanding the next limit would be reached: {}, {} M/s.",
                 (outstanding * next.rate_mops / round_trips.rate_mops).ceil(),
                 next.resource,
-                figure(next.rate_mops)
+                format_three_digits(next.rate_mops)
             ));
         }
         Some(words)

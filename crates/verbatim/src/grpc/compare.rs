@@ -17,22 +17,22 @@ use super::load::{self, CallsResult};
 use super::serve::ListeningLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::children::{part_of, start};
-use crate::output::{self, figure, print, print_typed, time};
-use crate::side_by_side::{interleaved, place, spread};
+use crate::children::{start_on_cores, subcommand_with_nic};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::side_by_side::{assign_cores, run_interleaved, spread};
 
 /// Arguments of the comparison.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
     /// Calls that are outstanding on the connection (may be given several times) [default: 1 and 64]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of calls", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of calls", 1..=4096usize))]
     outstanding: Vec<usize>,
     /// Bytes of payload in each request and each response
     #[arg(long, value_name = "BYTES", default_value = "32", value_parser = crate::streams::payload())]
     payload: usize,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
@@ -98,30 +98,30 @@ enum Line {
     Listening(ListeningLine),
 }
 
-struct Setup<'a> {
+struct RunningComparison<'a> {
     args: &'a Args,
     runtime: Runtime,
     /// The channel over TCP, then the channel over RDMA.
-    channels: [Channel; 2],
+    tcp_and_rdma_channels: [Channel; 2],
     server_pid: u32,
 }
 
 /// Runs `verbatim grpc` without a subcommand.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
-    let placement = place(1, 1, 1, "the client")?;
+    let placement = assign_cores(1, 1, 1, "the client")?;
     let bounce_ns = placement.bounce_ns()?;
-    let mut command = part_of("grpc", "serve", &args.nic, &args.port)?;
+    let mut command = subcommand_with_nic("grpc", "serve", &args.nic, &args.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
-    let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
-    let Line::Listening(ListeningLine { address }) = said.expect()?;
+    let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
+    let Line::Listening(ListeningLine { address }) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
     let runtime = crate::streams::runtime()?;
-    let setup = Setup {
-        channels: runtime.block_on(channels(args, address))?,
+    let setup = RunningComparison {
+        tcp_and_rdma_channels: runtime.block_on(connect_tcp_and_rdma(args, address))?,
         args,
         runtime,
         server_pid: server.0.id(),
@@ -131,8 +131,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         given => given,
     };
     let name = |outstanding| format!("{outstanding} outstanding");
-    let rounds = interleaved(args.rounds, outstanding, args.json, name, |round, o| {
-        setup.round(round, o)
+    let rounds = run_interleaved(args.rounds, outstanding, args.json, name, |round, o| {
+        setup.measure_round(round, o)
     })?;
     let measured = outstanding
         .iter()
@@ -147,7 +147,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(CommandOutcome::Done)
 }
 
-async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
+async fn connect_tcp_and_rdma(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
     let config = |policy| crate::streams::config(&args.nic, &args.port, policy);
     Ok([
         crate::streams::connect(address, config(Policy::TcpOnly)?).await?,
@@ -155,16 +155,16 @@ async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
     ])
 }
 
-impl Setup<'_> {
-    fn round(&self, round: u32, outstanding: usize) -> Result<Round> {
+impl RunningComparison<'_> {
+    fn measure_round(&self, round: u32, outstanding: usize) -> Result<Round> {
         // Alternate the order, since the first transport may influence the second.
         let (tcp, rdma);
         if round.is_multiple_of(2) {
-            tcp = self.one(0, outstanding)?;
-            rdma = self.one(1, outstanding)?;
+            tcp = self.measure_transport(0, outstanding)?;
+            rdma = self.measure_transport(1, outstanding)?;
         } else {
-            rdma = self.one(1, outstanding)?;
-            tcp = self.one(0, outstanding)?;
+            rdma = self.measure_transport(1, outstanding)?;
+            tcp = self.measure_transport(0, outstanding)?;
         }
         Ok(Round {
             round,
@@ -174,7 +174,7 @@ impl Setup<'_> {
         })
     }
 
-    fn one(&self, side: usize, outstanding: usize) -> Result<TransportFigures> {
+    fn measure_transport(&self, side: usize, outstanding: usize) -> Result<TransportFigures> {
         let cpu = || -> Result<u64> {
             let own = ResourceUsage::of(std::process::id())?.cpu_ns;
             Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
@@ -182,16 +182,16 @@ impl Setup<'_> {
         let before = cpu()?;
         let args = self.args;
         let calls = load::run(
-            &self.channels[side],
+            &self.tcp_and_rdma_channels[side],
             outstanding,
             args.payload,
             args.duration,
         );
         let CallsResult {
             calls_per_s,
-            ns_p50,
-            ns_p99,
-            verified,
+            latency_ns_p50: ns_p50,
+            latency_ns_p99: ns_p99,
+            verified_responses: verified,
         } = self.runtime.block_on(calls)?;
         let used = cpu()?.saturating_sub(before);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -224,7 +224,7 @@ fn row(args: &Args, outstanding: usize, bounce_ns: Option<f64>, rounds: &[Round]
         })
     };
     Ok(Row {
-        kind: args.nic.provider.kind(),
+        kind: args.nic.provider.nic_description(),
         outstanding,
         payload_bytes: args.payload,
         tcp: side(|r| r.tcp)?,
@@ -251,27 +251,32 @@ fn table(rows: &[Row]) -> String {
     );
     for row in rows {
         let ratio = row.ratio;
-        let latency =
-            |side: &TransportMedians| format!("{}, {}", time(side.ns_p50), time(side.ns_p99));
+        let latency = |side: &TransportMedians| {
+            format!(
+                "{}, {}",
+                format_time_ns(side.ns_p50),
+                format_time_ns(side.ns_p99)
+            )
+        };
         table.add_row([
             row.outstanding.to_string(),
-            figure(row.tcp.calls_per_s.median),
-            figure(row.rdma.calls_per_s.median),
+            format_three_digits(row.tcp.calls_per_s.median),
+            format_three_digits(row.rdma.calls_per_s.median),
             format!(
                 "{} x ({}..{})",
-                figure(ratio.median),
-                figure(ratio.min),
-                figure(ratio.max)
+                format_three_digits(ratio.median),
+                format_three_digits(ratio.min),
+                format_three_digits(ratio.max)
             ),
             latency(&row.tcp),
             latency(&row.rdma),
-            time(row.tcp.cpu_ns_per_call),
-            time(row.rdma.cpu_ns_per_call),
+            format_time_ns(row.tcp.cpu_ns_per_call),
+            format_time_ns(row.rdma.cpu_ns_per_call),
         ]);
     }
     let bounce = rows.first().and_then(|row| row.bounce_ns);
     let cores = match bounce {
-        Some(ns) => format!("cores {} apart", time(ns)),
+        Some(ns) => format!("cores {} apart", format_time_ns(ns)),
         None => "one core".to_owned(),
     };
     let verified: u64 = rows.iter().map(|row| row.verified).sum();

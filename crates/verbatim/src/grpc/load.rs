@@ -12,10 +12,10 @@ use tonic::transport::Channel;
 #[derive(Debug)]
 pub(super) struct CallsResult {
     pub(super) calls_per_s: f64,
-    pub(super) ns_p50: f64,
-    pub(super) ns_p99: f64,
+    pub(super) latency_ns_p50: f64,
+    pub(super) latency_ns_p99: f64,
     /// The number of responses; all of them were checked.
-    pub(super) verified: u64,
+    pub(super) verified_responses: u64,
 }
 
 /// Calls the server for `duration`, with `outstanding` calls in flight and `payload` bytes in each
@@ -30,7 +30,7 @@ pub(super) async fn run(
     let until = begun + duration;
     let mut callers = JoinSet::new();
     for _ in 0..outstanding {
-        callers.spawn(calls(channel.clone(), payload, until));
+        callers.spawn(call_until(channel.clone(), payload, until));
     }
     let mut latencies = Vec::new();
     while let Some(caller) = callers.join_next().await {
@@ -48,14 +48,14 @@ pub(super) async fn run(
     let calls_per_s = verified as f64 / seconds;
     Ok(CallsResult {
         calls_per_s,
-        ns_p50: at(50).context("no call was answered")?,
-        ns_p99: at(99).context("no call was answered")?,
-        verified,
+        latency_ns_p50: at(50).context("no call was answered")?,
+        latency_ns_p99: at(99).context("no call was answered")?,
+        verified_responses: verified,
     })
 }
 
 /// Makes calls one after the other; returns the latency of each call in nanoseconds.
-async fn calls(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
+async fn call_until(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
     let mut client = client(channel);
     let request = SimpleRequest {
         response_size: i32::try_from(payload)?,

@@ -8,9 +8,9 @@ use kv::Design;
 
 use super::serve::RecordArgs;
 use super::workload::WorkloadArgs;
-use crate::args::{self, Experiment, NicArgs, PortArgs};
+use crate::args::{self, NicArgs, PortArgs, PublishedExperiment};
 use crate::picture::PictureArgs;
-use crate::sweeps::{SweepArgs, SweepSetting, at_most};
+use crate::sweeps::{SweepArgs, SweepSetting, check_knob_limit};
 
 /// Arguments of `verbatim kv` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -23,19 +23,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 1024 [default: 128]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
     pub(super) clients: Option<usize>,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     pub(super) workers: usize,
     /// Requests that a worker answers with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
     pub(super) batch: usize,
     /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     pub(super) queues: usize,
     #[command(flatten)]
     pub(super) records: RecordArgs,
@@ -61,9 +61,9 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
+    pub(super) fn set_knob(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most| at_most(value, most);
+        let limit = |most| check_knob_limit(value, most);
         if self.simulation.experiment.is_some() && knob == SweepSetting::Window {
             bail!("--over: an experiment sets the window; leave out --experiment");
         }
@@ -106,15 +106,15 @@ pub(crate) struct SimulationArgs {
     pub(super) nic_file: Option<PathBuf>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients of herd are stop-and-go and
     /// post each request alone, and a worker takes one request of each client in a pass and has a doorbell for each port.
     /// Ours are the default
     #[arg(long, value_name = "NAME", conflicts_with = "window")]
-    pub(super) experiment: Option<Experiment>,
+    pub(super) experiment: Option<PublishedExperiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word)]
+    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
     pub(super) seed: Option<u64>,
 }
 

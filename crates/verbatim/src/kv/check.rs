@@ -12,21 +12,23 @@ use super::lines::Line;
 use super::serve::{ONE_READ_BYTES, RecordArgs};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::children::part_of;
-use crate::history_check::{CheckArgs, CheckedSystem, RecorderArgs, end_of_input, supported};
+use crate::children::subcommand_with_nic;
+use crate::history_check::{
+    CheckArgs, CheckedSystem, RecorderArgs, stdin_end_poller, supported_designs,
+};
 use crate::nic::OpenNic;
 
 /// The requests that clients send.
 #[derive(clap::Args, Clone, Debug)]
-struct AskArgs {
+struct RequestArgs {
     /// Keys: few, so that clients meet
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a count of keys", 1..=1000u64))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a count of keys", 1..=1000u64))]
     keys: u64,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 16..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 16..=65_535usize))]
     value_size: usize,
     /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a window", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a window", 1..=64usize))]
     window: usize,
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     check: CheckArgs,
     #[command(flatten)]
-    ask: AskArgs,
+    ask: RequestArgs,
     #[command(flatten)]
     records: RecordArgs,
     #[command(flatten)]
@@ -60,7 +62,7 @@ pub(crate) struct CheckedDesign {
 
 impl CheckedDesign {
     /// Returns the variants of a design that are to be checked.
-    fn all_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
+    fn variants_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
             (_, Some(size)) => vec![size],
             (Design::Reads, None) => vec![0, ONE_READ_BYTES],
@@ -75,13 +77,13 @@ impl CheckedDesign {
 }
 
 /// A variant under test, with the command's arguments.
-struct Store<'a> {
+struct DesignUnderTest<'a> {
     args: &'a Args,
     design: Design,
     variant: CheckedDesign,
 }
 
-impl CheckedSystem for Store<'_> {
+impl CheckedSystem for DesignUnderTest<'_> {
     type Line = Line;
     type Variant = CheckedDesign;
 
@@ -96,9 +98,9 @@ impl CheckedSystem for Store<'_> {
         self.variant
     }
 
-    fn server(&self, workers: usize) -> Result<Command> {
+    fn server_command(&self, workers: usize) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
-        let mut command = part_of("kv", "serve", nic, port)?;
+        let mut command = subcommand_with_nic("kv", "serve", nic, port)?;
         command
             .args(["--design", self.design.name(), "--store"])
             .args(["--keys", "10000", "--workers", &workers.to_string()])
@@ -107,9 +109,9 @@ impl CheckedSystem for Store<'_> {
         Ok(command)
     }
 
-    fn client(&self) -> Result<Command> {
+    fn client_command(&self) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
-        let mut command = part_of("kv", "check-client", nic, port)?;
+        let mut command = subcommand_with_nic("kv", "check-client", nic, port)?;
         command
             .args(["--keys", &ask.keys.to_string()])
             .args(["--value-size", &ask.value_size.to_string()])
@@ -117,14 +119,14 @@ impl CheckedSystem for Store<'_> {
         Ok(command)
     }
 
-    fn address(line: &Line) -> Option<&str> {
+    fn server_address(line: &Line) -> Option<&str> {
         match line {
             Line::Listening { address, .. } => Some(address),
             _ => None,
         }
     }
 
-    fn repeated(line: &Line) -> Option<u64> {
+    fn repeated_changes(line: &Line) -> Option<u64> {
         match line {
             Line::Stats(stats) => Some(stats.repeated),
             _ => None,
@@ -154,7 +156,7 @@ pub(crate) struct ClientArgs {
     #[command(flatten)]
     recorder: RecorderArgs,
     #[command(flatten)]
-    ask: AskArgs,
+    ask: RequestArgs,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
@@ -163,22 +165,22 @@ pub(crate) struct ClientArgs {
 
 /// Runs `verbatim kv check`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    if let Some(outcome) = args.check.judged::<Store<'_>>()? {
+    if let Some(outcome) = args.check.judge_stored_history::<DesignUnderTest<'_>>()? {
         return Ok(outcome);
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
-    let designs = supported(&args.design, &Design::ALL, |design| design.check(device))?;
+    let designs = supported_designs(&args.design, &Design::ALL, |design| design.check(device))?;
     let mut stores = Vec::new();
     for design in designs {
-        let variants = CheckedDesign::all_of(design, args.records.read_size);
-        stores.extend(variants.into_iter().map(|variant| Store {
+        let variants = CheckedDesign::variants_of(design, args.records.read_size);
+        stores.extend(variants.into_iter().map(|variant| DesignUnderTest {
             args,
             design,
             variant,
         }));
     }
-    args.check.check(&stores)
+    args.check.check_subjects(&stores)
 }
 
 /// Runs a client, which sends requests until its standard input ends.
@@ -199,8 +201,8 @@ pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
         value_bytes: args.ask.value_size,
         seed: args.recorder.seed,
     };
-    let stop = end_of_input()?;
-    let mut recorder = args.recorder.recorder()?;
+    let stop = stdin_end_poller()?;
+    let mut recorder = args.recorder.create_recorder()?;
     let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
     run_client(&mut pipeline, &plan, &mut recorder, stop)?;
     Ok(CommandOutcome::Done)

@@ -45,7 +45,7 @@ Examples:
 Exit status 1 when the answer is an error.";
 
 /// The time that the server may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs `verbatim kv cli`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
@@ -87,18 +87,18 @@ fn connect(args: &Args) -> Result<Box<dyn BlockingConnection>> {
         let nic = OpenNic::open(&args.nic, &args.port)?;
         let connector = Connector::new(&nic.context, Config::default())?;
         return Ok(Box::new(BlockingRdmaConnection(
-            connector.connect(at, TIMEOUT)?,
+            connector.connect(at, ANSWER_TIMEOUT)?,
         )));
     }
     Ok(match &args.server {
         ListenAddress::Unix(path) => {
             let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             Box::new(stream)
         }
         other => {
             let stream = TcpStream::connect(other.to_string())?;
-            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             Box::new(stream)
         }
     })
@@ -108,11 +108,11 @@ fn connect(args: &Args) -> Result<Box<dyn BlockingConnection>> {
 struct BlockingRdmaConnection(Connection);
 
 impl BlockingRdmaConnection {
-    fn until(
+    fn retry_until_ready(
         &mut self,
         mut act: impl FnMut(&mut Connection) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             match act(&mut self.0) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
@@ -128,13 +128,13 @@ impl BlockingRdmaConnection {
 
 impl Read for BlockingRdmaConnection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.until(|c| c.read(into))
+        self.retry_until_ready(|c| c.read(into))
     }
 }
 
 impl Write for BlockingRdmaConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.until(|c| c.write(bytes))
+        self.retry_until_ready(|c| c.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -20,11 +20,11 @@ use super::peers::{self, PeerServer};
 use super::serve::ONE_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args;
-use crate::children::{ChildCores, ChildLines, part_of, start};
+use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, figure, print, print_typed, time};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::side_by_side::{
-    check_clients, interleaved, or_nothing, outcome, place, rate, spread, yes_or_no,
+    assign_cores, check_clients, or_nothing, outcome, rate, run_interleaved, spread, yes_or_no,
 };
 use crate::sweeps::{self, DesignResult, SweptResult};
 
@@ -126,20 +126,20 @@ struct Row {
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings(&args, Args::set)?;
+    let settings = args.sweep.settings(&args, Args::set_knob)?;
     settings
         .iter()
         .try_for_each(|(_, args)| check_clients(args.clients()))?;
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (contenders, notes) = choose(&args, nic.context.capabilities()?)?;
+    let (contenders, notes) = choose_contenders(&args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
             print_typed("skipped", note)?;
         }
     }
     let rounds = measure(&args, &settings, &contenders)?;
-    let kind = args.nic.provider.kind();
+    let kind = args.nic.provider.nic_description();
     let device = nic.context.device_name();
     let (mut points, mut verified) = (Vec::new(), true);
     for ((value, setting), rounds) in settings.iter().zip(&rounds) {
@@ -160,9 +160,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         }
         verified &= rows.iter().all(|row| row.verified);
         let at = value.unwrap_or(args.workers);
-        points.extend(rows.iter().map(|row| point(at, row)));
+        points.extend(rows.iter().map(|row| design_result(at, row)));
     }
-    let caption = args.sweep.told(&caption(&args, kind, device));
+    let caption = args.sweep.caption_with_knob(&caption(&args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
@@ -183,7 +183,7 @@ fn measure(
     settings: &[(Option<usize>, Args)],
     contenders: &[Contender],
 ) -> Result<Vec<Vec<Round>>> {
-    let place = |(_, args): &(_, Args)| place(args.workers, args.clients(), 1, "clients");
+    let place = |(_, args): &(_, Args)| assign_cores(args.workers, args.clients(), 1, "clients");
     let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
     let indices = 0..settings.len();
     let all: Vec<_> = indices
@@ -193,14 +193,14 @@ fn measure(
         Some(value) => format!("{} at {value}", contender.name()),
         None => contender.name(),
     };
-    let done = interleaved(
+    let done = run_interleaved(
         args.rounds,
         &all,
         args.json,
         name,
         |round, (at, contender)| {
             let (value, args) = &settings[at];
-            let round = one(args, &placements[at], round, contender);
+            let round = measure_once(args, &placements[at], round, contender);
             Ok(SweptResult::new(
                 at,
                 *value,
@@ -208,13 +208,13 @@ fn measure(
             ))
         },
     )?;
-    Ok(SweptResult::sorted(done, settings.len()))
+    Ok(SweptResult::grouped_by_setting(done, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> DesignResult {
+fn design_result(at: usize, row: &Row) -> DesignResult {
     DesignResult {
         name: row.name.clone(),
-        at,
+        swept_value: at,
         rate_per_s: row.rate_per_s,
         latency_ns_p50: Some(row.latency_ns_p50),
         latency_ns_p99: row.latency_ns_p99,
@@ -238,12 +238,12 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 }
 
 /// Returns the contenders that a device can run, and a note for each contender that it cannot run.
-fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.design[..], &Design::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &design in if asked.is_empty() { all } else { asked } {
         match design.check(device) {
-            Ok(()) => contenders.extend(variants(args, design)),
+            Ok(()) => contenders.extend(contenders_of(args, design)),
             Err(unsupported) if asked.is_empty() => notes.push(unsupported.to_string()),
             Err(unsupported) => return Err(unsupported.into()),
         }
@@ -255,7 +255,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
         );
     }
     for peer in PeerServer::ALL.into_iter().filter(|_| !args.no_peers) {
-        match peer.lacks() {
+        match peer.missing_program() {
             None => contenders.push(Contender::Peer(peer)),
             Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
         }
@@ -264,7 +264,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
 }
 
 /// Returns the contenders of a design.
-fn variants(args: &Args, design: Design) -> Vec<Contender> {
+fn contenders_of(args: &Args, design: Design) -> Vec<Contender> {
     let with = |batch, read_size| Contender::Store {
         design,
         batch,
@@ -282,15 +282,20 @@ fn variants(args: &Args, design: Design) -> Vec<Contender> {
     }
 }
 
-fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) -> Result<Round> {
+fn measure_once(
+    args: &Args,
+    placement: &ChildCores,
+    round: u32,
+    contender: Contender,
+) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     match contender {
         Contender::Store {
             design,
             batch,
             read_size,
-        } => store(args, placement, (design, batch, read_size), round),
-        Contender::Peer(peer) => beside(args, placement, peer, round),
+        } => measure_design(args, placement, (design, batch, read_size), round),
+        Contender::Peer(peer) => measure_peer(args, placement, peer, round),
     }
     .map(|done| Round {
         bounce_ns,
@@ -301,28 +306,28 @@ fn one(args: &Args, placement: &ChildCores, round: u32, contender: Contender) ->
 
 /// Measures a design once. Starts a server, a client that fills the store, clients with the full
 /// window, and then one client with a window of one.
-fn store(
+fn measure_design(
     args: &Args,
     placement: &ChildCores,
     what: (Design, usize, usize),
     round: u32,
 ) -> Result<Round> {
     let (mut server, mut said) = start_server(args, &placement.server, what)?;
-    let Line::Listening { address, .. } = said.expect()? else {
+    let Line::Listening { address, .. } = said.next_line_or_error()? else {
         bail!("the server did not say where it listens");
     };
     let window = args.workload.window();
     let begin = |cores: &[usize], window: usize, more: &[&str]| {
-        let mut command = part_of("kv", "load", &args.nic, &args.port)?;
+        let mut command = subcommand_with_nic("kv", "load", &args.nic, &args.port)?;
         command
             .arg(&address)
             .args(args.workload.flags(window))
             .args(more)
             .stdin(Stdio::null());
-        start::<Line>(command, cores, "client")
+        start_on_cores::<Line>(command, cores, "client")
     };
     let (_filler, lines) = begin(&placement.clients[0], 64, &["--fill-only"])?;
-    reports(lines)?;
+    read_reports(lines)?;
     let duration = format!("--duration={}ms", args.duration().as_millis());
     let mut running = Vec::new();
     for (i, cores) in placement.clients.iter().enumerate() {
@@ -334,22 +339,27 @@ fn store(
     }
     let mut all = Vec::new();
     for (_child, lines) in running {
-        all.extend(reports(lines)?);
+        all.extend(read_reports(lines)?);
     }
     let short = format!("--duration={}ms", (args.duration().as_millis() / 4).max(20));
     let (_alone, lines) = begin(&placement.clients[0], 1, &[&short, "--seed=77"])?;
-    let alone = reports(lines)?;
+    let alone = read_reports(lines)?;
     // The server ends when its standard input ends.
     drop(server.0.stdin.take());
-    let Line::Stats(stats) = said.expect()? else {
+    let Line::Stats(stats) = said.next_line_or_error()? else {
         bail!("the server did not say what it did");
     };
     let alone = alone.first().context("a client said nothing")?;
-    Ok(sum_up(round, &all, alone, &stats))
+    Ok(round_from_reports(round, &all, alone, &stats))
 }
 
 #[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
-fn sum_up(round: u32, all: &[LoadReport], alone: &LoadReport, stats: &ServerStats) -> Round {
+fn round_from_reports(
+    round: u32,
+    all: &[LoadReport],
+    alone: &LoadReport,
+    stats: &ServerStats,
+) -> Round {
     let mut medians: Vec<u64> = all.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
     let sum = |of: fn(&LoadReport) -> u64| all.iter().chain([alone]).map(of).sum::<u64>();
@@ -376,7 +386,7 @@ fn start_server(
     cores: &[usize],
     (design, batch, read_size): (Design, usize, usize),
 ) -> Result<(KillOnDrop, ChildLines<Line>)> {
-    let mut command: Command = part_of("kv", "serve", &args.nic, &args.port)?;
+    let mut command: Command = subcommand_with_nic("kv", "serve", &args.nic, &args.port)?;
     command
         .args([
             "--design",
@@ -395,13 +405,13 @@ fn start_server(
         .args(args.records.flags(read_size))
         .args(["--max-window", &args.workload.window().max(64).to_string()])
         .stdin(Stdio::piped());
-    start(command, cores, "server")
+    start_on_cores(command, cores, "server")
 }
 
 /// Returns all reports of a client, until its end.
-fn reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
+fn read_reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
     let mut all = Vec::new();
-    while let Some(line) = lines.next()? {
+    while let Some(line) = lines.next_line()? {
         match line {
             Line::Report(report) => all.push(report),
             Line::Filled(report) => {
@@ -420,18 +430,23 @@ fn reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
 }
 
 /// Measures a peer once.
-fn beside(args: &Args, placement: &ChildCores, peer: PeerServer, round: u32) -> Result<Round> {
+fn measure_peer(
+    args: &Args,
+    placement: &ChildCores,
+    peer: PeerServer,
+    round: u32,
+) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
-    let setup = peers::Setup {
+    let setup = peers::MeasurementSettings {
         server_core: core(&placement.server)?,
         client_core: core(&placement.clients[0])?,
-        keys: args.workload.keys,
-        value_size: args.workload.value_size,
+        key_count: args.workload.keys,
+        value_bytes: args.workload.value_size,
         window: args.workload.window(),
         duration: args.duration(),
     };
     let all = peers::measure(peer, &setup)?;
-    let one = peers::Setup {
+    let one = peers::MeasurementSettings {
         window: 1,
         duration: (args.duration() / 4).max(Duration::from_millis(20)),
         ..setup
@@ -511,7 +526,7 @@ fn show_setup(
         |ns| {
             format!(
                 "a cache line takes {} ns between the two sides' cores",
-                figure(ns.median)
+                format_three_digits(ns.median)
             )
         },
     );
@@ -546,12 +561,16 @@ fn print_rows(rows: &[Row]) -> Result<()> {
         table.add_row([
             row.name.clone(),
             rate(row.rate_per_s),
-            or_nothing(row.ratio_to_redis, |r| format!("{} x", figure(r.median))),
-            time(row.latency_ns_p50),
-            or_nothing(row.latency_ns_p99, time),
-            time(row.alone_ns_p50),
-            or_nothing(row.alone_ratio_to_redis, |r| format!("{} x", figure(r))),
-            or_nothing(row.answers_per_doorbell, figure),
+            or_nothing(row.ratio_to_redis, |r| {
+                format!("{} x", format_three_digits(r.median))
+            }),
+            format_time_ns(row.latency_ns_p50),
+            or_nothing(row.latency_ns_p99, format_time_ns),
+            format_time_ns(row.alone_ns_p50),
+            or_nothing(row.alone_ratio_to_redis, |r| {
+                format!("{} x", format_three_digits(r))
+            }),
+            or_nothing(row.answers_per_doorbell, format_three_digits),
             match row.kind {
                 "peer" => "counted",
                 _ => yes_or_no(row.verified),

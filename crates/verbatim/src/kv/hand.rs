@@ -76,7 +76,7 @@ pub(crate) struct PutArgs {
     /// Its new value; without one the key is removed
     value: Option<String>,
     /// Only if the key has this version, as `get` printed it; 0 if it must not be there
-    #[arg(long, value_name = "N", value_parser = args::word)]
+    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
     if_version: Option<u64>,
     /// How long the value stays
     #[arg(long, value_name = "TIME", value_parser = args::duration, requires = "value")]
@@ -109,7 +109,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     for (key, value) in args.keys.iter().zip(client.multi_get(&keys)?) {
         all &= value.is_some();
         if args.json {
-            print_json(&line(key, value))?;
+            print_json(&value_line(key, value))?;
             continue;
         }
         match value {
@@ -127,7 +127,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     })
 }
 
-fn line(key: &str, value: Option<Value>) -> Line<'_> {
+fn value_line(key: &str, value: Option<Value>) -> Line<'_> {
     let version = value.as_ref().map_or(0, |value| value.version);
     let text = value.map(|value| String::from_utf8(value.bytes));
     let (value, other) = match text {

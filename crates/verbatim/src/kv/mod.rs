@@ -78,7 +78,7 @@ enum KvCommand {
 /// Runs `verbatim kv`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
-    if let Some(outcome) = args.ledger.record_self(simulated)? {
+    if let Some(outcome) = args.ledger.rerun_under_tap(simulated)? {
         return Ok(outcome);
     }
     match args.part {

@@ -55,7 +55,7 @@ impl PeerServer {
     }
 
     /// Returns a program of the peer that is not installed, or `None` if all are.
-    pub(super) fn lacks(self) -> Option<&'static str> {
+    pub(super) fn missing_program(self) -> Option<&'static str> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
         self.programs().iter().copied().find(|name| !there(name))
@@ -64,11 +64,11 @@ impl PeerServer {
 
 /// The settings of a peer's measurement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setup {
+pub(super) struct MeasurementSettings {
     pub(super) server_core: usize,
     pub(super) client_core: usize,
-    pub(super) keys: u64,
-    pub(super) value_size: usize,
+    pub(super) key_count: u64,
+    pub(super) value_bytes: usize,
     /// Number of outstanding requests.
     pub(super) window: usize,
     pub(super) duration: Duration,
@@ -87,11 +87,11 @@ pub(super) struct PeerResult {
 const MOST_KEYS: u64 = 100_000;
 
 /// Starts a peer, fills it and measures GETs.
-pub(super) fn measure(peer: PeerServer, setup: &Setup) -> Result<PeerResult> {
+pub(super) fn measure(peer: PeerServer, setup: &MeasurementSettings) -> Result<PeerResult> {
     let server = Server::start(peer, setup.server_core)?;
     match peer {
-        PeerServer::Redis | PeerServer::Front => redis(&server, setup),
-        PeerServer::Memcached => pinned(setup.client_core, || memcached(&server, setup)),
+        PeerServer::Redis | PeerServer::Front => measure_redis(&server, setup),
+        PeerServer::Memcached => pinned(setup.client_core, || measure_memcached(&server, setup)),
     }
 }
 
@@ -99,7 +99,7 @@ pub(super) fn measure(peer: PeerServer, setup: &Setup) -> Result<PeerResult> {
 pub(super) struct Server {
     // Dropped in this order: the server ends before its folder is removed.
     _child: KillOnDrop,
-    folder: TempDir,
+    socket_folder: TempDir,
 }
 
 impl Server {
@@ -152,43 +152,47 @@ impl Server {
         }
         Ok(Server {
             _child: child,
-            folder,
+            socket_folder: folder,
         })
     }
 
     /// Returns the path of the peer's Unix socket.
-    pub(super) fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+    pub(super) fn socket_path(&self) -> PathBuf {
+        self.socket_folder.path().join("socket")
     }
 }
 
 /// Fills the server by `redis-benchmark`, then measures GETs. With a window of one, the client
 /// opens one connection.
-fn redis(server: &Server, setup: &Setup) -> Result<PeerResult> {
+fn measure_redis(server: &Server, setup: &MeasurementSettings) -> Result<PeerResult> {
     let benchmark = RedisBenchmark {
-        socket: &server.socket(),
+        socket_path: &server.socket_path(),
         core: setup.client_core,
-        keys: setup.keys.min(MOST_KEYS),
-        value_size: setup.value_size,
-        pipeline: setup.window,
-        connections: if setup.window == 1 { 1 } else { CONNECTIONS },
+        key_count: setup.key_count.min(MOST_KEYS),
+        value_bytes: setup.value_bytes,
+        pipeline_depth: setup.window,
+        connections: if setup.window == 1 {
+            1
+        } else {
+            DEFAULT_CONNECTIONS
+        },
     };
-    benchmark.run("set", 2 * benchmark.keys)?;
+    benchmark.run("set", 2 * benchmark.key_count)?;
     benchmark.run_for("get", setup.duration)
 }
 
 /// The number of connections that `redis-benchmark` opens by default.
-pub(super) const CONNECTIONS: usize = 50;
+pub(super) const DEFAULT_CONNECTIONS: usize = 50;
 
 /// The settings of a run of `redis-benchmark`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RedisBenchmark<'s> {
-    pub(super) socket: &'s Path,
+    pub(super) socket_path: &'s Path,
     pub(super) core: usize,
-    pub(super) keys: u64,
-    pub(super) value_size: usize,
+    pub(super) key_count: u64,
+    pub(super) value_bytes: usize,
     /// Number of commands that a connection has outstanding.
-    pub(super) pipeline: usize,
+    pub(super) pipeline_depth: usize,
     pub(super) connections: usize,
 }
 
@@ -208,11 +212,11 @@ impl RedisBenchmark<'_> {
         let mut command = Command::new("redis-benchmark");
         command
             .arg("-s")
-            .arg(self.socket)
-            .args(["-t", test, "--csv", "-d", &self.value_size.to_string()])
-            .args(["-r", &self.keys.to_string()])
+            .arg(self.socket_path)
+            .args(["-t", test, "--csv", "-d", &self.value_bytes.to_string()])
+            .args(["-r", &self.key_count.to_string()])
             .args(["-n", &operations.to_string()])
-            .args(["-P", &self.pipeline.to_string()])
+            .args(["-P", &self.pipeline_depth.to_string()])
             .args(["-c", &self.connections.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -230,7 +234,7 @@ impl RedisBenchmark<'_> {
             rate_per_s,
             // redis-benchmark rounds to a thousandth of a millisecond. With one command
             // outstanding, the rate is more exact.
-            latency_ns_p50: if self.pipeline * self.connections == 1 {
+            latency_ns_p50: if self.pipeline_depth * self.connections == 1 {
                 1e9 / rate_per_s
             } else {
                 latency_ms * 1e6
@@ -240,15 +244,15 @@ impl RedisBenchmark<'_> {
     }
 }
 
-fn memcached(server: &Server, setup: &Setup) -> Result<PeerResult> {
-    let keys = setup.keys.min(MOST_KEYS);
-    let stream = UnixStream::connect(server.socket()).context("cannot reach memcached")?;
+fn measure_memcached(server: &Server, setup: &MeasurementSettings) -> Result<PeerResult> {
+    let keys = setup.key_count.min(MOST_KEYS);
+    let stream = UnixStream::connect(server.socket_path()).context("cannot reach memcached")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut out = stream.try_clone()?;
     let mut answers = BufReader::with_capacity(1 << 16, stream);
     let mut line = String::new();
     let mut request = Vec::new();
-    let value = vec![b'v'; setup.value_size];
+    let value = vec![b'v'; setup.value_bytes];
     // A key has 16 bytes.
     let key = |n: u64| format!("key:{n:012}");
     for from in (0..keys).step_by(64) {
@@ -267,7 +271,7 @@ fn memcached(server: &Server, setup: &Setup) -> Result<PeerResult> {
         }
     }
     let mut random = kv::load::Random::new(1);
-    let mut body = vec![0; setup.value_size + 2];
+    let mut body = vec![0; setup.value_bytes + 2];
     let mut latencies = Vec::new();
     let (begun, mut operations) = (Instant::now(), 0u64);
     let mut before = begun;
@@ -284,11 +288,11 @@ fn memcached(server: &Server, setup: &Setup) -> Result<PeerResult> {
                 .trim_end()
                 .strip_prefix("VA ")
                 .and_then(|n| n.parse().ok());
-            if length != Some(setup.value_size) {
+            if length != Some(setup.value_bytes) {
                 bail!("memcached said {line:?} to a get");
             }
             answers.read_exact(&mut body)?;
-            if body[..setup.value_size] != value {
+            if body[..setup.value_bytes] != value {
                 bail!("memcached gave another value than was set");
             }
             operations += 1;

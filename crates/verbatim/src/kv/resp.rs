@@ -13,11 +13,11 @@ use bench::pin::allowed;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::peers::{CONNECTIONS, PeerResult, PeerServer, RedisBenchmark, Server};
+use super::peers::{DEFAULT_CONNECTIONS, PeerResult, PeerServer, RedisBenchmark, Server};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::ChildCores;
-use crate::output::{self, figure, print, print_typed, time};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::steps::{CommandSteps, is_interrupted};
 
 /// Arguments of `verbatim kv resp`.
@@ -25,22 +25,22 @@ use crate::steps::{CommandSteps, is_interrupted};
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Commands that a connection has outstanding (may be given several times) [default: 64 and 1; with --rdma 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a pipeline", 1..=1024usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a pipeline", 1..=1024usize))]
     pub(super) pipeline: Vec<usize>,
     /// Connections; with --rdma it may be given several times [default: 50; with --rdma 1, 4, 16 and 64]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=1000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of connections", 1..=1000usize))]
     pub(super) connections: Vec<usize>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// How long each measurement runs, about
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
     pub(super) duration: Duration,
     /// Keys
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = args::number("a count of keys", 1..=1_000_000u64))]
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = args::integer_in_range("a count of keys", 1..=1_000_000u64))]
     pub(super) keys: u64,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 1..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 1..=65_535usize))]
     pub(super) value_size: usize,
     /// Print one JSON object per line: round, row
     #[arg(long)]
@@ -57,7 +57,7 @@ pub(crate) struct RdmaArgs {
     #[arg(long)]
     rdma: bool,
     /// Threads of clients, which share the connections (may be given several times) [default: 1, 2 and 4]
-    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::number("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     pub(super) threads: Vec<usize>,
     /// Draw the rates of GETs over the connections, by one thread, into this file
     #[arg(long, value_name = "FILE", requires = "rdma")]
@@ -83,8 +83,8 @@ program. Every answer is compared with the value that was set.
 
 Exit status 2 when redis-server or redis-benchmark are not installed.";
 
-const TESTS: [&str; 2] = ["set", "get"];
-const SIDES: [PeerServer; 2] = [PeerServer::Front, PeerServer::Redis];
+const BENCHMARK_COMMANDS: [&str; 2] = ["set", "get"];
+const COMPARED_SERVERS: [PeerServer; 2] = [PeerServer::Front, PeerServer::Redis];
 
 /// The results of one row in one round.
 #[derive(Debug, Serialize)]
@@ -120,28 +120,28 @@ impl Args {
     }
 
     /// Returns the numbers of outstanding commands that the user has named, or `unless_asked`.
-    pub(super) fn pipelines(&self, unless_asked: &[usize]) -> Vec<usize> {
-        given(&self.pipeline, unless_asked)
+    pub(super) fn pipeline_depths_or(&self, unless_asked: &[usize]) -> Vec<usize> {
+        values_or_default(&self.pipeline, unless_asked)
     }
 
     /// Returns the numbers of connections that the user has named, or `unless_asked`.
     pub(super) fn connections_or(&self, unless_asked: &[usize]) -> Vec<usize> {
-        given(&self.connections, unless_asked)
+        values_or_default(&self.connections, unless_asked)
     }
 }
 
-fn given(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
+fn values_or_default(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
     if asked.is_empty() { otherwise } else { asked }.to_vec()
 }
 
 /// Runs `verbatim kv resp`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    let pipelines = args.pipelines(&[64, 1]);
-    let &[connections] = args.connections_or(&[CONNECTIONS]).as_slice() else {
+    let pipelines = args.pipeline_depths_or(&[64, 1]);
+    let &[connections] = args.connections_or(&[DEFAULT_CONNECTIONS]).as_slice() else {
         bail!("several counts of connections are measured with --rdma only");
     };
-    for peer in SIDES {
-        if let Some(program) = peer.lacks() {
+    for peer in COMPARED_SERVERS {
+        if let Some(program) = peer.missing_program() {
             bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
         }
     }
@@ -149,21 +149,21 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
     let servers = [
-        Server::start(SIDES[0], server_core)?,
-        Server::start(SIDES[1], server_core)?,
+        Server::start(COMPARED_SERVERS[0], server_core)?,
+        Server::start(COMPARED_SERVERS[1], server_core)?,
     ];
     let steps = CommandSteps::new(u64::from(args.rounds) * (pipelines.len() * 2) as u64)?;
     let mut rounds = Vec::new();
     'rounds: for round in 0..args.rounds {
         for &pipeline in &pipelines {
-            for test in TESTS {
+            for test in BENCHMARK_COMMANDS {
                 let ask = |server: &Server| -> Result<PeerResult> {
                     let benchmark = RedisBenchmark {
-                        socket: &server.socket(),
+                        socket_path: &server.socket_path(),
                         core: client_core,
-                        keys: args.keys,
-                        value_size: args.value_size,
-                        pipeline,
+                        key_count: args.keys,
+                        value_bytes: args.value_size,
+                        pipeline_depth: pipeline,
                         connections,
                     };
                     benchmark.run_for(test, args.duration)
@@ -191,15 +191,20 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     drop(steps);
     // A SIGINT of the terminal has ended Redis, so that nothing is left to check.
-    for (server, peer) in servers.iter().zip(SIDES).filter(|_| !is_interrupted()) {
-        check(&server.socket(), args.keys, args.value_size).with_context(|| peer.name())?;
+    for (server, peer) in servers
+        .iter()
+        .zip(COMPARED_SERVERS)
+        .filter(|_| !is_interrupted())
+    {
+        check_stored_keys(&server.socket_path(), args.keys, args.value_size)
+            .with_context(|| peer.name())?;
     }
     let mut rows = Vec::new();
     for &pipeline in &pipelines {
-        for test in TESTS {
+        for test in BENCHMARK_COMMANDS {
             let is_of = |r: &Round| (r.test, r.pipeline) == (test, pipeline);
             if rounds.iter().any(is_of) {
-                rows.push(row(test, pipeline, &rounds)?);
+                rows.push(summarize_rounds(test, pipeline, &rounds)?);
             }
         }
     }
@@ -213,7 +218,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(CommandOutcome::Done)
 }
 
-fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
+fn summarize_rounds(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
     let own = |figure: fn(&Round) -> f64| -> Result<MedianAndSpread> {
         let rounds = rounds
             .iter()
@@ -233,7 +238,7 @@ fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
 
 /// Checks that every existing key has a value of the right length, and that the number of keys is the number that
 /// the server reports.
-fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
+fn check_stored_keys(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context("cannot reach it")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut answers = BufReader::new(stream.try_clone()?);
@@ -279,7 +284,12 @@ fn print_rows(
 ) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
-        |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
+        |ns| {
+            format!(
+                "a cache line takes {} ns between their cores",
+                format_three_digits(ns)
+            )
+        },
     );
     print(format_args!(
         "redis-benchmark over Unix sockets: {} connections, {} keys, values of {} bytes\nmedian of {} rounds of about {} \
@@ -296,18 +306,19 @@ fn print_rows(
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6]);
     for row in rows {
         let rate = |s: &MedianAndSpread| {
-            let [median, min, max] = [s.median, s.min, s.max].map(|r| figure(r / 1e6));
+            let [median, min, max] = [s.median, s.min, s.max].map(|r| format_three_digits(r / 1e6));
             format!("{median} M/s ({min}..{max})")
         };
-        let [ratio, min, max] = [row.ratio.median, row.ratio.min, row.ratio.max].map(figure);
+        let [ratio, min, max] =
+            [row.ratio.median, row.ratio.min, row.ratio.max].map(format_three_digits);
         table.add_row([
             row.test.to_uppercase(),
             row.pipeline.to_string(),
             rate(&row.front_per_s),
             rate(&row.redis_per_s),
             format!("{ratio} x ({min}..{max})"),
-            time(row.front_ns_p50),
-            time(row.redis_ns_p50),
+            format_time_ns(row.front_ns_p50),
+            format_time_ns(row.redis_ns_p50),
         ]);
     }
     print(table)

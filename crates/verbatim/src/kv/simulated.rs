@@ -11,11 +11,13 @@ use serde::Serialize;
 use super::arguments::Args;
 use super::serve::ONE_READ_BYTES;
 use crate::CommandOutcome;
-use crate::args::Experiment;
-use crate::output::{figure, print, print_typed, table, time};
-use crate::picture::place;
-use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
-use crate::sweeps::{SweepSetting, all_of, profiles, series};
+use crate::args::PublishedExperiment;
+use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::picture::axis_coordinate;
+use crate::side_by_side::{
+    or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
+};
+use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 
 /// A line of the table: one setup.
 #[derive(Serialize)]
@@ -39,7 +41,7 @@ struct Row {
 /// Runs all simulations of `verbatim kv --nic`.
 pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let w = &args.workload;
     if w.ycsb.is_some() || w.zipf.is_some() {
@@ -54,14 +56,14 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
             "--experiment: of the stores only herd has the loops of atc16; leave out --design or --experiment"
         );
     }
-    let runs = runs(args, &profiles, designs)?;
+    let runs = planned_runs(args, &profiles, designs)?;
     let running = |(profile, setup, _): &(&Profile, KvParameters, usize)| {
         format!("{} on {} cores, {}", name(setup), setup.cores, profile.name)
     };
     let rows = simulate(runs, running, |(profile, setup, at), rows: &[Row]| {
         let mut row = Row {
             at,
-            ..one(profile, setup)?
+            ..simulate_setup(profile, setup)?
         };
         // Divide by the rate of the same setup with GETs only.
         let gets = rows.iter().find(|gets| {
@@ -87,7 +89,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
 
 /// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
 /// knob's value.
-fn runs<'p>(
+fn planned_runs<'p>(
     args: &Args,
     profiles: &'p [Profile],
     designs: &[Design],
@@ -99,7 +101,7 @@ fn runs<'p>(
             args.simulation.cores = vec![profile.host.cores.value as usize];
         }
         for &design in designs {
-            for (value, args) in args.sweep.settings(&args, Args::set)? {
+            for (value, args) in args.sweep.settings(&args, Args::set_knob)? {
                 for setup in setups(profile, design, &args) {
                     let at = value.unwrap_or(setup.cores);
                     runs.push((profile, setup, at));
@@ -122,9 +124,14 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| Some(name(&row.setup)),
             &|row| Some(row.nic.clone()),
             &cores,
-            &|row| Some(format!("{} % PUTs", figure(100.0 * row.setup.puts))),
+            &|row| {
+                Some(format!(
+                    "{} % PUTs",
+                    format_three_digits(100.0 * row.setup.puts)
+                ))
+            },
         ],
-        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
         |row| row.published.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
@@ -165,8 +172,8 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
             let cores = cores_or(&[1, 2, 4, 8, 12, 14]);
             let both = [false, true].into_iter();
             let paper = match simulation.experiment {
-                Some(Experiment::Atc16) => KvParameters::atc16,
-                None => KvParameters::paper,
+                Some(PublishedExperiment::Atc16) => KvParameters::rdma_bench_setup,
+                None => KvParameters::paper_setup,
             };
             let setups =
                 both.flat_map(|batched| cores.iter().map(move |n| asked(paper(*n, batched))));
@@ -181,7 +188,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
                 asked(KvParameters {
                     design,
                     read_size,
-                    ..KvParameters::paper(cores, true)
+                    ..KvParameters::paper_setup(cores, true)
                 })
             };
             let cores = cores_or(&[all]);
@@ -219,13 +226,13 @@ fn name(setup: &KvParameters) -> String {
     }
 }
 
-fn one(profile: &Profile, setup: KvParameters) -> Result<Row> {
+fn simulate_setup(profile: &Profile, setup: KvParameters) -> Result<Row> {
     let outcome = run(profile, &setup)
         .with_context(|| format!("{} on {} cores", name(&setup), setup.cores))?;
     let published = if setup.atc16 {
-        KvParameters::atc16
+        KvParameters::rdma_bench_setup
     } else {
-        KvParameters::paper
+        KvParameters::paper_setup
     };
     let paper = KvParameters {
         seed: setup.seed,
@@ -254,7 +261,7 @@ fn one(profile: &Profile, setup: KvParameters) -> Result<Row> {
 }
 
 /// Formats the design, with the NIC if several are simulated, and with the swept knob.
-fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)
     } else {
@@ -290,12 +297,12 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     for row in rows {
         let outcome = &row.outcome;
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
-        let latency = |ns: u64| time(ns as f64);
+        let latency = |ns: u64| format_time_ns(ns as f64);
         shown.add_row([
-            shown_name(profiles, args, row),
+            row_label(profiles, args, row),
             row.setup.cores.to_string(),
-            format!("{} %", figure(100.0 * row.setup.puts)),
-            figure(outcome.rate_mops),
+            format!("{} %", format_three_digits(100.0 * row.setup.puts)),
+            format_three_digits(outcome.rate_mops),
             or_nothing(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
             or_nothing(row.published, |p| p.value),
             relative_error(row.relative_error),
@@ -314,8 +321,9 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     };
     // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
-    let of =
-        |setting: fn(&KvParameters) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
+    let of = |setting: fn(&KvParameters) -> usize| {
+        join_distinct(alike.clone().map(|row| setting(&row.setup)))
+    };
     print(format_args!(
         "\n{} clients with {} requests outstanding each, values of {} bytes. The server's and the clients' own code ran; costs \
          are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",

@@ -20,11 +20,11 @@ use serde::Serialize;
 use super::lines::Line;
 use super::resp::Args;
 use crate::CommandOutcome;
-use crate::children::{ChildCores, part_of, start};
+use crate::children::{ChildCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, figure, print, print_typed, time, write_file};
-use crate::picture::{place, spread_point, svg};
-use crate::side_by_side::{interleaved, rate, spread};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed, write_file};
+use crate::picture::{axis_coordinate, spread_point, svg};
+use crate::side_by_side::{rate, run_interleaved, spread};
 
 /// A setting that is measured over TCP and over RDMA in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct ValkeySetting {
 }
 
 impl ValkeySetting {
-    fn test(self) -> &'static str {
+    fn command_name(self) -> &'static str {
         match self.command {
             LoadCommand::Get => "get",
             LoadCommand::Set => "set",
@@ -96,7 +96,7 @@ struct Setup<'a> {
     cores: Vec<usize>,
     connector: Connector,
     /// The address of the server over TCP, then its address over RDMA.
-    servers: [ListenAddress; 2],
+    tcp_and_rdma_servers: [ListenAddress; 2],
 }
 
 /// Runs `verbatim kv resp --rdma`.
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
-    let points = points(args);
+    let points = settings_to_measure(args);
     ensure!(
         !points.is_empty(),
         "nothing to measure: there are fewer --connections than --threads"
@@ -119,14 +119,14 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         );
     }
     let nic = OpenNic::open(&args.rdma.nic, &args.rdma.port)?;
-    let mut command = part_of("kv", "serve", &args.rdma.nic, &args.rdma.port)?;
+    let mut command = subcommand_with_nic("kv", "serve", &args.rdma.nic, &args.rdma.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--rdma"])
         .args(["--store", "--until-eof", "--keys", &args.keys.to_string()])
         .args(["--value-size", &args.value_size.to_string()])
         .stdin(Stdio::piped());
-    let (_server, mut said) = start::<Line>(command, &placement.server, "server")?;
-    let (tcp, rdma) = said.expect_some(|line| match line {
+    let (_server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
+    let (tcp, rdma) = said.read_until_some(|line| match line {
         Line::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
         _ => None,
     })?;
@@ -134,19 +134,19 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         args,
         cores: placement.clients.concat(),
         connector: Connector::new(&nic.context, Config::default())?,
-        servers: [
+        tcp_and_rdma_servers: [
             tcp.parse().map_err(|e: String| anyhow!(e))?,
             ListenAddress::Rdma(rdma.parse()?),
         ],
     };
     setup.set_every_key()?;
-    let name = |p: ValkeySetting| format!("{}, {} connections", p.test(), p.connections);
-    let rounds = interleaved(args.rounds, &points, args.json, name, |round, point| {
-        setup.round(round, point)
+    let name = |p: ValkeySetting| format!("{}, {} connections", p.command_name(), p.connections);
+    let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
+        setup.measure_round(round, point)
     })?;
     let measured = |point: &&ValkeySetting| rounds.iter().any(|r| r.point == **point);
     let measured = points.iter().filter(measured);
-    let rows = measured.map(|&point| row(point, &rounds));
+    let rows = measured.map(|&point| summarize_rounds(point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
         for row in &rows {
@@ -162,14 +162,14 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Returns all settings to measure; each thread has at least one connection.
-fn points(args: &Args) -> Vec<ValkeySetting> {
+fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
     let threads = match args.rdma.threads.as_slice() {
         [] => &[1, 2, 4],
         given => given,
     };
     let connections = args.connections_or(&[1, 4, 16, 64]);
     let mut points = Vec::new();
-    for pipeline in args.pipelines(&[1]) {
+    for pipeline in args.pipeline_depths_or(&[1]) {
         for &threads in threads {
             for &connections in connections.iter().filter(|&&c| c >= threads) {
                 points.extend(
@@ -187,12 +187,12 @@ fn points(args: &Args) -> Vec<ValkeySetting> {
 }
 
 impl Setup<'_> {
-    fn load(&self, point: ValkeySetting, seed: u64) -> LoadParameters {
+    fn load_parameters(&self, point: ValkeySetting, seed: u64) -> LoadParameters {
         LoadParameters {
             command: point.command,
             keys: self.args.keys,
             value_bytes: self.args.value_size,
-            pipeline: point.pipeline,
+            outstanding_commands: point.pipeline,
             seed,
         }
     }
@@ -205,21 +205,21 @@ impl Setup<'_> {
             connections: 1,
             pipeline: 1,
         };
-        let [tcp, _] = &self.servers;
+        let [tcp, _] = &self.tcp_and_rdma_servers;
         let mut loader = LoadConnections::connect(tcp, None, 1)?;
-        let filled = loader.set_all_keys(&self.load(point, 0));
+        let filled = loader.set_all_keys(&self.load_parameters(point, 0));
         filled.context("cannot set the keys")
     }
 
-    fn round(&self, round: u32, point: ValkeySetting) -> Result<Round> {
-        let [tcp, rdma] = &self.servers;
+    fn measure_round(&self, round: u32, point: ValkeySetting) -> Result<Round> {
+        let [tcp, rdma] = &self.tcp_and_rdma_servers;
         let measure = |server: &ListenAddress, name| -> Result<TransportFigures> {
-            let figures = self.measure(round, point, server);
+            let figures = self.measure_transport(round, point, server);
             figures.with_context(|| format!("over {name}, {point:?}"))
         };
         Ok(Round {
             round,
-            test: point.test(),
+            test: point.command_name(),
             threads: point.threads,
             connections: point.connections,
             pipeline: point.pipeline,
@@ -230,7 +230,7 @@ impl Setup<'_> {
     }
 
     /// Sends requests for the time of a measurement, from all threads at once.
-    fn measure(
+    fn measure_transport(
         &self,
         round: u32,
         point: ValkeySetting,
@@ -248,7 +248,9 @@ impl Setup<'_> {
             ready.wait();
             let mut loader = connected.context("cannot connect")?;
             let core = *core.context("no core to run on")?;
-            pinned(core, || Ok(loader.run(&self.load(point, seed), &stop)?))
+            pinned(core, || {
+                Ok(loader.run(&self.load_parameters(point, seed), &stop)?)
+            })
         };
         let measured = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..point.threads)
@@ -268,12 +270,12 @@ impl Setup<'_> {
         for one in measured {
             let one = one.map_err(|_| anyhow!("a thread of clients panicked"))??;
             #[allow(clippy::cast_precision_loss)] // far below 2^52
-            let answers = one.answers as f64;
+            let answers = one.answer_count as f64;
             per_s += answers / one.elapsed.max(Duration::from_nanos(1)).as_secs_f64();
             match &mut all {
                 None => all = Some(one),
                 Some(all) => {
-                    all.answers += one.answers;
+                    all.answer_count += one.answer_count;
                     all.latency_ns.add(&one.latency_ns)?;
                 }
             }
@@ -285,12 +287,12 @@ impl Setup<'_> {
             per_s,
             ns_p50: at(0.5),
             ns_p99: at(0.99),
-            verified: all.answers,
+            verified: all.answer_count,
         })
     }
 }
 
-fn row(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
+fn summarize_rounds(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
     let own = || rounds.iter().filter(|r| r.point == point);
     let side = |of: fn(&Round) -> &TransportFigures| -> Result<TransportMedians> {
         Ok(TransportMedians {
@@ -300,7 +302,7 @@ fn row(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
         })
     };
     Ok(Row {
-        test: point.test(),
+        test: point.command_name(),
         threads: point.threads,
         connections: point.connections,
         pipeline: point.pipeline,
@@ -314,7 +316,12 @@ fn row(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
 fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
-        |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
+        |ns| {
+            format!(
+                "a cache line takes {} ns between their cores",
+                format_three_digits(ns)
+            )
+        },
     );
     print(format_args!(
         "one server over TCP loopback and over RDMA (software NIC): {} keys, values of {} bytes\nmedian of {} rounds of {} \
@@ -330,7 +337,8 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     for row in rows {
-        let [ratio, min, max] = [row.ratio.median, row.ratio.min, row.ratio.max].map(figure);
+        let [ratio, min, max] =
+            [row.ratio.median, row.ratio.min, row.ratio.max].map(format_three_digits);
         table.add_row([
             row.test.to_uppercase(),
             row.pipeline.to_string(),
@@ -339,10 +347,10 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
             rate(row.tcp.per_s),
             rate(row.rdma.per_s),
             format!("{ratio} x ({min}..{max})"),
-            time(row.tcp.ns_p50),
-            time(row.tcp.ns_p99),
-            time(row.rdma.ns_p50),
-            time(row.rdma.ns_p99),
+            format_time_ns(row.tcp.ns_p50),
+            format_time_ns(row.tcp.ns_p99),
+            format_time_ns(row.rdma.ns_p50),
+            format_time_ns(row.rdma.ns_p99),
         ]);
     }
     print(table)?;
@@ -362,7 +370,7 @@ fn picture(args: &Args, rows: &[Row]) -> String {
     let curve = |name: &str, of: fn(&Row) -> &TransportMedians| {
         let points = shown
             .clone()
-            .map(|row| spread_point(place(row.connections), of(row).per_s, 1e6));
+            .map(|row| spread_point(axis_coordinate(row.connections), of(row).per_s, 1e6));
         Series::new(name, points)
     };
     svg(&Chart {

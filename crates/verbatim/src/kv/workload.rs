@@ -11,36 +11,36 @@ use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::verified_something;
-use crate::output::{self, figure, print, print_json, time};
+use crate::outcome::check_any_answered;
+use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
 
 /// The workload: the keys, the values, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
     /// Keys
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 32))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 32))]
     pub(super) keys: u64,
     /// Bytes of a key
-    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::number("a length of keys", 8..=255usize))]
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::integer_in_range("a length of keys", 8..=255usize))]
     pub(super) key_size: usize,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 16..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 16..=65_535usize))]
     pub(super) value_size: usize,
     /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
-    #[arg(long, value_name = "THETA", value_parser = args::fraction("an exponent", 0.01..=0.999), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "THETA", value_parser = args::decimal_in_range("an exponent", 0.01..=0.999), conflicts_with = "ycsb")]
     pub(super) zipf: Option<f64>,
     /// The share of PUTs [default: 0.05]
-    #[arg(long, value_name = "SHARE", value_parser = args::fraction("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) puts: Option<f64>,
     /// A workload of YCSB: A, B, C, D or F
     #[arg(long, value_name = "LETTER")]
     pub(super) ycsb: Option<Ycsb>,
     /// Requests that a client has outstanding [default: 64; on a simulated NIC 32, and 8 with atomics]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
 }
 
@@ -97,13 +97,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
     duration: Duration,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// Keys may be missing: the server is a cache without room for all
     #[arg(long)]
     allow_misses: bool,
     /// What random choices start from; clients in several processes need different ones
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// How long a server that does not answer is tried to be reached again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
@@ -151,7 +151,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if args.fill || args.fill_only {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
-        let filled = together(&mut pipelines, |i, pipeline| {
+        let filled = run_clients_in_threads(&mut pipelines, |i, pipeline| {
             load::put_keys(pipeline, &workload, (i, all))
         })?;
         for report in filled {
@@ -169,12 +169,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if !args.fill_only {
         bar.set_message("asking");
         let seed = args.seed;
-        let reports = together(&mut pipelines, |i, pipeline| {
+        let reports = run_clients_in_threads(&mut pipelines, |i, pipeline| {
             let until = LoadEnd::At(verbs::time::now() + args.duration);
             load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
         })?;
         for report in reports {
-            right &= verified_something(report.operations, report.lost);
+            right &= check_any_answered(report.operations, report.lost);
             right &= report.is_right() && (args.allow_misses || report.misses == 0);
             if args.json {
                 print_json(&Line::Report(report))?;
@@ -192,7 +192,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
 }
 
 /// Runs all clients at once, each in a thread.
-fn together(
+fn run_clients_in_threads(
     pipelines: &mut [PipelinedClient],
     work: impl Fn(u64, &mut PipelinedClient) -> Result<LoadReport, kv::ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
@@ -217,11 +217,12 @@ fn together(
 
 fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    let [median, p99] =
+        [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
     print(format_args!(
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} GETs, {} misses, {} changes, {} \
          conflicts, {} refused, {} lost, {} reconnects; {} values checked, {} wrong, {} versions went back",
-        figure(report.rate / 1e6),
+        format_three_digits(report.rate / 1e6),
         report.operations,
         report.seconds,
         report.gets,

@@ -36,7 +36,7 @@ impl SweptKnob {
     }
 
     /// Returns the range of exponents of the default values, which are powers of two.
-    pub(super) fn usual(self) -> std::ops::RangeInclusive<u32> {
+    pub(super) fn default_value_exponents(self) -> std::ops::RangeInclusive<u32> {
         match self {
             SweptKnob::Payload => 3..=12,
             SweptKnob::Batch => 0..=6,

@@ -4,7 +4,7 @@ use nicmodel::Bounds;
 use nicmodel::bounds::Bound;
 use nicmodel::uncertainty::{self, LikelyRange};
 
-use crate::output::{figure, table};
+use crate::output::{format_three_digits, table};
 
 /// Formats the bounds: the rate, the table, and the unknown resources.
 pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
@@ -15,11 +15,13 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
         } else {
             "at most "
         };
-        let range = uncertainty::of(bounds);
-        let range = range.map_or_else(String::new, |range| format!("; {}", likely(&range)));
+        let range = uncertainty::likely_range_of_mix(bounds);
+        let range = range.map_or_else(String::new, |range| {
+            format!("; {}", format_likely_rate(&range))
+        });
         lines.push(format!(
             "{at_most}{} M/s; bottleneck: {bottleneck}{range}",
-            figure(rate)
+            format_three_digits(rate)
         ));
     }
     let mut rows = table(["resource", "busy, ns a request", "allows, M/s"], &[1, 2]);
@@ -29,7 +31,11 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
         rate_mops,
     } in &bounds.bounds
     {
-        rows.add_row([resource.to_string(), figure(*busy_ns), figure(*rate_mops)]);
+        rows.add_row([
+            resource.to_string(),
+            format_three_digits(*busy_ns),
+            format_three_digits(*rate_mops),
+        ]);
     }
     lines.push(rows.to_string());
     lines.extend(unknown_line(bounds));
@@ -37,13 +43,16 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
 }
 
 /// Formats the range in which a rate probably lies.
-pub(crate) fn likely(range: &LikelyRange) -> String {
+pub(crate) fn format_likely_rate(range: &LikelyRange) -> String {
     format!("likely {} M/s", format_range(range))
 }
 
 /// Formats the ends of a range, without the unit.
 pub(crate) fn format_range(range: &LikelyRange) -> String {
-    let (low, high) = (figure(range.low_mops), figure(range.high_mops));
+    let (low, high) = (
+        format_three_digits(range.low_mops),
+        format_three_digits(range.high_mops),
+    );
     format!("{low} to {high}")
 }
 
@@ -55,7 +64,7 @@ pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
 }
 
 /// Formats a share in percent with its sign; a value that rounds to 0 has no sign.
-pub(crate) fn percent(share: f64, decimals: usize) -> String {
+pub(crate) fn format_signed_percent(share: f64, decimals: usize) -> String {
     let text = format!("{:+.decimals$}", 100.0 * share);
     let is_zero = text
         .bytes()
@@ -70,8 +79,8 @@ mod tests {
 
     #[test]
     fn shares_have_a_sign_unless_they_are_nothing() {
-        let shown = [0.123, -0.017, 1e-6, -1e-6, 2.5].map(|share| percent(share, 1));
+        let shown = [0.123, -0.017, 1e-6, -1e-6, 2.5].map(|share| format_signed_percent(share, 1));
         assert_eq!(shown, ["+12.3 %", "-1.7 %", "0.0 %", "0.0 %", "+250.0 %"]);
-        assert_eq!(percent(-0.001, 0), "0 %");
+        assert_eq!(format_signed_percent(-0.001, 0), "0 %");
     }
 }

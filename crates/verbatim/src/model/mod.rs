@@ -19,7 +19,9 @@ use nicmodel::{Bounds, Mix, mixes};
 use crate::CommandOutcome;
 use crate::output::{print, print_typed};
 
-pub(crate) use lines::{bounds_lines, format_range, likely, percent, unknown_line};
+pub(crate) use lines::{
+    bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_line,
+};
 
 /// The choice of one NIC to model.
 pub(crate) struct NicProfileArgs {
@@ -93,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         print(profile::TEMPLATE.trim_end())?;
         return Ok(CommandOutcome::Done);
     }
-    let all = args.nic.all()?;
+    let all = args.nic.chosen_or_default_profiles()?;
     if args.profiles {
         let all = if args.nic.is_default() {
             profile::builtins()
@@ -107,7 +109,8 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         if args.mix.is_some() || args.mix_file.is_some() {
             bail!("--svg and --csv are of one operation (--verb), and a mix has one rate");
         }
-        args.sweep.show(&all, &args.operation, args.json)?;
+        args.sweep
+            .print_and_draw(&all, &args.operation, args.json)?;
         return Ok(CommandOutcome::Done);
     }
     if args.operation.is_given() && all.len() > 1 && !args.json {
@@ -124,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 fn print_model(args: &Args, chosen: &Profile) -> Result<()> {
-    if let Some(mix) = mix(args, chosen)? {
+    if let Some(mix) = find_chosen_mix(args, chosen)? {
         show_mix(chosen, &mix, args.json)
     } else if args.operation.is_given() {
         operation::print_operation(chosen, &args.operation, args.json)
@@ -140,13 +143,13 @@ impl NicsArgs {
     }
 
     /// Returns the profiles that the user has named, or the default profile.
-    pub(crate) fn all(&self) -> Result<Vec<Profile>> {
+    pub(crate) fn chosen_or_default_profiles(&self) -> Result<Vec<Profile>> {
         let one = |nic: Option<&String>| {
             NicProfileArgs {
                 nic: nic.cloned(),
                 nic_file: self.nic_file.clone(),
             }
-            .chosen()
+            .chosen_or_default_profile()
         };
         if self.nic.is_empty() {
             return Ok(vec![one(None)?]);
@@ -157,7 +160,7 @@ impl NicsArgs {
 
 impl NicProfileArgs {
     /// Returns the profile that the user has named, or the default profile.
-    pub(crate) fn chosen(&self) -> Result<Profile> {
+    pub(crate) fn chosen_or_default_profile(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {
             let text = read(path)?;
             return Profile::parse(&text)
@@ -166,7 +169,7 @@ impl NicProfileArgs {
         let name = self.nic.as_deref().unwrap_or(DEFAULT_NIC);
         if profile::builtin(name).is_none() && Path::new(name).is_file() {
             let (nic, nic_file) = (None, Some(PathBuf::from(name)));
-            return NicProfileArgs { nic, nic_file }.chosen();
+            return NicProfileArgs { nic, nic_file }.chosen_or_default_profile();
         }
         let Some(profile) = profile::builtin(name) else {
             let names: Vec<_> = profile::builtins()
@@ -183,7 +186,7 @@ impl NicProfileArgs {
 }
 
 /// Returns the mix that the user has named; `None` if the user has named none.
-fn mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
+fn find_chosen_mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     if let Some(path) = &args.mix_file {
         let text = read(path)?;
         let mix = serde_json::from_str(&text)
@@ -242,7 +245,7 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
                 nic: &profile.name,
                 mix,
                 bounds: &bounds,
-                likely: uncertainty::of(&bounds),
+                likely: uncertainty::likely_range_of_mix(&bounds),
             },
         );
     }

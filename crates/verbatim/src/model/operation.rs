@@ -13,9 +13,9 @@ use nicmodel::{
 use serde::Serialize;
 
 use super::knob::SweptKnob;
-use super::lines::{bounds_lines, format_range, percent};
+use super::lines::{bounds_lines, format_range, format_signed_percent};
 use crate::args;
-use crate::output::{figure, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed, table};
 
 /// The operation on the command line.
 #[derive(clap::Args, Clone)]
@@ -29,7 +29,7 @@ pub(super) struct Operation {
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<Transport>,
     /// Payload in bytes; 0 with send is header-only [default: 32; 8 for atomics, 0 for flush]
-    #[arg(long, value_name = "BYTES", value_parser = args::number("a payload", 0..=nicmodel::MAX_MESSAGE_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a payload", 0..=nicmodel::MAX_MESSAGE_BYTES))]
     payload: Option<u32>,
     /// Copy the payload into the WQE (IBV_SEND_INLINE)
     #[arg(long)]
@@ -38,34 +38,34 @@ pub(super) struct Operation {
     #[arg(long)]
     imm: bool,
     /// Signal every Nth operation; 0 for none [default: 64]
-    #[arg(long, value_name = "N", value_parser = args::number("a period of signaling", 0..=1_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a period of signaling", 0..=1_000_000u32))]
     signal_every: Option<u32>,
     /// Scatter/gather elements of a payload that is not inlined [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of SGEs", 1..=nicmodel::MAX_SGES))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of SGEs", 1..=nicmodel::MAX_SGES))]
     sge: Option<u32>,
     /// The responder takes SENDs by inline RECVs, where the NIC has them
     #[arg(long)]
     inline_recv: bool,
     /// Operations in a postlist [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a length of postlists", 1..=nicmodel::MAX_POSTLIST))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a length of postlists", 1..=nicmodel::MAX_POSTLIST))]
     batch: Option<u32>,
     /// How WQEs reach the NIC [default: mmio for postlists of 1, else doorbell]
     #[arg(long, value_enum)]
     method: Option<MethodArg>,
     /// Cores of each side [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of cores", 1..=4096u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of cores", 1..=4096u32))]
     cores: Option<u32>,
     /// Queue pairs that the operations are posted on [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of queue pairs", 1..=10_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=10_000_000u32))]
     queue_pairs: Option<u32>,
     /// Operations outstanding at a time on all queue pairs: each takes a round trip [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=1_000_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=1_000_000_000u32))]
     window: Option<u32>,
     /// Counters that atomics work on [default: enough for every lock]
-    #[arg(long, value_name = "N", value_parser = args::number("a number of counters", 1..=u64::MAX))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of counters", 1..=u64::MAX))]
     counters: Option<u64>,
     /// Bytes from one counter to the next [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::number("a distance of counters", 8..=1u64 << 40))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a distance of counters", 8..=1u64 << 40))]
     stride: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ enum MethodArg {
 }
 
 /// Default period of signaling.
-const SIGNAL_EVERY: u32 = 64;
+const DEFAULT_SIGNAL_PERIOD: u32 = 64;
 
 impl Operation {
     /// Returns true if any flag of the operation was given.
@@ -118,7 +118,7 @@ impl Operation {
     }
 
     /// Returns the operation with the setting `knob` changed to `value`.
-    pub(super) fn turned(&self, knob: SweptKnob, value: usize) -> Result<Self> {
+    pub(super) fn with_setting(&self, knob: SweptKnob, value: usize) -> Result<Self> {
         let (mut turned, small) = (self.clone(), u32::try_from(value)?);
         match knob {
             SweptKnob::Payload => turned.payload = Some(small),
@@ -132,15 +132,15 @@ impl Operation {
     }
 
     /// Computes the bounds of both sides of this operation.
-    pub(super) fn sides(&self, profile: &Profile) -> Result<BothSides> {
+    pub(super) fn bounds_of_both_sides(&self, profile: &Profile) -> Result<BothSides> {
         let way = CoresAndWindow {
             cores: self.cores,
             window: self.window.map(f64::from),
         };
-        BothSides::of(profile, &self.load(profile)?, way)
+        BothSides::of(profile, &self.to_mix_operation(profile)?, way)
     }
 
-    fn load(&self, profile: &Profile) -> Result<MixOperation> {
+    fn to_mix_operation(&self, profile: &Profile) -> Result<MixOperation> {
         let verb = self.verb.unwrap_or(Verb::Send);
         let transport = self.transport.unwrap_or(if verb == Verb::Send {
             Transport::Ud
@@ -151,7 +151,7 @@ impl Operation {
         let mut operation = nicmodel::Operation::new(verb, transport, payload);
         operation.inline = self.inline;
         operation.imm = self.imm || (verb == Verb::Send && payload == 0);
-        operation.signaled = match self.signal_every.unwrap_or(SIGNAL_EVERY) {
+        operation.signaled = match self.signal_every.unwrap_or(DEFAULT_SIGNAL_PERIOD) {
             0 => 0.0,
             every => 1.0 / f64::from(every),
         };
@@ -172,7 +172,8 @@ impl Operation {
                 bail!("--counters and --stride are of atomics; {verb} has no lock");
             }
             let count = self.counters.unwrap_or(u64::MAX);
-            let Some(used) = locks::used(profile, count, self.stride.unwrap_or(8)) else {
+            let Some(used) = locks::locks_of_counters(profile, count, self.stride.unwrap_or(8))
+            else {
                 bail!(
                     "how addresses choose locks is not known for {}; leave out --counters and \
                      --stride, or add atomics.lock_bits to a profile",
@@ -217,8 +218,8 @@ struct ChangeEffect {
 
 impl ChangeEffect {
     /// Formats the gain, with a mark if it is within the noise of the model.
-    fn gain(&self) -> String {
-        let gain = percent(self.gain, 0);
+    fn format_gain(&self) -> String {
+        let gain = format_signed_percent(self.gain, 0);
         let size = self.gain.ln_1p().abs();
         if size >= MIN_RELATIVE_GAIN && size <= self.noise.ln_1p() {
             format!("{gain} noise")
@@ -238,7 +239,7 @@ struct OperationCost<'a> {
 }
 
 pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
-    let load = wanted.load(profile)?;
+    let load = wanted.to_mix_operation(profile)?;
     let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
     let way = CoresAndWindow {
         cores: wanted.cores,
@@ -256,8 +257,8 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
                 per_operation: &one,
             },
         )?;
-        for (role, bounds) in sides.both() {
-            let likely = uncertainty::of(bounds);
+        for (role, bounds) in sides.by_role() {
+            let likely = uncertainty::likely_range_of_mix(bounds);
             print_typed(
                 "bounds",
                 &SideBounds {
@@ -274,7 +275,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
     print(&profile.title)?;
     print(describe(&load, &one))?;
     print(cost_table(&one))?;
-    for (role, bounds) in sides.both() {
+    for (role, bounds) in sides.by_role() {
         let side = match role {
             Role::Requester => "the requester",
             Role::Responder => "the responder",
@@ -303,10 +304,10 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
         {
             rows.add_row([
                 change.clone(),
-                figure(requester.predicted_mops),
-                requester.gain(),
-                figure(responder.predicted_mops),
-                responder.gain(),
+                format_three_digits(requester.predicted_mops),
+                requester.format_gain(),
+                format_three_digits(responder.predicted_mops),
+                responder.format_gain(),
             ]);
         }
         print(format_args!("\n{rows}"))?;
@@ -329,7 +330,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
     let mut rows = table(header, &[2, 3, 5, 6]);
     let mut impossible = Vec::new();
     for profile in profiles {
-        let load = wanted.load(profile)?;
+        let load = wanted.to_mix_operation(profile)?;
         let one = match Footprint::of_one(profile, &load.operation, load.method, load.postlist) {
             Ok(one) => one,
             Err(error) => {
@@ -342,7 +343,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
             window: wanted.window.map(f64::from),
         };
         let sides = BothSides::of(profile, &load, way)?;
-        for (role, bounds) in sides.both() {
+        for (role, bounds) in sides.by_role() {
             let (name, side) = match role {
                 Role::Requester => ("requester", &one.requester),
                 Role::Responder => ("responder", &one.responder),
@@ -351,14 +352,16 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
             rows.add_row([
                 profile.name.clone(),
                 name.to_owned(),
-                bounds.predicted_mops.map_or_else(|| "-".to_owned(), figure),
-                uncertainty::of(bounds)
+                bounds
+                    .predicted_mops
+                    .map_or_else(|| "-".to_owned(), format_three_digits),
+                uncertainty::likely_range_of_mix(bounds)
                     .map_or_else(|| "-".to_owned(), |range| format_range(&range)),
                 bounds
                     .bottleneck()
                     .map_or_else(|| "-".to_owned(), |binds| binds.to_string()),
-                figure(side.bytes_to_device()),
-                figure(side.bytes_to_host()),
+                format_three_digits(side.bytes_to_device()),
+                format_three_digits(side.bytes_to_host()),
                 unknown.join(", "),
             ]);
         }
@@ -397,8 +400,8 @@ fn describe(load: &MixOperation, one: &Footprint) -> String {
 /// Builds the table of one operation's cost on both sides.
 fn cost_table(one: &Footprint) -> comfy_table::Table {
     let mut rows = table(["an operation costs", "requester", "responder"], &[1, 2]);
-    type Of = fn(&LinkTransactions) -> f64;
-    let lines: [(&str, Of); 9] = [
+    type LinkQuantity = fn(&LinkTransactions) -> f64;
+    let lines: [(&str, LinkQuantity); 9] = [
         ("MMIO writes", LinkTransactions::mmio_writes),
         ("  of them doorbells", LinkTransactions::doorbells),
         ("DMA reads", LinkTransactions::dma_reads),
@@ -412,20 +415,24 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
     for (what, of) in lines {
         let (requester, responder) = (of(&one.requester), of(&one.responder));
         if requester > 0.0 || responder > 0.0 {
-            rows.add_row([what.to_owned(), figure(requester), figure(responder)]);
+            rows.add_row([
+                what.to_owned(),
+                format_three_digits(requester),
+                format_three_digits(responder),
+            ]);
         }
     }
     let network = &one.network;
     rows.add_row([
         "network bytes sent".to_owned(),
-        figure(network.to_responder.bytes),
-        figure(network.to_requester.bytes),
+        format_three_digits(network.to_responder.bytes),
+        format_three_digits(network.to_requester.bytes),
     ]);
     if one.atomic_locks > 0.0 {
         rows.add_row([
             "NIC locks".to_owned(),
-            figure(0.0),
-            figure(one.atomic_locks),
+            format_three_digits(0.0),
+            format_three_digits(one.atomic_locks),
         ]);
     }
     rows
@@ -469,7 +476,7 @@ impl BothSides {
         })
     }
 
-    pub(super) fn both(&self) -> [(Role, &Bounds); 2] {
+    pub(super) fn by_role(&self) -> [(Role, &Bounds); 2] {
         [
             (Role::Requester, &self.requester),
             (Role::Responder, &self.responder),
@@ -529,7 +536,7 @@ fn what_if(
             );
         }
         if operation.inlines_payload() {
-            let lines = wqe::lines(operation.wqe_bytes(profile));
+            let lines = wqe::cache_line_count(operation.wqe_bytes(profile));
             let (verb, transport) = (operation.verb, operation.transport);
             let less = wqe::max_inline_payload(profile, verb, transport, lines.saturating_sub(1));
             if let Some(less) = less {
@@ -538,10 +545,13 @@ fn what_if(
             }
         }
     }
-    if operation.signaled > 1.0 / f64::from(SIGNAL_EVERY) {
-        change(format!("one in {SIGNAL_EVERY} signaled"), &|load| {
-            load.operation.signaled = 1.0 / f64::from(SIGNAL_EVERY);
-        });
+    if operation.signaled > 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD) {
+        change(
+            format!("one in {DEFAULT_SIGNAL_PERIOD} signaled"),
+            &|load| {
+                load.operation.signaled = 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD);
+            },
+        );
     }
     if operation.receive == PayloadDestination::Regular {
         change("inline RECVs".to_owned(), &|load| {
@@ -561,8 +571,8 @@ fn what_if(
         let then = BothSides::of(profile, &load, way).ok()?;
         Some(WhatIf {
             change,
-            requester: effect(&now.requester, &then.requester)?,
-            responder: effect(&now.responder, &then.responder)?,
+            requester: compare_bounds(&now.requester, &then.requester)?,
+            responder: compare_bounds(&now.responder, &then.responder)?,
         })
     };
     let mut ideas: Vec<_> = changes.into_iter().filter_map(outcome).collect();
@@ -571,7 +581,7 @@ fn what_if(
     ideas
 }
 
-fn effect(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
+fn compare_bounds(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
     let (before, after) = (now.predicted_mops?, then.predicted_mops?);
     Some(ChangeEffect {
         predicted_mops: after,

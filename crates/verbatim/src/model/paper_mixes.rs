@@ -9,8 +9,8 @@ use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix};
 use serde::Serialize;
 
-use super::lines::{format_range, percent};
-use crate::output::{figure, print, print_typed, table};
+use super::lines::{format_range, format_signed_percent};
+use crate::output::{format_three_digits, print, print_typed, table};
 
 /// One line of the list: a mix.
 #[derive(Serialize)]
@@ -45,7 +45,7 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             name: named.name,
             title: named.title,
             predicted_mops: bounds.predicted_mops,
-            likely: uncertainty::of(&bounds),
+            likely: uncertainty::likely_range_of_mix(&bounds),
             bottleneck: bounds.bottleneck(),
             published: named.published,
             relative_error: named.published.and_then(error),
@@ -73,13 +73,17 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
     let mut shown = table(header, &[2, 3, 5, 6]);
     for row in &rows {
         let at_most = if row.unknown.is_empty() { "" } else { "≤ " };
-        let rate = row.predicted_mops.map_or_else(String::new, figure);
+        let rate = row
+            .predicted_mops
+            .map_or_else(String::new, format_three_digits);
         let basis = match row.basis {
             Some(NumberBasis::Fitted) => "fitted",
             Some(NumberBasis::Predicted) => "predicted",
             None => "",
         };
-        let error = row.relative_error.map(|error| percent(error, 1));
+        let error = row
+            .relative_error
+            .map(|error| format_signed_percent(error, 1));
         shown.add_row([
             row.name.to_owned(),
             row.title.to_owned(),

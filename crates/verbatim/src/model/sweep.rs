@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::knob::SweptKnob;
 use super::operation::Operation;
 use crate::args;
-use crate::output::{figure, print, print_typed, table};
-use crate::picture::{PictureArgs, place};
+use crate::output::{format_three_digits, print, print_typed, table};
+use crate::picture::{PictureArgs, axis_coordinate};
 
 /// What is turned, and what is left beside the table.
 #[derive(clap::Args)]
@@ -19,7 +19,7 @@ pub(super) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", conflicts_with_all = ["mix", "mix_file", "profiles", "template"])]
     over: Option<SweptKnob>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind [default: powers of two]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(1 << 30), requires = "over")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::byte_count_up_to(1 << 30), requires = "over")]
     values: Vec<usize>,
     #[command(flatten)]
     picture: PictureArgs,
@@ -45,12 +45,20 @@ impl SweepArgs {
     }
 
     /// Prints the rates for all values of the setting, and draws them.
-    pub(super) fn show(&self, profiles: &[Profile], wanted: &Operation, json: bool) -> Result<()> {
-        self.picture.check()?;
+    pub(super) fn print_and_draw(
+        &self,
+        profiles: &[Profile],
+        wanted: &Operation,
+        json: bool,
+    ) -> Result<()> {
+        self.picture.check_files_writable()?;
         let over = self.over.unwrap_or(SweptKnob::Payload);
         let mut values = self.values.clone();
         if values.is_empty() {
-            values = over.usual().map(|power| 1 << power).collect();
+            values = over
+                .default_value_exponents()
+                .map(|power| 1 << power)
+                .collect();
         }
         values.sort_unstable();
         values.dedup();
@@ -67,7 +75,7 @@ impl SweepArgs {
         let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
         if !json {
             print(format_args!("{}\n", titles.join("; ")))?;
-            show(over, &rows)?;
+            print_rate_table(over, &rows)?;
         }
         self.picture.write(&Chart {
             title: format!("What resources allow, over {}", over.axis().label),
@@ -84,8 +92,10 @@ fn row(profile: &Profile, wanted: &Operation, over: SweptKnob, value: usize) -> 
     if value == 0 && over != SweptKnob::Payload {
         bail!("--values: this setting is 1 or more");
     }
-    let sides = wanted.turned(over, value)?.sides(profile)?;
-    let [requester, responder] = sides.both().map(|(_, bounds)| bounds);
+    let sides = wanted
+        .with_setting(over, value)?
+        .bounds_of_both_sides(profile)?;
+    let [requester, responder] = sides.by_role().map(|(_, bounds)| bounds);
     let rate = |bounds: &nicmodel::Bounds| bounds.predicted_mops.unwrap_or(f64::INFINITY);
     let slower = if rate(responder) < rate(requester) {
         responder
@@ -102,7 +112,7 @@ fn row(profile: &Profile, wanted: &Operation, over: SweptKnob, value: usize) -> 
     })
 }
 
-fn show(over: SweptKnob, rows: &[Row]) -> Result<()> {
+fn print_rate_table(over: SweptKnob, rows: &[Row]) -> Result<()> {
     let label = over.axis().label;
     let header = [
         "NIC",
@@ -113,7 +123,7 @@ fn show(over: SweptKnob, rows: &[Row]) -> Result<()> {
     ];
     let mut shown = table(header, &[1, 2, 3]);
     for row in rows {
-        let known = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), figure);
+        let known = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), format_three_digits);
         shown.add_row([
             row.nic.clone(),
             row.value.to_string(),
@@ -129,7 +139,8 @@ fn show(over: SweptKnob, rows: &[Row]) -> Result<()> {
 fn series(profiles: &[Profile], rows: &[Row]) -> Vec<Series> {
     let side = |profile: &Profile, name: &str, of: fn(&Row) -> Option<f64>| {
         let rows = rows.iter().filter(|row| row.nic == profile.name);
-        let points = rows.filter_map(|row| Some(Point::from((place(row.value), of(row)?))));
+        let points =
+            rows.filter_map(|row| Some(Point::from((axis_coordinate(row.value), of(row)?))));
         Series::new(format!("{}, {name}", profile.name), points)
     };
     let both = |profile| {

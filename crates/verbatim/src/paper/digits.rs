@@ -1,9 +1,9 @@
 //! Formats of numbers in the table.
 
-use crate::output::figure;
+use crate::output::format_three_digits;
 
 /// Formats a published number with the digits that the publication prints.
-pub(super) fn published(value: f64) -> String {
+pub(super) fn format_published(value: f64) -> String {
     if value != 0.0 && value.abs() < 1e-3 {
         format!("{value:.3e}")
     } else {
@@ -12,7 +12,7 @@ pub(super) fn published(value: f64) -> String {
 }
 
 /// Formats a number with all its significant digits.
-pub(super) fn plain(value: f64) -> String {
+pub(super) fn format_all_significant(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         value.to_string()
     } else if value.abs() >= 1e4 {
@@ -20,6 +20,6 @@ pub(super) fn plain(value: f64) -> String {
     } else if value.abs() < 1e-3 {
         format!("{value:.3e}")
     } else {
-        figure(value)
+        format_three_digits(value)
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{MeasurementTask, MicroParameters, PingPong, TaskResult, Verb};
-use bench::simulated::micro::run_towards;
+use bench::simulated::micro::run_toward_place;
 use bench::simulated::sequencer::{SequencerParameters, run};
 use nicmodel::profile::{CorePlace, Profile};
 use sequencer::Design;
@@ -37,12 +37,12 @@ pub(super) struct StudyResults {
     results: Vec<(StudySimulation, f64)>,
     pub(super) btree: DpuBtree,
     /// Simulations that a number needs and that have not run yet.
-    missing: RefCell<Vec<StudySimulation>>,
+    missing_simulations: RefCell<Vec<StudySimulation>>,
 }
 
 impl StudyResults {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn runs(draw: bool) -> Vec<StudySimulation> {
+    pub(super) fn needed_simulations(draw: bool) -> Vec<StudySimulation> {
         let on = |place| {
             [
                 StudySimulation::Sequencer(Design::Atomics, place),
@@ -51,34 +51,43 @@ impl StudyResults {
             ]
         };
         let mut runs = [on(CorePlace::Host), on(CorePlace::Dpu)].concat();
-        runs.extend(DpuBtree::runs(draw).into_iter().map(StudySimulation::Btree));
+        runs.extend(
+            DpuBtree::needed_simulations(draw)
+                .into_iter()
+                .map(StudySimulation::Btree),
+        );
         runs
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn add(&mut self, bf2: &Profile, what: StudySimulation) -> Result<()> {
+    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: StudySimulation) -> Result<()> {
         let result = match what {
-            StudySimulation::Sequencer(design, place) => rate(bf2, design, place)?,
+            StudySimulation::Sequencer(design, place) => sequencer_rate_mops(bf2, design, place)?,
             StudySimulation::Send(place) => latency(bf2, place)?,
-            StudySimulation::Btree(what) => return self.btree.add(bf2, what),
+            StudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
         };
         self.results.push((what, result));
         Ok(())
     }
 
-    fn result(&self, what: StudySimulation) -> Option<f64> {
+    fn result_or_mark_missing(&self, what: StudySimulation) -> Option<f64> {
         let mut found = self.results.iter();
         let found = found.find(|(run, _)| *run == what);
         if found.is_none() {
-            self.missing.borrow_mut().push(what);
+            self.missing_simulations.borrow_mut().push(what);
         }
         found.map(|(_, result)| *result)
     }
 
     /// Removes and returns the simulations that numbers have needed since the last call, without duplicates.
-    pub(super) fn missing(&self) -> Vec<StudySimulation> {
-        let mut all = self.missing.take();
-        all.extend(self.btree.missing().into_iter().map(StudySimulation::Btree));
+    pub(super) fn take_missing_simulations(&self) -> Vec<StudySimulation> {
+        let mut all = self.missing_simulations.take();
+        all.extend(
+            self.btree
+                .take_missing_simulations()
+                .into_iter()
+                .map(StudySimulation::Btree),
+        );
         let mut once: Vec<StudySimulation> = Vec::new();
         for run in all {
             if !once.contains(&run) {
@@ -90,7 +99,8 @@ impl StudyResults {
 
     /// Returns our number for the published number `id`; `None` if this study does not have that number.
     pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
-        let rate = |design, place| self.result(StudySimulation::Sequencer(design, place));
+        let rate =
+            |design, place| self.result_or_mark_missing(StudySimulation::Sequencer(design, place));
         let (value, kind) = match id {
             "dpu_seq_faa_rate" => (rate(Design::Atomics, CorePlace::Dpu)?, NumberKind::Fitted),
             "dpu_seq_faa_gain" => {
@@ -106,9 +116,9 @@ impl StudyResults {
                 )
             }
             "dpu_send_lat_saving" => {
-                let host = self.result(StudySimulation::Send(CorePlace::Host))?;
+                let host = self.result_or_mark_missing(StudySimulation::Send(CorePlace::Host))?;
                 (
-                    host - self.result(StudySimulation::Send(CorePlace::Dpu))?,
+                    host - self.result_or_mark_missing(StudySimulation::Send(CorePlace::Dpu))?,
                     NumberKind::Fitted,
                 )
             }
@@ -119,11 +129,11 @@ impl StudyResults {
 }
 
 /// Returns the rate of a sequencer on all cores of the place.
-fn rate(bf2: &Profile, design: Design, place: CorePlace) -> Result<f64> {
+fn sequencer_rate_mops(bf2: &Profile, design: Design, place: CorePlace) -> Result<f64> {
     let there = bf2.at(place).context("BlueField-2 has a DPU")?;
     let setup = SequencerParameters {
         place: Some(place),
-        ..SequencerParameters::paper(design, there.host.cores.value as usize)
+        ..SequencerParameters::paper_setup(design, there.host.cores.value as usize)
     };
     let outcome = run(bf2, &setup)?;
     anyhow::ensure!(
@@ -142,7 +152,7 @@ fn latency(bf2: &Profile, place: CorePlace) -> Result<f64> {
         ..MicroParameters::default()
     };
     let ping = PingPong::new(Verb::RcSend, &parameters, PING_MS)?;
-    match run_towards(bf2, &MeasurementTask::PingPong(ping), place)? {
+    match run_toward_place(bf2, &MeasurementTask::PingPong(ping), place)? {
         TaskResult::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
         TaskResult::Rate(_) => bail!("a ping-pong has a latency"),
     }

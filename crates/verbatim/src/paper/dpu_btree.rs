@@ -24,18 +24,18 @@ pub(super) enum BtreeSimulation {
 }
 
 /// Numbers of keys in the study's small tree and in its largest tree.
-pub(super) const SMALL: u64 = 1_000_000;
-pub(super) const LARGE: u64 = 256_000_000;
+pub(super) const SMALL_TREE_KEYS: u64 = 1_000_000;
+pub(super) const LARGE_TREE_KEYS: u64 = 256_000_000;
 
 /// Denominator of shares.
-const ALL: u32 = 16;
+const SHARE_DENOMINATOR: u32 = 16;
 
 /// Sizes in bytes of the nodes whose READs the study counts.
-const NODES: [usize; 2] = [512, 2048];
+const NODE_SIZES_BYTES: [usize; 2] = [512, 2048];
 
 /// Returns the shares of the keys on the DPU to simulate, in finer steps near the best share.
-fn shares() -> impl Iterator<Item = u32> {
-    (0..=ALL).filter(|share| *share <= ALL / 2 || share % 4 == 0)
+fn dpu_shares_in_sixteenths() -> impl Iterator<Item = u32> {
+    (0..=SHARE_DENOMINATOR).filter(|share| *share <= SHARE_DENOMINATOR / 2 || share % 4 == 0)
 }
 
 /// The results of the simulations that have run.
@@ -44,39 +44,47 @@ pub(super) struct DpuBtree {
     /// Results of simulations: rates in 10^6 a second, and latencies in ns.
     results: Vec<(BtreeSimulation, f64, f64)>,
     /// Simulations that a number needs and that have not run yet.
-    missing: RefCell<Vec<BtreeSimulation>>,
+    missing_simulations: RefCell<Vec<BtreeSimulation>>,
 }
 
 impl DpuBtree {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn runs(draw: bool) -> Vec<BtreeSimulation> {
-        let mut runs: Vec<BtreeSimulation> = [SMALL, LARGE]
+    pub(super) fn needed_simulations(draw: bool) -> Vec<BtreeSimulation> {
+        let mut runs: Vec<BtreeSimulation> = [SMALL_TREE_KEYS, LARGE_TREE_KEYS]
             .map(|keys| BtreeSimulation::Local { keys })
             .to_vec();
-        runs.extend(shares().map(|share| BtreeSimulation::Rpc { keys: SMALL, share }));
-        let large: Vec<u32> = match draw {
-            true => shares().collect(),
-            false => vec![ALL],
-        };
         runs.extend(
-            large
-                .into_iter()
-                .map(|share| BtreeSimulation::Rpc { keys: LARGE, share }),
+            dpu_shares_in_sixteenths().map(|share| BtreeSimulation::Rpc {
+                keys: SMALL_TREE_KEYS,
+                share,
+            }),
         );
-        let reads: &[u32] = if draw { &[0, 4, 8, 12, ALL] } else { &[0] };
+        let large: Vec<u32> = match draw {
+            true => dpu_shares_in_sixteenths().collect(),
+            false => vec![SHARE_DENOMINATOR],
+        };
+        runs.extend(large.into_iter().map(|share| BtreeSimulation::Rpc {
+            keys: LARGE_TREE_KEYS,
+            share,
+        }));
+        let reads: &[u32] = if draw {
+            &[0, 4, 8, 12, SHARE_DENOMINATOR]
+        } else {
+            &[0]
+        };
         runs.extend(reads.iter().map(|&share| BtreeSimulation::Read { share }));
         for place in [CorePlace::Host, CorePlace::Dpu] {
             runs.push(BtreeSimulation::RpcAlone(place));
-            runs.extend(NODES.map(|bytes| BtreeSimulation::ReadAlone(place, bytes)));
+            runs.extend(NODE_SIZES_BYTES.map(|bytes| BtreeSimulation::ReadAlone(place, bytes)));
         }
         runs
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn add(&mut self, bf2: &Profile, what: BtreeSimulation) -> Result<()> {
-        let host = BtreeParameters::study(CorePlace::Host, SMALL);
+    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: BtreeSimulation) -> Result<()> {
+        let host = BtreeParameters::bluefield2_study(CorePlace::Host, SMALL_TREE_KEYS);
         let shared = |setup: BtreeParameters, share: u32| BtreeParameters {
-            dpu_share: Some(f64::from(share) / f64::from(ALL)),
+            dpu_share: Some(f64::from(share) / f64::from(SHARE_DENOMINATOR)),
             ..setup
         };
         let checked = |setup: BtreeParameters| -> Result<BtreeResult> {
@@ -88,7 +96,10 @@ impl DpuBtree {
         let alone = |outcome: &BtreeResult| outcome.latency_ns_p50 as f64;
         let (result, reads) = match what {
             BtreeSimulation::Local { keys } => (
-                run_local(bf2, &BtreeParameters::study(CorePlace::Dpu, keys))?,
+                run_local(
+                    bf2,
+                    &BtreeParameters::bluefield2_study(CorePlace::Dpu, keys),
+                )?,
                 0.0,
             ),
             BtreeSimulation::Rpc { keys, share } => {
@@ -103,11 +114,13 @@ impl DpuBtree {
                 (outcome.rate_mops, outcome.reads_per_lookup)
             }
             BtreeSimulation::RpcAlone(place) => {
-                let outcome = checked(BtreeParameters::study(place, SMALL).alone())?;
+                let outcome = checked(
+                    BtreeParameters::bluefield2_study(place, SMALL_TREE_KEYS).with_one_request(),
+                )?;
                 (alone(&outcome), 0.0)
             }
             BtreeSimulation::ReadAlone(place, bytes) => {
-                let outcome = checked(BtreeParameters::one_sided(place, bytes).alone())?;
+                let outcome = checked(BtreeParameters::one_sided(place, bytes).with_one_request())?;
                 (alone(&outcome), outcome.reads_per_lookup)
             }
         };
@@ -115,52 +128,52 @@ impl DpuBtree {
         Ok(())
     }
 
-    fn find(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
+    fn result_or_mark_missing(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
         let found = found.next();
         if found.is_none() {
-            self.missing.borrow_mut().push(what);
+            self.missing_simulations.borrow_mut().push(what);
         }
         found.map(|&(_, result, reads)| (result, reads))
     }
 
     /// Removes and returns the simulations that numbers have needed and that have not run.
-    pub(super) fn missing(&self) -> Vec<BtreeSimulation> {
-        self.missing.take()
+    pub(super) fn take_missing_simulations(&self) -> Vec<BtreeSimulation> {
+        self.missing_simulations.take()
     }
 
     /// Returns the result of a simulation that has run.
-    fn done(&self, what: BtreeSimulation) -> Option<f64> {
+    fn result_if_run(&self, what: BtreeSimulation) -> Option<f64> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
         found.next().map(|(_, result, _)| *result)
     }
 
     /// Returns the rates by RPC over the share of keys on the DPU.
-    pub(super) fn rates(&self, keys: u64) -> Vec<(f64, f64)> {
+    pub(super) fn rpc_rates_by_dpu_share(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.done(BtreeSimulation::Rpc { keys, share })?;
-            Some((f64::from(share) / f64::from(ALL), rate))
+            let rate = self.result_if_run(BtreeSimulation::Rpc { keys, share })?;
+            Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
-        (0..=ALL).filter_map(rate).collect()
+        (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
     }
 
     /// Returns the rates by READs over the share of keys on the DPU.
     pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.done(BtreeSimulation::Read { share })?;
-            Some((f64::from(share) / f64::from(ALL), rate))
+            let rate = self.result_if_run(BtreeSimulation::Read { share })?;
+            Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
-        (0..=ALL).filter_map(rate).collect()
+        (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
     }
 
     /// Returns our number for the published number `id`; `None` if the B-tree does not have that
     /// number.
     pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
-        let result = |what| self.find(what).map(|(result, _)| result);
+        let result = |what| self.result_or_mark_missing(what).map(|(result, _)| result);
         let rpc = |keys, share| result(BtreeSimulation::Rpc { keys, share });
         let reads = |bytes| {
             Some(
-                self.find(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?
+                self.result_or_mark_missing(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?
                     .1,
             )
         };
@@ -178,26 +191,32 @@ impl DpuBtree {
             |v| of(v, NumberKind::Predicted),
         );
         Some(match id {
-            "dpu_bt_local_small" => fitted(result(BtreeSimulation::Local { keys: SMALL })?),
-            "dpu_bt_local_256m" => fitted(result(BtreeSimulation::Local { keys: LARGE })?),
-            "dpu_bt_rpc_small" => fitted(rpc(SMALL, ALL)?),
-            "dpu_bt_rpc_256m" => predicted(rpc(LARGE, ALL)?),
-            "dpu_bt_rpc_cpu_ratio" => predicted(rpc(SMALL, 0)? / rpc(SMALL, ALL)?),
+            "dpu_bt_local_small" => fitted(result(BtreeSimulation::Local {
+                keys: SMALL_TREE_KEYS,
+            })?),
+            "dpu_bt_local_256m" => fitted(result(BtreeSimulation::Local {
+                keys: LARGE_TREE_KEYS,
+            })?),
+            "dpu_bt_rpc_small" => fitted(rpc(SMALL_TREE_KEYS, SHARE_DENOMINATOR)?),
+            "dpu_bt_rpc_256m" => predicted(rpc(LARGE_TREE_KEYS, SHARE_DENOMINATOR)?),
+            "dpu_bt_rpc_cpu_ratio" => {
+                predicted(rpc(SMALL_TREE_KEYS, 0)? / rpc(SMALL_TREE_KEYS, SHARE_DENOMINATOR)?)
+            }
             "dpu_bt_gain_1m" => {
-                let gain = rpc(SMALL, ALL / 4)? / rpc(SMALL, 0)?;
+                let gain = rpc(SMALL_TREE_KEYS, SHARE_DENOMINATOR / 4)? / rpc(SMALL_TREE_KEYS, 0)?;
                 predicted(100.0 * (gain - 1.0))
             }
             "dpu_bt_best_share" => {
-                for share in shares() {
-                    let _: Option<f64> = rpc(SMALL, share);
+                for share in dpu_shares_in_sixteenths() {
+                    let _: Option<f64> = rpc(SMALL_TREE_KEYS, share);
                 }
-                let rates = self.rates(SMALL);
+                let rates = self.rpc_rates_by_dpu_share(SMALL_TREE_KEYS);
                 let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
                 predicted(best.0)
             }
             // The publication gives a range, whose ends are these two numbers.
-            "dpu_bt_rpc_lat_lo" => predicted(more()?).is(PublishedRelation::AtLeast),
-            "dpu_bt_rpc_lat_hi" => predicted(more()?).is(PublishedRelation::AtMost),
+            "dpu_bt_rpc_lat_lo" => predicted(more()?).with_relation(PublishedRelation::AtLeast),
+            "dpu_bt_rpc_lat_hi" => predicted(more()?).with_relation(PublishedRelation::AtMost),
             "dpu_os_best" => fitted(result(BtreeSimulation::Read { share: 0 })?),
             "dpu_os_depth_512" => fitted(reads(512)?),
             "dpu_os_depth_2048" => fitted(reads(2048)?),
@@ -217,7 +236,7 @@ mod tests {
     #[test]
     fn every_number_of_the_tree_has_its_runs() {
         for draw in [false, true] {
-            let runs = DpuBtree::runs(draw).into_iter();
+            let runs = DpuBtree::needed_simulations(draw).into_iter();
             let done = DpuBtree {
                 results: runs.map(|run| (run, 1.0, 1.0)).collect(),
                 ..DpuBtree::default()

@@ -31,11 +31,14 @@ struct Figure {
     levels: Vec<(String, f64)>,
 }
 
-const MODEL: &str = "model: bounds of the resources";
-const SIMULATED: &str = "simulated: the sequencer's own code";
+const MODEL_SOURCE: &str = "model: bounds of the resources";
+const SIMULATION_SOURCE: &str = "simulated: the sequencer's own code";
 
 /// Draws all figures into a folder; returns the names of their files.
-pub(super) fn draw(folder: &Path, simulated: &SimulationResults) -> Result<Vec<&'static str>> {
+pub(super) fn write_svg_and_csv_files(
+    folder: &Path,
+    simulated: &SimulationResults,
+) -> Result<Vec<&'static str>> {
     let cib = builtin("cib").context("Connect-IB is built in")?;
     let figures = [
         pcie_bytes(cib),
@@ -62,12 +65,12 @@ pub(super) fn draw(folder: &Path, simulated: &SimulationResults) -> Result<Vec<&
     Ok(figures.iter().map(|figure| figure.file).collect())
 }
 
-fn rate(profile: &Profile, mix: &Mix) -> Option<f64> {
+fn predicted_rate_mops(profile: &Profile, mix: &Mix) -> Option<f64> {
     Bounds::of(profile, mix).ok()?.predicted_mops
 }
 
 /// Returns the points of the published values at the given x coordinates.
-fn published_at(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
+fn published_points(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
     let at = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
     points.iter().filter_map(at).collect()
 }
@@ -78,7 +81,7 @@ fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
 }
 
 /// Returns a curve of the model, which is defined at every x.
-fn curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series {
+fn model_curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series {
     Series::function(name, points.filter_map(|(x, y)| Some((x, y?))))
 }
 
@@ -95,8 +98,8 @@ fn pcie_bytes(cib: &Profile) -> Figure {
         x: Axis::linear("data, bytes"),
         y: Axis::linear("bytes on the link"),
         series: vec![
-            curve("DMA read", of(pcie::dma_read_bytes)),
-            curve("MMIO write", of(pcie::mmio_write_bytes)),
+            model_curve("DMA read", of(pcie::dma_read_bytes)),
+            model_curve("MMIO write", of(pcie::mmio_write_bytes)),
         ],
         levels: Vec::new(),
     }
@@ -104,29 +107,32 @@ fn pcie_bytes(cib: &Profile) -> Figure {
 
 fn sequencer_cores(simulated: &SimulationResults) -> Figure {
     let atomics = simulated
-        .rates(Design::Atomics)
+        .sequencer_rates_by_cores(Design::Atomics)
         .first()
         .map_or(0.0, |point| point.1);
     let published = |design: Design| match design {
-        Design::Atomics => published_at(&[(14.0, "seq_t3_atomics")]),
-        Design::Rpc => published_at(&[(1.0, "seq_rpc_base_1c"), (14.0, "seq_t3_baseline")]),
-        Design::RpcBatch => published_at(&[(1.0, "seq_rpc_batch_1c")]),
+        Design::Atomics => published_points(&[(14.0, "seq_t3_atomics")]),
+        Design::Rpc => published_points(&[(1.0, "seq_rpc_base_1c"), (14.0, "seq_t3_baseline")]),
+        Design::RpcBatch => published_points(&[(1.0, "seq_rpc_batch_1c")]),
         Design::RpcBatchMq => {
-            published_at(&[(1.0, "seq_rpc_batch_mq_1c"), (6.0, "seq_rpc_batch_mq_6c")])
+            published_points(&[(1.0, "seq_rpc_batch_mq_1c"), (6.0, "seq_rpc_batch_mq_6c")])
         }
-        Design::SpecS0 => published_at(&[(10.0, "seq_t3_spec_s0")]),
+        Design::SpecS0 => published_points(&[(10.0, "seq_t3_spec_s0")]),
     };
     // The rate of atomics does not depend on the server's cores, which take no part in them.
     let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
     let mut series = vec![level.published(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
-        let rates = Series::new(design.to_string(), simulated.rates(design));
+        let rates = Series::new(
+            design.to_string(),
+            simulated.sequencer_rates_by_cores(design),
+        );
         series.push(rates.published(published(design)));
     }
     Figure {
         file: "figure-7.svg",
         title: "Figure 7: sequencer on Connect-IB",
-        kind: SIMULATED,
+        kind: SIMULATION_SOURCE,
         x: Axis::linear("cores of the server"),
         y: Axis::auto("10⁶ requests/s"),
         series,
@@ -135,15 +141,15 @@ fn sequencer_cores(simulated: &SimulationResults) -> Figure {
 }
 
 fn latency(simulated: &SimulationResults) -> Figure {
-    let batched = simulated.latencies(16);
+    let batched = simulated.spec_s0_latency_points(16);
     let slowest = batched.last().map_or(0.0, |point| point.0);
-    let mut alone = simulated.latencies(1);
+    let mut alone = simulated.spec_s0_latency_points(1);
     // Drop loads beyond the peak, which only raise the latency.
     alone.retain(|point| point.0 <= slowest);
     Figure {
         file: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
-        kind: SIMULATED,
+        kind: SIMULATION_SOURCE,
         x: Axis::linear("median latency, µs").of_outcomes(),
         y: Axis::linear("10⁶ requests/s"),
         series: vec![
@@ -151,7 +157,7 @@ fn latency(simulated: &SimulationResults) -> Figure {
             Series::new("an answer to a doorbell", alone),
         ],
         // The publication gives the rate, but not the latency at that rate.
-        levels: published_at(&[(0.0, "seq_t3_spec_s0")])
+        levels: published_points(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
             .map(|(_, rate)| ("published peak".to_owned(), rate))
             .collect(),
@@ -161,14 +167,14 @@ fn latency(simulated: &SimulationResults) -> Figure {
 /// Draws Figure 4 of the study of BlueField-2: each curve relative to the host alone.
 fn btree_split(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, keys| {
-        let rates = simulated.dpu.btree.rates(keys);
+        let rates = simulated.dpu.btree.rpc_rates_by_dpu_share(keys);
         let host = rates.first().map_or(1.0, |&(_, rate)| rate);
         let points = rates
             .iter()
             .map(|&(share, rate)| (share, 100.0 * rate / host));
         Series::new(format!("{name}, 100 % = {host:.1} M/s"), points)
     };
-    let gained = published_at(&[(0.25, "dpu_bt_gain_1m")]).into_iter();
+    let gained = published_points(&[(0.25, "dpu_bt_gain_1m")]).into_iter();
     let gained = gained.map(|(share, gain)| (share, 100.0 + gain));
     Figure {
         file: "figure-dpu-split.svg",
@@ -177,8 +183,8 @@ fn btree_split(simulated: &SimulationResults) -> Figure {
         x: Axis::linear("share of the keys on the DPU"),
         y: Axis::auto("look-ups/s, % of the host's alone"),
         series: vec![
-            relative("1 M keys", dpu_btree::SMALL).published(gained),
-            relative("256 M keys", dpu_btree::LARGE),
+            relative("1 M keys", dpu_btree::SMALL_TREE_KEYS).published(gained),
+            relative("256 M keys", dpu_btree::LARGE_TREE_KEYS),
         ],
         levels: Vec::new(),
     }
@@ -199,7 +205,7 @@ fn btree_split_reads(simulated: &SimulationResults) -> Figure {
             "nodes of 2 KiB, 256 M keys",
             rates.into_iter().map(thousands),
         )],
-        levels: published_at(&[(0.0, "dpu_os_best")])
+        levels: published_points(&[(0.0, "dpu_os_best")])
             .into_iter()
             .map(thousands)
             .map(|(_, rate)| ("published".to_owned(), rate))
@@ -212,7 +218,7 @@ fn multi_queue(cib: &Profile) -> Figure {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
         let load = MixOperation::new(send, Role::Requester).in_postlists(postlist);
         let mix = Mix::new(vec![load.on_queue_pairs(queue_pairs)]).on_cores(1);
-        rate(cib, &mix)
+        predicted_rate_mops(cib, &mix)
     };
     let over = |postlist| {
         let relative = move |queue_pairs| Some(at(postlist, queue_pairs)? / at(1.0, 1)?);
@@ -221,14 +227,14 @@ fn multi_queue(cib: &Profile) -> Figure {
     Figure {
         file: "figure-11b.svg",
         title: "Figure 11b: UD SENDs of 60 bytes from one core of Connect-IB",
-        kind: MODEL,
+        kind: MODEL_SOURCE,
         x: Axis::linear("queue pairs"),
         y: Axis::auto("rate, as a multiple of one a post on one queue pair"),
         series: vec![
-            curve("postlists of 16", over(16.0))
-                .published(published_at(&[(4.0, "ud_send_1c_mq4_gain_hi")])),
-            curve("one a post", over(1.0))
-                .published(published_at(&[(4.0, "ud_send_1c_nobatch_mq_gain")])),
+            model_curve("postlists of 16", over(16.0))
+                .published(published_points(&[(4.0, "ud_send_1c_mq4_gain_hi")])),
+            model_curve("one a post", over(1.0))
+                .published(published_points(&[(4.0, "ud_send_1c_nobatch_mq_gain")])),
         ],
         levels: Vec::new(),
     }
@@ -237,7 +243,7 @@ fn multi_queue(cib: &Profile) -> Figure {
 fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let at = |(window, outcome)| (window as f64, outcome);
-    let reads: Vec<_> = simulated.windows("cib").map(at).collect();
+    let reads: Vec<_> = simulated.read_window_results("cib").map(at).collect();
     let writes = reads.iter().map(|&(window, _)| {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and whole
         let setup = windows::WindowParameters {
@@ -261,7 +267,8 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
         x: Axis::log("window of each core"),
         y: Axis::auto("10⁶/s"),
         series: vec![
-            of("READs", &reads, |o| o.rate_mops).published(published_at(&[(512.0, "out_read")])),
+            of("READs", &reads, |o| o.rate_mops)
+                .published(published_points(&[(512.0, "out_read")])),
             of("WRITEs", &writes, |o| o.rate_mops),
             of("WQE cache misses of READs", &reads, |o| {
                 o.wqe_cache_misses_mops
@@ -269,7 +276,7 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
             of("WQE cache misses of WRITEs", &writes, |o| {
                 o.wqe_cache_misses_mops
             })
-            .published(published_at(&[(512.0, "out_write_wqe_miss")])),
+            .published(published_points(&[(512.0, "out_write_wqe_miss")])),
         ],
         levels: Vec::new(),
     })
@@ -278,7 +285,7 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
 /// Draws the rate of READs over windows. The best windows of two NICs differ by a factor of 32.
 fn best_windows(simulated: &SimulationResults) -> Figure {
     let of = |nic| -> Vec<(f64, f64)> {
-        let points: Vec<_> = simulated.windows(nic).collect();
+        let points: Vec<_> = simulated.read_window_results(nic).collect();
         let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let relative = |(window, outcome): (usize, windows::WindowResult)| {
@@ -312,25 +319,23 @@ fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
         x: Axis::linear("cores"),
         y: Axis::auto("10⁶ requests/s"),
         series: vec![
-            Series::new("HERD", simulated.herd(false)).published(published_at(&[
-                (1.0, "herd_base_1c"),
-                (14.0, "herd_base_peak"),
-            ])),
-            Series::new("with batches", simulated.herd(true)).published(published_at(&[
-                (1.0, "herd_batch_1c"),
-                (12.0, "herd_batch_peak"),
-            ])),
-            curve(
+            Series::new("HERD", simulated.herd_rates_by_cores(false)).published(published_points(
+                &[(1.0, "herd_base_1c"), (14.0, "herd_base_peak")],
+            )),
+            Series::new("with batches", simulated.herd_rates_by_cores(true)).published(
+                published_points(&[(1.0, "herd_batch_1c"), (12.0, "herd_batch_peak")]),
+            ),
+            model_curve(
                 "READ-based",
                 (1..=14u32).map(|cores| {
                     let read = mixes::get(cib, "read-kv");
                     (
                         f64::from(cores),
-                        read.and_then(|named| rate(cib, &named.mix)),
+                        read.and_then(|named| predicted_rate_mops(cib, &named.mix)),
                     )
                 }),
             )
-            .published(published_at(&[(14.0, "derived_read_kv_line")])),
+            .published(published_points(&[(14.0, "derived_read_kv_line")])),
         ],
         levels: Vec::new(),
     }
@@ -345,8 +350,8 @@ fn drtm(simulated: &SimulationResults) -> Figure {
             .map(|&(puts, rate)| (puts, 100.0 * rate / gets));
         Series::new(format!("{name}, 100 % = {gets:.0} M/s"), points)
     };
-    let kept = published_at(&[(100.0, "drtm_cx3_put100")]);
-    let lost = published_at(&[(10.0, "drtm_cib_put10")]).into_iter();
+    let kept = published_points(&[(100.0, "drtm_cx3_put100")]);
+    let lost = published_points(&[(10.0, "drtm_cib_put10")]).into_iter();
     let lost = lost.map(|(puts, lost)| (puts, 100.0 - lost));
     Figure {
         file: "figure-10.svg",
@@ -357,10 +362,14 @@ fn drtm(simulated: &SimulationResults) -> Figure {
         series: vec![
             relative(
                 "Connect-IB, emulation: 2 atomics a PUT",
-                simulated.drtm("cib"),
+                simulated.drtm_rates_by_put_percent("cib"),
             )
             .published(lost),
-            relative("ConnectX-3, emulation", simulated.drtm("cx3")).published(kept),
+            relative(
+                "ConnectX-3, emulation",
+                simulated.drtm_rates_by_put_percent("cx3"),
+            )
+            .published(kept),
             relative(
                 "Connect-IB, a whole store",
                 simulated.atomics_store_rates("cib"),
@@ -388,34 +397,34 @@ fn ud_send(cib: &Profile) -> Figure {
                 MixOperation::new(operation(payload), Role::Requester).in_postlists(postlist);
             (
                 f64::from(payload),
-                rate(cib, &Mix::new(vec![load]).on_cores(14)),
+                predicted_rate_mops(cib, &Mix::new(vec![load]).on_cores(14)),
             )
         })
     };
     let limit = |bound: fn(&Profile, u32) -> f64| {
         (0..=192u32).map(move |payload| {
-            let lines = wqe::lines(operation(payload).wqe_bytes(cib));
+            let lines = wqe::cache_line_count(operation(payload).wqe_bytes(cib));
             (f64::from(payload), Some(bound(cib, lines)))
         })
     };
     Figure {
         file: "figure-11a.svg",
         title: "Figure 11a: UD SENDs of Connect-IB",
-        kind: MODEL,
+        kind: MODEL_SOURCE,
         x: Axis::linear("payload, bytes"),
         y: Axis::auto("10⁶ SENDs/s"),
         series: vec![
-            curve("postlists of 16", over(16.0)).published(published_at(&[
+            model_curve("postlists of 16", over(16.0)).published(published_points(&[
                 (60.0, "ud_send_batched_peak"),
                 (0.0, "ud_send_batched_ho_peak"),
             ])),
-            curve("one a post", over(1.0))
-                .published(published_at(&[(60.0, "ud_send_nobatch_peak")])),
-            curve(
+            model_curve("one a post", over(1.0))
+                .published(published_points(&[(60.0, "ud_send_nobatch_peak")])),
+            model_curve(
                 "DMA limit",
                 limit(|nic, lines| pcie::dma_read_mbps(nic) / f64::from(64 * lines)),
             ),
-            curve(
+            model_curve(
                 "MMIO limit",
                 limit(|nic, lines| pcie::mmio_lines_mops(nic) / f64::from(lines)),
             ),
@@ -434,7 +443,7 @@ fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
 }
 
 /// NICs of Figure 12.
-const NICS: [(&str, &str); 3] = [
+const INBOUND_RATE_NICS: [(&str, &str); 3] = [
     ("cib", "Connect-IB"),
     ("cx3", "ConnectX-3"),
     ("cx", "ConnectX"),
@@ -446,7 +455,7 @@ fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)>
         let load = MixOperation::new(Operation::new(verb, transport, payload), Role::Responder);
         Some((
             f64::from(payload),
-            rate(builtin(nic)?, &Mix::new(vec![load]))?,
+            predicted_rate_mops(builtin(nic)?, &Mix::new(vec![load]))?,
         ))
     };
     payloads().filter_map(at).collect()
@@ -468,19 +477,19 @@ fn inbound_reads() -> Figure {
         large.filter_map(at).collect()
     };
     let published = |nic| match nic {
-        "cib" => published_at(&[(64.0, "in_read_le64"), (128.0, "in_read_128")]),
+        "cib" => published_points(&[(64.0, "in_read_le64"), (128.0, "in_read_128")]),
         _ => Vec::new(),
     };
-    let reads = NICS.map(|(nic, name)| {
+    let reads = INBOUND_RATE_NICS.map(|(nic, name)| {
         let points = over_payloads(nic, Verb::RdmaRead, Transport::Rc);
         Series::function(name, points).published(published(nic))
     });
-    let limits =
-        NICS.map(|(nic, name)| Series::function(format!("InfiniBand limit, {name}"), limit(nic)));
+    let limits = INBOUND_RATE_NICS
+        .map(|(nic, name)| Series::function(format!("InfiniBand limit, {name}"), limit(nic)));
     Figure {
         file: "figure-12.svg",
         title: "Figure 12: inbound READs",
-        kind: MODEL,
+        kind: MODEL_SOURCE,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ READs/s"),
         series: reads.into_iter().chain(limits).collect(),
@@ -489,10 +498,10 @@ fn inbound_reads() -> Figure {
 }
 
 fn inbound_writes() -> Figure {
-    let writes = NICS.map(|(nic, name)| {
+    let writes = INBOUND_RATE_NICS.map(|(nic, name)| {
         let points = over_payloads(nic, Verb::RdmaWrite, Transport::Uc);
         let published = match nic {
-            "cib" => published_at(&[(4.0, "in_write_small")]),
+            "cib" => published_points(&[(4.0, "in_write_small")]),
             _ => Vec::new(),
         };
         Series::function(name, points).published(published)
@@ -500,7 +509,7 @@ fn inbound_writes() -> Figure {
     Figure {
         file: "figure-12-writes.svg",
         title: "Figure 12: inbound WRITEs",
-        kind: MODEL,
+        kind: MODEL_SOURCE,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ WRITEs/s"),
         series: writes.to_vec(),
@@ -513,10 +522,10 @@ fn atomics() -> Figure {
         let profile = builtin(nic);
         powers(0..=12).map(move |counters| {
             let at = profile.and_then(|profile| {
-                let slots = locks::used(profile, u64::from(counters), 8)?;
+                let slots = locks::locks_of_counters(profile, u64::from(counters), 8)?;
                 let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
                 let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
-                rate(profile, &Mix::new(vec![load]))
+                predicted_rate_mops(profile, &Mix::new(vec![load]))
             });
             (f64::from(counters), at)
         })
@@ -524,15 +533,16 @@ fn atomics() -> Figure {
     Figure {
         file: "figure-14.svg",
         title: "Figure 14: atomics over the number of counters",
-        kind: MODEL,
+        kind: MODEL_SOURCE,
         x: Axis::log("counters of 8 bytes"),
         y: Axis::auto("10⁶ atomics/s"),
         series: vec![
-            curve("Connect-IB", over("cib")).published(published_at(&[
+            model_curve("Connect-IB", over("cib")).published(published_points(&[
                 (1.0, "atomics_cib_z1"),
                 (4096.0, "atomics_cib_zbig"),
             ])),
-            curve("ConnectX-3", over("cx3")).published(published_at(&[(64.0, "atomics_cx3")])),
+            model_curve("ConnectX-3", over("cx3"))
+                .published(published_points(&[(64.0, "atomics_cx3")])),
         ],
         levels: Vec::new(),
     }
@@ -556,8 +566,8 @@ mod tests {
     #[test]
     fn inbound_reads_of_three_nics_stay_below_the_infiniband_limit() {
         let (reads, writes) = (inbound_reads(), inbound_writes());
-        assert_eq!(writes.series.len(), NICS.len());
-        let (reads, limits) = reads.series.split_at(NICS.len());
+        assert_eq!(writes.series.len(), INBOUND_RATE_NICS.len());
+        let (reads, limits) = reads.series.split_at(INBOUND_RATE_NICS.len());
         for (reads, limits) in reads.iter().zip(limits) {
             let (nic, reads, limit) = (&reads.name, &reads.points, &limits.name);
             let limits = &limits.points;

@@ -19,16 +19,16 @@ const LAST_DAMPING: f64 = 10.0;
 const NO_DECREASE: f64 = 1e-3;
 
 /// Fraction of a vector's length outside the known directions from which the vector counts as undetermined.
-const UNDETERMINED: f64 = 0.2;
+const MAX_UNSPANNED_FRACTION: f64 = 0.2;
 
 /// Returns the logarithms of our numbers over the published numbers.
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-fn misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
+fn log_misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
     let mut simulated = SimulationResults::with_profiles(nics.clone());
     let misfit = |row: &Row| {
-        let ours = rows::value(&mut simulated, row.id())?;
+        let ours = rows::compute_our_value(&mut simulated, row.id())?;
         let off = (ours / row.published.value).ln();
         // A rate of 0 is worse than any other.
         Ok(if off.is_finite() { off } else { -1e3 })
@@ -42,7 +42,7 @@ fn misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn to(
+pub(super) fn least_squares(
     nics: &PublishedProfiles,
     parameters: &[Parameter],
     rows: &[Row],
@@ -50,10 +50,10 @@ pub(super) fn to(
 ) -> Result<PublishedProfiles> {
     let squares = |misfits: &[f64]| misfits.iter().map(|off| off * off).sum::<f64>();
     let mut best = nics.clone();
-    let mut now = misfits(&best, rows)?;
+    let mut now = log_misfits(&best, rows)?;
     let mut damping = FIRST_DAMPING;
     for _ in 0..ROUNDS {
-        let Some(changes) = step(slopes, &now, damping) else {
+        let Some(changes) = levenberg_marquardt_step(slopes, &now, damping) else {
             break;
         };
         let mut changed = best.clone();
@@ -63,7 +63,7 @@ pub(super) fn to(
                 changed = with;
             }
         }
-        let then = misfits(&changed, rows)?;
+        let then = log_misfits(&changed, rows)?;
         let (before, after) = (squares(&now), squares(&then));
         if after < before {
             (best, now) = (changed, then);
@@ -81,7 +81,11 @@ pub(super) fn to(
 
 /// Returns the changes of the parameters' logarithms that minimize the damped sum of squares; `None` if there is no
 /// solution.
-fn step(slopes: &[Vec<f64>], misfits: &[f64], damping: f64) -> Option<Vec<f64>> {
+fn levenberg_marquardt_step(
+    slopes: &[Vec<f64>],
+    misfits: &[f64],
+    damping: f64,
+) -> Option<Vec<f64>> {
     let count = slopes.first()?.len();
     let column = |at: usize| slopes.iter().map(move |row| row[at]);
     let dot = |a: usize, b: usize| column(a).zip(column(b)).map(|(a, b)| a * b).sum::<f64>();
@@ -116,7 +120,7 @@ fn step(slopes: &[Vec<f64>], misfits: &[f64], damping: f64) -> Option<Vec<f64>> 
 
 /// Returns true if rows with the elasticities `known` determine a row with the elasticities `wanted`. This holds if
 /// `wanted`, except for a fifth of its length, is a linear combination of `known`.
-pub(super) fn determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
+pub(super) fn elasticities_determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let length = |v: &[f64]| dot(v, v).sqrt();
     // Gram-Schmidt: orthogonal directions that the known rows span.
@@ -134,11 +138,11 @@ pub(super) fn determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
     for row in known {
         let rest = beyond(row, &directions);
         let size = length(&rest);
-        if size > UNDETERMINED * length(row) && size > 0.0 {
+        if size > MAX_UNSPANNED_FRACTION * length(row) && size > 0.0 {
             directions.push(rest.into_iter().map(|x| x / size).collect());
         }
     }
-    length(&beyond(wanted, &directions)) <= UNDETERMINED * length(wanted)
+    length(&beyond(wanted, &directions)) <= MAX_UNSPANNED_FRACTION * length(wanted)
 }
 
 #[cfg(test)]
@@ -153,7 +157,7 @@ mod tests {
             nic: "cib",
             kind: NumberKind::Fitted,
             relation: PublishedRelation::Equal,
-            value: 0.0,
+            our_value: 0.0,
         }
     }
 
@@ -161,11 +165,11 @@ mod tests {
     #[test]
     fn a_fit_finds_the_numbers_of_the_profile_again() {
         let nics = PublishedProfiles::default();
-        let of = |key: &str| Parameter::of(nics.nic("cib"), key);
+        let of = |key: &str| Parameter::of(nics.profile_by_name("cib"), key);
         let refitted = |key: &str, wrong: f64, rows: &[Row]| {
             let begin = nics.with("cib", key, wrong).expect("known");
             // Both rates fall by 1 % if the time grows by 1 %.
-            let fitted = to(&begin, &[of(key)], rows, &[vec![-1.0]]).expect("runs");
+            let fitted = least_squares(&begin, &[of(key)], rows, &[vec![-1.0]]).expect("runs");
             of(key).value(&fitted) / of(key).value(&nics)
         };
         let model = refitted("processing.atomic_ns", 30.0, &[row("atomics_cib_zbig")]);
@@ -178,22 +182,31 @@ mod tests {
     fn a_step_solves_the_damped_least_squares() {
         let slopes = [vec![1.0, 0.0], vec![1.0, 2.0], vec![0.0, 2.0]];
         // The changes 0.1 and -0.2 explain all of it.
-        let changes = step(&slopes, &[-0.1, 0.3, 0.4], 1e-9).expect("solved");
+        let changes = levenberg_marquardt_step(&slopes, &[-0.1, 0.3, 0.4], 1e-9).expect("solved");
         assert!((changes[0] - 0.1).abs() < 1e-6 && (changes[1] + 0.2).abs() < 1e-6);
         // Nothing depends on the second parameter, which stays as it is.
-        let changes = step(&[vec![1.0, 0.0]], &[-0.1], 1e-3).expect("solved");
+        let changes = levenberg_marquardt_step(&[vec![1.0, 0.0]], &[-0.1], 1e-3).expect("solved");
         assert!((changes[0] - 0.1).abs() < 1e-3 && changes[1] == 0.0);
-        assert_eq!(step(&[], &[], 1e-3), None);
+        assert_eq!(levenberg_marquardt_step(&[], &[], 1e-3), None);
     }
 
     #[test]
     fn rows_determine_what_lies_in_the_directions_that_they_span() {
         let (a, b) = (vec![1.0, 0.0, 0.0], vec![0.0, 1.0, 0.0]);
-        assert!(determine(&[a.clone(), b.clone()], &[0.3, -0.7, 0.0]));
-        assert!(determine(&[a.clone(), b.clone()], &[0.3, -0.7, 0.1]));
-        assert!(!determine(std::slice::from_ref(&a), &[0.3, -0.7, 0.0]));
-        assert!(!determine(&[], &a));
+        assert!(elasticities_determine(
+            &[a.clone(), b.clone()],
+            &[0.3, -0.7, 0.0]
+        ));
+        assert!(elasticities_determine(
+            &[a.clone(), b.clone()],
+            &[0.3, -0.7, 0.1]
+        ));
+        assert!(!elasticities_determine(
+            std::slice::from_ref(&a),
+            &[0.3, -0.7, 0.0]
+        ));
+        assert!(!elasticities_determine(&[], &a));
         // Two rows that are almost equal span one direction.
-        assert!(!determine(&[a, vec![1.0, 0.1, 0.0]], &b));
+        assert!(!elasticities_determine(&[a, vec![1.0, 0.1, 0.0]], &b));
     }
 }

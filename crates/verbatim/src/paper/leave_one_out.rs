@@ -8,30 +8,30 @@ use nicmodel::bounds::Resource;
 use nicmodel::{Bounds, mixes};
 use serde::Serialize;
 
-use super::digits::{plain, published};
+use super::digits::{format_all_significant, format_published};
 use super::fit;
 use super::loops::RelativeErrors;
 use super::model::canonical_id;
 use super::nics::PublishedProfiles;
 use super::number::{NumberKind, PublishedRelation};
-use super::parameters::{elasticities, fitted_to};
+use super::parameters::{elasticities, parameters_fitted_to};
 use super::rows::{self, Parameter, Row};
 use super::simulated::SimulationResults;
 use crate::output::{print, print_json, table};
 
 /// Minimum elasticity with which a published number counts as fitted to a parameter. A smaller elasticity shows that
 /// the parameter belongs to the profile of another NIC, which took its value from this one.
-const LINKED: f64 = 0.03;
+const MIN_FITTED_ELASTICITY: f64 = 0.03;
 
 /// Minimum elasticity with which a rate helps to fit a parameter.
-const HELPS: f64 = 0.2;
+const MIN_HELPFUL_ELASTICITY: f64 = 0.2;
 
 /// Published numbers that the study seems to have swapped; their errors say nothing about the model.
-const SWAPPED: [&str; 2] = ["dpu_bt_local_256m", "dpu_bt_rpc_256m"];
+const SWAPPED_PUBLISHED_IDS: [&str; 2] = ["dpu_bt_local_256m", "dpu_bt_rpc_256m"];
 
 /// The outcome of a fit without one published number.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct LeftOut {
+pub(super) struct LeftOutPrediction {
     id: &'static str,
     nic: &'static str,
     published: f64,
@@ -53,7 +53,7 @@ struct Sensitivities {
     rows: Vec<Row>,
     parameters: Vec<Parameter>,
     /// Elasticities of each parameter, by row.
-    columns: Vec<Vec<Option<f64>>>,
+    elasticities_by_parameter: Vec<Vec<Option<f64>>>,
 }
 
 impl Sensitivities {
@@ -74,18 +74,18 @@ impl Sensitivities {
         Ok(columns.map(|columns| Self {
             rows,
             parameters,
-            columns,
+            elasticities_by_parameter: columns,
         }))
     }
 
     fn elasticity(&self, row: usize, parameter: &Parameter) -> f64 {
         let at = self.parameters.iter().position(|p| p == parameter);
-        let column = at.and_then(|at| self.columns.get(at));
+        let column = at.and_then(|at| self.elasticities_by_parameter.get(at));
         let moved = column.and_then(|column| column.get(row).copied().flatten());
         moved.unwrap_or(0.0)
     }
 
-    fn vector(&self, row: usize, parameters: &[Parameter]) -> Vec<f64> {
+    fn row_elasticities(&self, row: usize, parameters: &[Parameter]) -> Vec<f64> {
         let of = parameters
             .iter()
             .map(|parameter| self.elasticity(row, parameter));
@@ -96,7 +96,7 @@ impl Sensitivities {
 /// A set of parameters, and the rows to which they were fitted together.
 struct FittedTogether {
     parameters: Vec<Parameter>,
-    rows: Vec<usize>,
+    row_indices: Vec<usize>,
 }
 
 /// Returns all parameters and rows that were fitted together with the row `row`. Parameters that share a row belong
@@ -111,25 +111,25 @@ fn linked_parameters_and_rows(
         .iter()
         .enumerate()
         .map(|(at, row)| {
-            let mut to = fitted_to(nics, row.id());
+            let mut to = parameters_fitted_to(nics, row.id());
             // The profile of another NIC may have taken over a parameter of this one. A parameter on which this number does not
             // depend is left out.
-            to.retain(|parameter| all.elasticity(at, parameter).abs() >= LINKED);
+            to.retain(|parameter| all.elasticity(at, parameter).abs() >= MIN_FITTED_ELASTICITY);
             (to, row.published.id == canonical_id(row.published.id))
         })
         .collect();
     let mut found = FittedTogether {
         parameters: links[row].0.clone(),
-        rows: vec![row],
+        row_indices: vec![row],
     };
     loop {
-        let before = (found.parameters.len(), found.rows.len());
+        let before = (found.parameters.len(), found.row_indices.len());
         for (at, (to, first_name)) in links.iter().enumerate() {
             let linked = to
                 .iter()
                 .any(|parameter| found.parameters.contains(parameter));
-            if linked && *first_name && !found.rows.contains(&at) {
-                found.rows.push(at);
+            if linked && *first_name && !found.row_indices.contains(&at) {
+                found.row_indices.push(at);
             }
             if linked && *first_name {
                 for parameter in to {
@@ -139,7 +139,7 @@ fn linked_parameters_and_rows(
                 }
             }
         }
-        if before == (found.parameters.len(), found.rows.len()) {
+        if before == (found.parameters.len(), found.row_indices.len()) {
             return found;
         }
     }
@@ -148,32 +148,38 @@ fn linked_parameters_and_rows(
 /// Returns the rows for a fit without row `left`; `None` if they do not determine row `left`. The rows are the other
 /// rows to which the parameters of row `left` were fitted. If these rows do not
 /// suffice, published rates to which no number was fitted are added.
-fn rest(all: &Sensitivities, together: &FittedTogether, left: usize) -> Option<Vec<usize>> {
+fn rows_for_refit(
+    all: &Sensitivities,
+    together: &FittedTogether,
+    left: usize,
+) -> Option<Vec<usize>> {
     if together.parameters.is_empty() {
         return None;
     }
     let id = canonical_id(all.rows[left].id());
     let measures_another = |at: &usize| canonical_id(all.rows[*at].id()) != id;
     let mut rest: Vec<usize> = together
-        .rows
+        .row_indices
         .iter()
         .copied()
         .filter(measures_another)
         .collect();
-    let wanted = all.vector(left, &together.parameters);
+    let wanted = all.row_elasticities(left, &together.parameters);
     let determined = |rest: &[usize]| {
         let known: Vec<_> = rest
             .iter()
-            .map(|at| all.vector(*at, &together.parameters))
+            .map(|at| all.row_elasticities(*at, &together.parameters))
             .collect();
-        fit::determine(&known, &wanted)
+        fit::elasticities_determine(&known, &wanted)
     };
     if determined(&rest) {
         return Some(rest);
     }
     for (at, row) in all.rows.iter().enumerate() {
-        let depends = all.vector(at, &together.parameters);
-        let helps = depends.iter().any(|elasticity| elasticity.abs() >= HELPS);
+        let depends = all.row_elasticities(at, &together.parameters);
+        let helps = depends
+            .iter()
+            .any(|elasticity| elasticity.abs() >= MIN_HELPFUL_ELASTICITY);
         let is_rate = row.is_rate() && row.relation == PublishedRelation::Equal;
         if row.kind == NumberKind::Predicted
             && is_rate
@@ -188,17 +194,24 @@ fn rest(all: &Sensitivities, together: &FittedTogether, left: usize) -> Option<V
 }
 
 /// Fits the parameters again without a row and predicts it.
-fn leave_out(all: &Sensitivities, nics: &PublishedProfiles, left: usize) -> Result<LeftOut> {
+fn predict_left_out_row(
+    all: &Sensitivities,
+    nics: &PublishedProfiles,
+    left: usize,
+) -> Result<LeftOutPrediction> {
     let row = all.rows[left];
     let together = linked_parameters_and_rows(all, nics, left);
-    let rest = rest(all, &together, left);
+    let rest = rows_for_refit(all, &together, left);
     let predicted = match &rest {
         Some(rest) => {
             let parameters = &together.parameters;
-            let slopes: Vec<_> = rest.iter().map(|at| all.vector(*at, parameters)).collect();
+            let slopes: Vec<_> = rest
+                .iter()
+                .map(|at| all.row_elasticities(*at, parameters))
+                .collect();
             let rest: Vec<Row> = rest.iter().map(|at| all.rows[*at]).collect();
-            let fitted = fit::to(nics, parameters, &rest, &slopes)?;
-            Some(rows::value(
+            let fitted = fit::least_squares(nics, parameters, &rest, &slopes)?;
+            Some(rows::compute_our_value(
                 &mut SimulationResults::with_profiles(fitted),
                 row.id(),
             )?)
@@ -206,11 +219,11 @@ fn leave_out(all: &Sensitivities, nics: &PublishedProfiles, left: usize) -> Resu
         None => None,
     };
     let ids = |rest: Vec<usize>| rest.into_iter().map(|at| all.rows[at].id()).collect();
-    Ok(LeftOut {
+    Ok(LeftOutPrediction {
         id: row.id(),
         nic: row.nic,
         published: row.published.value,
-        fitted_error: row.value / row.published.value - 1.0,
+        fitted_error: row.our_value / row.published.value - 1.0,
         parameters: together.parameters.iter().map(|p| p.key.clone()).collect(),
         rest: rest.map_or_else(Vec::new, ids),
         predicted,
@@ -221,7 +234,7 @@ fn leave_out(all: &Sensitivities, nics: &PublishedProfiles, left: usize) -> Resu
 
 /// Returns the bottleneck of a published rate by the model.
 fn bottleneck(nics: &PublishedProfiles, row: &Row) -> Option<Resource> {
-    let profile = nics.nic(row.nic);
+    let profile = nics.profile_by_name(row.nic);
     let mixes = mixes::all(profile);
     let id = canonical_id(row.id());
     let named = mixes
@@ -240,20 +253,20 @@ fn bottleneck(nics: &PublishedProfiles, row: &Row) -> Option<Resource> {
 /// Returns an error if a simulation cannot run, or a file cannot be written.
 pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     let nics = PublishedProfiles::default();
-    let Some(all) = Sensitivities::of(&nics, rows::all()?)? else {
+    let Some(all) = Sensitivities::of(&nics, rows::compute_all()?)? else {
         return Ok(());
     };
     let is_left = |at: &usize| {
         let row = &all.rows[*at];
         // A measurement counts once, although it has several names.
-        canonical_id(row.id()) == row.id() && !fitted_to(&nics, row.id()).is_empty()
+        canonical_id(row.id()) == row.id() && !parameters_fitted_to(&nics, row.id()).is_empty()
     };
     let left: Vec<usize> = (0..all.rows.len()).filter(is_left).collect();
     let name = |at: &usize| format!("without {}", all.rows[*at].id());
-    let outcomes = rows::in_parallel(&left, name, |at| leave_out(&all, &nics, *at))?;
+    let outcomes = rows::in_parallel(&left, name, |at| predict_left_out_row(&all, &nics, *at))?;
     let outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
     if let Some(path) = csv {
-        std::fs::write(path, errors(&nics, &all, &outcomes))
+        std::fs::write(path, errors_by_bottleneck_csv(&nics, &all, &outcomes))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if json {
@@ -276,9 +289,10 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
         shown.add_row([
             row.id.to_owned(),
             row.nic.to_owned(),
-            published(row.published),
+            format_published(row.published),
             percent(row.fitted_error),
-            row.predicted.map_or_else(|| "-".to_owned(), plain),
+            row.predicted
+                .map_or_else(|| "-".to_owned(), format_all_significant),
             row.error.map_or_else(String::new, percent),
             match row.rest.len() {
                 0 => "-".to_owned(),
@@ -291,7 +305,7 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     print(summary(&outcomes))
 }
 
-fn summary(outcomes: &[LeftOut]) -> String {
+fn summary(outcomes: &[LeftOutPrediction]) -> String {
     let predicted = RelativeErrors::of(outcomes.iter().filter_map(|row| row.error));
     let predicted = predicted.map_or_else(String::new, |errors| format!("{errors}"));
     let alone = outcomes
@@ -306,7 +320,11 @@ fn summary(outcomes: &[LeftOut]) -> String {
 
 /// Formats the errors of predictions by bottleneck, as CSV: numbers that were left out, and rates that no parameter
 /// was fitted to.
-fn errors(nics: &PublishedProfiles, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
+fn errors_by_bottleneck_csv(
+    nics: &PublishedProfiles,
+    all: &Sensitivities,
+    outcomes: &[LeftOutPrediction],
+) -> String {
     let mut lines = BTreeMap::new();
     let name = |resource: Option<Resource>| {
         let value = resource.and_then(|resource| serde_json::to_value(resource).ok());
@@ -317,7 +335,7 @@ fn errors(nics: &PublishedProfiles, all: &Sensitivities, outcomes: &[LeftOut]) -
     let is_rate = |id: &str| {
         let mut rows = all.rows.iter();
         let found = rows.find(|row| row.id() == id);
-        found.is_some_and(Row::is_rate) && !SWAPPED.contains(&id)
+        found.is_some_and(Row::is_rate) && !SWAPPED_PUBLISHED_IDS.contains(&id)
     };
     for row in outcomes.iter().filter(|row| is_rate(row.id)) {
         if let Some(predicted) = row.predicted {
@@ -331,7 +349,7 @@ fn errors(nics: &PublishedProfiles, all: &Sensitivities, outcomes: &[LeftOut]) -
             && canonical_id(row.id()) == row.id();
         if row.kind == NumberKind::Predicted && rate {
             let binds = bottleneck(nics, row);
-            let of = (binds, "predicted", row.published.value, row.value);
+            let of = (binds, "predicted", row.published.value, row.our_value);
             lines.insert(row.id(), of);
         }
     }
@@ -354,15 +372,15 @@ mod tests {
     #[test]
     fn a_number_is_predicted_where_others_determine_it() {
         let nics = PublishedProfiles::default();
-        let rows = rows::all_of("cx").expect("runs");
+        let rows = rows::compute_for_nic("cx").expect("runs");
         let all = Sensitivities::of(&nics, rows).expect("runs");
         let all = all.expect("not interrupted");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
-        let left = leave_out(&all, &nics, row("t5_cx_send0")).expect("fits");
+        let left = predict_left_out_row(&all, &nics, row("t5_cx_send0")).expect("fits");
         // The other number describes the same rate.
         assert_eq!(left.rest, ["t5_cx_send1"]);
         assert!(left.error.expect("predicted").abs() < 0.01, "{left:?}");
-        let alone = leave_out(&all, &nics, row("t5_cx_recv1")).expect("fits");
+        let alone = predict_left_out_row(&all, &nics, row("t5_cx_recv1")).expect("fits");
         assert_eq!((alone.predicted, alone.rest.len()), (None, 0));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use anyhow::Result;
 
-use super::digits::{plain, published};
+use super::digits::{format_all_significant, format_published};
 use super::number::{ComparedNumber, NumberKind};
 use crate::output::{print, table};
 
@@ -48,7 +48,7 @@ impl fmt::Display for RelativeErrors {
 }
 
 /// Returns the number of the server's cores at the end of an id; 0 if the id does not contain it.
-fn cores(id: &str) -> usize {
+fn server_cores_of_id(id: &str) -> usize {
     match id {
         "seq_t3_baseline" | "herd_base_peak" => 14,
         "herd_batch_peak" | "herd_resp_per_doorbell_a" => 12,
@@ -62,7 +62,10 @@ fn cores(id: &str) -> usize {
 
 /// Prints the numbers that were simulated with both loops, and the errors by cores.
 pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
-    let compared: Vec<_> = numbers.iter().filter(|n| n.original().is_some()).collect();
+    let compared: Vec<_> = numbers
+        .iter()
+        .filter(|n| n.original_loops_result().is_some())
+        .collect();
     if compared.is_empty() {
         return Ok(());
     }
@@ -82,14 +85,16 @@ pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
     let mut shown = table(header, &[1, 2, 3, 4, 5, 6]);
     let percent = |error: f64| format!("{:+.1} %", 100.0 * error);
     for number in &compared {
-        let (original, error) = number.original().unwrap_or_default();
+        let (original, error) = number.original_loops_result().unwrap_or_default();
         shown.add_row([
             number.id().to_owned(),
-            cores(number.id()).to_string(),
-            published(number.published()),
-            plain(original),
+            server_cores_of_id(number.id()).to_string(),
+            format_published(number.published()),
+            format_all_significant(original),
             percent(error),
-            number.ours().map_or_else(String::new, plain),
+            number
+                .ours()
+                .map_or_else(String::new, format_all_significant),
             number.error().map_or_else(String::new, percent),
             number.kind().map_or("", NumberKind::name).to_owned(),
         ]);
@@ -101,10 +106,10 @@ pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
         ("6 cores and more", 6, 64),
     ] {
         let among = || {
-            let of_cores = |n: &&&ComparedNumber| (from..=to).contains(&cores(n.id()));
+            let of_cores = |n: &&&ComparedNumber| (from..=to).contains(&server_cores_of_id(n.id()));
             compared.iter().filter(of_cores)
         };
-        let theirs = RelativeErrors::of(among().filter_map(|n| Some(n.original()?.1)));
+        let theirs = RelativeErrors::of(among().filter_map(|n| Some(n.original_loops_result()?.1)));
         let ours = RelativeErrors::of(among().filter_map(|n| n.error()));
         if let Some((theirs, ours)) = theirs.zip(ours) {
             print(format_args!(
@@ -136,7 +141,7 @@ mod tests {
             ("seq_rpc_resp_per_doorbell_6c", 6),
             ("herd_base_peak", 14),
         ] {
-            assert_eq!(cores(id), expected, "{id}");
+            assert_eq!(server_cores_of_id(id), expected, "{id}");
             assert!(nicmodel::published::get(id).is_some(), "{id}");
         }
     }

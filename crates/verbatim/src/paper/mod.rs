@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use crate::CommandOutcome;
 use crate::output::{print, print_json, table};
 use crate::steps::{CommandSteps, is_interrupted};
-use digits::{plain, published};
+use digits::{format_all_significant, format_published};
 use loops::RelativeErrors;
 use number::{ComparedNumber, NumberKind, PublishedRelation};
 use simulated::SimulationResults;
@@ -77,13 +77,13 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let simulated = simulate(args.figures.is_some())?;
     if let Some(folder) = &args.figures {
-        let drawn = figures::draw(folder, &simulated)?;
+        let drawn = figures::write_svg_and_csv_files(folder, &simulated)?;
         eprintln!("drawn in {}: {}", folder.display(), drawn.join(", "));
-        for (figure, what) in why::FIGURES {
+        for (figure, what) in why::FIGURE_DIFFERENCES {
             eprintln!("note: {figure}: {what}");
         }
     }
-    let mut numbers = numbers(&simulated);
+    let mut numbers = compare_all_numbers(&simulated);
     if is_interrupted() {
         // Without its simulation a number would be the model's.
         numbers.retain(|number| simulated.missing_for(number.id()).is_empty());
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 
 /// Runs the simulations that the numbers need, until SIGINT.
 fn simulate(draw: bool) -> Result<SimulationResults> {
-    let runs = SimulationResults::all(draw);
+    let runs = SimulationResults::needed_simulations(draw);
     let steps = CommandSteps::new(runs.len() as u64)?;
     let mut simulated = SimulationResults::default();
     for run in runs {
@@ -111,7 +111,7 @@ fn simulate(draw: bool) -> Result<SimulationResults> {
 }
 
 /// Returns every published number, in the order of the publications' systems.
-fn numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
+fn compare_all_numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
     let number = |published: &'static nicmodel::published::PublishedNumber| {
         let id = published.id;
         let nics = simulated.nics();
@@ -120,14 +120,14 @@ fn numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
         let ours = ours.or_else(|| model::number(nics, id));
         let why = match &ours {
             Some(_) => why::reason_of_difference(id),
-            None => Some(why::absent(id)),
+            None => Some(why::reason_of_absence(id)),
         };
         let number = ComparedNumber::new(published, ours.as_ref(), why);
-        let fitted = parameters::fitted_to(nics, id).into_iter();
+        let fitted = parameters::parameters_fitted_to(nics, id).into_iter();
         let fitted = fitted.map(|parameter| parameter.to_string()).collect();
         number
             .with_parameters(fitted)
-            .with_original_loops(simulated.original(id))
+            .with_original_loops(simulated.original_loops_value(id))
     };
     nicmodel::published::all().iter().map(number).collect()
 }
@@ -156,31 +156,33 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
         shown.add_row([
             number.id().to_owned(),
             number.nic().to_owned(),
-            format!("{sign}{}", published(number.published())),
-            number.ours().map_or_else(String::new, plain),
+            format!("{sign}{}", format_published(number.published())),
+            number
+                .ours()
+                .map_or_else(String::new, format_all_significant),
             number.unit().to_owned(),
             number
                 .error()
                 .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
             number.kind().map_or("", NumberKind::name).to_owned(),
-            shortly(number.fitted_parameters()),
+            abbreviate_parameters(number.fitted_parameters()),
             number.from().unwrap_or_default().to_owned(),
             number.place().to_owned(),
         ]);
     }
     print(shown)?;
     loops::print_both_loops(numbers)?;
-    list(
+    print_reasons(
         "Off by more than their kind allows:",
         numbers.iter().filter(|n| n.is_off()),
     )?;
-    list(
+    print_reasons(
         "As they are read here:",
         numbers
             .iter()
-            .filter(|n| !n.is_off() && why::reading(n.id()).is_some()),
+            .filter(|n| !n.is_off() && why::reading_of_ambiguous_number(n.id()).is_some()),
     )?;
-    list(
+    print_reasons(
         "Without a number of ours:",
         numbers.iter().filter(|n| n.ours().is_none()),
     )?;
@@ -188,7 +190,7 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
 }
 
 /// Formats parameters for a narrow column: the first parameter, and the number of the others.
-fn shortly(parameters: &[String]) -> String {
+fn abbreviate_parameters(parameters: &[String]) -> String {
     let Some(first) = parameters.first() else {
         return String::new();
     };
@@ -201,14 +203,16 @@ fn shortly(parameters: &[String]) -> String {
     }
 }
 
-fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumber>) -> Result<()> {
+fn print_reasons<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumber>) -> Result<()> {
     let mut lines = numbers.map(|number| {
-        let why = number.why().or_else(|| why::reading(number.id()));
+        let why = number
+            .why()
+            .or_else(|| why::reading_of_ambiguous_number(number.id()));
         let why = why.unwrap_or("the reason is not known");
         format!(
             "  {} ({} {}): {why}",
             number.id(),
-            published(number.published()),
+            format_published(number.published()),
             number.unit()
         )
     });
@@ -250,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_is_off_has_a_reason() {
-        for number in numbers(&SimulationResults::default()) {
+        for number in compare_all_numbers(&SimulationResults::default()) {
             let silent = number.is_off() && number.why().is_none();
             assert!(
                 !silent,
@@ -264,7 +268,7 @@ mod tests {
 
     #[test]
     fn no_arithmetic_is_off() {
-        let numbers = numbers(&SimulationResults::default());
+        let numbers = compare_all_numbers(&SimulationResults::default());
         let arithmetic = numbers
             .iter()
             .filter(|n| n.kind() == Some(NumberKind::Arithmetic));
@@ -279,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_is_absent_says_why() {
-        let vague: Vec<_> = numbers(&SimulationResults::default())
+        let vague: Vec<_> = compare_all_numbers(&SimulationResults::default())
             .iter()
             .filter(|n| n.why() == Some("no model"))
             .map(ComparedNumber::id)

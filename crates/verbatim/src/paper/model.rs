@@ -10,13 +10,13 @@ use super::number::{NumberKind, OurNumber, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if the model does not have that number.
 pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    rate(nics, id)
+    mix_rate(nics, id)
         .or_else(|| ratio(nics, id))
         .or_else(|| single_core(nics, id))
-        .or_else(|| other(nics, id))
+        .or_else(|| other_number(nics, id))
 }
 
-fn model(value: f64, kind: NumberKind) -> Option<OurNumber> {
+fn to_our_number(value: f64, kind: NumberKind) -> Option<OurNumber> {
     Some(OurNumber::new(value, kind, "model"))
 }
 
@@ -37,7 +37,7 @@ pub(super) fn canonical_id(id: &str) -> &str {
 }
 
 /// Returns the rate of one of the publications' mixes.
-fn rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn mix_rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let id = canonical_id(id);
     for profile in nics.all() {
         let mixes = mixes::all(profile);
@@ -46,7 +46,7 @@ fn rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
             .find(|named| named.published.is_some_and(|p| p.id == id));
         if let Some(named) = found {
             let bounds = Bounds::of(profile, &named.mix).ok()?;
-            return model(bounds.predicted_mops?, named.basis(profile)?.into());
+            return to_our_number(bounds.predicted_mops?, named.basis(profile)?.into());
         }
     }
     None
@@ -54,7 +54,7 @@ fn rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
 
 /// Returns the model's rate of a mix.
 pub(super) fn mops(nics: &PublishedProfiles, nic: &str, mix: &str) -> Option<f64> {
-    let profile = nics.nic(nic);
+    let profile = nics.profile_by_name(nic);
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
@@ -64,8 +64,8 @@ fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let cib = |mix| mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
     let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
-    let fitted = |value: Option<f64>| model(value?, NumberKind::Fitted);
-    let predicted = |value: Option<f64>| model(value?, NumberKind::Predicted);
+    let fitted = |value: Option<f64>| to_our_number(value?, NumberKind::Fitted);
+    let predicted = |value: Option<f64>| to_our_number(value?, NumberKind::Predicted);
     match id {
         "seq_speedup_50x" => fitted(times("sequencer-spec-s0", "sequencer-atomics")),
         "seq_speedup_12_2x" => fitted(times("sequencer-rpc-batch-mq-1", "sequencer-atomics")),
@@ -76,7 +76,7 @@ fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
         "seq_rpc_gap_to_limit" => {
             let (rpc, limit) = (cib("sequencer-rpc-batch-mq")?, cib("ud-send-batch")?);
             let gap = 100.0 * (1.0 - rpc / limit);
-            fitted(Some(gap)).map(|ours| ours.is(PublishedRelation::AtMost))
+            fitted(Some(gap)).map(|ours| ours.with_relation(PublishedRelation::AtMost))
         }
         "best_vs_worst_throughput" => fitted(times("ud-send-header-only", "sequencer-atomics")),
         "ud_send_ho_gain" => fitted(gain("ud-send-header-only", "ud-send-batch")),
@@ -94,7 +94,7 @@ fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
         )),
         "contention_order" => {
             let ratio = times("atomics-spread", "atomics-one");
-            fitted(ratio).map(|ours| ours.is(PublishedRelation::AtLeast))
+            fitted(ratio).map(|ours| ours.with_relation(PublishedRelation::AtLeast))
         }
         // The DPU has a third of the host's rate: these numbers are the best split, and its gain.
         "dpu_bt_best_share" => predicted(dpu_share()),
@@ -111,7 +111,7 @@ fn dpu_share() -> Option<f64> {
 
 /// Computes the numbers of Figure 11b: one core that SENDs 60 bytes.
 fn single_core(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    let profile = nics.nic("cib");
+    let profile = nics.profile_by_name("cib");
     let rate = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
         let load = MixOperation::new(send, Role::Requester).in_postlists(postlist);
@@ -119,30 +119,34 @@ fn single_core(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
         Bounds::of(profile, &mix).ok()?.predicted_mops
     };
     match id {
-        "ud_send_1c_mq2_gain" => model(rate(16.0, 2)? / rate(16.0, 1)?, NumberKind::Predicted),
-        "ud_send_1c_mq4_gain_hi" | "fastest_vs_baseline" => {
-            model(rate(16.0, 4)? / rate(1.0, 1)?, NumberKind::Fitted)
+        "ud_send_1c_mq2_gain" => {
+            to_our_number(rate(16.0, 2)? / rate(16.0, 1)?, NumberKind::Predicted)
         }
-        "ud_send_1c_nobatch_mq_gain" => model(rate(1.0, 4)? / rate(1.0, 1)?, NumberKind::Predicted),
+        "ud_send_1c_mq4_gain_hi" | "fastest_vs_baseline" => {
+            to_our_number(rate(16.0, 4)? / rate(1.0, 1)?, NumberKind::Fitted)
+        }
+        "ud_send_1c_nobatch_mq_gain" => {
+            to_our_number(rate(1.0, 4)? / rate(1.0, 1)?, NumberKind::Predicted)
+        }
         _ => None,
     }
 }
 
-fn other(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn other_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     if let Some(nic) = id.strip_prefix("in_read_transition_") {
-        return model(read_transition(nics, nic)?, NumberKind::Predicted);
+        return to_our_number(link_bound_read_bytes(nics, nic)?, NumberKind::Predicted);
     }
-    let cib = nics.nic("cib");
+    let cib = nics.profile_by_name("cib");
     match id {
-        "seq_atomics_pcie_latency" => model(
+        "seq_atomics_pcie_latency" => to_our_number(
             cib.atomics.lock_hold_ns.as_ref()?.value * 1e-3,
             NumberKind::Fitted,
         ),
         "derived_atomics_page_aligned" => {
-            let slots = locks::used(cib, 1 << 20, 4096)?;
+            let slots = locks::locks_of_counters(cib, 1 << 20, 4096)?;
             let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
             let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
-            model(
+            to_our_number(
                 Bounds::of(cib, &Mix::new(vec![load]))
                     .ok()?
                     .predicted_mops?,
@@ -154,7 +158,7 @@ fn other(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
 }
 
 /// Returns the smallest power of two of bytes at which the link limits READs.
-fn read_transition(nics: &PublishedProfiles, nic: &str) -> Option<f64> {
+fn link_bound_read_bytes(nics: &PublishedProfiles, nic: &str) -> Option<f64> {
     let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);

@@ -14,7 +14,7 @@ impl Default for PublishedProfiles {
 
 impl PublishedProfiles {
     /// Returns the profile with the given name; every NIC of the publications has a profile.
-    pub(super) fn nic(&self, name: &str) -> &Profile {
+    pub(super) fn profile_by_name(&self, name: &str) -> &Profile {
         let found = self.0.iter().find(|profile| profile.name == name);
         found.expect("built in")
     }

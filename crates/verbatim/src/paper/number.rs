@@ -63,7 +63,7 @@ pub(crate) struct OurNumber {
     pub(crate) kind: NumberKind,
     pub(crate) relation: PublishedRelation,
     /// Source of our number: `profile`, `model` or `simulation`.
-    pub(crate) from: &'static str,
+    pub(crate) source: &'static str,
 }
 
 impl OurNumber {
@@ -73,7 +73,7 @@ impl OurNumber {
             value,
             kind,
             relation,
-            from,
+            source: from,
         }
     }
 
@@ -81,7 +81,7 @@ impl OurNumber {
         OurNumber::new(value, NumberKind::Arithmetic, "profile")
     }
 
-    pub(crate) fn is(self, relation: PublishedRelation) -> OurNumber {
+    pub(crate) fn with_relation(self, relation: PublishedRelation) -> OurNumber {
         OurNumber { relation, ..self }
     }
 }
@@ -124,7 +124,7 @@ impl ComparedNumber {
         why: Option<&'static str>,
     ) -> ComparedNumber {
         let relation = ours.map_or(PublishedRelation::Equal, |ours| ours.relation);
-        let error = ours.map(|ours| error(published.value, ours));
+        let error = ours.map(|ours| relative_error(published.value, ours));
         let off = ours.zip(error).is_some_and(|(ours, error)| {
             error.abs() > ours.kind.max_relative_error() && !rounds_to(ours.value, published.value)
         });
@@ -141,7 +141,7 @@ impl ComparedNumber {
             kind: ours.map(|ours| ours.kind),
             fitted_parameters: Vec::new(),
             relation,
-            from: ours.map(|ours| ours.from),
+            from: ours.map(|ours| ours.source),
             off,
             why: why.filter(|_| off || ours.is_none()),
         }
@@ -170,7 +170,7 @@ impl ComparedNumber {
     }
 
     /// Returns the result of a simulation with the loops of the authors' benchmark, and its error.
-    pub(crate) fn original(&self) -> Option<(f64, f64)> {
+    pub(crate) fn original_loops_result(&self) -> Option<(f64, f64)> {
         self.with_original_loops.zip(self.error_with_original_loops)
     }
 
@@ -223,7 +223,7 @@ impl ComparedNumber {
     }
 }
 
-fn error(published: f64, ours: &OurNumber) -> f64 {
+fn relative_error(published: f64, ours: &OurNumber) -> f64 {
     let holds = match ours.relation {
         PublishedRelation::Equal => false,
         PublishedRelation::AtMost => ours.value <= published,
@@ -289,7 +289,7 @@ mod tests {
         let at_most = |value| {
             line(
                 5.0,
-                OurNumber::arithmetic(value).is(PublishedRelation::AtMost),
+                OurNumber::arithmetic(value).with_relation(PublishedRelation::AtMost),
             )
         };
         assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
         let at_least = |value| {
             line(
                 10.0,
-                OurNumber::arithmetic(value).is(PublishedRelation::AtLeast),
+                OurNumber::arithmetic(value).with_relation(PublishedRelation::AtLeast),
             )
         };
         assert!(!at_least(23.2).is_off() && at_least(9.0).is_off());

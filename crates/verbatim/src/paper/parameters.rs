@@ -15,11 +15,11 @@ use crate::output::{print, print_json};
 use crate::steps::is_interrupted;
 
 /// Factor by which each number of a profile is raised.
-const LARGER: f64 = 1.08;
+const RAISE_FACTOR: f64 = 1.08;
 
 /// Minimum elasticity that counts as a dependence. Results of simulations change by about this much when any number
 /// changes.
-const LEAST: f64 = 0.05;
+const MIN_DEPENDENCE_ELASTICITY: f64 = 0.05;
 
 /// A number of a profile on which a published number depends.
 #[derive(Clone, Debug, Serialize)]
@@ -45,7 +45,7 @@ struct DependentNumber {
 }
 
 /// Returns the numbers of the profiles that were fitted to a published number.
-pub(super) fn fitted_to(nics: &PublishedProfiles, id: &str) -> Vec<Parameter> {
+pub(super) fn parameters_fitted_to(nics: &PublishedProfiles, id: &str) -> Vec<Parameter> {
     let mut all = Vec::new();
     for profile in nics.all() {
         for number in profile.numbers() {
@@ -63,8 +63,8 @@ pub(super) fn fitted_to(nics: &PublishedProfiles, id: &str) -> Vec<Parameter> {
 /// # Errors
 /// Returns an error if a simulation cannot run.
 pub(super) fn print_dependences(json: bool) -> Result<()> {
-    let rows = rows::all()?;
-    let mut dependent = dependent(&rows)?;
+    let rows = rows::compute_all()?;
+    let mut dependent = find_dependences(&rows)?;
     if is_interrupted() {
         // It is not known on what the others depend.
         dependent.retain(|row| !row.depends_on.is_empty());
@@ -101,7 +101,7 @@ fn line(row: &DependentNumber) -> String {
     format!("{} ({}): {all}", row.id, row.kind.name())
 }
 
-fn dependent(rows: &[Row]) -> Result<Vec<DependentNumber>> {
+fn find_dependences(rows: &[Row]) -> Result<Vec<DependentNumber>> {
     let nics = PublishedProfiles::default();
     let mut jobs = Vec::new();
     for profile in nics.all() {
@@ -115,7 +115,8 @@ fn dependent(rows: &[Row]) -> Result<Vec<DependentNumber>> {
         let of_row = jobs.iter().zip(&columns);
         let dependence = of_row.filter_map(|(parameter, column)| {
             let elasticity = column.as_ref()?.get(at).copied().flatten()?;
-            (elasticity.abs() >= LEAST).then(|| dependence(&nics, parameter, row, elasticity))
+            (elasticity.abs() >= MIN_DEPENDENCE_ELASTICITY)
+                .then(|| dependence(&nics, parameter, row, elasticity))
         });
         let mut depends_on: Vec<_> = dependence.collect();
         depends_on.sort_by(|a, b| b.elasticity.abs().total_cmp(&a.elasticity.abs()));
@@ -123,7 +124,7 @@ fn dependent(rows: &[Row]) -> Result<Vec<DependentNumber>> {
             id: row.id(),
             kind: row.kind,
             published: row.published.value,
-            ours: row.value,
+            ours: row.our_value,
             depends_on,
         }
     });
@@ -136,14 +137,14 @@ fn dependence(
     row: &Row,
     elasticity: f64,
 ) -> ParameterDependence {
-    let numbers = nics.nic(&parameter.nic).numbers();
+    let numbers = nics.profile_by_name(&parameter.nic).numbers();
     let number = numbers.iter().find(|number| number.key == parameter.key);
     ParameterDependence {
         // The parameter's profile is the profile of the published number, so its name is omitted.
         parameter: parameter.key.clone(),
         elasticity,
         source: number.map_or("", |number| number.source),
-        to_this: fitted_to(nics, row.id()).contains(parameter),
+        to_this: parameters_fitted_to(nics, row.id()).contains(parameter),
     }
 }
 
@@ -157,7 +158,7 @@ pub(super) fn elasticities(
     parameter: &Parameter,
     rows: &[Row],
 ) -> Result<Vec<Option<f64>>> {
-    let Some((changed, by)) = parameter.scaled(nics, LARGER) else {
+    let Some((changed, by)) = parameter.scaled(nics, RAISE_FACTOR) else {
         return Ok(vec![None; rows.len()]);
     };
     let mut simulated = SimulationResults::with_profiles(changed);
@@ -165,8 +166,8 @@ pub(super) fn elasticities(
         if row.nic != parameter.nic {
             return Ok(None);
         }
-        let then = rows::value(&mut simulated, row.id())?;
-        let moved = (then / row.value).ln() / by;
+        let then = rows::compute_our_value(&mut simulated, row.id())?;
+        let moved = (then / row.our_value).ln() / by;
         Ok(moved.is_finite().then_some(moved))
     };
     rows.iter().map(&mut elasticity).collect()
@@ -180,7 +181,7 @@ mod tests {
     fn numbers_name_the_parameters_that_were_fitted_to_them() {
         let nics = PublishedProfiles::default();
         let of = |id| {
-            let all = fitted_to(&nics, id).into_iter();
+            let all = parameters_fitted_to(&nics, id).into_iter();
             all.map(|parameter| parameter.to_string())
                 .collect::<Vec<_>>()
         };
@@ -194,8 +195,8 @@ mod tests {
     /// The rates of ConnectX need no simulation.
     #[test]
     fn rates_depend_on_the_times_of_the_nic_that_were_fitted_to_them() {
-        let rows = rows::all_of("cx").expect("runs");
-        let all = dependent(&rows).expect("runs");
+        let rows = rows::compute_for_nic("cx").expect("runs");
+        let all = find_dependences(&rows).expect("runs");
         let of = |id: &str| {
             all.iter()
                 .find(|row| row.id == id)

@@ -10,25 +10,29 @@ use super::number::{OurNumber, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if it does not follow from the profiles.
 pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    let value = sizes(nics, id).or_else(|| counts(nics, id));
+    let value = wqe_or_header_bytes(nics, id).or_else(|| transaction_count(nics, id));
     let value = value
         .or_else(|| links(nics, id))
-        .or_else(|| clusters(nics, id));
+        .or_else(|| cluster_property(nics, id));
     value
         .map(OurNumber::arithmetic)
-        .or_else(|| bounds(nics, id))
+        .or_else(|| bounded_number(nics, id))
 }
 
-fn ud(payload: u32) -> Operation {
+fn ud_send(payload: u32) -> Operation {
     Operation::new(Verb::Send, Transport::Ud, payload).inlined()
 }
 
-fn lines(nics: &PublishedProfiles, operation: &Operation) -> f64 {
-    f64::from(wqe::lines(operation.wqe_bytes(nics.nic("cib"))))
+fn wqe_cache_lines(nics: &PublishedProfiles, operation: &Operation) -> f64 {
+    f64::from(wqe::cache_line_count(
+        operation.wqe_bytes(nics.profile_by_name("cib")),
+    ))
 }
 
-fn slot(nics: &PublishedProfiles, operation: &Operation) -> f64 {
-    f64::from(wqe::slot_bytes(operation.wqe_bytes(nics.nic("cib"))))
+fn wqe_slot_bytes(nics: &PublishedProfiles, operation: &Operation) -> f64 {
+    f64::from(wqe::slot_bytes(
+        operation.wqe_bytes(nics.profile_by_name("cib")),
+    ))
 }
 
 fn postlist(
@@ -38,24 +42,25 @@ fn postlist(
     method: PostMethod,
     len: u32,
 ) -> Footprint {
-    Footprint::of_postlist(nics.nic(name), operation, method, len).expect("every NIC can do it")
+    Footprint::of_postlist(nics.profile_by_name(name), operation, method, len)
+        .expect("every NIC can do it")
 }
 
 /// Returns a WRITE whose WQE has this number of bytes.
 fn write_with_wqe(nics: &PublishedProfiles, bytes: u32) -> Operation {
-    let header = nics.nic("cib").wqe.uc_header_bytes.value;
+    let header = nics.profile_by_name("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
 
 /// Computes sizes of WQEs, headers and immediates.
-fn sizes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
-    let cib = nics.nic("cib");
+fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+    let cib = nics.profile_by_name("cib");
     let header_only = Operation::header_only(Transport::Ud);
     let header = |verb, transport| f64::from(wqe::header_bytes(cib, verb, transport));
     let longest = |verb, transport, lines| {
         wqe::max_inline_payload(cib, verb, transport, lines).map(f64::from)
     };
-    let response = ud(8).wqe_bytes(cib);
+    let response = ud_send(8).wqe_bytes(cib);
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
@@ -67,16 +72,16 @@ fn sizes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "wqe_hdr_uc" => header(Verb::RdmaWrite, Transport::Uc),
         "wqe_hdr_ud" => header(Verb::Send, Transport::Ud),
         "wqe_hdr_recv" => f64::from(cib.wqe.recv_bytes.value),
-        "wqe_ud_min_lines" => lines(nics, &ud(1)),
-        "wqe_ud_ho_lines" => lines(nics, &header_only),
+        "wqe_ud_min_lines" => wqe_cache_lines(nics, &ud_send(1)),
+        "wqe_ud_ho_lines" => wqe_cache_lines(nics, &header_only),
         "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
         "wqe_slide18_unused" => f64::from(wqe::slot_bytes(response) - response),
-        "seq_rpc_response_dma_bytes" => slot(nics, &ud(8)),
-        "seq_spec_s0_response_dma_bytes" => slot(nics, &header_only),
+        "seq_rpc_response_dma_bytes" => wqe_slot_bytes(nics, &ud_send(8)),
+        "seq_spec_s0_response_dma_bytes" => wqe_slot_bytes(nics, &header_only),
         "seq_spec_s0_dma_reduction" => {
-            100.0 * (1.0 - slot(nics, &header_only) / slot(nics, &ud(8)))
+            100.0 * (1.0 - wqe_slot_bytes(nics, &header_only) / wqe_slot_bytes(nics, &ud_send(8)))
         }
         "seq_imm_bytes" | "gen_imm_app_bytes" => write(true) - write(false),
         "seq_counter_bytes" => f64::from(nicmodel::ATOMIC_BYTES),
@@ -84,12 +89,25 @@ fn sizes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "seq_spec_s0_regular_fraction" => 2f64.powf(-8.0 * (write(true) - write(false))),
         "ud_send_2line_max_payload" => longest(Verb::Send, Transport::Ud, 2)?,
         "out_write_1line_max" => longest(Verb::RdmaWrite, Transport::Uc, 1)?,
-        "ud_recv_inline_limit" => f64::from(nics.nic("cx3").wqe.inline_recv_bytes.as_ref()?.value),
-        "dpu_inline_limit" => f64::from(nics.nic("bf2").wqe.max_inline_bytes.value),
-        "host_llc" => f64::from(nics.nic("bf2").host.cache_bytes.as_ref()?.value),
-        "dpu_llc" => f64::from(nics.nic("bf2").dpu.as_ref()?.cache_bytes.as_ref()?.value),
+        "ud_recv_inline_limit" => f64::from(
+            nics.profile_by_name("cx3")
+                .wqe
+                .inline_recv_bytes
+                .as_ref()?
+                .value,
+        ),
+        "dpu_inline_limit" => f64::from(nics.profile_by_name("bf2").wqe.max_inline_bytes.value),
+        "host_llc" => f64::from(nics.profile_by_name("bf2").host.cache_bytes.as_ref()?.value),
+        "dpu_llc" => f64::from(
+            nics.profile_by_name("bf2")
+                .dpu
+                .as_ref()?
+                .cache_bytes
+                .as_ref()?
+                .value,
+        ),
         "dpu_mem_latency_knee" => f64::from(
-            nics.nic("bf2")
+            nics.profile_by_name("bf2")
                 .dpu
                 .as_ref()?
                 .core_cache_bytes
@@ -101,7 +119,7 @@ fn sizes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Counts transactions of operations.
-fn counts(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn transaction_count(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
     let written = |bytes| {
         let one = postlist(
@@ -146,22 +164,36 @@ fn counts(nics: &PublishedProfiles, id: &str) -> Option<f64> {
             let one = postlist(nics, "cib", &write, PostMethod::WqeByMmio, 1);
             one.requester.dma_reads()
         }
-        "atomics_cib_lsb" => f64::from(nics.nic("cib").atomics.lock_bits.as_ref()?.value),
-        "atomics_cib_buckets" => f64::from(locks::used(nics.nic("cib"), u64::MAX, 1)?),
+        "atomics_cib_lsb" => f64::from(
+            nics.profile_by_name("cib")
+                .atomics
+                .lock_bits
+                .as_ref()?
+                .value,
+        ),
+        "atomics_cib_buckets" => f64::from(locks::locks_of_counters(
+            nics.profile_by_name("cib"),
+            u64::MAX,
+            1,
+        )?),
         _ => return None,
     })
 }
 
 /// Computes bandwidths, headers and lanes of PCIe links.
 fn links(nics: &PublishedProfiles, id: &str) -> Option<f64> {
-    let (cib, cx3, cx) = (nics.nic("cib"), nics.nic("cx3"), nics.nic("cx"));
+    let (cib, cx3, cx) = (
+        nics.profile_by_name("cib"),
+        nics.profile_by_name("cx3"),
+        nics.profile_by_name("cx"),
+    );
     let header_only = Operation::header_only(Transport::Ud);
     Some(match id {
         "ud_send_dma_bw" => pcie::dma_read_mbps(cib),
-        "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / slot(nics, &ud(60)),
-        "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / slot(nics, &header_only),
+        "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
+        "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &header_only),
         "mmio_line_rate" => pcie::mmio_lines_mops(cib),
-        "ud_send_mmio_bound" => pcie::mmio_lines_mops(cib) / lines(nics, &ud(60)),
+        "ud_send_mmio_bound" => pcie::mmio_lines_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
         "derived_cx3_dma_bw" => pcie::dma_read_mbps(cx3),
         "derived_cx3_mmio_lines" => pcie::mmio_lines_mops(cx3),
         "derived_cx_dma_bw" => pcie::dma_read_mbps(cx),
@@ -175,24 +207,25 @@ fn links(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "pcie_crc" => f64::from(cib.pcie.read_completion_bytes.value),
         "pcie_mmio_granule" => f64::from(wqe::CACHE_LINE_BYTES),
         "pcie_max_lanes" => f64::from(cib.pcie.lanes.value),
-        "dpu_link" => nics.nic("bf2").port.gbps.value,
+        "dpu_link" => nics.profile_by_name("bf2").port.gbps.value,
         _ => return None,
     })
 }
 
 /// Returns ports, lanes and cores of the clusters (Table 2).
-fn clusters(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn cluster_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     match id {
-        "gen_cib_ports" => return clusters(nics, "cluster_ru_cib_ports"),
+        "gen_cib_ports" => return cluster_property(nics, "cluster_ru_cib_ports"),
         "herd_max_cores_axis" | "out_fig13_threads" => {
-            return clusters(nics, "cluster_ru_cib_cores");
+            return cluster_property(nics, "cluster_ru_cib_cores");
         }
         "in_read_cib_saturates" => {
             return Some(
-                clusters(nics, "gen_cib_ports")? * clusters(nics, "cluster_ru_cib_port_gbps")?,
+                cluster_property(nics, "gen_cib_ports")?
+                    * cluster_property(nics, "cluster_ru_cib_port_gbps")?,
             );
         }
-        "in_read_cx3_saturates" => return clusters(nics, "cluster_ru_cx3_port_gbps"),
+        "in_read_cx3_saturates" => return cluster_property(nics, "cluster_ru_cx3_port_gbps"),
         _ => {}
     }
     let (name, what) = id.strip_prefix("cluster_ru_")?.split_once('_')?;
@@ -218,20 +251,21 @@ fn clusters(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Computes quantities for which the paper gives only a bound.
-fn bounds(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    let cib = nics.nic("cib");
+fn bounded_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+    let cib = nics.profile_by_name("cib");
     let printed = |id| published::get(id).map(|published| published.value);
-    let at_most = |value| Some(OurNumber::arithmetic(value).is(PublishedRelation::AtMost));
+    let at_most =
+        |value| Some(OurNumber::arithmetic(value).with_relation(PublishedRelation::AtMost));
     // Computes by how many percent the printed measurement is below our bound.
     let below = |measured: f64, bound: f64| 100.0 * (1.0 - measured / bound);
     match id {
         "ud_send_dma_within" => at_most(below(
             printed("ud_send_batched_peak")?,
-            pcie::dma_read_mbps(cib) / slot(nics, &ud(60)),
+            pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,
-            pcie::mmio_lines_mops(cib) / lines(nics, &ud(60)),
+            pcie::mmio_lines_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
         )),
         "appA_ll_overhead" => {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);

@@ -23,7 +23,7 @@ pub(super) struct Row {
     pub(super) kind: NumberKind,
     pub(super) relation: PublishedRelation,
     /// Our number.
-    pub(super) value: f64,
+    pub(super) our_value: f64,
 }
 
 impl Row {
@@ -40,7 +40,7 @@ impl Row {
 
 /// Returns true if the number is the position of a maximum: a core count, a window, a share or a power of two of
 /// bytes. Such a number jumps or stays constant when a number of the profile changes a little.
-fn jumps(id: &str) -> bool {
+fn is_position_of_maximum(id: &str) -> bool {
     id == "seq_rpc_peak_cores"
         || id == "dpu_bt_best_share"
         || id.starts_with("out_read_best_window_")
@@ -51,9 +51,9 @@ fn jumps(id: &str) -> bool {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn all() -> Result<Vec<Row>> {
+pub(super) fn compute_all() -> Result<Vec<Row>> {
     let name = |nic: &&str| format!("the numbers of {nic}");
-    let rows = in_parallel(&NICS, name, |nic| all_of(nic))?;
+    let rows = in_parallel(&NICS, name, |nic| compute_for_nic(nic))?;
     Ok(rows.into_iter().flatten().flatten().collect())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn all() -> Result<Vec<Row>> {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
+pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<Row>> {
     let mut simulated = SimulationResults::default();
     let of_nic = published::all()
         .iter()
@@ -92,20 +92,20 @@ fn row(
     nic: &'static str,
 ) -> Result<Option<Row>> {
     let id = published.id;
-    if jumps(id) || super::profiles::number(simulated.nics(), id).is_some() {
+    if is_position_of_maximum(id) || super::profiles::number(simulated.nics(), id).is_some() {
         return Ok(None);
     }
-    let ours = ours(simulated, id)?;
+    let ours = simulated_or_modelled(simulated, id)?;
     Ok(ours.map(|ours| Row {
         published,
         nic,
         kind: ours.kind,
         relation: ours.relation,
-        value: ours.value,
+        our_value: ours.value,
     }))
 }
 
-fn ours(simulated: &mut SimulationResults, id: &str) -> Result<Option<OurNumber>> {
+fn simulated_or_modelled(simulated: &mut SimulationResults, id: &str) -> Result<Option<OurNumber>> {
     let ours = simulated.simulate(id)?;
     Ok(ours.or_else(|| model::number(simulated.nics(), id)))
 }
@@ -114,8 +114,11 @@ fn ours(simulated: &mut SimulationResults, id: &str) -> Result<Option<OurNumber>
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run, or this program computes no number for the row.
-pub(super) fn value(simulated: &mut SimulationResults, id: &'static str) -> Result<f64> {
-    let ours = ours(simulated, id)?;
+pub(super) fn compute_our_value(
+    simulated: &mut SimulationResults,
+    id: &'static str,
+) -> Result<f64> {
+    let ours = simulated_or_modelled(simulated, id)?;
     Ok(ours
         .ok_or_else(|| anyhow!("{id} has no number of ours"))?
         .value)
@@ -145,7 +148,7 @@ impl Parameter {
 
     /// Returns the value of the number; 0 if the profile lacks it.
     pub(super) fn value(&self, nics: &PublishedProfiles) -> f64 {
-        let numbers = nics.nic(&self.nic).numbers();
+        let numbers = nics.profile_by_name(&self.nic).numbers();
         let found = numbers.iter().find(|number| number.key == self.key);
         found.map_or(0.0, |number| number.value)
     }
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn whole_numbers_change_by_one_at_least_and_unknown_ones_not_at_all() {
         let nics = PublishedProfiles::default();
-        let of = |key: &str| Parameter::of(nics.nic("cib"), key);
+        let of = |key: &str| Parameter::of(nics.profile_by_name("cib"), key);
         let value = |key: &str, times| {
             let scaled = of(key).scaled(&nics, times);
             scaled.map(|(changed, _)| of(key).value(&changed))

@@ -61,25 +61,25 @@ impl fmt::Display for PaperSimulation {
 #[derive(Debug, Default)]
 pub(super) struct SimulationResults {
     nics: PublishedProfiles,
-    runs: Vec<(SequencerParameters, SequencerResult)>,
+    sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
     /// Spec-S0 under rising load, for Figure 8.
-    loads: Vec<(SequencerParameters, SequencerResult)>,
+    spec_s0_load_runs: Vec<(SequencerParameters, SequencerResult)>,
     /// Round-trip time of one client with one request outstanding, in µs.
     round_trip_us: Option<f64>,
     /// Results of HERD: cores, `true` with batches, outcome.
     herd: Vec<(usize, bool, kv::KvResult)>,
     /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
-    original: Vec<(SequencerParameters, SequencerResult)>,
-    original_herd: Vec<(usize, bool, kv::KvResult)>,
+    original_sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
+    original_herd_runs: Vec<(usize, bool, kv::KvResult)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
-    drtm: Vec<(&'static str, u32, f64)>,
-    records: Vec<(&'static str, u32, f64)>,
+    drtm_put_rates: Vec<(&'static str, u32, f64)>,
+    atomics_store_put_rates: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
-    windows: Vec<(&'static str, usize, windows::WindowResult)>,
+    read_window_runs: Vec<(&'static str, usize, windows::WindowResult)>,
     /// The study of BlueField-2.
     pub(super) dpu: StudyResults,
     /// Simulations that a number needs and that have not run yet.
-    missing: RefCell<Vec<PaperSimulation>>,
+    missing_simulations: RefCell<Vec<PaperSimulation>>,
 }
 
 impl SimulationResults {
@@ -97,8 +97,8 @@ impl SimulationResults {
     }
 
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn all(draw: bool) -> Vec<PaperSimulation> {
-        let mut all: Vec<PaperSimulation> = Self::setups(draw)
+    pub(super) fn needed_simulations(draw: bool) -> Vec<PaperSimulation> {
+        let mut all: Vec<PaperSimulation> = Self::sequencer_setups(draw)
             .into_iter()
             .map(PaperSimulation::Sequencer)
             .collect();
@@ -131,7 +131,7 @@ impl SimulationResults {
                 .map(|(nic, window)| PaperSimulation::Window(nic, window)),
         );
         all.extend(
-            StudyResults::runs(draw)
+            StudyResults::needed_simulations(draw)
                 .into_iter()
                 .map(PaperSimulation::Dpu),
         );
@@ -156,24 +156,34 @@ impl SimulationResults {
 
     /// Returns the simulations that the number of this id needs and that have not run.
     pub(super) fn missing_for(&self, id: &str) -> Vec<PaperSimulation> {
-        self.missing.take();
+        self.missing_simulations.take();
         self.number(id);
-        let mut missing = self.missing.take();
-        missing.extend(self.dpu.missing().into_iter().map(PaperSimulation::Dpu));
+        let mut missing = self.missing_simulations.take();
+        missing.extend(
+            self.dpu
+                .take_missing_simulations()
+                .into_iter()
+                .map(PaperSimulation::Dpu),
+        );
         missing
     }
 
     /// Returns the setups that the numbers and Figure 7 need, and with `draw` those of Figure 8.
-    fn setups(draw: bool) -> Vec<SequencerParameters> {
+    fn sequencer_setups(draw: bool) -> Vec<SequencerParameters> {
         let swept = Design::ALL
             .into_iter()
             .filter(|design| *design != Design::Atomics);
-        let mut setups = vec![SequencerParameters::paper(Design::Atomics, 1), round_trip()];
+        let mut setups = vec![
+            SequencerParameters::paper_setup(Design::Atomics, 1),
+            round_trip_setup(),
+        ];
         for design in swept {
-            setups.extend((1..=CORES).map(|cores| SequencerParameters::paper(design, cores)));
+            setups.extend(
+                (1..=CIB_HOST_CORES).map(|cores| SequencerParameters::paper_setup(design, cores)),
+            );
         }
         if draw {
-            setups.extend(loads());
+            setups.extend(rising_load_setups());
         }
         setups
     }
@@ -185,30 +195,39 @@ impl SimulationResults {
     pub(super) fn run(&mut self, run: PaperSimulation) -> Result<()> {
         match run {
             PaperSimulation::Sequencer(setup) => {
-                let outcome = sequencer(&self.nics, &setup)?;
-                self.add(setup, outcome);
+                let outcome = run_sequencer(&self.nics, &setup)?;
+                self.store_sequencer_run(setup, outcome);
             }
             PaperSimulation::OriginalSequencer(setup) => {
-                let outcome = sequencer(&self.nics, &setup)?;
-                self.original.push((setup, outcome));
+                let outcome = run_sequencer(&self.nics, &setup)?;
+                self.original_sequencer_runs.push((setup, outcome));
             }
             PaperSimulation::Herd(cores, batched) => {
-                let outcome = store(&self.nics, "cib", &kv::KvParameters::paper(cores, batched))?;
+                let outcome = run_store(
+                    &self.nics,
+                    "cib",
+                    &kv::KvParameters::paper_setup(cores, batched),
+                )?;
                 self.herd.push((cores, batched, outcome));
             }
             PaperSimulation::OriginalHerd(cores, batched) => {
-                let outcome = store(&self.nics, "cib", &kv::KvParameters::atc16(cores, batched))?;
-                self.original_herd.push((cores, batched, outcome));
+                let outcome = run_store(
+                    &self.nics,
+                    "cib",
+                    &kv::KvParameters::rdma_bench_setup(cores, batched),
+                )?;
+                self.original_herd_runs.push((cores, batched, outcome));
             }
             PaperSimulation::Drtm(nic, puts) => {
-                let setup = drtm::DrtmParameters::paper(f64::from(puts) / 100.0);
-                let outcome = drtm::run(self.nics.nic(nic), &setup)?;
-                self.drtm.push((nic, puts, outcome.rate_mops));
+                let setup = drtm::DrtmParameters::paper_setup(f64::from(puts) / 100.0);
+                let outcome = drtm::run(self.nics.profile_by_name(nic), &setup)?;
+                self.drtm_put_rates.push((nic, puts, outcome.rate_mops));
             }
             PaperSimulation::Records(nic, puts) => {
                 let setup = kv::KvParameters::drtm(f64::from(puts) / 100.0);
-                let outcome = store(&self.nics, nic, &setup)?;
-                self.records.push((nic, puts, outcome.rate_mops));
+                let outcome = run_store(&self.nics, nic, &setup)?;
+                self.atomics_store_put_rates
+                    .push((nic, puts, outcome.rate_mops));
             }
             PaperSimulation::Window(nic, window) => {
                 let setup = windows::WindowParameters {
@@ -216,30 +235,36 @@ impl SimulationResults {
                     window,
                     time: Duration::from_micros(300),
                 };
-                let outcome = windows::run(self.nics.nic(nic), &setup)?;
-                self.windows.push((nic, window, outcome));
+                let outcome = windows::run(self.nics.profile_by_name(nic), &setup)?;
+                self.read_window_runs.push((nic, window, outcome));
             }
-            PaperSimulation::Dpu(what) => self.dpu.add(self.nics.nic("bf2"), what)?,
+            PaperSimulation::Dpu(what) => self
+                .dpu
+                .run_and_store(self.nics.profile_by_name("bf2"), what)?,
         }
         Ok(())
     }
 
-    fn add(&mut self, setup: SequencerParameters, outcome: SequencerResult) {
-        if setup == round_trip() {
+    fn store_sequencer_run(&mut self, setup: SequencerParameters, outcome: SequencerResult) {
+        if setup == round_trip_setup() {
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let ns = outcome.latency_ns_p50 as f64;
             self.round_trip_us = Some(ns * 1e-3);
         } else if setup.postlist == 1 {
-            self.loads.push((setup, outcome));
+            self.spec_s0_load_runs.push((setup, outcome));
         } else {
-            self.runs.push((setup, outcome));
+            self.sequencer_runs.push((setup, outcome));
         }
     }
 
     /// Records that the simulation `run` is missing if `found` is `None`.
-    fn miss<T>(&self, found: Option<T>, run: impl FnOnce() -> PaperSimulation) -> Option<T> {
+    fn or_mark_missing<T>(
+        &self,
+        found: Option<T>,
+        run: impl FnOnce() -> PaperSimulation,
+    ) -> Option<T> {
         if found.is_none() {
-            let mut missing = self.missing.borrow_mut();
+            let mut missing = self.missing_simulations.borrow_mut();
             let run = run();
             if !missing.contains(&run) {
                 missing.push(run);
@@ -253,9 +278,9 @@ impl SimulationResults {
         let over = |design, cores: &'static [usize]| {
             cores
                 .iter()
-                .map(move |cores| SequencerParameters::atc16(design, *cores))
+                .map(move |cores| SequencerParameters::rdma_bench_setup(design, *cores))
         };
-        let rpc = over(Design::Rpc, &[1, 3, 5, CORES]);
+        let rpc = over(Design::Rpc, &[1, 3, 5, CIB_HOST_CORES]);
         let batch = over(Design::RpcBatch, &[1, 3, 5]);
         let queues = over(Design::RpcBatchMq, &[1, 3, 5, 6]);
         let spec = over(Design::SpecS0, &[SPEC_S0_CORES]);
@@ -263,9 +288,9 @@ impl SimulationResults {
     }
 
     /// Returns our number for `id` with the loops of the authors' benchmark, if these loops were simulated.
-    pub(super) fn original(&self, id: &str) -> Option<f64> {
+    pub(super) fn original_loops_value(&self, id: &str) -> Option<f64> {
         let run = |design, cores| {
-            let mut runs = self.original.iter();
+            let mut runs = self.original_sequencer_runs.iter();
             let is_it = |(setup, _): &&(SequencerParameters, SequencerResult)| {
                 (setup.design, setup.cores) == (design, cores)
             };
@@ -273,7 +298,7 @@ impl SimulationResults {
         };
         let rate = |(design, cores)| Some(run(design, cores)?.rate_mops);
         let herd = |cores, batched| {
-            let mut runs = self.original_herd.iter();
+            let mut runs = self.original_herd_runs.iter();
             let found = runs.find(|(n, with, _)| (*n, *with) == (cores, batched));
             found.map(|(_, _, outcome)| outcome)
         };
@@ -284,25 +309,30 @@ impl SimulationResults {
             }
             "herd_base_1c" => herd_rate(1, false),
             "herd_batch_1c" => herd_rate(1, true),
-            "herd_base_peak" => herd_rate(CORES, false),
+            "herd_base_peak" => herd_rate(CIB_HOST_CORES, false),
             "herd_batch_peak" => herd_rate(HERD_CORES, true),
             "herd_resp_per_doorbell_a" => Some(herd(HERD_CORES, true)?.answers_per_doorbell),
-            _ => rate(rpc_rate(id)?),
+            _ => rate(design_and_cores_of_id(id)?),
         }
     }
 
     /// Returns the simulations for the numbers of HERD, and with `draw` for Figure 9: cores, and `true` with batches.
     fn herd_points(draw: bool) -> Vec<(usize, bool)> {
         if !draw {
-            return vec![(1, false), (1, true), (CORES, false), (HERD_CORES, true)];
+            return vec![
+                (1, false),
+                (1, true),
+                (CIB_HOST_CORES, false),
+                (HERD_CORES, true),
+            ];
         }
         let both = [false, true].into_iter();
-        both.flat_map(|batched| (1..=CORES).map(move |cores| (cores, batched)))
+        both.flat_map(|batched| (1..=CIB_HOST_CORES).map(move |cores| (cores, batched)))
             .collect()
     }
 
     /// Returns the rates of HERD over cores.
-    pub(super) fn herd(&self, batched: bool) -> Vec<(f64, f64)> {
+    pub(super) fn herd_rates_by_cores(&self, batched: bool) -> Vec<(f64, f64)> {
         let of_both = self.herd.iter().filter(|(_, with, _)| *with == batched);
         #[allow(clippy::cast_precision_loss)] // few cores
         let point =
@@ -310,10 +340,10 @@ impl SimulationResults {
         of_both.map(point).collect()
     }
 
-    fn herd_at(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
+    fn herd_result(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
         let mut found = self.herd.iter();
         let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
-        let found = self.miss(found, || PaperSimulation::Herd(cores, batched));
+        let found = self.or_mark_missing(found, || PaperSimulation::Herd(cores, batched));
         found.map(|(_, _, outcome)| outcome)
     }
 
@@ -324,21 +354,26 @@ impl SimulationResults {
     }
 
     /// Returns the results of READs on a NIC over windows.
-    pub(super) fn windows(
+    pub(super) fn read_window_results(
         &self,
         nic: &str,
     ) -> impl Iterator<Item = (usize, windows::WindowResult)> {
-        let of_nic = self.windows.iter().filter(move |(name, ..)| *name == nic);
+        let of_nic = self
+            .read_window_runs
+            .iter()
+            .filter(move |(name, ..)| *name == nic);
         of_nic.map(|&(_, window, outcome)| (window, outcome))
     }
 
     /// Returns the smallest window with the highest rate of READs.
     fn best_window(&self, nic: &'static str) -> Option<usize> {
         for (_, window) in Self::window_points().into_iter().filter(|p| p.0 == nic) {
-            let found = self.windows(nic).find(|(done, _)| *done == window);
-            self.miss(found, || PaperSimulation::Window(nic, window));
+            let found = self
+                .read_window_results(nic)
+                .find(|(done, _)| *done == window);
+            self.or_mark_missing(found, || PaperSimulation::Window(nic, window));
         }
-        let best = self.windows(nic).reduce(|best, next| {
+        let best = self.read_window_results(nic).reduce(|best, next| {
             if next.1.rate_mops > best.1.rate_mops {
                 next
             } else {
@@ -360,28 +395,37 @@ impl SimulationResults {
     }
 
     /// Returns the rates of the emulation of DrTM-KV over the share of PUTs in %.
-    pub(super) fn drtm(&self, nic: &str) -> Vec<(f64, f64)> {
-        over_puts(&self.drtm, nic)
+    pub(super) fn drtm_rates_by_put_percent(&self, nic: &str) -> Vec<(f64, f64)> {
+        rates_by_put_percent(&self.drtm_put_rates, nic)
     }
 
     /// Returns the rates of the atomics-based store over the share of PUTs in %.
     pub(super) fn atomics_store_rates(&self, nic: &str) -> Vec<(f64, f64)> {
-        over_puts(&self.records, nic)
+        rates_by_put_percent(&self.atomics_store_put_rates, nic)
     }
 
     /// Returns the rate with this share of PUTs in %, as a multiple of the rate of GETs alone.
     fn drtm_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
-            let found = self.drtm.iter().find(|run| (run.0, run.1) == (nic, share));
-            Some(self.miss(found, || PaperSimulation::Drtm(nic, share))?.2)
+            let found = self
+                .drtm_put_rates
+                .iter()
+                .find(|run| (run.0, run.1) == (nic, share));
+            Some(
+                self.or_mark_missing(found, || PaperSimulation::Drtm(nic, share))?
+                    .2,
+            )
         };
         let (with, without) = (at(puts), at(0));
         Some(with? / without?)
     }
 
     /// Returns the rates of a design over cores.
-    pub(super) fn rates(&self, design: Design) -> Vec<(f64, f64)> {
-        let of_design = self.runs.iter().filter(|(setup, _)| setup.design == design);
+    pub(super) fn sequencer_rates_by_cores(&self, design: Design) -> Vec<(f64, f64)> {
+        let of_design = self
+            .sequencer_runs
+            .iter()
+            .filter(|(setup, _)| setup.design == design);
         #[allow(clippy::cast_precision_loss)] // few cores
         let point = |(setup, outcome): &(SequencerParameters, SequencerResult)| {
             (setup.cores as f64, outcome.rate_mops)
@@ -391,10 +435,13 @@ impl SimulationResults {
 
     /// Returns the median latency in µs and the rate of Spec-S0 under rising load, with at most `answers` answers per
     /// doorbell.
-    pub(super) fn latencies(&self, answers: usize) -> Vec<(f64, f64)> {
+    pub(super) fn spec_s0_latency_points(&self, answers: usize) -> Vec<(f64, f64)> {
         let of_answers =
             |setup: &SequencerParameters| setup.answers.unwrap_or(setup.batch) == answers;
-        let of_batch = self.loads.iter().filter(|(setup, _)| of_answers(setup));
+        let of_batch = self
+            .spec_s0_load_runs
+            .iter()
+            .filter(|(setup, _)| of_answers(setup));
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let point = |(_, o): &(SequencerParameters, SequencerResult)| {
             (o.latency_ns_p50 as f64 * 1e-3, o.rate_mops)
@@ -402,40 +449,42 @@ impl SimulationResults {
         of_batch.map(point).collect()
     }
 
-    fn at(&self, design: Design, cores: usize) -> Option<&SequencerResult> {
-        let found = self.runs.iter();
+    fn sequencer_result(&self, design: Design, cores: usize) -> Option<&SequencerResult> {
+        let found = self.sequencer_runs.iter();
         let mut found = found.filter(|(setup, _)| setup.design == design && setup.cores == cores);
-        let run = || PaperSimulation::Sequencer(SequencerParameters::paper(design, cores));
-        self.miss(found.next(), run).map(|(_, outcome)| outcome)
+        let run = || PaperSimulation::Sequencer(SequencerParameters::paper_setup(design, cores));
+        self.or_mark_missing(found.next(), run)
+            .map(|(_, outcome)| outcome)
     }
 
     /// Returns our number for the published number `id`; `None` if no simulation has that number.
     pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
-        let rate = |design, cores| Some(self.at(design, cores)?.rate_mops);
-        let herd = |cores, batched| Some(self.herd_at(cores, batched)?.rate_mops);
+        let rate = |design, cores| Some(self.sequencer_result(design, cores)?.rate_mops);
+        let herd = |cores, batched| Some(self.herd_result(cores, batched)?.rate_mops);
         let gain = |fast: Option<f64>, slow: Option<f64>| Some(100.0 * (fast? / slow? - 1.0));
         let peak = || herd(HERD_CORES, true);
-        let alone = || herd(CORES, false);
+        let alone = || herd(CIB_HOST_CORES, false);
         let (value, kind) = match id {
-            "seq_rpc_base_1c" => (rate(Design::Rpc, 1)?, kind(id)),
-            "seq_t3_baseline" => (rate(Design::Rpc, 14)?, kind(id)),
-            "seq_rpc_batch_1c" => (rate(Design::RpcBatch, 1)?, kind(id)),
-            "seq_rpc_batch_mq_1c" => (rate(Design::RpcBatchMq, 1)?, kind(id)),
-            "seq_rpc_batch_mq_6c" | "seq_t3_rpc_opts" => {
-                (rate(Design::RpcBatchMq, 6)?, kind("seq_rpc_batch_mq_6c"))
-            }
-            "seq_t3_spec_s0" => (rate(Design::SpecS0, SPEC_S0_CORES)?, kind(id)),
-            "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind(id)),
+            "seq_rpc_base_1c" => (rate(Design::Rpc, 1)?, kind_of_our_number(id)),
+            "seq_t3_baseline" => (rate(Design::Rpc, 14)?, kind_of_our_number(id)),
+            "seq_rpc_batch_1c" => (rate(Design::RpcBatch, 1)?, kind_of_our_number(id)),
+            "seq_rpc_batch_mq_1c" => (rate(Design::RpcBatchMq, 1)?, kind_of_our_number(id)),
+            "seq_rpc_batch_mq_6c" | "seq_t3_rpc_opts" => (
+                rate(Design::RpcBatchMq, 6)?,
+                kind_of_our_number("seq_rpc_batch_mq_6c"),
+            ),
+            "seq_t3_spec_s0" => (rate(Design::SpecS0, SPEC_S0_CORES)?, kind_of_our_number(id)),
+            "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind_of_our_number(id)),
             "seq_rpc_resp_per_doorbell_6c" => {
-                let at = self.at(Design::RpcBatchMq, 6)?;
+                let at = self.sequencer_result(Design::RpcBatchMq, 6)?;
                 (at.answers_per_doorbell, NumberKind::Fitted)
             }
             "seq_rpc_peak_cores" => {
                 // The curve is flat at its top, so take the highest core count whose rounded rate is the best.
-                for cores in 1..=CORES {
+                for cores in 1..=CIB_HOST_CORES {
                     let _: Option<f64> = rate(Design::RpcBatchMq, cores);
                 }
-                let rates = self.rates(Design::RpcBatchMq);
+                let rates = self.sequencer_rates_by_cores(Design::RpcBatchMq);
                 let printed = |rate: f64| (10.0 * rate).round();
                 let best = rates.iter().max_by(|a, b| {
                     printed(a.1)
@@ -444,10 +493,10 @@ impl SimulationResults {
                 })?;
                 (best.0, NumberKind::Predicted)
             }
-            "herd_base_1c" => (herd(1, false)?, kind(id)),
-            "herd_batch_1c" => (herd(1, true)?, kind(id)),
-            "herd_base_peak" => (alone()?, kind(id)),
-            "herd_batch_peak" => (peak()?, kind(id)),
+            "herd_base_1c" => (herd(1, false)?, kind_of_our_number(id)),
+            "herd_batch_1c" => (herd(1, true)?, kind_of_our_number(id)),
+            "herd_base_peak" => (alone()?, kind_of_our_number(id)),
+            "herd_batch_peak" => (peak()?, kind_of_our_number(id)),
             "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, NumberKind::Fitted),
             "herd_gain_peak" => (gain(peak(), alone())?, NumberKind::Predicted),
             // In the paper, too, the rate of `read-kv` is a line of a model, not a measurement: half of the rate of
@@ -457,11 +506,15 @@ impl SimulationResults {
                 NumberKind::Predicted,
             ),
             "herd_resp_per_doorbell_a" => {
-                let at = self.herd_at(HERD_CORES, true)?;
+                let at = self.herd_result(HERD_CORES, true)?;
                 (at.answers_per_doorbell, NumberKind::Predicted)
             }
-            "out_read_best_window_cib" => (whole(self.best_window("cib")?), NumberKind::Fitted),
-            "out_read_best_window_cx3" => (whole(self.best_window("cx3")?), NumberKind::Fitted),
+            "out_read_best_window_cib" => {
+                (usize_to_f64(self.best_window("cib")?), NumberKind::Fitted)
+            }
+            "out_read_best_window_cx3" => {
+                (usize_to_f64(self.best_window("cx3")?), NumberKind::Fitted)
+            }
             "drtm_cib_put10" => {
                 let kept = self.drtm_to_gets("cib", 10)?;
                 (100.0 * (1.0 - kept), NumberKind::Predicted)
@@ -471,11 +524,14 @@ impl SimulationResults {
                 (100.0 * left, NumberKind::Predicted)
             }
             "gen_rtt" => {
-                let run = || PaperSimulation::Sequencer(round_trip());
-                (self.miss(self.round_trip_us, run)?, NumberKind::Fitted)
+                let run = || PaperSimulation::Sequencer(round_trip_setup());
+                (
+                    self.or_mark_missing(self.round_trip_us, run)?,
+                    NumberKind::Fitted,
+                )
             }
             _ if id.starts_with("bench_rpc_") => {
-                let (design, cores) = rpc_rate(id)?;
+                let (design, cores) = design_and_cores_of_id(id)?;
                 (rate(design, cores)?, NumberKind::Predicted)
             }
             _ => return self.dpu.number(id),
@@ -485,26 +541,30 @@ impl SimulationResults {
 }
 
 /// Runs the sequencer on a Connect-IB.
-fn sequencer(nics: &PublishedProfiles, setup: &SequencerParameters) -> Result<SequencerResult> {
-    let outcome = run(nics.nic("cib"), setup)?;
+fn run_sequencer(nics: &PublishedProfiles, setup: &SequencerParameters) -> Result<SequencerResult> {
+    let outcome = run(nics.profile_by_name("cib"), setup)?;
     ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
     Ok(outcome)
 }
 
 /// Runs a key-value store.
-fn store(nics: &PublishedProfiles, nic: &str, setup: &kv::KvParameters) -> Result<kv::KvResult> {
-    let outcome = kv::run(nics.nic(nic), setup)?;
+fn run_store(
+    nics: &PublishedProfiles,
+    nic: &str,
+    setup: &kv::KvParameters,
+) -> Result<kv::KvResult> {
+    let outcome = kv::run(nics.profile_by_name(nic), setup)?;
     ensure!(outcome.verified, "a value of the simulated store was wrong");
     Ok(outcome)
 }
 
 /// Returns the design and the cores of a published rate of the sequencer.
-fn rpc_rate(id: &str) -> Option<(Design, usize)> {
+fn design_and_cores_of_id(id: &str) -> Option<(Design, usize)> {
     Some(match id {
         "seq_rpc_base_1c" => (Design::Rpc, 1),
         "bench_rpc_base_3c" => (Design::Rpc, 3),
         "bench_rpc_base_5c" => (Design::Rpc, 5),
-        "seq_t3_baseline" => (Design::Rpc, CORES),
+        "seq_t3_baseline" => (Design::Rpc, CIB_HOST_CORES),
         "seq_rpc_batch_1c" => (Design::RpcBatch, 1),
         "bench_rpc_batch_3c" => (Design::RpcBatch, 3),
         "bench_rpc_batch_5c" => (Design::RpcBatch, 5),
@@ -518,12 +578,12 @@ fn rpc_rate(id: &str) -> Option<(Design, usize)> {
 }
 
 #[allow(clippy::cast_precision_loss)] // far below 2^52
-fn whole(number: usize) -> f64 {
+fn usize_to_f64(number: usize) -> f64 {
     number as f64
 }
 
 /// Returns the rates of a NIC over the share of PUTs in %.
-fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
+fn rates_by_put_percent(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
     let of_nic = all.iter().filter(|(name, _, _)| *name == nic);
     of_nic
         .map(|(_, puts, rate)| (f64::from(*puts), *rate))
@@ -531,18 +591,18 @@ fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
 }
 
 /// Returns the setup of one client with one header-only request outstanding.
-fn round_trip() -> SequencerParameters {
+fn round_trip_setup() -> SequencerParameters {
     SequencerParameters {
         clients: 1,
         window: 1,
         postlist: 1,
-        ..SequencerParameters::paper(Design::SpecS0, 1)
+        ..SequencerParameters::paper_setup(Design::SpecS0, 1)
     }
 }
 
 /// Returns the setups of Figure 8: first more clients, then more outstanding requests of each. The server has the
 /// cores that Spec-S0 needs for its peak. Each load runs with batches and without.
-fn loads() -> impl Iterator<Item = SequencerParameters> {
+fn rising_load_setups() -> impl Iterator<Item = SequencerParameters> {
     let clients = [1, 4, 12, 35].map(|clients| (clients, 1));
     let windows = [1, 2, 4, 8, 16, 32].map(|window| (70, window));
     let loads = clients.into_iter().chain(windows);
@@ -555,13 +615,13 @@ fn loads() -> impl Iterator<Item = SequencerParameters> {
                 postlist: 1,
                 answers,
                 time: Duration::from_micros(300),
-                ..SequencerParameters::paper(Design::SpecS0, SPEC_S0_CORES)
+                ..SequencerParameters::paper_setup(Design::SpecS0, SPEC_S0_CORES)
             })
     })
 }
 
 /// Number of cores of a Connect-IB's machine.
-const CORES: usize = 14;
+const CIB_HOST_CORES: usize = 14;
 
 /// Number of cores with which HERD with batches reaches its peak in the paper.
 const HERD_CORES: usize = 12;
@@ -570,7 +630,7 @@ const HERD_CORES: usize = 12;
 const SPEC_S0_CORES: usize = 10;
 
 /// Returns the kind of our number for a published number: fitted if a number of the profile was fitted to it.
-fn kind(id: &str) -> NumberKind {
+fn kind_of_our_number(id: &str) -> NumberKind {
     let basis = builtin("cib").and_then(|cib| {
         let mixes = mixes::all(cib);
         let named = mixes

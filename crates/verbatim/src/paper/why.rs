@@ -61,7 +61,7 @@ pub(super) fn reason_of_difference(id: &str) -> Option<&'static str> {
 }
 
 /// Returns the reading of a published number whose text allows several readings.
-pub(super) fn reading(id: &str) -> Option<&'static str> {
+pub(super) fn reading_of_ambiguous_number(id: &str) -> Option<&'static str> {
     Some(match id {
         "dpu_bt_local_256m" => {
             "seems to be swapped with the 2.5 of dpu_bt_rpc_256m, which is the same work and the network's besides: 2.5 was \
@@ -95,7 +95,7 @@ pub(super) fn reading(id: &str) -> Option<&'static str> {
 }
 
 /// Returns the reason why our number is missing.
-pub(super) fn absent(id: &str) -> &'static str {
+pub(super) fn reason_of_absence(id: &str) -> &'static str {
     let starts = |prefix: &str| id.starts_with(prefix);
     match id {
         "seq_mq_queues_slide19" => "a slip of the slides: 3 is right",
@@ -145,4 +145,4 @@ pub(super) fn absent(id: &str) -> &'static str {
 
 /// Differences between our curves and the paper's figures that the numbers of the table do not
 /// show.
-pub(super) const FIGURES: [(&str, &str); 0] = [];
+pub(super) const FIGURE_DIFFERENCES: [(&str, &str); 0] = [];

@@ -17,10 +17,10 @@ use softnic::{SysfsFile, uverbs_names};
 use super::view::write_file;
 
 /// Environment variable that names the folder in which the preloaded library finds the files.
-pub(super) const VARIABLE: &str = "VERBATIM_VIEW";
+pub(super) const VIEW_FOLDER_VARIABLE: &str = "VERBATIM_VIEW";
 
 /// Returns the folder with the files; creates it if it does not exist.
-pub(super) fn make(files: &[SysfsFile]) -> Result<PathBuf> {
+pub(super) fn find_or_create_folder(files: &[SysfsFile]) -> Result<PathBuf> {
     let user = geteuid().as_raw();
     let mut hash = DefaultHasher::new();
     for file in files {
@@ -33,14 +33,14 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<PathBuf> {
 fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     let folder = parent.join(name);
     let cannot = || format!("cannot make {}", folder.display());
-    if !is_ours(&folder)? {
+    if !is_private_folder(&folder)? {
         // Rename the folder after it is filled: a process that starts at the same time finds a complete folder, or
         // fills its own.
         let new = parent.join(format!("{name}.{}", std::process::id()));
         let made = copy_files_into(&new, files).and_then(|()| fs::rename(&new, &folder));
         if let Err(err) = made {
             let _ = fs::remove_dir_all(&new);
-            if !is_ours(&folder)? {
+            if !is_private_folder(&folder)? {
                 return Err(err).with_context(cannot);
             }
         }
@@ -49,7 +49,7 @@ fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
 }
 
 /// Returns true if the folder exists. Returns an error if another user may have put files into it.
-fn is_ours(folder: &Path) -> Result<bool> {
+fn is_private_folder(folder: &Path) -> Result<bool> {
     let found = match fs::symlink_metadata(folder) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
         found => found.with_context(|| format!("cannot look at {}", folder.display()))?,

@@ -16,7 +16,7 @@ pub(super) struct PresentedIdentity {
     pub(super) capabilities: Option<DeviceCapabilities>,
     pub(super) link_layer: LinkLayer,
     /// Number of ports of a device, if known.
-    pub(super) ports: Option<u8>,
+    pub(super) port_count: Option<u8>,
 }
 
 /// Returns the device of a profile or an adapter's description, which is built in or in a file.
@@ -55,7 +55,7 @@ fn of_profile(profile: &Profile) -> Result<PresentedIdentity> {
         identity: identity(says)?,
         capabilities: None,
         link_layer: link_layer(profile.link_layer),
-        ports: ports(says),
+        port_count: ports(says),
     })
 }
 
@@ -69,7 +69,7 @@ fn of_adapter(adapter: &Adapter) -> Result<PresentedIdentity> {
         identity: identity(&adapter.identity)?,
         capabilities: Some(capabilities.with_context(|| format!("the adapter {}", adapter.name))?),
         link_layer: link_layer(adapter.link_layer),
-        ports: ports(&adapter.identity),
+        port_count: ports(&adapter.identity),
     })
 }
 

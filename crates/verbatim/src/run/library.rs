@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 /// For each library, the file that cargo builds in this program's folder, and the name by which programs load the
 /// library.
-const LIBRARIES: [(&str, &str); 3] = [
+const BUILT_AND_LOADED_NAMES: [(&str, &str); 3] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
     ("libverbatim_dropin_umad.so", "libibumad.so.3"),
@@ -28,12 +28,12 @@ const TOOL: &str = "rdma";
 /// File of this program beside the libraries of a build.
 const PROGRAM: &str = "verbatim";
 /// Folder of the installed libraries, relative to the folder of this program.
-const INSTALLED: &str = "../lib/verbatim";
+const INSTALLED_LIBRARIES_FOLDER: &str = "../lib/verbatim";
 /// Folder for links with the libraries' names, relative to this program's folder in a build.
-const LINKS: &str = "dropin/lib";
+const LINKS_FOLDER: &str = "dropin/lib";
 
 /// Returns the folder that holds `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3`.
-pub(super) fn find() -> Result<PathBuf> {
+pub(super) fn find_dropin_folder() -> Result<PathBuf> {
     find_from(&own_folder()?)
 }
 
@@ -63,7 +63,10 @@ fn own_folder() -> Result<PathBuf> {
 
 /// Finds a library to preload, in a build or an installation.
 fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
-    let places = [folder.join(name), folder.join(INSTALLED).join(name)];
+    let places = [
+        folder.join(name),
+        folder.join(INSTALLED_LIBRARIES_FOLDER).join(name),
+    ];
     let found = places.iter().find(|place| place.exists());
     found.cloned().with_context(|| {
         let [built, installed] = &places;
@@ -76,20 +79,20 @@ fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
 }
 
 fn find_from(folder: &Path) -> Result<PathBuf> {
-    if LIBRARIES
+    if BUILT_AND_LOADED_NAMES
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        return linked(folder, caches);
+        return folder_of_links(folder, caches);
     }
-    let installed = folder.join(INSTALLED);
-    if LIBRARIES
+    let installed = folder.join(INSTALLED_LIBRARIES_FOLDER);
+    if BUILT_AND_LOADED_NAMES
         .iter()
         .all(|(_, name)| installed.join(name).exists())
     {
         return Ok(installed);
     }
-    let [(first, _), (second, _), (third, _)] = LIBRARIES;
+    let [(first, _), (second, _), (third, _)] = BUILT_AND_LOADED_NAMES;
     bail!(
         "the libraries that programs are to load are neither {}, {second} and {third} nor in {}; build them: \
          cargo build --release, or cargo xtask dropin to build and install",
@@ -128,8 +131,8 @@ fn shared_memory() -> Option<PathBuf> {
 
 /// Returns a folder of links to the libraries in `build`. The folder lies in `build`, or in one of `caches` if this
 /// user may not write to `build`.
-fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
-    let links = build.join(LINKS);
+fn folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
+    let links = build.join(LINKS_FOLDER);
     let made = link(&links, Path::new("../.."));
     if made.is_ok() {
         return Ok(links);
@@ -148,7 +151,7 @@ fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf
 /// Creates links in `folder` to the `libraries`, under the names by which programs load them, and to this program.
 fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    for (built, name) in LIBRARIES {
+    for (built, name) in BUILT_AND_LOADED_NAMES {
         link_to(&libraries.join(built), &folder.join(name))?;
     }
     let tools = folder.join(TOOLS);
@@ -179,12 +182,12 @@ mod tests {
     fn a_build_gets_its_links_once() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(find_from(folder.path()).is_err(), "there is nothing yet");
-        for (built, _) in LIBRARIES {
+        for (built, _) in BUILT_AND_LOADED_NAMES {
             std::fs::write(folder.path().join(built), built).expect("written");
         }
         for _ in 0..2 {
             let found = find_from(folder.path()).expect("the libraries are there");
-            for (built, name) in LIBRARIES {
+            for (built, name) in BUILT_AND_LOADED_NAMES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
                 assert_eq!(text, built);
             }
@@ -195,17 +198,17 @@ mod tests {
     fn a_build_of_somebody_else_gets_its_links_elsewhere() {
         let (build, cache) = (tempfile::tempdir(), tempfile::tempdir());
         let (build, cache) = (build.expect("a folder"), cache.expect("a folder"));
-        for (built, _) in LIBRARIES {
+        for (built, _) in BUILT_AND_LOADED_NAMES {
             std::fs::write(build.path().join(built), built).expect("written");
         }
         // A file in place of the folder prevents that the folder is created, even by root.
         std::fs::write(build.path().join("dropin"), "in the way").expect("written");
-        assert!(linked(build.path(), Vec::new).is_err());
+        assert!(folder_of_links(build.path(), Vec::new).is_err());
         let caches = || vec![PathBuf::from("/dev/null"), cache.path().to_owned()];
         for _ in 0..2 {
-            let found = linked(build.path(), caches).expect("links");
+            let found = folder_of_links(build.path(), caches).expect("links");
             assert!(found.starts_with(cache.path()), "{}", found.display());
-            for (built, name) in LIBRARIES {
+            for (built, name) in BUILT_AND_LOADED_NAMES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
                 assert_eq!(text, built);
             }
@@ -218,14 +221,14 @@ mod tests {
         let (bin, lib) = (root.path().join("bin"), root.path().join("lib/verbatim"));
         std::fs::create_dir_all(&bin).expect("made");
         std::fs::create_dir_all(&lib).expect("made");
-        for (_, name) in LIBRARIES {
+        for (_, name) in BUILT_AND_LOADED_NAMES {
             assert!(find_from(&bin).is_err(), "not all of it is there");
             std::fs::write(lib.join(name), "library").expect("written");
         }
         assert!(
             find_from(&bin)
                 .expect("found")
-                .join(LIBRARIES[0].1)
+                .join(BUILT_AND_LOADED_NAMES[0].1)
                 .exists()
         );
     }

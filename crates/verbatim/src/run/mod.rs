@@ -23,8 +23,8 @@ mod tools;
 mod view;
 
 pub(crate) use library::find_sockets;
-pub(crate) use preload::preload;
-pub(crate) use tools::as_rdma;
+pub(crate) use preload::loader_variable_value;
+pub(crate) use tools::exec_system_rdma;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -37,12 +37,12 @@ use softnic::SysfsFile;
 use tap::Ledger;
 
 use crate::CommandOutcome;
-use crate::args::{self, LinkLayerArgs, PortsArgs, Provider, fabric_name};
+use crate::args::{self, DeviceAndPortCountArgs, LinkLayerArgs, Provider, fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
-use crate::program::wait_for;
-use namespace::{EnterResult, NoteLock};
+use crate::program::run_to_end;
+use namespace::{EnterResult, UserNamespaceFileLock};
 use preload::PRELOAD;
 
 /// Arguments of `verbatim run`.
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     link_layer: LinkLayerArgs,
     #[command(flatten)]
-    ports: PortsArgs,
+    ports: DeviceAndPortCountArgs,
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
@@ -129,7 +129,7 @@ Exit status: the program's; 2 when it could not be run.";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// Environment variable that makes the preloaded library report that it was not used. With the value `wheels` it
 /// reports this only if another libibverbs was loaded.
-const PRELOADED: &str = "VERBATIM_PRELOADED";
+const REPORT_UNUSED_VARIABLE: &str = "VERBATIM_PRELOADED";
 /// Environment variable that names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
@@ -150,16 +150,16 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let words = ledger::join_command_line(&args.command);
     if let Some(file) = &args.trace {
-        command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
+        command.env(tap::trace::TRACE_FILE_VARIABLE, new_trace(file, &words)?);
     }
     if args.ledger.is_wanted() || args.summary || args.fault.is_wanted() {
         // Release the lock here; otherwise it would be held for as long as the program runs.
         drop(door);
     }
-    let faulty = args.fault.prepare(&mut command)?;
+    let faulty = args.fault.add_to_environment(&mut command)?;
     let summary: Option<fn(&Ledger)> = args
         .summary
-        .then_some(|ledger| eprint!("{}", summary::of(ledger)));
+        .then_some(|ledger| eprint!("{}", summary::format_report(ledger)));
     let recorded = args.ledger.record_program(command, &words, summary)?;
     let mut command = match (recorded, faulty) {
         (Ok(outcome), None) => return Ok(outcome),
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             return Ok(outcome);
         }
         (Err(mut command), Some(faulty)) => {
-            let outcome = wait_for(&mut command, &words)?;
+            let outcome = run_to_end(&mut command, &words)?;
             faulty.print_summary()?;
             return Ok(outcome);
         }
@@ -184,15 +184,17 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Prepares a program to find the software NIC. The returned lock must be held until the program has started.
-fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<NoteLock>> {
+fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserNamespaceFileLock>> {
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
     let fabric = args.fabric.as_deref().map(|name| (FABRIC, name.into()));
-    let ports = args.ports.variables(nic.as_ref().and_then(|nic| nic.ports));
+    let ports = args
+        .ports
+        .env_variables(nic.as_ref().and_then(|nic| nic.port_count));
     args.link_layer
-        .settle_way(fabric.into_iter().chain(ports))?;
-    let folder = library::find()?;
+        .apply_path_and_address(fabric.into_iter().chain(ports))?;
+    let folder = library::find_dropin_folder()?;
     let port = nic.as_ref().map(|nic| nic.link_layer);
-    let link_layer = args.link_layer.variable_or(port);
+    let link_layer = args.link_layer.env_variable_or_default(port);
     command
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
@@ -200,8 +202,11 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<NoteLock
     let asked = args.preload || args.summary;
     if asked || preload::runs_python(command.get_program()) {
         command
-            .env(PRELOAD, preload(&folder.join("libibverbs.so.1"))?)
-            .env(PRELOADED, if asked { "1" } else { "wheels" });
+            .env(
+                PRELOAD,
+                loader_variable_value(&folder.join("libibverbs.so.1"))?,
+            )
+            .env(REPORT_UNUSED_VARIABLE, if asked { "1" } else { "wheels" });
     }
     if args.why {
         command.env(softnic::WHY_VAR, "each");
@@ -246,8 +251,9 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<NoteLock
         );
     }
     if door.is_some() {
-        let own = namespace::own().context("cannot tell which user namespace this is")?;
-        command.env(namespace::VARIABLE, own);
+        let own =
+            namespace::own_inode_number().context("cannot tell which user namespace this is")?;
+        command.env(namespace::INODE_VARIABLE, own);
     }
     Ok(door)
 }
@@ -255,13 +261,16 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<NoteLock
 /// Prepares a program to find the files of the device by a preloaded library.
 fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
     preload_too(&library::find_view()?, command)?;
-    command.env(copies::VARIABLE, copies::make(files)?);
+    command.env(
+        copies::VIEW_FOLDER_VARIABLE,
+        copies::find_or_create_folder(files)?,
+    );
     Ok(())
 }
 
 /// Adds a library before all other libraries that the program preloads.
 fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
-    let mut libraries = preload(library)?;
+    let mut libraries = loader_variable_value(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
         // The program's variable ends with the list of this process too, so that list appears twice. This is harmless: the loader loads each
@@ -287,10 +296,10 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
             bail!("{flag} is for the software NIC; leave it out, or --provider system");
         }
     }
-    fault::refuse_for_system(&args.fault)?;
+    fault::refuse_faults_for_system(&args.fault)?;
     args::refuse_capture_for_system(&args.capture)?;
     if args.ledger.is_wanted() || args.summary || args.trace.is_some() {
-        command.env(PRELOAD, preload(&library::find_tap()?)?);
+        command.env(PRELOAD, loader_variable_value(&library::find_tap()?)?);
     }
     Ok(())
 }
@@ -303,9 +312,9 @@ fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
 }
 
 /// Shows the files of the device to the program by mounts.
-fn mount_device_files(files: &[SysfsFile], door: &mut Option<NoteLock>) -> Result<()> {
+fn mount_device_files(files: &[SysfsFile], door: &mut Option<UserNamespaceFileLock>) -> Result<()> {
     match namespace::enter(door)? {
-        EnterResult::New => view::make(files),
+        EnterResult::New => view::create_mounts(files),
         EnterResult::Inherited => Ok(()),
     }
 }

@@ -8,7 +8,7 @@
 //! The first program therefore creates the user namespace and writes its inode number to a file, the note. Later
 //! programs look for a process in this namespace and enter it. The namespace ends with its last process, and the
 //! kernel reuses its number. The number alone therefore does not identify the namespace. A process in this user's
-//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`VARIABLE`].
+//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`INODE_VARIABLE`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// Environment variable that tells a program in the user namespace the number of this namespace.
-pub(super) const VARIABLE: &str = "VERBATIM_NAMESPACE";
+pub(super) const INODE_VARIABLE: &str = "VERBATIM_NAMESPACE";
 
 /// Source name of the view's mounts: a file system without a device may have any source name.
 pub(super) const MOUNT_SOURCE: &str = "verbatim";
@@ -39,12 +39,12 @@ pub(super) enum EnterResult {
 }
 
 /// The lock on the note. While a process holds the lock, no other program of this user enters the namespace. Another
-/// program recognizes this process only by the mounts of the view, or by a program with [`VARIABLE`]. The process
+/// program recognizes this process only by the mounts of the view, or by a program with [`INODE_VARIABLE`]. The process
 /// holds the lock until one of these exists. The program to run does not inherit the lock.
 #[derive(Debug)]
-pub(super) struct NoteLock {
+pub(super) struct UserNamespaceFileLock {
     #[expect(dead_code, reason = "it is the lock")]
-    note: File,
+    locked_file: File,
 }
 
 /// Moves this process, which must have one thread, to a mount namespace of its own. If that needs a user namespace,
@@ -52,11 +52,11 @@ pub(super) struct NoteLock {
 ///
 /// # Errors
 /// Returns an error if the system does not allow the namespace; the message names the refused step.
-pub(super) fn enter(door: &mut Option<NoteLock>) -> Result<EnterResult> {
+pub(super) fn enter(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
     match unshare(UnshareFlags::NEWNS) {
         Ok(()) => {}
         Err(Errno::PERM) => {
-            if enter_users(door)? == EnterResult::Inherited {
+            if join_or_create(door)? == EnterResult::Inherited {
                 return Ok(EnterResult::Inherited);
             }
             unshare(UnshareFlags::NEWNS).context("a mount namespace is refused")?;
@@ -70,7 +70,7 @@ pub(super) fn enter(door: &mut Option<NoteLock>) -> Result<EnterResult> {
 }
 
 /// Enters this user's namespace, or creates it.
-fn enter_users(door: &mut Option<NoteLock>) -> Result<EnterResult> {
+fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
     let mut note = open_note(&note_path())?;
     // Take the lock, because a program that starts at the same time must find the namespace of this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
@@ -78,14 +78,14 @@ fn enter_users(door: &mut Option<NoteLock>) -> Result<EnterResult> {
     note.read_to_string(&mut number)
         .context("cannot read the note")?;
     if !number.is_empty() {
-        if lives_in(Path::new("/proc/self"), &number) {
+        if process_is_inside(Path::new("/proc/self"), &number) {
             return Ok(EnterResult::Inherited);
         }
-        if let Some(namespace) = find(&number) {
+        if let Some(namespace) = open_by_inode_number(&number) {
             let user = Some(LinkNameSpaceType::User);
             move_into_link_name_space(namespace.as_fd(), user)
                 .context("this user's namespace does not let it in")?;
-            *door = Some(NoteLock { note });
+            *door = Some(UserNamespaceFileLock { locked_file: note });
             return Ok(EnterResult::New);
         }
     }
@@ -103,15 +103,15 @@ fn enter_users(door: &mut Option<NoteLock>) -> Result<EnterResult> {
     let mut remember = || -> io::Result<()> {
         note.set_len(0)?;
         note.rewind()?;
-        note.write_all(own()?.as_encoded_bytes())
+        note.write_all(own_inode_number()?.as_encoded_bytes())
     };
     remember().context("cannot write the note")?;
-    *door = Some(NoteLock { note });
+    *door = Some(UserNamespaceFileLock { locked_file: note });
     Ok(EnterResult::New)
 }
 
 /// Returns the inode number of the user namespace in which this process is.
-pub(super) fn own() -> io::Result<OsString> {
+pub(super) fn own_inode_number() -> io::Result<OsString> {
     fs::read_link("/proc/self/ns/user").map(PathBuf::into_os_string)
 }
 
@@ -132,19 +132,19 @@ fn open_note(path: &Path) -> Result<File> {
 }
 
 /// Opens the user namespace with the given number of this user, by a process that is in it.
-fn find(number: &str) -> Option<File> {
+fn open_by_inode_number(number: &str) -> Option<File> {
     fs::read_dir("/proc")
         .ok()?
         .filter_map(Result::ok)
         .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
         .map(|entry| entry.path())
-        .filter(|process| lives_in(process, number))
+        .filter(|process| process_is_inside(process, number))
         // The process may have ended meanwhile.
         .find_map(|process| File::open(process.join("ns/user")).ok())
 }
 
 /// Returns true if a process is in this user's namespace with the given number; `process` is its folder in `/proc`.
-fn lives_in(process: &Path, number: &str) -> bool {
+fn process_is_inside(process: &Path, number: &str) -> bool {
     let says = |file: &str, what: &str| {
         let text = fs::read(process.join(file)).unwrap_or_default();
         text.windows(what.len()).any(|part| part == what.as_bytes())
@@ -152,7 +152,7 @@ fn lives_in(process: &Path, number: &str) -> bool {
     // The links of other users' processes cannot be read.
     fs::read_link(process.join("ns/user")).is_ok_and(|to| to.as_os_str() == number)
         && (says("mountinfo", &format!(" - tmpfs {MOUNT_SOURCE} "))
-            || says("environ", &format!("{VARIABLE}={number}\0")))
+            || says("environ", &format!("{INODE_VARIABLE}={number}\0")))
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {

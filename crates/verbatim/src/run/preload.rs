@@ -15,10 +15,10 @@ pub(super) const PRELOAD: &str = "LD_PRELOAD";
 
 /// Maximum number of bytes of a script's first line in which the kernel looks for the interpreter
 /// (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
-const FIRST_LINE: u64 = 256;
+const MAX_SHEBANG_BYTES: u64 = 256;
 
 /// Returns the value for `LD_PRELOAD`: `library`, then the libraries in this process's `LD_PRELOAD`.
-pub(crate) fn preload(library: &Path) -> Result<OsString> {
+pub(crate) fn loader_variable_value(library: &Path) -> Result<OsString> {
     // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
     if library
         .as_os_str()
@@ -76,7 +76,7 @@ fn is_python(file: &OsStr) -> bool {
 fn first_line(file: &Path) -> Option<String> {
     let mut begin = Vec::new();
     let file = File::open(file).ok()?;
-    file.take(FIRST_LINE).read_to_end(&mut begin).ok()?;
+    file.take(MAX_SHEBANG_BYTES).read_to_end(&mut begin).ok()?;
     let line = begin.split(|byte| *byte == b'\n').next()?;
     Some(String::from_utf8_lossy(line).into_owned())
 }
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn a_library_to_preload_must_be_speakable() {
-        let libraries =
-            preload(Path::new("/opt/verbatim/libverbatim_tap.so")).expect("a plain path");
+        let libraries = loader_variable_value(Path::new("/opt/verbatim/libverbatim_tap.so"))
+            .expect("a plain path");
         assert!(libraries.to_string_lossy().starts_with("/opt/verbatim/"));
         for wrong in ["/a b", "/a:b", "/$LIB/a"] {
-            assert!(preload(Path::new(wrong)).is_err(), "{wrong}");
+            assert!(loader_variable_value(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 

@@ -15,7 +15,7 @@ const LONGEST_COMMAND: usize = 60;
 #[derive(Default)]
 struct ProcessCounts {
     queue_pairs: BTreeMap<Transport, u64>,
-    sent: BTreeMap<Verb, (u64, u64)>,
+    sent_count_and_bytes: BTreeMap<Verb, (u64, u64)>,
     received: u64,
     failed: u64,
     refused: u64,
@@ -31,7 +31,10 @@ impl ProcessCounts {
     fn add(&mut self, qp: &QueuePair) {
         *self.queue_pairs.entry(qp.transport).or_default() += 1;
         for counted in &qp.sent {
-            let (count, bytes) = self.sent.entry(counted.operation.verb).or_default();
+            let (count, bytes) = self
+                .sent_count_and_bytes
+                .entry(counted.operation.verb)
+                .or_default();
             *count += counted.count;
             *bytes += counted.count * u64::from(counted.operation.payload_bytes);
         }
@@ -41,11 +44,17 @@ impl ProcessCounts {
     }
 
     fn work_requests(&self) -> u64 {
-        self.sent.values().map(|(count, _)| count).sum()
+        self.sent_count_and_bytes
+            .values()
+            .map(|(count, _)| count)
+            .sum()
     }
 
-    fn bytes(&self) -> u64 {
-        self.sent.values().map(|(_, bytes)| bytes).sum()
+    fn sent_bytes(&self) -> u64 {
+        self.sent_count_and_bytes
+            .values()
+            .map(|(_, bytes)| bytes)
+            .sum()
     }
 
     /// Formats the counts as one line: queue pairs, work requests by verb, failures.
@@ -58,7 +67,7 @@ impl ProcessCounts {
             .iter()
             .map(|(transport, count)| format!("{count} {transport} queue pair{}", plural(*count)))
             .collect();
-        for (verb, (count, bytes)) in &self.sent {
+        for (verb, (count, bytes)) in &self.sent_count_and_bytes {
             words.push(format!(
                 "{} {verb} ({})",
                 HumanCount(*count),
@@ -82,7 +91,7 @@ fn plural(count: u64) -> &'static str {
 }
 
 /// Formats the report on a command.
-pub(super) fn of(ledger: &Ledger) -> String {
+pub(super) fn format_report(ledger: &Ledger) -> String {
     let nic = match ledger.provider.as_str() {
         "system" => "the machine's own NIC",
         _ => "the software NIC",
@@ -94,7 +103,7 @@ pub(super) fn of(ledger: &Ledger) -> String {
         .collect();
     let count = processes.len() as u64;
     let requests: u64 = processes.iter().map(|(_, sums)| sums.work_requests()).sum();
-    let bytes: u64 = processes.iter().map(|(_, sums)| sums.bytes()).sum();
+    let bytes: u64 = processes.iter().map(|(_, sums)| sums.sent_bytes()).sum();
     let failed: u64 = processes.iter().map(|(_, sums)| sums.failed).sum();
     let received: u64 = processes.iter().map(|(_, sums)| sums.received).sum();
     let queue_pairs = processes
@@ -168,14 +177,14 @@ mod tests {
 
     #[test]
     fn what_was_not_used_is_said_in_one_line() {
-        assert!(of(&ledger("none")).starts_with("RDMA: not used; no process"));
-        let opened = of(&ledger(""));
+        assert!(format_report(&ledger("none")).starts_with("RDMA: not used; no process"));
+        let opened = format_report(&ledger(""));
         assert!(
             opened.starts_with("RDMA: not used; 1 process opened"),
             "{opened}"
         );
         assert!(opened.contains("created no queue pair"), "{opened}");
-        let target = of(&ledger(
+        let target = format_report(&ledger(
             r#"{"qpn": 1, "transport": "rc", "sent": [], "postlists": 0, "runs": 0, "received": [], "max_outstanding": 0,
             "mean_outstanding": 0.0, "adjacent_reads": 0, "atomic_slots": []}"#,
         ));
@@ -187,7 +196,7 @@ mod tests {
 
     #[test]
     fn verbs_bytes_and_failures_are_counted() {
-        let text = of(&ledger(
+        let text = format_report(&ledger(
             r#"{"qpn": 1, "transport": "rc", "sent": [{"operation": {"verb": "rdma-write", "transport": "rc",
             "payload_bytes": 64, "inline": false, "imm": false, "signaled": 1.0, "num_sge": 1, "receive": "regular"},
             "count": 1000}], "postlists": 1000, "runs": 1000, "received": [], "max_outstanding": 1,

@@ -24,14 +24,14 @@ use super::namespace::MOUNT_SOURCE;
 const FOLDERS: [&str; 4] = ["class", "class/pci_bus", "devices", "bus/pci/devices"];
 
 /// Creates the view in the mount namespace of this process, which no other process may share.
-pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
+pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
     let sys = Path::new("/sys");
     let mut new = Vec::new();
     let mut added = Vec::new();
     for folder in FOLDERS {
         let names = added_to(folder, files);
         if !names.is_empty() && sys.join(folder).is_dir() {
-            new.extend(uncover(&sys.join(folder), &names)?);
+            new.extend(make_writable(&sys.join(folder), &names)?);
             added.push(folder);
         }
     }
@@ -46,10 +46,10 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
         };
         write().with_context(|| format!("cannot write {}", path.display()))?;
     }
-    seal(&new)?;
+    remount_read_only(&new)?;
 
     let dev = Path::new("/dev");
-    let new = uncover(dev, &["infiniband"])?;
+    let new = make_writable(dev, &["infiniband"])?;
     let folder = dev.join("infiniband");
     for name in uverbs_names(files) {
         let device = folder.join(name);
@@ -60,7 +60,7 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
         };
         bind().with_context(|| format!("cannot make {}", device.display()))?;
     }
-    seal(&new)
+    remount_read_only(&new)
 }
 
 /// Writes a file of the view, or a symbolic link to a folder.
@@ -102,13 +102,13 @@ fn added_to<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f str> {
 ///
 /// If all folders `names` exist, each becomes its own file system. Otherwise `folder` becomes a file system, into which
 /// all its previous entries are bound.
-fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
+fn make_writable(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let within: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
     // A symbolic link, which a view within a view finds, does not count as a folder.
     let is_folder = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
     if within.iter().all(is_folder) {
         for folder in &within {
-            empty(folder)?;
+            mount_empty_tmpfs(folder)?;
         }
         return Ok(within);
     }
@@ -122,11 +122,11 @@ fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let covered = PathBuf::from(format!("/proc/self/fd/{}", old.as_raw_fd()));
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
-    empty(folder)?;
+    mount_empty_tmpfs(folder)?;
     for entry in entries {
         let name = entry.file_name();
         if !names.iter().any(|new| name == OsStr::new(new)) {
-            keep(&covered.join(&name), &folder.join(&name))
+            bind_or_copy_link(&covered.join(&name), &folder.join(&name))
                 .with_context(|| format!("cannot keep {}", folder.join(&name).display()))?;
         }
     }
@@ -134,7 +134,7 @@ fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
 }
 
 /// Makes `to` show `from`: by the same symbolic link, or by a bind mount.
-fn keep(from: &Path, to: &Path) -> io::Result<()> {
+fn bind_or_copy_link(from: &Path, to: &Path) -> io::Result<()> {
     let kind = match fs::symlink_metadata(from) {
         Ok(metadata) => metadata.file_type(),
         // Another process has removed the entry meanwhile.
@@ -155,7 +155,7 @@ fn keep(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Covers `folder` with an empty file system; its source name marks it as a part of this program's view.
-fn empty(folder: &Path) -> Result<()> {
+fn mount_empty_tmpfs(folder: &Path) -> Result<()> {
     mount(
         MOUNT_SOURCE,
         folder,
@@ -166,8 +166,8 @@ fn empty(folder: &Path) -> Result<()> {
     .with_context(|| format!("cannot mount a file system at {}", folder.display()))
 }
 
-/// Makes the file systems of [`empty`] read-only.
-fn seal(folders: &[PathBuf]) -> Result<()> {
+/// Makes the file systems of [`mount_empty_tmpfs`] read-only.
+fn remount_read_only(folders: &[PathBuf]) -> Result<()> {
     for folder in folders {
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
         mount_remount(folder, flags, c"")

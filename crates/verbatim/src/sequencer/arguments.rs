@@ -8,9 +8,9 @@ use anyhow::{Result, bail};
 use nicmodel::profile::CorePlace;
 use sequencer::Design;
 
-use crate::args::{self, Experiment, NicArgs, PortArgs};
+use crate::args::{self, NicArgs, PortArgs, PublishedExperiment};
 use crate::picture::PictureArgs;
-use crate::sweeps::{SweepArgs, SweepSetting, at_most};
+use crate::sweeps::{SweepArgs, SweepSetting, check_knob_limit};
 
 /// Arguments of `verbatim sequencer` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -24,33 +24,33 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::run_time)]
     pub(super) duration: Option<Duration>,
     /// How often each design runs, in turn with the others
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 16384 [default: 70]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=sequencer::counter::MAX_CLIENTS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of clients", 1..=sequencer::counter::MAX_CLIENTS))]
     pub(super) clients: Option<usize>,
     /// Threads of each client process, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     pub(super) threads: usize,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     pub(super) workers: usize,
     /// Requests that a client has outstanding [default: 256; 32 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
     /// Requests that a worker answers with one doorbell, at most [default: 64; 16 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::number("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a batch", 1..=64usize))]
     pub(super) batch: Option<usize>,
     /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
     /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1; on a simulated NIC for each of its ports, and 3 in
     /// spec-s0, too]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     pub(super) queues: Option<usize>,
     /// The first number
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::decimal_or_hex_u64)]
     pub(super) start: u64,
     /// Print one JSON object per line: skipped, round, design
     #[arg(long)]
@@ -71,7 +71,7 @@ impl Args {
     /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most| at_most(value, most);
+        let limit = |most| check_knob_limit(value, most);
         if simulated && self.simulation.experiment.is_some() {
             let fixed = matches!(
                 knob,
@@ -133,18 +133,18 @@ pub(crate) struct SimulationArgs {
     pub(super) place: Option<CorePlace>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Machines that clients run on [default: as few as have a core for each client]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of machines", 1..=40_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of machines", 1..=40_000usize))]
     pub(super) machines: Option<usize>,
     /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients over RPC are stop-and-go and
     /// post each request alone, a worker takes one request of each client in a pass and has a doorbell for each port, and
     /// each client of spec-s0 keeps 16 requests at one worker. Ours are the default
     #[arg(long, value_name = "NAME", conflicts_with_all = ["window", "postlist", "batch", "queues"])]
-    pub(super) experiment: Option<Experiment>,
+    pub(super) experiment: Option<PublishedExperiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word)]
+    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
     pub(super) seed: Option<u64>,
 }
 

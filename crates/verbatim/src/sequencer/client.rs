@@ -10,8 +10,8 @@ use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::verified_something;
-use crate::output::{self, figure, print, print_json, time};
+use crate::outcome::check_any_answered;
+use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
 use crate::side_by_side::check_postlist;
 
 /// Arguments of `verbatim sequencer client`.
@@ -25,16 +25,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
     duration: Duration,
     /// Ask for so many numbers instead (each thread)
-    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::number("a count of numbers", 1..=u64::MAX))]
+    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::integer_in_range("a count of numbers", 1..=u64::MAX))]
     count: Option<u64>,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// Requests outstanding, of each thread
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::number("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_in_range("a window", 1..=4096usize))]
     window: usize,
     /// Requests posted with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::number("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
     postlist: usize,
     /// How long to try to reach a server that is not there (any more)
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
@@ -91,7 +91,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     // numbers.
     let verdict = checker.verdict(None);
     let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
-    let some = verified_something(verdict.numbers, verdict.lost);
+    let some = check_any_answered(verdict.numbers, verdict.lost);
     let ended = reports
         .iter()
         .filter_map(|report| report.failures.end_reason.as_ref());
@@ -150,15 +150,16 @@ fn run_all(clients: &mut [Client], until: RunEnd, server: &str, json: bool) -> V
 
 fn print_client_report(thread: usize, report: &ClientReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    let [median, p99] = [report.latency.p50_ns, report.latency.p99_ns].map(|ns| time(ns as f64));
+    let [median, p99] =
+        [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
     let failures = &report.failures;
     print(format_args!(
         "thread {thread}: {}, {} M/s ({} requests in {} s), latency {median} median, {p99} p99; \
          lost {}, reconnects {}, wrong guesses {}",
         report.design,
-        figure(report.rate / 1e6),
+        format_three_digits(report.rate / 1e6),
         report.requests,
-        figure(report.seconds),
+        format_three_digits(report.seconds),
         failures.lost,
         failures.reconnects,
         report.wrong_guesses,

@@ -10,12 +10,12 @@ use verbs::Capabilities;
 
 use super::arguments::Args;
 use super::report::{Row, print_comparison, row};
-use super::round::{Round, one};
+use super::round::{Round, run_design_once};
 use crate::CommandOutcome;
 use crate::args;
 use crate::nic::OpenNic;
 use crate::output::{print, print_typed};
-use crate::side_by_side::{check_clients, check_postlist, interleaved, outcome, place};
+use crate::side_by_side::{assign_cores, check_clients, check_postlist, outcome, run_interleaved};
 use crate::sweeps::{self, DesignResult, SweptResult};
 
 /// The maximum number of clients of a server process; each client costs the server a thread.
@@ -25,16 +25,16 @@ const MAX_CLIENTS: usize = 256;
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let settings = args.sweep.settings(&args, Args::set)?;
     settings.iter().try_for_each(|(_, args)| check(args))?;
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
+    let (designs, skipped) = supported_designs(&args.design, nic.context.capabilities()?)?;
     if args.json {
         for unsupported in &skipped {
             print_typed("skipped", unsupported)?;
         }
     }
     let rounds = measure(&args, &settings, &designs)?;
-    let kind = args.nic.provider.kind();
+    let kind = args.nic.provider.nic_description();
     let device = nic.context.device_name();
     let (mut points, mut verified) = (Vec::new(), true);
     for ((value, setting), rounds) in settings.iter().zip(&rounds) {
@@ -58,7 +58,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         let at = value.unwrap_or(args.workers);
         points.extend(rows.iter().map(|row| point(at, row)));
     }
-    let caption = args.sweep.told(&caption(&args, kind, device));
+    let caption = args.sweep.caption_with_knob(&caption(&args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;
@@ -79,8 +79,9 @@ fn measure(
     settings: &[(Option<usize>, Args)],
     designs: &[Design],
 ) -> Result<Vec<Vec<Round>>> {
-    let place =
-        |(_, args): &(_, Args)| place(args.workers, args.clients(), args.threads, "client threads");
+    let place = |(_, args): &(_, Args)| {
+        assign_cores(args.workers, args.clients(), args.threads, "client threads")
+    };
     let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
     let indices = 0..settings.len();
     let contenders: Vec<_> = indices
@@ -90,25 +91,25 @@ fn measure(
         Some(value) => format!("{design} at {value}"),
         None => design.to_string(),
     };
-    let all = interleaved(
+    let all = run_interleaved(
         args.rounds,
         &contenders,
         args.json,
         name,
         |round, (at, design)| {
             let (value, args) = &settings[at];
-            let round = one(args, &placements[at], round, design);
+            let round = run_design_once(args, &placements[at], round, design);
             let round = round.with_context(|| format!("design {design}"))?;
             Ok(SweptResult::new(at, *value, round))
         },
     )?;
-    Ok(SweptResult::sorted(all, settings.len()))
+    Ok(SweptResult::grouped_by_setting(all, settings.len()))
 }
 
 fn point(at: usize, row: &Row) -> DesignResult {
     DesignResult {
         name: row.design.to_string(),
-        at,
+        swept_value: at,
         rate_per_s: row.rate_per_s,
         latency_ns_p50: Some(row.latency_ns_p50),
         latency_ns_p99: Some(row.latency_ns_p99),
@@ -167,7 +168,7 @@ fn check(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// Returns an error if the device does not support a design that was asked for, or supports none.
-fn choose(
+fn supported_designs(
     asked: &[Design],
     device: &Capabilities,
 ) -> Result<(Vec<Design>, Vec<UnsupportedDesign>)> {
@@ -219,13 +220,13 @@ mod tests {
 
     #[test]
     fn what_the_device_cannot_run_is_left_out_and_named() {
-        let (designs, skipped) = choose(&[], &device(&[])).unwrap();
+        let (designs, skipped) = supported_designs(&[], &device(&[])).unwrap();
         assert_eq!(
             (designs.as_slice(), skipped.as_slice()),
             (&Design::ALL[..], &[][..])
         );
         let no_uc = device(&[Capability::Uc]);
-        let (designs, skipped) = choose(&[], &no_uc).unwrap();
+        let (designs, skipped) = supported_designs(&[], &no_uc).unwrap();
         assert_eq!(designs, [Design::Atomics, Design::SpecS0]);
         let names: Vec<_> = skipped.iter().map(|s| s.design).collect();
         assert_eq!(names, ["rpc", "rpc-batch", "rpc-batch-mq"]);
@@ -239,8 +240,11 @@ mod tests {
     fn a_design_that_was_asked_for_is_not_left_out_but_refused() {
         let no_uc = device(&[Capability::Uc]);
         let asked = [Design::SpecS0, Design::Rpc];
-        assert_eq!(choose(&asked[..1], &no_uc).unwrap().0, asked[..1]);
-        let error = choose(&asked, &no_uc).unwrap_err().to_string();
+        assert_eq!(
+            supported_designs(&asked[..1], &no_uc).unwrap().0,
+            asked[..1]
+        );
+        let error = supported_designs(&asked, &no_uc).unwrap_err().to_string();
         let start =
             "design rpc needs UC, which softnic0 (softnic) does not have (so says the test)";
         assert!(error.starts_with(start), "{error}");
@@ -253,7 +257,7 @@ mod tests {
     #[test]
     fn a_device_that_can_run_nothing_is_an_error() {
         let nothing = device(&[Capability::Atomics, Capability::Ud]);
-        let error = choose(&[], &nothing).unwrap_err().to_string();
+        let error = supported_designs(&[], &nothing).unwrap_err().to_string();
         assert!(
             error.starts_with("no design runs on softnic0 (softnic): design atomics needs atomics"),
             "{error}"

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::arguments::Args;
 use super::round::Round;
-use crate::output::{self, figure, print, time};
+use crate::output::{self, format_three_digits, format_time_ns, print};
 use crate::side_by_side::{rate, spread, yes_or_no};
 
 /// A row of the table: one design.
@@ -39,15 +39,17 @@ pub(super) struct Row {
 /// bytes of inline payload. Four such pieces share a cache line. An RDMA WRITE writes only its
 /// payload into the target's memory.
 fn cache_lines_per_request(design: Design) -> f64 {
-    const LINE: f64 = 64.0;
+    const CACHE_LINE_BYTES: f64 = 64.0;
     const HEADER_ONLY: f64 = 16.0;
     const WITH_8_BYTES: f64 = 32.0;
     const REQUEST_SLOT: f64 = 8.0;
     match design {
         // The counter's cache line moves to the core that executes the atomic.
         Design::Atomics => 1.0,
-        Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => (REQUEST_SLOT + WITH_8_BYTES) / LINE,
-        Design::SpecS0 => 2.0 * HEADER_ONLY / LINE,
+        Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
+            (REQUEST_SLOT + WITH_8_BYTES) / CACHE_LINE_BYTES
+        }
+        Design::SpecS0 => 2.0 * HEADER_ONLY / CACHE_LINE_BYTES,
     }
 }
 
@@ -118,12 +120,12 @@ pub(super) fn print_comparison(
         table.add_row([
             row.design.to_string(),
             rate(row.rate_per_s),
-            format!("{} x", figure(row.ratio_to_first.median)),
-            time(row.latency_ns_p50),
-            time(row.latency_ns_p99),
-            figure(row.requests_per_doorbell),
-            figure(row.doorbells_per_request),
-            figure(row.cache_lines_per_request),
+            format!("{} x", format_three_digits(row.ratio_to_first.median)),
+            format_time_ns(row.latency_ns_p50),
+            format_time_ns(row.latency_ns_p99),
+            format_three_digits(row.requests_per_doorbell),
+            format_three_digits(row.doorbells_per_request),
+            format_three_digits(row.cache_lines_per_request),
             yes_or_no(row.verified).to_owned(),
         ]);
     }
@@ -137,7 +139,7 @@ pub(super) fn print_comparison(
         print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
     }
     print("")?;
-    for line in lessons(rows) {
+    for line in compare_designs(rows) {
         print(format_args!("- {line}"))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0) {
@@ -159,7 +161,7 @@ fn show_setup(
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| {
-            let [median, min, max] = [ns.median, ns.min, ns.max].map(figure);
+            let [median, min, max] = [ns.median, ns.min, ns.max].map(format_three_digits);
             format!("a cache line takes {median} ns ({min}..{max}) between the two sides' cores")
         },
     );
@@ -180,11 +182,11 @@ fn show_setup(
 
 /// Compares the designs in words, with their figures: which change gains and which does not. A
 /// difference within the noise is called noise, and no cause is given for it.
-fn lessons(rows: &[Row]) -> Vec<String> {
+fn compare_designs(rows: &[Row]) -> Vec<String> {
     let of = |design: Design| rows.iter().find(|row| row.design == design);
     let mut lines = Vec::new();
     let mut compare = |name: &str, from: &Row, to: &Row, why: String| {
-        let differ = difference(from, to);
+        let differ = rate_difference(from, to);
         lines.push(match differ {
             RateDifference::Noise(words) => format!("{name}: {words}."),
             RateDifference::Real { words, .. } => format!("{name}: {why}: {words}."),
@@ -193,8 +195,8 @@ fn lessons(rows: &[Row]) -> Vec<String> {
     if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
         let why = format!(
             "{} answers leave with one doorbell where rpc sends {}, and one atomic add serves them all",
-            figure(to.requests_per_doorbell),
-            figure(from.requests_per_doorbell),
+            format_three_digits(to.requests_per_doorbell),
+            format_three_digits(from.requests_per_doorbell),
         );
         compare("Doorbell batching", from, to, why);
     }
@@ -209,8 +211,8 @@ fn lessons(rows: &[Row]) -> Vec<String> {
     ) {
         let why = format!(
             "a request and its answer take {} cache lines instead of {}, with the number in the immediate",
-            figure(to.cache_lines_per_request),
-            figure(from.cache_lines_per_request),
+            format_three_digits(to.cache_lines_per_request),
+            format_three_digits(from.cache_lines_per_request),
         );
         compare("Header-only messages", from, to, why);
     }
@@ -227,7 +229,7 @@ fn lessons(rows: &[Row]) -> Vec<String> {
 /// Compares the design with remote atomics with the best of all other designs.
 fn against_atomics(atomics: &Row, best: &Row) -> String {
     let name = "Remote atomics need no server CPU";
-    match difference(atomics, best) {
+    match rate_difference(atomics, best) {
         RateDifference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),
         RateDifference::Real { words, gain } => {
             let alone = if gain < 1.0 {
@@ -255,11 +257,16 @@ enum RateDifference {
     },
 }
 
-fn difference(from: &Row, to: &Row) -> RateDifference {
+fn rate_difference(from: &Row, to: &Row) -> RateDifference {
     let (before, after) = (from.rate_per_s, to.rate_per_s);
     if before.overlaps(&after) {
-        let range =
-            |of: MedianAndSpread| format!("{}..{}", figure(of.min / 1e6), figure(of.max / 1e6));
+        let range = |of: MedianAndSpread| {
+            format!(
+                "{}..{}",
+                format_three_digits(of.min / 1e6),
+                format_three_digits(of.max / 1e6)
+            )
+        };
         let (before, after) = (range(before), range(after));
         return RateDifference::Noise(format!(
             "within the noise ({after} M/s beside {before} M/s of {})",
@@ -268,9 +275,9 @@ fn difference(from: &Row, to: &Row) -> RateDifference {
     }
     let gain = after.median / before.median;
     let words = if gain >= 1.0 {
-        format!("{} x faster", figure(gain))
+        format!("{} x faster", format_three_digits(gain))
     } else {
-        format!("{} x slower here", figure(1.0 / gain))
+        format!("{} x slower here", format_three_digits(1.0 / gain))
     };
     RateDifference::Real { gain, words }
 }
@@ -339,13 +346,13 @@ mod tests {
     #[test]
     fn lessons_speak_of_what_ran() {
         let rows = rows();
-        assert_eq!(lessons(&rows).len(), 4);
+        assert_eq!(compare_designs(&rows).len(), 4);
         assert!(
-            lessons(&rows)[0].contains("1.50 x faster"),
+            compare_designs(&rows)[0].contains("1.50 x faster"),
             "{:?}",
-            lessons(&rows)
+            compare_designs(&rows)
         );
-        assert!(lessons(&rows[..1]).is_empty());
+        assert!(compare_designs(&rows[..1]).is_empty());
     }
 
     #[test]
@@ -353,7 +360,7 @@ mod tests {
         let mut rows = rows();
         // Make the ranges of rpc and rpc-batch touch; the medians stay.
         rows[1].rate_per_s.max = rows[2].rate_per_s.min;
-        let lines = lessons(&rows);
+        let lines = compare_designs(&rows);
         assert!(
             lines[0].starts_with(
                 "Doorbell batching: within the noise (3.00..3.09 M/s beside 2.00..3.00 M/s of rpc)"
@@ -362,7 +369,7 @@ mod tests {
         );
         assert!(!lines[0].contains("one doorbell"), "{lines:?}");
         rows[0].rate_per_s.max = 1e9;
-        let lines = lessons(&rows);
+        let lines = compare_designs(&rows);
         assert!(lines[3].contains("is within the noise ("), "{lines:?}");
         assert!(!lines[3].contains("cache line"), "{lines:?}");
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::arguments::Args;
 use super::lines::Line;
-use crate::children::{ChildCores, ChildLines, part_of, start};
+use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
 
 /// The results of one design in one round.
 #[derive(Debug, Serialize)]
@@ -31,7 +31,7 @@ pub(super) struct Round {
 }
 
 /// Runs one design once: starts a server and its clients, and checks the clients' numbers.
-pub(super) fn one(
+pub(super) fn run_design_once(
     args: &Args,
     placement: &ChildCores,
     round: u32,
@@ -39,7 +39,7 @@ pub(super) fn one(
 ) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
-    let Line::Listening { address, next, .. } = server_lines.expect()? else {
+    let Line::Listening { address, next, .. } = server_lines.next_line_or_error()? else {
         bail!("the server did not say where it listens");
     };
     let mut clients = Vec::new();
@@ -49,7 +49,7 @@ pub(super) fn one(
     let mut checker = NumberChecker::new(next);
     let mut reports = Vec::new();
     for (number, (_child, lines)) in clients.iter_mut().enumerate() {
-        while let Some(line) = lines.next()? {
+        while let Some(line) = lines.next_line()? {
             if let Line::Report(report) = line {
                 checker.add(&format!("client {number}"), &report);
                 reports.push(*report);
@@ -58,7 +58,7 @@ pub(super) fn one(
     }
     // The server ends when its standard input ends.
     drop(server.0.stdin.take());
-    let Line::Stats(stats) = server_lines.expect()? else {
+    let Line::Stats(stats) = server_lines.next_line_or_error()? else {
         bail!("the server did not say what it did");
     };
     let wanted = args.clients() * args.threads;
@@ -68,7 +68,7 @@ pub(super) fn one(
             reports.len()
         );
     }
-    Ok(sum_up(
+    Ok(summarize_reports(
         round,
         design,
         bounce_ns,
@@ -78,7 +78,7 @@ pub(super) fn one(
     ))
 }
 
-fn sum_up(
+fn summarize_reports(
     round: u32,
     design: Design,
     bounce_ns: Option<f64>,
@@ -127,7 +127,7 @@ fn start_server(
             &(args.clients() * args.threads).to_string(),
         ])
         .stdin(Stdio::piped());
-    start(command, cores, "server")
+    start_on_cores(command, cores, "server")
 }
 
 fn start_client(
@@ -143,9 +143,9 @@ fn start_client(
         .args(["--postlist", &args.postlist.to_string()])
         .args(["--duration", &format!("{}ms", args.duration().as_millis())])
         .stdin(Stdio::null());
-    start(command, cores, "client")
+    start_on_cores(command, cores, "client")
 }
 
 fn part(name: &str, args: &Args) -> Result<Command> {
-    part_of("sequencer", name, &args.nic, &args.port)
+    subcommand_with_nic("sequencer", name, &args.nic, &args.port)
 }

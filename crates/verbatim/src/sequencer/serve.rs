@@ -24,20 +24,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7471", value_parser = args::host_and_port)]
     listen: String,
     /// Worker threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests answered with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
     batch: usize,
     /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
     /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     queues: Option<usize>,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a count of clients", 1..=256usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=256usize))]
     max_clients: usize,
     /// The first number, if the state file does not say a higher one
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::word)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::decimal_or_hex_u64)]
     start: u64,
     /// Keep in this file which numbers may have been given: the server can then be killed at any
     /// moment and started again, and gives no number twice (it may skip some)
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         ))?;
     }
 
-    side_by_side::wait(
+    side_by_side::wait_for_stop(
         (&server, &stop),
         args.json,
         || Ok(()),
@@ -125,5 +125,5 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             stats.next
         ))?;
     }
-    side_by_side::served(failure)
+    side_by_side::serving_outcome(failure)
 }

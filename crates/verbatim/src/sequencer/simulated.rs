@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use super::arguments::{Args, SimulationArgs};
 use crate::CommandOutcome;
-use crate::args::Experiment;
-use crate::output::{figure, print, print_typed, table, time};
-use crate::picture::place;
+use crate::args::PublishedExperiment;
+use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
+    check_postlist, or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
 };
-use crate::sweeps::{SweepSetting, all_of, profiles, series};
+use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 
 /// A row of the table of designs.
 #[derive(Serialize)]
@@ -44,9 +44,9 @@ struct Row {
 /// Runs all simulations of `verbatim sequencer --nic`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let simulation = &args.simulation;
-    args.picture.check()?;
+    args.picture.check_files_writable()?;
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
-    let runs = runs(args, &profiles)?;
+    let runs = planned_runs(args, &profiles)?;
     let name = |(profile, setup, _): &(&Profile, SequencerParameters, usize)| {
         format!(
             "{} on {} cores, {}",
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let rows = simulate(runs, name, |(profile, setup, at), _| {
         let row = Row {
             at,
-            ..one(profile, setup)?
+            ..simulate_setup(profile, setup)?
         };
         if args.json {
             print_typed("simulated", &row)?;
@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 
 /// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
 /// knob's value.
-fn runs<'p>(
+fn planned_runs<'p>(
     args: &Args,
     profiles: &'p [Profile],
 ) -> Result<Vec<(&'p Profile, SequencerParameters, usize)>> {
@@ -124,7 +124,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| Some(row.nic.clone()),
             &cores,
         ],
-        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
         |row| row.published.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
@@ -153,8 +153,8 @@ fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize
 }
 
 fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
-    if args.simulation.experiment == Some(Experiment::Atc16) {
-        let atc16 = SequencerParameters::atc16(design, cores);
+    if args.simulation.experiment == Some(PublishedExperiment::Atc16) {
+        let atc16 = SequencerParameters::rdma_bench_setup(design, cores);
         return SequencerParameters {
             place: args.simulation.place,
             clients: args.clients.unwrap_or(atc16.clients),
@@ -164,7 +164,7 @@ fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
             ..atc16
         };
     }
-    let paper = SequencerParameters::paper(design, cores);
+    let paper = SequencerParameters::paper_setup(design, cores);
     SequencerParameters {
         place: args.simulation.place,
         clients: args.clients.unwrap_or(paper.clients),
@@ -179,7 +179,7 @@ fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
     }
 }
 
-fn one(profile: &Profile, setup: SequencerParameters) -> Result<Row> {
+fn simulate_setup(profile: &Profile, setup: SequencerParameters) -> Result<Row> {
     let begun = Instant::now();
     let outcome = simulated::run(profile, &setup)
         .with_context(|| format!("{} with --cores {}", setup.design, setup.cores))?;
@@ -187,7 +187,7 @@ fn one(profile: &Profile, setup: SequencerParameters) -> Result<Row> {
     Ok(Row {
         nic: profile.name.clone(),
         kind: "simulated",
-        queues_per_worker: simulated::queues(profile, &setup),
+        queues_per_worker: simulated::ud_qps_per_worker(profile, &setup),
         relative_error: published.map(|published| outcome.rate_mops / published.value - 1.0),
         published,
         outcome,
@@ -207,7 +207,7 @@ fn published_rate(
         place: setup.place,
         seed: setup.seed,
         time: setup.time,
-        ..SequencerParameters::paper(setup.design, setup.cores)
+        ..SequencerParameters::paper_setup(setup.design, setup.cores)
     };
     let on_dpu = setup.place == Some(CorePlace::Dpu);
     if profile.name == "bf2" && *setup == paper && on_dpu && setup.design == Design::Atomics {
@@ -217,7 +217,7 @@ fn published_rate(
         place: setup.place,
         seed: setup.seed,
         time: setup.time,
-        ..SequencerParameters::atc16(setup.design, setup.cores)
+        ..SequencerParameters::rdma_bench_setup(setup.design, setup.cores)
     };
     if profile.name != "cib" || (*setup != paper && *setup != atc16) {
         return None;
@@ -279,7 +279,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     for row in rows {
         let outcome = &row.outcome;
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
-        let latency = |ns: u64| time(ns as f64);
+        let latency = |ns: u64| format_time_ns(ns as f64);
         let atomics = row.setup.design == Design::Atomics;
         shown.add_row([
             shown_name(profiles, args, row),
@@ -288,7 +288,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             } else {
                 row.setup.cores.to_string()
             },
-            figure(outcome.rate_mops),
+            format_three_digits(outcome.rate_mops),
             or_nothing(row.published, |p| p.value),
             relative_error(row.relative_error),
             if atomics {
@@ -308,7 +308,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
     let of = |setting: fn(&SequencerParameters) -> usize| {
-        all_of(alike.clone().map(|row| setting(&row.setup)))
+        join_distinct(alike.clone().map(|row| setting(&row.setup)))
     };
     let loops = if first.loops.is_default() {
         ""

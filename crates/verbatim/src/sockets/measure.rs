@@ -14,53 +14,59 @@ use crate::output;
 use crate::steps::CommandSteps;
 
 /// The time that a server has to begin listening, and a client to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_AND_END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pair of programs, and the figure to read from the client's output.
 struct Row {
-    what: &'static str,
+    description: &'static str,
     server: &'static str,
     client: &'static str,
     /// Extracts the figure from the client's output.
-    read: fn(&str) -> Option<f64>,
+    parse_figure: fn(&str) -> Option<f64>,
     unit: &'static str,
 }
 
 const ROWS: [Row; 6] = [
     Row {
-        what: "redis-benchmark -P 1, 50 connections, GET",
+        description: "redis-benchmark -P 1, 50 connections, GET",
         server: "redis-server --port PORT --save --appendonly no",
         client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t get --csv",
-        read: |text| field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1),
+        parse_figure: |text| {
+            number_in_field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1)
+        },
         unit: "1/s",
     },
     Row {
-        what: "the same, SET",
+        description: "the same, SET",
         server: "redis-server --port PORT --save --appendonly no",
         client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t set --csv",
-        read: |text| field(text.lines().find(|l| l.starts_with("\"SET\""))?, ',', 1),
+        parse_figure: |text| {
+            number_in_field(text.lines().find(|l| l.starts_with("\"SET\""))?, ',', 1)
+        },
         unit: "1/s",
     },
     Row {
-        what: "request and response of 1 byte (qperf tcp_lat, one way)",
+        description: "request and response of 1 byte (qperf tcp_lat, one way)",
         server: "qperf -lp PORT",
         client: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
-        read: |text| microseconds(text.lines().find(|l| l.contains("latency"))?),
+        parse_figure: |text| microseconds(text.lines().find(|l| l.contains("latency"))?),
         unit: "µs",
     },
     Row {
-        what: "one stream (iperf3)",
+        description: "one stream (iperf3)",
         server: "iperf3 -s -1 -p PORT",
         client: "iperf3 -c 127.0.0.1 -p PORT -t 2 -f g",
-        read: |text| before(text.lines().find(|l| l.contains("receiver"))?, "Gbits/sec"),
+        parse_figure: |text| {
+            number_before(text.lines().find(|l| l.contains("receiver"))?, "Gbits/sec")
+        },
         unit: "Gbit/s",
     },
     Row {
-        what: "nginx, 1 KB, keep-alive, 16 connections (ab)",
+        description: "nginx, 1 KB, keep-alive, 16 connections (ab)",
         server: "nginx -c FOLDER/nginx.conf",
         client: "ab -q -k -c 16 -n 40000 http://127.0.0.1:PORT/index.html",
-        read: |text| {
-            after(
+        parse_figure: |text| {
+            number_after(
                 text.lines()
                     .find(|l| l.starts_with("Requests per second"))?,
                 ":",
@@ -69,15 +75,17 @@ const ROWS: [Row; 6] = [
         unit: "1/s",
     },
     Row {
-        what: "redis-benchmark -P 16, 50 connections, GET",
+        description: "redis-benchmark -P 16, 50 connections, GET",
         server: "redis-server --port PORT --save --appendonly no",
         client: "redis-benchmark -p PORT -P 16 -c 50 -n 400000 -t get --csv",
-        read: |text| field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1),
+        parse_figure: |text| {
+            number_in_field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1)
+        },
         unit: "1/s",
     },
 ];
 
-fn field(line: &str, separator: char, at: usize) -> Option<f64> {
+fn number_in_field(line: &str, separator: char, at: usize) -> Option<f64> {
     line.split(separator)
         .nth(at)?
         .trim_matches('"')
@@ -85,7 +93,7 @@ fn field(line: &str, separator: char, at: usize) -> Option<f64> {
         .ok()
 }
 
-fn after(line: &str, word: &str) -> Option<f64> {
+fn number_after(line: &str, word: &str) -> Option<f64> {
     line.split_once(word)?
         .1
         .split_whitespace()
@@ -104,10 +112,10 @@ fn microseconds(line: &str) -> Option<f64> {
         "sec" => 1e6,
         _ => return None,
     };
-    Some(after(line, "=")? * factor)
+    Some(number_after(line, "=")? * factor)
 }
 
-fn before(line: &str, word: &str) -> Option<f64> {
+fn number_before(line: &str, word: &str) -> Option<f64> {
     line.split_once(word)?
         .0
         .split_whitespace()
@@ -126,16 +134,24 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
             .into_iter()
             .find(|words| !is_there(words));
         if let Some(words) = missing {
-            eprintln!("note: left out: {}; it needs {}", row.what, first(words));
+            eprintln!(
+                "note: left out: {}; it needs {}",
+                row.description,
+                first(words)
+            );
             (0..all).for_each(|_| steps.complete_step());
             continue;
         }
         let mut found = [Vec::new(), Vec::new()];
         'rounds: for _ in 0..rounds {
             for (carried, figures) in [false, true].into_iter().zip(&mut found) {
-                let name = format!("{}, {}", row.what, if carried { "RDMA" } else { "TCP" });
-                let figure = steps.run(name, || once(row, carried));
-                let Some(figure) = figure.with_context(|| row.what)? else {
+                let name = format!(
+                    "{}, {}",
+                    row.description,
+                    if carried { "RDMA" } else { "TCP" }
+                );
+                let figure = steps.run(name, || run_pair_once(row, carried));
+                let Some(figure) = figure.with_context(|| row.description)? else {
                     break 'rounds;
                 };
                 figures.push(figure);
@@ -146,10 +162,10 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
         }
         let [tcp, rdma] = found.map(median);
         table.add_row([
-            row.what.to_owned(),
+            row.description.to_owned(),
             row.unit.to_owned(),
-            output::figure(tcp),
-            output::figure(rdma),
+            output::format_three_digits(tcp),
+            output::format_three_digits(rdma),
             format!("{:.2} x", rdma / tcp),
         ]);
     }
@@ -175,14 +191,14 @@ fn is_there(words: &str) -> bool {
 }
 
 /// Runs a server and a client once, and returns the figure.
-fn once(row: &Row, carried: bool) -> Result<f64> {
+fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
     drop(listener);
     write_files(folder.path(), port)?;
     let mut server = KillOnDrop(start(row.server, port, folder.path(), carried)?);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + START_AND_END_TIMEOUT;
     // Do not probe a server that accepts only one connection.
     if row.server.contains(" -1 ") {
         std::thread::sleep(Duration::from_millis(500));
@@ -205,7 +221,8 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
         )?;
         server.0.wait()?;
     }
-    (row.read)(&text).with_context(|| format!("{} printed no figure: {text}", first(row.client)))
+    (row.parse_figure)(&text)
+        .with_context(|| format!("{} printed no figure: {text}", first(row.client)))
 }
 
 fn start(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {
@@ -272,20 +289,23 @@ mod tests {
     #[test]
     fn figures_are_read_from_what_the_programs_print() {
         let redis = "\"test\",\"rps\"\n\"GET\",\"29291.15\",\"1.167\"\n";
-        assert_eq!((ROWS[0].read)(redis), Some(29_291.15));
+        assert_eq!((ROWS[0].parse_figure)(redis), Some(29_291.15));
         assert_eq!(
-            (ROWS[2].read)("tcp_lat:\n    latency  =  12.3 us\n"),
+            (ROWS[2].parse_figure)("tcp_lat:\n    latency  =  12.3 us\n"),
             Some(12.3)
         );
         assert_eq!(
-            (ROWS[2].read)("tcp_lat:\n    latency  =  586 ns\n"),
+            (ROWS[2].parse_figure)("tcp_lat:\n    latency  =  586 ns\n"),
             Some(0.586)
         );
         let iperf =
             "[  5]   0.00-2.00   sec  4.1 GBytes  17.5 Gbits/sec                  receiver\n";
-        assert_eq!((ROWS[3].read)(iperf), Some(17.5));
+        assert_eq!((ROWS[3].parse_figure)(iperf), Some(17.5));
         let ab = "Requests per second:    12809.12 [#/sec] (mean)\n";
-        assert_eq!((ROWS[4].read)(ab), Some(12_809.12));
-        assert_eq!((ROWS[4].read)("apr_socket_recv: Connection refused"), None);
+        assert_eq!((ROWS[4].parse_figure)(ab), Some(12_809.12));
+        assert_eq!(
+            (ROWS[4].parse_figure)("apr_socket_recv: Connection refused"),
+            None
+        );
     }
 }

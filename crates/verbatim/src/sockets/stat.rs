@@ -17,7 +17,11 @@ pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> 
         }
         output::print_typed("ended", &ended)?;
     } else {
-        output::print(format!("{}\n\n{}", table(found), sentence(&ended)))?;
+        output::print(format!(
+            "{}\n\n{}",
+            table(found),
+            format_ended_totals(&ended)
+        ))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -44,7 +48,7 @@ fn table(found: Vec<Connection>) -> comfy_table::Table {
 
 /// Formats the totals of ended connections: a line for RDMA, and a line for each reason to stay on
 /// TCP.
-fn sentence(ended: &EndedTotals) -> String {
+fn format_ended_totals(ended: &EndedTotals) -> String {
     let mut text = format!(
         "Ended: {} connections that RDMA carried, with {} bytes and {} wakes",
         ended.carried, ended.bytes, ended.wakes
@@ -68,7 +72,7 @@ mod tests {
             on_tcp: vec![("shut down or closed", 5)],
         };
         assert_eq!(
-            sentence(&ended),
+            format_ended_totals(&ended),
             "Ended: 2 connections that RDMA carried, with 300 bytes and 4 wakes\n       5 on TCP: shut down or closed"
         );
     }

@@ -28,10 +28,10 @@ pub(super) struct Args {
     #[arg(value_name = "IP:PORT", value_parser = address)]
     server: SocketAddr,
     /// How many bytes to send
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of bytes", 0..=1u64 << 40))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of bytes", 0..=1u64 << 40))]
     bytes: u64,
     /// How many of them to send before reading them back
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::number("a count of bytes", 1..=100_000usize))]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_in_range("a count of bytes", 1..=100_000usize))]
     message: usize,
     /// Use TCP where the server has no RDMA
     #[arg(long)]

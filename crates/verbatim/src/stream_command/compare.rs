@@ -16,25 +16,25 @@ use super::load::{self, Carrier, Target};
 use super::serve::Listening;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
-use crate::children::{part_of, start};
-use crate::output::{self, figure, print, print_typed, time};
-use crate::side_by_side::{interleaved, or_nothing, place, spread};
+use crate::children::{start_on_cores, subcommand_with_nic};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::side_by_side::{assign_cores, or_nothing, run_interleaved, spread};
 
 /// Arguments of the comparison.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
     /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=10_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of connections", 1..=10_000usize))]
     connections: Vec<usize>,
     /// Bytes of a message (may be given several times) [default: 64 and 100000]
-    #[arg(long, value_name = "BYTES", value_parser = args::number("a length of messages", 1..=16_777_216usize))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a length of messages", 1..=16_777_216usize))]
     message: Vec<usize>,
     /// WRs of each queue of each connection
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a count of WRs", 16..=4096u16))]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_in_range("a count of WRs", 16..=4096u16))]
     queue: u16,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
@@ -73,7 +73,7 @@ struct Round {
 }
 
 impl Round {
-    fn is_of(&self, point: Point) -> bool {
+    fn matches_point(&self, point: Point) -> bool {
         let own = (self.message_bytes, self.connections, self.carrier);
         own == (point.message, point.connections, point.carrier)
     }
@@ -115,11 +115,11 @@ struct Setup<'a> {
 /// Runs `verbatim stream` without a subcommand.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     crate::streams::raise_descriptor_limit()?;
-    let placement = place(1, 1, 1, "the client")?;
+    let placement = assign_cores(1, 1, 1, "the client")?;
     let bounce_ns = placement.bounce_ns()?;
     let folder = tempfile::tempdir().context("cannot make a folder for the Unix socket")?;
     let unix = folder.path().join("socket");
-    let mut command = part_of("stream", "serve", &args.nic, &args.port)?;
+    let mut command = subcommand_with_nic("stream", "serve", &args.nic, &args.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof", "--unix"])
         .arg(&unix)
@@ -128,8 +128,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.nic.provider == Provider::Softnic {
         command.args(["--rsocket", "127.0.0.1:0"]);
     }
-    let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
-    let Line::Listening(listening) = said.expect()?;
+    let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
+    let Line::Listening(listening) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
@@ -145,10 +145,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let points = points(args, setup.listening.rsocket.is_some());
     let name = |p: Point| format!("{} bytes by {}", p.message, p.carrier.name());
-    let rounds = interleaved(args.rounds, &points, args.json, name, |round, point| {
+    let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
     })?;
-    let measured = |point: &&Point| rounds.iter().any(|r| r.is_of(**point));
+    let measured = |point: &&Point| rounds.iter().any(|r| r.matches_point(**point));
     let measured = points.iter().filter(measured);
     let rows = measured.map(|&point| row(args, point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -234,7 +234,7 @@ fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
     let by = |carrier: Carrier| {
         rounds
             .iter()
-            .filter(move |r| r.is_of(Point { carrier, ..point }))
+            .filter(move |r| r.matches_point(Point { carrier, ..point }))
     };
     let of: Vec<&Round> = by(point.carrier).collect();
     let middle = |value: fn(&Round) -> f64| {
@@ -244,7 +244,7 @@ fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
     let pairs = of.iter().zip(by(Carrier::Tcp));
     let ratios = pairs.map(|(r, tcp)| r.messages_per_s / tcp.messages_per_s);
     Ok(Row {
-        kind: args.nic.provider.kind(),
+        kind: args.nic.provider.nic_description(),
         carrier: point.carrier,
         message_bytes: point.message,
         connections: point.connections,
@@ -279,18 +279,23 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
             row.message_bytes.to_string(),
             row.connections.to_string(),
             row.carrier.name().to_owned(),
-            figure(rate),
+            format_three_digits(rate),
             or_nothing(row.ratio, |ratio| {
-                let [median, min, max] = [ratio.median, ratio.min, ratio.max].map(figure);
+                let [median, min, max] =
+                    [ratio.median, ratio.min, ratio.max].map(format_three_digits);
                 format!("{median} x ({min}..{max})")
             }),
-            format!("{}, {}", time(row.ns_p50), time(row.ns_p99)),
-            figure(mb_per_s),
-            time(row.cpu_ns_per_byte),
+            format!(
+                "{}, {}",
+                format_time_ns(row.ns_p50),
+                format_time_ns(row.ns_p99)
+            ),
+            format_three_digits(mb_per_s),
+            format_time_ns(row.cpu_ns_per_byte),
         ]);
     }
     let cores = match bounce_ns {
-        Some(ns) => format!("cores {} apart", time(ns)),
+        Some(ns) => format!("cores {} apart", format_time_ns(ns)),
         None => "one core".to_owned(),
     };
     let verified: u64 = rows.iter().map(|row| row.verified).sum();

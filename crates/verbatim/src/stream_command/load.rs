@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
-use super::messages::{Measured, PseudoRandomBytes, stamp};
+use super::messages::{Measured, PseudoRandomBytes, write_number_into};
 use super::rsockets;
 
 /// The transport of a connection.
@@ -122,7 +122,7 @@ async fn client(
     let mut latencies = Vec::new();
     let mut begun = Instant::now();
     while begun < until || latencies.is_empty() {
-        stamp(&mut sent, latencies.len())?;
+        write_number_into(&mut sent, latencies.len())?;
         if len <= 8192 {
             writer.write_all(&sent).await?;
             reader.read_exact(&mut got).await?;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 /// The maximum number of bytes of one read.
-pub(super) const ROOM: usize = 64 << 10;
+pub(super) const MAX_READ_BYTES: usize = 64 << 10;
 
 /// A generator of pseudo-random bytes (xorshift), with which misplaced data is noticed.
 pub(super) struct PseudoRandomBytes(pub(super) u64);
@@ -20,7 +20,7 @@ impl PseudoRandomBytes {
 }
 
 /// Writes a number into a message, so that no two messages are equal.
-pub(super) fn stamp(message: &mut [u8], number: usize) -> Result<()> {
+pub(super) fn write_number_into(message: &mut [u8], number: usize) -> Result<()> {
     let number = u64::try_from(number)?.to_le_bytes();
     let len = message.len().min(number.len());
     message[..len].copy_from_slice(&number[..len]);

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rsocket::net::{Listener, Stream, Wanted, poll};
 
-use super::messages::{Measured, PseudoRandomBytes, ROOM, stamp};
+use super::messages::{MAX_READ_BYTES, Measured, PseudoRandomBytes, write_number_into};
 
 /// The time for which a thread polls its sockets without any success before it sleeps: that of a stream of the crate
 /// `stream`.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// Makes the sockets of this process use the embedded software NIC.
 fn use_softnic() {
@@ -27,11 +27,11 @@ fn use_softnic() {
     });
 }
 
-/// Calls `step` until it returns true: again at once if it has made progress, and for [`SPIN`] afterwards. Then `sleep`
+/// Calls `step` until it returns true: again at once if it has made progress, and for [`SPIN_BEFORE_SLEEP`] afterwards. Then `sleep`
 /// waits for an event.
 ///
 /// `step` returns `None` at the end.
-fn drive<S>(
+fn poll_until_done<S>(
     sockets: &mut S,
     mut step: impl FnMut(&mut S) -> Result<Option<bool>>,
     sleep: impl Fn(&S) -> io::Result<usize>,
@@ -40,7 +40,7 @@ fn drive<S>(
     while let Some(progress) = step(sockets)? {
         if progress {
             progressed = Instant::now();
-        } else if progressed.elapsed() < SPIN {
+        } else if progressed.elapsed() < SPIN_BEFORE_SLEEP {
             // The peer may need this core.
             std::thread::yield_now();
         } else {
@@ -64,7 +64,7 @@ fn without_waiting<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 /// A socket of the echo server, and the received bytes that are not sent back yet.
 struct Echo {
     stream: Stream,
-    owed: Vec<u8>,
+    unsent_echo: Vec<u8>,
 }
 
 impl Echo {
@@ -72,9 +72,9 @@ impl Echo {
     ///
     /// # Errors
     /// Returns an error at the end of the connection, `UnexpectedEof` if the client has ended its data.
-    fn step(&mut self, room: &mut [u8]) -> io::Result<bool> {
+    fn move_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
         let mut any = false;
-        if self.owed.is_empty() {
+        if self.unsent_echo.is_empty() {
             let Some(read) = without_waiting(self.stream.read(room))? else {
                 return Ok(false);
             };
@@ -83,16 +83,16 @@ impl Echo {
             }
             any = true;
             let sent = without_waiting(self.stream.write(&room[..read]))?.unwrap_or(0);
-            self.owed.extend_from_slice(&room[sent..read]);
-        } else if let Some(sent) = without_waiting(self.stream.write(&self.owed))? {
-            self.owed.drain(..sent);
+            self.unsent_echo.extend_from_slice(&room[sent..read]);
+        } else if let Some(sent) = without_waiting(self.stream.write(&self.unsent_echo))? {
+            self.unsent_echo.drain(..sent);
             any = true;
         }
         Ok(any)
     }
 
-    fn wanted(&self) -> Wanted {
-        if self.owed.is_empty() {
+    fn events_to_poll(&self) -> Wanted {
+        if self.unsent_echo.is_empty() {
             Wanted::readable(&self.stream)
         } else {
             Wanted::readable_or_writable(&self.stream)
@@ -116,17 +116,20 @@ pub(super) fn serve(address: SocketAddr) -> Result<SocketAddr> {
 }
 
 fn echo_all(listener: &Listener) -> Result<()> {
-    let mut room = vec![0; ROOM];
+    let mut room = vec![0; MAX_READ_BYTES];
     let step = |echoes: &mut Vec<Echo>| {
         let mut any = false;
         // A client whose connection could not be made gets an error, and the server goes on.
         if let Ok(Some(stream)) = without_waiting(listener.accept()) {
             stream.set_nonblocking(true);
             let owed = Vec::new();
-            echoes.push(Echo { stream, owed });
+            echoes.push(Echo {
+                stream,
+                unsent_echo: owed,
+            });
             any = true;
         }
-        echoes.retain_mut(|echo| match echo.step(&mut room) {
+        echoes.retain_mut(|echo| match echo.move_bytes(&mut room) {
             Ok(moved) => {
                 any |= moved;
                 true
@@ -136,22 +139,22 @@ fn echo_all(listener: &Listener) -> Result<()> {
         Ok(Some(any))
     };
     let sleep = |echoes: &Vec<Echo>| {
-        let wanted = echoes.iter().map(Echo::wanted);
+        let wanted = echoes.iter().map(Echo::events_to_poll);
         poll(wanted.chain([Wanted::connection(listener)]), None)
     };
-    drive(&mut Vec::new(), step, sleep)
+    poll_until_done(&mut Vec::new(), step, sleep)
 }
 
 /// A socket with one message under way.
 struct Client {
     stream: Stream,
     sent: Vec<u8>,
-    got: Vec<u8>,
+    received_echo: Vec<u8>,
     sent_bytes: usize,
-    got_bytes: usize,
-    begun: Instant,
+    received_bytes: usize,
+    message_started_at: Instant,
     latencies: Vec<u64>,
-    done: bool,
+    is_finished: bool,
 }
 
 impl Client {
@@ -163,20 +166,20 @@ impl Client {
         Ok(Self {
             stream,
             sent,
-            got: vec![0; len],
+            received_echo: vec![0; len],
             sent_bytes: 0,
-            got_bytes: 0,
-            begun: Instant::now(),
+            received_bytes: 0,
+            message_started_at: Instant::now(),
             latencies: Vec::new(),
-            done: false,
+            is_finished: false,
         })
     }
 
     /// Moves bytes of the current message, and begins the next one after its echo. Returns whether bytes were moved.
-    fn step(&mut self, until: Instant) -> Result<bool> {
+    fn move_bytes(&mut self, until: Instant) -> Result<bool> {
         let mut any = false;
         if self.sent_bytes == 0 {
-            stamp(&mut self.sent, self.latencies.len())?;
+            write_number_into(&mut self.sent, self.latencies.len())?;
         }
         if self.sent_bytes < self.sent.len()
             && let Some(sent) = without_waiting(self.stream.write(&self.sent[self.sent_bytes..]))?
@@ -184,26 +187,33 @@ impl Client {
             self.sent_bytes += sent;
             any = true;
         }
-        if let Some(got) = without_waiting(self.stream.read(&mut self.got[self.got_bytes..]))? {
+        if let Some(got) = without_waiting(
+            self.stream
+                .read(&mut self.received_echo[self.received_bytes..]),
+        )? {
             ensure!(got > 0, "the server has closed the connection");
-            self.got_bytes += got;
+            self.received_bytes += got;
             any = true;
         }
-        if self.got_bytes == self.got.len() {
+        if self.received_bytes == self.received_echo.len() {
             ensure!(
-                self.got == self.sent,
+                self.received_echo == self.sent,
                 "other bytes came back than were sent"
             );
             let now = Instant::now();
-            let latency = u64::try_from((now - self.begun).as_nanos())?;
+            let latency = u64::try_from((now - self.message_started_at).as_nanos())?;
             self.latencies.push(latency);
-            (self.sent_bytes, self.got_bytes, self.begun) = (0, 0, now);
-            self.done = now >= until;
+            (
+                self.sent_bytes,
+                self.received_bytes,
+                self.message_started_at,
+            ) = (0, 0, now);
+            self.is_finished = now >= until;
         }
         Ok(any)
     }
 
-    fn wanted(&self) -> Wanted {
+    fn events_to_poll(&self) -> Wanted {
         if self.sent_bytes == self.sent.len() {
             Wanted::readable(&self.stream)
         } else {
@@ -225,20 +235,22 @@ pub(super) fn run(
     let mut clients = clients.collect::<Result<Vec<_>>>()?;
     let begun = Instant::now();
     let until = begun + duration;
-    clients.iter_mut().for_each(|client| client.begun = begun);
+    clients
+        .iter_mut()
+        .for_each(|client| client.message_started_at = begun);
     let step = |clients: &mut Vec<Client>| {
         let (mut any, mut all_done) = (false, true);
-        for client in clients.iter_mut().filter(|client| !client.done) {
-            any |= client.step(until)?;
-            all_done &= client.done;
+        for client in clients.iter_mut().filter(|client| !client.is_finished) {
+            any |= client.move_bytes(until)?;
+            all_done &= client.is_finished;
         }
         Ok((!all_done).then_some(any))
     };
     let sleep = |clients: &Vec<Client>| {
-        let waiting = clients.iter().filter(|client| !client.done);
-        poll(waiting.map(Client::wanted), None)
+        let waiting = clients.iter().filter(|client| !client.is_finished);
+        poll(waiting.map(Client::events_to_poll), None)
     };
-    drive(&mut clients, step, sleep)?;
+    poll_until_done(&mut clients, step, sleep)?;
     let seconds = begun.elapsed().as_secs_f64();
     let mut latencies = Vec::new();
     for client in clients {

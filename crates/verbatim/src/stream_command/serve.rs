@@ -11,7 +11,7 @@ use stream::{Listener, Policy};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-use super::messages::ROOM;
+use super::messages::MAX_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed};
@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long)]
     tcp_only: bool,
     /// WRs of each queue, and so blocks of 8 KiB that a connection has posted
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a count of WRs", 16..=4096u16))]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_in_range("a count of WRs", 16..=4096u16))]
     queue: u16,
     /// Stop at the end of standard input, too
     #[arg(long)]
@@ -125,7 +125,7 @@ async fn serve_unix(listener: UnixListener) {
 
 /// Sends all received bytes back, until the client closes its side.
 async fn echo(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
-    let mut room = vec![0; ROOM];
+    let mut room = vec![0; MAX_READ_BYTES];
     loop {
         let read = stream.read(&mut room).await?;
         if read == 0 {

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
     listen: String,
     /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go
-    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::bytes(1 << 42))]
+    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_up_to(1 << 42))]
     capacity: usize,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
@@ -94,7 +94,7 @@ fn report(json: bool, held: StoreStatistics) -> Result<()> {
     let StoreStatistics {
         tensors,
         stored_bytes,
-        evicted,
+        evicted_tensors: evicted,
     } = held;
     if json {
         return print_json(&Line::Stats {

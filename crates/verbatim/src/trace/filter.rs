@@ -65,12 +65,15 @@ impl TraceFilter {
     /// Returns true if the line passes the filter.
     pub(super) fn admits(&self, line: &TraceLine, queues: &QpNames) -> bool {
         self.pid.is_none_or(|pid| pid == line.pid)
-            && self.qp.as_ref().is_none_or(|qp| is_of(line, qp, queues))
+            && self
+                .qp
+                .as_ref()
+                .is_none_or(|qp| concerns_queue_pair(line, qp, queues))
             && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))
     }
 }
 
-fn is_of(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
+fn concerns_queue_pair(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
     let wanted = parse_number(qp);
     let is_named =
         |name: &str| name == qp || wanted.is_some() && queues.number(line.pid, name) == wanted;

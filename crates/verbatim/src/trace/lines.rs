@@ -19,9 +19,9 @@ pub(super) struct FilteredLines<'a> {
     path: PathBuf,
     buffer: Vec<u8>,
     /// Number of lines about verbs that were read so far.
-    pub(super) read: u64,
+    pub(super) lines_read: u64,
     /// Number of lines that are neither about verbs nor comments.
-    pub(super) strange: u64,
+    pub(super) unparsed_lines: u64,
 }
 
 impl<'a> FilteredLines<'a> {
@@ -33,8 +33,8 @@ impl<'a> FilteredLines<'a> {
             file: BufReader::new(file),
             path: path.to_owned(),
             buffer: Vec::new(),
-            read: 0,
-            strange: 0,
+            lines_read: 0,
+            unparsed_lines: 0,
         })
     }
 
@@ -52,13 +52,13 @@ impl<'a> FilteredLines<'a> {
             }
             match TraceLine::parse(&text) {
                 Some(line) => {
-                    self.read += 1;
+                    self.lines_read += 1;
                     self.queues.record_created_qp(&line);
                     if self.filter.admits(&line, &self.queues) {
                         return Ok(Some(line));
                     }
                 }
-                None => self.strange += 1,
+                None => self.unparsed_lines += 1,
             }
         }
     }

@@ -67,18 +67,20 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         Some(form) => {
             let mut out = output(args.output.as_deref())?;
             let written = convert(form, &mut lines, &mut out);
-            written.and_then(|()| Ok(out.flush()?)).map_err(closed)?;
+            written
+                .and_then(|()| Ok(out.flush()?))
+                .map_err(map_broken_pipe)?;
         }
         None => summarize(&mut lines, args)?,
     }
-    if lines.strange > 0 {
+    if lines.unparsed_lines > 0 {
         eprintln!(
             "note: {} lines of {} are no lines of a trace, such as the last one of a full disk",
-            lines.strange,
+            lines.unparsed_lines,
             args.file.display()
         );
     }
-    if lines.read == 0 {
+    if lines.lines_read == 0 {
         bail!(
             "{} has no line of a trace; verbatim run --trace FILE writes one",
             args.file.display()
@@ -88,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Replaces the error of a closed pipe by [`StdoutClosed`], which ends the command quietly.
-fn closed(err: anyhow::Error) -> anyhow::Error {
+fn map_broken_pipe(err: anyhow::Error) -> anyhow::Error {
     let pipe = err.downcast_ref::<std::io::Error>();
     if pipe.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
         return StdoutClosed.into();
@@ -123,7 +125,7 @@ fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
     let mut pairing = PostPairing::default();
     let mut statistics = Statistics::new(args.by_qp);
     while let Some(line) = lines.next()? {
-        statistics.take_polls(&line);
+        statistics.count_polls(&line);
         for work in pairing.process_line(&line, &lines.queues) {
             statistics.count_work(&work);
         }

@@ -46,7 +46,7 @@ const FIRST_TRACK: u64 = 1 << 23;
 
 struct PerfettoEvents<'a, W> {
     out: &'a mut W,
-    first: bool,
+    is_first_event: bool,
     tracks: HashMap<(u32, String), QpTracks>,
     next_track: u64,
 }
@@ -54,8 +54,8 @@ struct PerfettoEvents<'a, W> {
 /// The tracks of a queue pair: each track's number, sorted by the time at which it becomes free.
 #[derive(Default)]
 struct QpTracks {
-    by_end: BTreeSet<(u64, u64)>,
-    count: u64,
+    free_time_and_track: BTreeSet<(u64, u64)>,
+    track_count: u64,
 }
 
 impl<'a, W: Write> PerfettoEvents<'a, W> {
@@ -63,14 +63,14 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
         Ok(Self {
             out,
-            first: true,
+            is_first_event: true,
             tracks: HashMap::new(),
             next_track: FIRST_TRACK,
         })
     }
 
     fn event(&mut self, event: &Value) -> Result<()> {
-        if !std::mem::take(&mut self.first) {
+        if !std::mem::take(&mut self.is_first_event) {
             self.out.write_all(b",\n")?;
         }
         Ok(serde_json::to_writer(&mut *self.out, event)?)
@@ -131,17 +131,17 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
             .tracks
             .entry((work.pid, work.queue.clone()))
             .or_default();
-        let free = tracks.by_end.first().copied();
+        let free = tracks.free_time_and_track.first().copied();
         if let Some((free_ns, track)) = free.filter(|(free_ns, _)| *free_ns <= work.posted_ns) {
-            tracks.by_end.remove(&(free_ns, track));
-            tracks.by_end.insert((end, track));
+            tracks.free_time_and_track.remove(&(free_ns, track));
+            tracks.free_time_and_track.insert((end, track));
             return Ok(track);
         }
         let track = self.next_track;
         self.next_track += 1;
-        tracks.count += 1;
-        tracks.by_end.insert((end, track));
-        let number = tracks.count;
+        tracks.track_count += 1;
+        tracks.free_time_and_track.insert((end, track));
+        let number = tracks.track_count;
         let qpn = work
             .qpn
             .map_or_else(String::new, |qpn| format!(" {qpn:#x}"));

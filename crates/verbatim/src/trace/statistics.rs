@@ -7,22 +7,22 @@ use serde::Serialize;
 use tap::trace::{TraceEvent, TraceLine};
 
 use super::work::TracedWork;
-use crate::output::{figure, table, time};
+use crate::output::{format_three_digits, format_time_ns, table};
 
 /// Counts by process and verb and, if the user wants so, by queue pair.
 pub(super) struct Statistics {
     by_qp: bool,
-    rows: BTreeMap<Key, VerbCounts>,
+    rows: BTreeMap<ProcessQueuePairVerb, VerbCounts>,
     polls: BTreeMap<(u32, String), PollCounts>,
 }
 
 /// Process, optional queue pair (number and name), and verb.
-type Key = (u32, Option<(u32, String)>, String);
+type ProcessQueuePairVerb = (u32, Option<(u32, String)>, String);
 
 struct VerbCounts {
     requests: u64,
     bytes: u64,
-    lists: u64,
+    postlists: u64,
     failed: u64,
     unsignaled: u64,
     /// Number of work requests whose completion is unknown at the end of the trace.
@@ -91,7 +91,7 @@ impl Statistics {
             .or_insert_with(VerbCounts::new);
         counted.requests += 1;
         counted.bytes += work.bytes;
-        counted.lists += u64::from(work.is_first);
+        counted.postlists += u64::from(work.is_first);
         counted.unsignaled += u64::from(!work.signaled);
         let status = work.status.as_deref();
         counted.failed += u64::from(status.is_some_and(|status| status != "SUCCESS"));
@@ -106,7 +106,7 @@ impl Statistics {
     }
 
     /// Counts the completions and polls of a line.
-    pub(super) fn take_polls(&mut self, line: &TraceLine) {
+    pub(super) fn count_polls(&mut self, line: &TraceLine) {
         if let TraceEvent::Completion(found) = &line.event {
             let key = (line.pid, found.cq.clone());
             let polls = self.polls.entry(key).or_insert_with(|| PollCounts {
@@ -128,7 +128,7 @@ impl Statistics {
             verb: verb.clone(),
             requests: counted.requests,
             bytes: counted.bytes,
-            lists: counted.lists,
+            lists: counted.postlists,
             failed: counted.failed,
             unsignaled: counted.unsignaled,
             pending: counted.pending,
@@ -201,12 +201,12 @@ impl Statistics {
 
 #[allow(clippy::cast_precision_loss)] // figures for people
 fn ratio(of: u64, to: u64) -> String {
-    figure(of as f64 / to.max(1) as f64)
+    format_three_digits(of as f64 / to.max(1) as f64)
 }
 
 #[allow(clippy::cast_precision_loss)] // figures for people
 fn in_units(ns: u64) -> String {
-    time(ns as f64)
+    format_time_ns(ns as f64)
 }
 
 /// The longest time in ns that the histogram distinguishes: an hour.
@@ -217,7 +217,7 @@ impl VerbCounts {
         Self {
             requests: 0,
             bytes: 0,
-            lists: 0,
+            postlists: 0,
             failed: 0,
             unsignaled: 0,
             pending: 0,

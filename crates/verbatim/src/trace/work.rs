@@ -112,12 +112,14 @@ impl PostPairing {
                 })
                 .collect();
         }
-        self.received(line, found, name).into_iter().collect()
+        self.take_completed_recv(line, found, name)
+            .into_iter()
+            .collect()
     }
 
     /// Returns the RECV to which a completion belongs, from the queue pair or from a shared receive
     /// queue of the process.
-    fn received(
+    fn take_completed_recv(
         &mut self,
         line: &TraceLine,
         found: &TracedCompletion,

@@ -59,7 +59,7 @@ fn server_and_client_of_an_unmodified_program_are_one_ledger() {
     for process in worked {
         assert_eq!((process.operations(), process.peers), (500, 1));
         assert!(process.complete && process.program.contains("ibv_rc_pingpong"));
-        let qp = process.active().next().expect("it sent");
+        let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
         assert_eq!(qp.received[0].count, 500);
     }

@@ -9,7 +9,7 @@ struct KnownGap {
     /// The driver's behaviour instead.
     behaviour: &'static str,
     /// The test of `verbs-conformance` that shows it.
-    shown_by: &'static str,
+    conformance_test: &'static str,
     /// The device and kernel on which the deviation was seen.
     seen_on: &'static str,
 }
@@ -22,28 +22,28 @@ const KNOWN_GAPS: [KnownGap; 4] = [
         driver: RXE,
         capability: Capability::ErrorStatuses,
         behaviour: "a wrong L_Key and a RECV that is too small both fail with LOC_QP_OP_ERR",
-        shown_by: "access::local_protection_errors_have_their_status",
+        conformance_test: "access::local_protection_errors_have_their_status",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
         driver: RXE,
         capability: Capability::ErrorEvents,
         behaviour: "the queue pair goes to ERR silently",
-        shown_by: "events::an_access_error_is_an_event_of_the_responder",
+        conformance_test: "events::an_access_error_is_an_event_of_the_responder",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
         driver: RXE,
         capability: Capability::SendQueueErrors,
         behaviour: "a failed SEND takes the whole queue pair to ERR",
-        shown_by: "access::local_failure_stops_only_the_send_queue_of_ud",
+        conformance_test: "access::local_failure_stops_only_the_send_queue_of_ud",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
         driver: RXE,
         capability: Capability::SendQueueDrain,
         behaviour: "WRs that are posted in SQD are not begun when the queue pair is back in RTS",
-        shown_by: "state::sqd_holds_sends_back_and_rts_resumes",
+        conformance_test: "state::sqd_holds_sends_back_and_rts_resumes",
         seen_on: RXE_SEEN_ON,
     },
 ];
@@ -57,7 +57,7 @@ pub(super) fn missing_by_driver(driver: Option<&str>) -> Vec<MissingCapability> 
             capability: known.capability,
             why: format!(
                 "{} is known for it: {}; seen on {} by the test {}",
-                known.driver, known.behaviour, known.seen_on, known.shown_by
+                known.driver, known.behaviour, known.seen_on, known.conformance_test
             ),
         })
         .collect()
@@ -73,7 +73,11 @@ mod tests {
             env!("CARGO_MANIFEST_DIR"),
             "/../verbs-conformance/src/suite"
         );
-        for KnownGap { shown_by, .. } in KNOWN_GAPS {
+        for KnownGap {
+            conformance_test: shown_by,
+            ..
+        } in KNOWN_GAPS
+        {
             let (module, test) = shown_by.split_once("::").expect("module::test");
             let file = format!("{suite}/{module}.rs");
             let text = std::fs::read_to_string(&file).expect("the suite has the module");

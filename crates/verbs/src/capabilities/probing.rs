@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::VerbError;
 use crate::pd::ProtectionDomain;
-use crate::qp_builder::probe;
+use crate::qp_builder::probe_max_inline;
 use crate::transport::{Rc, Transport, Uc, Ud};
 use crate::types::AtomicCap;
 
@@ -36,7 +36,7 @@ impl Context {
     }
 
     /// Returns the name of the device's kernel driver.
-    fn driver(&self, attr: &DeviceAttr) -> Option<String> {
+    fn driver_name(&self, attr: &DeviceAttr) -> Option<String> {
         if let Some(link) = self.sysfs_path("device/driver")
             && let Ok(driver) = std::fs::read_link(link)
         {
@@ -44,7 +44,7 @@ impl Context {
         }
         // Soft-RoCE has no device below it. Only this driver names its network device in `parent`,
         // and its vendor ID belongs to no vendor (RXE_VENDOR_ID in the kernel's rxe_param.h).
-        (attr.vendor_id == 0xff_ffff && self.sysfs("parent").is_some())
+        (attr.vendor_id == 0xff_ffff && self.read_sysfs("parent").is_some())
             .then(|| "rdma_rxe".to_owned())
     }
 }
@@ -52,24 +52,24 @@ impl Context {
 fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
     let attr = context.query_device()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
-    let (rc_refused, rc) = transport::<Rc>(&pd, &cq)?;
-    let (uc_refused, uc) = transport::<Uc>(&pd, &cq)?;
-    let (ud_refused, ud) = transport::<Ud>(&pd, &cq)?;
-    let driver = context.driver(&attr);
+    let (rc_refused, rc) = probe_transport::<Rc>(&pd, &cq)?;
+    let (uc_refused, uc) = probe_transport::<Uc>(&pd, &cq)?;
+    let (ud_refused, ud) = probe_transport::<Ud>(&pd, &cq)?;
+    let driver = context.driver_name(&attr);
     let (max_rd_atomic, max_dest_rd_atomic) = (attr.max_qp_init_rd_atom, attr.max_qp_rd_atom);
     let answers = ProbeResults {
         attr,
         transport_type: context.transport_type(),
-        rc_refused,
-        uc_refused,
-        ud_refused,
-        events_refused: refusal_reason(events(context))?,
+        rc_refusal: rc_refused,
+        uc_refusal: uc_refused,
+        ud_refusal: ud_refused,
+        events_refusal: refusal_reason(probe_events(context))?,
     };
     Ok(Capabilities {
         provider: context.provider().name(),
         device: context.device_name().to_owned(),
         lacks: [
-            answers.missing(),
+            answers.missing_capabilities(),
             known_gaps::missing_by_driver(driver.as_deref()),
         ]
         .concat(),
@@ -84,18 +84,18 @@ fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
 struct ProbeResults {
     attr: DeviceAttr,
     transport_type: TransportType,
-    rc_refused: Option<String>,
-    uc_refused: Option<String>,
-    ud_refused: Option<String>,
-    events_refused: Option<String>,
+    rc_refusal: Option<String>,
+    uc_refusal: Option<String>,
+    ud_refusal: Option<String>,
+    events_refusal: Option<String>,
 }
 
 impl ProbeResults {
-    fn missing(self) -> Vec<MissingCapability> {
+    fn missing_capabilities(self) -> Vec<MissingCapability> {
         let attr = self.attr;
         let iwarp = self.transport_type == TransportType::Iwarp;
         let by_cm = "iWARP connects queue pairs by the RDMA connection manager only, which is not used here";
-        let no_rc = self.rc_refused.or_else(|| iwarp.then(|| by_cm.to_owned()));
+        let no_rc = self.rc_refusal.or_else(|| iwarp.then(|| by_cm.to_owned()));
         let without_rc = no_rc.as_ref().map(|_| "there is no RC".to_owned());
         let no_reads = (attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom) == 0).then(|| {
             format!(
@@ -110,8 +110,8 @@ impl ProbeResults {
         let no_srqs = (attr.max_srq == 0).then(|| "ibv_query_device says max_srq 0".to_owned());
         let refusals = [
             (Capability::Rc, no_rc),
-            (Capability::Uc, self.uc_refused),
-            (Capability::Ud, self.ud_refused),
+            (Capability::Uc, self.uc_refusal),
+            (Capability::Ud, self.ud_refusal),
             (
                 Capability::RdmaRead,
                 without_rc.clone().or(no_reads.clone()),
@@ -119,7 +119,7 @@ impl ProbeResults {
             (Capability::Atomics, without_rc.or(no_atomics).or(no_reads)),
             (Capability::Immediates, no_immediates),
             (Capability::SharedReceiveQueues, no_srqs),
-            (Capability::CompletionEvents, self.events_refused),
+            (Capability::CompletionEvents, self.events_refusal),
         ];
         let lack = |(capability, why): (_, Option<String>)| {
             why.map(|why| MissingCapability { capability, why })
@@ -129,22 +129,22 @@ impl ProbeResults {
 }
 
 /// Returns the reason why the device lacks the transport, if any, and the largest inline payload.
-fn transport<T: Transport>(
+fn probe_transport<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
 ) -> Result<(Option<String>, u32), VerbError> {
-    let without_inline = probe::<T>(pd, cq, 0);
+    let without_inline = probe_max_inline::<T>(pd, cq, 0);
     let Ok(granted) = without_inline else {
         let refused = without_inline.map(drop).map_err(VerbError::from);
         return Ok((refusal_reason(refused)?, 0));
     };
-    let most = max_inline(granted, |bytes| probe::<T>(pd, cq, bytes).ok());
+    let most = max_inline_bytes(granted, |bytes| probe_max_inline::<T>(pd, cq, bytes).ok());
     Ok((None, most))
 }
 
 /// Returns the largest inline payload, by binary search. `granted` was granted for a request of 0
 /// bytes; `ask` returns the payload granted for a request, or `None` for a refusal.
-fn max_inline(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
+fn max_inline_bytes(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
     /// No NIC has work queue entries with more inline payload.
     const MAX_INLINE: u32 = 4096;
     let (mut has, mut lacks) = (granted.min(MAX_INLINE), MAX_INLINE + 1);
@@ -159,7 +159,7 @@ fn max_inline(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
 }
 
 /// Checks that the device supports completion events.
-fn events(context: &Context) -> Result<(), VerbError> {
+fn probe_events(context: &Context) -> Result<(), VerbError> {
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq_with_channel(1, &channel)?;
     Ok(cq.req_notify(false)?)
@@ -168,7 +168,7 @@ fn events(context: &Context) -> Result<(), VerbError> {
 /// Returns the reason of a refusal by the device; returns an error if the refusal has another
 /// reason.
 fn refusal_reason(result: Result<(), VerbError>) -> Result<Option<String>, VerbError> {
-    const SHORTAGES: [i32; 8] = [
+    const RESOURCE_ERRNOS: [i32; 8] = [
         libc::ENOMEM,
         libc::EMFILE,
         libc::ENFILE,
@@ -180,7 +180,7 @@ fn refusal_reason(result: Result<(), VerbError>) -> Result<Option<String>, VerbE
     ];
     match result {
         Ok(()) => Ok(None),
-        Err(e) if SHORTAGES.contains(&e.errno()) => Err(e),
+        Err(e) if RESOURCE_ERRNOS.contains(&e.errno()) => Err(e),
         // Without advice: the device lacks it.
         Err(e) => Ok(Some(format!("{} failed: {}", e.verb(), e.os_error()))),
     }
@@ -196,14 +196,26 @@ mod tests {
     fn the_most_inline_payload_is_found_whatever_a_driver_grants() {
         for limit in [0, 1, 28, 60, 220, 828, 4095, 4096, 5000] {
             let exactly = |bytes| (bytes <= limit).then_some(bytes);
-            assert_eq!(max_inline(0, exactly), limit.min(4096), "{limit} exactly");
+            assert_eq!(
+                max_inline_bytes(0, exactly),
+                limit.min(4096),
+                "{limit} exactly"
+            );
             // As mlx5 does: grant all that fits into the WQE.
             let rounded = |bytes: u32| (bytes <= limit).then_some(bytes.max(limit & !15));
-            assert_eq!(max_inline(limit & !15, rounded), limit.min(4096), "{limit}");
+            assert_eq!(
+                max_inline_bytes(limit & !15, rounded),
+                limit.min(4096),
+                "{limit}"
+            );
             // Contrary to ibv_create_qp(3), but observed: less than requested is granted, without
             // an error.
             let less = |bytes: u32| Some(bytes.min(limit));
-            assert_eq!(max_inline(0, less), limit.min(4096), "{limit} silently");
+            assert_eq!(
+                max_inline_bytes(0, less),
+                limit.min(4096),
+                "{limit} silently"
+            );
         }
     }
 
@@ -238,8 +250,8 @@ mod tests {
             context.alloc_pd().expect("a PD"),
             context.create_cq(1).expect("a CQ"),
         );
-        assert!(probe::<Rc>(&pd, &cq, rc).is_ok());
-        assert!(probe::<Rc>(&pd, &cq, rc + 1).is_err() || rc == 4096);
+        assert!(probe_max_inline::<Rc>(&pd, &cq, rc).is_ok());
+        assert!(probe_max_inline::<Rc>(&pd, &cq, rc + 1).is_err() || rc == 4096);
     }
 
     #[test]
@@ -257,12 +269,16 @@ mod tests {
                 ..context.query_device().expect("its limits")
             },
             transport_type: TransportType::Iwarp,
-            rc_refused: None,
-            uc_refused: refused(),
-            ud_refused: refused(),
-            events_refused: None,
+            rc_refusal: None,
+            uc_refusal: refused(),
+            ud_refusal: refused(),
+            events_refusal: None,
         };
-        let lacks: Vec<_> = answers.missing().iter().map(|l| l.capability).collect();
+        let lacks: Vec<_> = answers
+            .missing_capabilities()
+            .iter()
+            .map(|l| l.capability)
+            .collect();
         assert_eq!(lacks[..3], [Capability::Rc, Capability::Uc, Capability::Ud]);
         assert_eq!(
             lacks[3..],

@@ -7,7 +7,7 @@ use super::timed::LAST_MARK;
 use crate::connect::connect;
 use crate::link::WorkerLink;
 use crate::micro::task::PingPong;
-use crate::micro::verb::{Verb, tail};
+use crate::micro::verb::{Verb, last_word_offset};
 use crate::nic::{OpenNic, reap};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
@@ -15,7 +15,7 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 pub(super) struct FetchRequester {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
-    into: MemoryRegion,
+    result_memory: MemoryRegion,
     verb: Verb,
     wcs: WcBuffer<1>,
 }
@@ -41,7 +41,7 @@ impl FetchRequester {
         Ok(FetchRequester {
             qp,
             list,
-            into,
+            result_memory: into,
             verb: ping.verb,
             wcs: WcBuffer::new(),
         })
@@ -49,20 +49,23 @@ impl FetchRequester {
 
     #[inline]
     pub(super) fn fetch(&mut self, number: u32) -> Result<()> {
-        let end = tail(self.into.len());
-        self.into.write_u64(0, u64::MAX)?;
-        self.into.write_u64(end, u64::MAX)?;
+        let end = last_word_offset(self.result_memory.len());
+        self.result_memory.write_u64(0, u64::MAX)?;
+        self.result_memory.write_u64(end, u64::MAX)?;
         self.qp.post_send(&mut self.list)?;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            timeout.check("the completion")?;
+            timeout.fail_if_over("the completion")?;
         }
         // A READ finds zeros; fetch-and-add n returns n - 1.
         let want = match self.verb {
             Verb::Atomics => u64::from(number & !LAST_MARK) - 1,
             _ => 0,
         };
-        let got = [self.into.read_u64(0)?, self.into.read_u64(end)?];
+        let got = [
+            self.result_memory.read_u64(0)?,
+            self.result_memory.read_u64(end)?,
+        ];
         if got != [want; 2] {
             bail!("number {number:#x} fetched {got:?}, not {want}");
         }

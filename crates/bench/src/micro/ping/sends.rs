@@ -3,18 +3,18 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, RecvList, WcBuffer};
 
-use super::pending::{Pending, SEND_WRS, layout};
+use super::pending::{OutstandingWrs, SEND_WRS, layout};
 use super::timed::LAST_MARK;
 use crate::link::WorkerLink;
 use crate::micro::form::{PayloadForm, low_half};
 use crate::micro::task::PingPong;
 use crate::micro::transport::{SendQp, SendTransport};
-use crate::nic::{OpenNic, reap, small};
+use crate::nic::{OpenNic, reap, saturating_u32};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Returns the RECVs of either side, in two lists that are used in turn. Many RECVs make posting
 /// rare; long messages get few.
-fn recvs(payload_bytes: usize) -> usize {
+fn recv_count(payload_bytes: usize) -> usize {
     if payload_bytes <= 1 << 16 { 64 } else { 8 }
 }
 
@@ -24,7 +24,7 @@ struct PingRecvBuffers {
     /// RECV lists: the first one is in use, the other one follows.
     lists: [RecvList; 2],
     /// Messages that arrived in the first list.
-    received: usize,
+    received_in_first_list: usize,
 }
 
 impl PingRecvBuffers {
@@ -35,7 +35,7 @@ impl PingRecvBuffers {
     ) -> Result<PingRecvBuffers> {
         let room = (T::HEADER_BYTES + ping.payload_bytes).max(8);
         let stride = room.next_multiple_of(8);
-        let half = recvs(ping.payload_bytes) / 2;
+        let half = recv_count(ping.payload_bytes) / 2;
         let memory = nic.pd.alloc(2 * half * stride, Access::LOCAL_WRITE)?;
         let mut lists = [T::recv_list(qp, half), T::recv_list(qp, half)];
         for slot in 0..2 * half {
@@ -49,16 +49,16 @@ impl PingRecvBuffers {
         Ok(PingRecvBuffers {
             memory,
             lists,
-            received: 0,
+            received_in_first_list: 0,
         })
     }
 }
 
 pub(super) struct SendEnd<T: SendTransport, F: PayloadForm> {
-    to: SendQp<T>,
+    destination_qp: SendQp<T>,
     list: Postlist<T>,
     form: F,
-    pending: Pending,
+    outstanding_wrs: OutstandingWrs,
     recv_buffers: PingRecvBuffers,
     payload_bytes: usize,
     wcs: WcBuffer<1>,
@@ -70,13 +70,13 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         nic: &OpenNic,
         ping: &PingPong,
     ) -> Result<SendEnd<T, F>> {
-        let recvs = recvs(ping.payload_bytes);
+        let recvs = recv_count(ping.payload_bytes);
         let (send_cq, recv_cq) = (nic.cq(SEND_WRS)?, nic.cq(recvs + 1)?);
         let qp = nic
             .qp::<T>(&send_cq, &recv_cq)
-            .max_send_wr(small(SEND_WRS))
-            .max_recv_wr(small(recvs))
-            .max_inline_data(small(ping.inline_bytes()));
+            .max_send_wr(saturating_u32(SEND_WRS))
+            .max_recv_wr(saturating_u32(recvs))
+            .max_inline_data(saturating_u32(ping.inline_bytes()));
         let qp = T::build(qp)?;
         let places = PingRecvBuffers::post::<T>(nic, ping, &qp)?;
         let to = T::connect_qps(link, nic, ping.payload_bytes, vec![qp])?.pop();
@@ -84,9 +84,9 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         link.barrier()?;
         Ok(SendEnd {
             list: to.qp.postlist(1),
-            to,
+            destination_qp: to,
             form: F::new(nic, &layout(ping))?,
-            pending: Pending::new(),
+            outstanding_wrs: OutstandingWrs::new(),
             recv_buffers: places,
             payload_bytes: ping.payload_bytes,
             wcs: WcBuffer::new(),
@@ -95,16 +95,22 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
 
     #[inline]
     pub(super) fn post(&mut self, number: u32) -> Result<()> {
-        let (slot, signaled) = self.pending.next::<F>(self.to.qp.send_cq(), number)?;
+        let (slot, signaled) = self
+            .outstanding_wrs
+            .wait_for_slot::<F>(self.destination_qp.qp.send_cq(), number)?;
         let stamp = u64::from(number);
-        let imm = if F::IMM { Some(low_half(stamp)) } else { None };
+        let imm = if F::STAMP_IS_IMM {
+            Some(low_half(stamp))
+        } else {
+            None
+        };
         self.list.clear();
         let payload = self.form.payload(slot, stamp)?;
-        let wr = T::add(&mut self.list, payload, imm, &self.to.to);
+        let wr = T::add(&mut self.list, payload, imm, &self.destination_qp.to);
         if signaled {
             wr.signaled();
         }
-        Ok(self.to.qp.post_send(&mut self.list)?)
+        Ok(self.destination_qp.qp.post_send(&mut self.list)?)
     }
 
     #[inline]
@@ -113,8 +119,8 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         let (memory, payload_bytes) = (&self.recv_buffers.memory, self.payload_bytes);
         let mut number = 0;
         loop {
-            let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {
-                let [first, last] = F::received(memory, &wc, payload_bytes)?;
+            let taken = reap(self.destination_qp.qp.recv_cq(), &mut self.wcs, |wc| {
+                let [first, last] = F::received_stamps(memory, &wc, payload_bytes)?;
                 if first != last {
                     bail!("{last:#x} at the end of message {first:#x}");
                 }
@@ -124,12 +130,14 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
             if taken > 0 {
                 break;
             }
-            timeout.check("the other end's SEND")?;
+            timeout.fail_if_over("the other end's SEND")?;
         }
-        self.recv_buffers.received += 1;
-        if self.recv_buffers.received == self.recv_buffers.lists[0].len() {
-            self.recv_buffers.received = 0;
-            self.to.qp.post_recv(&mut self.recv_buffers.lists[0])?;
+        self.recv_buffers.received_in_first_list += 1;
+        if self.recv_buffers.received_in_first_list == self.recv_buffers.lists[0].len() {
+            self.recv_buffers.received_in_first_list = 0;
+            self.destination_qp
+                .qp
+                .post_recv(&mut self.recv_buffers.lists[0])?;
             self.recv_buffers.lists.swap(0, 1);
         }
         Ok(number)
@@ -153,6 +161,7 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
             self.post(number)?;
         }
         // The last echo must be sent before the queue pair is destroyed.
-        self.pending.wait(self.to.qp.send_cq(), 0)
+        self.outstanding_wrs
+            .wait_for_completions(self.destination_qp.qp.send_cq(), 0)
     }
 }

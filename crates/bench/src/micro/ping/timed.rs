@@ -14,14 +14,14 @@ pub(super) const LAST_MARK: u32 = 1 << 31;
 const MIN_SAMPLES: u64 = 20;
 
 /// Minimum number of exchanges in the warm-up.
-const WARM_UP: u32 = 8;
+const MIN_WARM_UP_EXCHANGES: u32 = 8;
 
 /// Calls `exchange` with rising numbers for the duration of `ping`. The last number is marked.
-pub(super) fn timed(
+pub(super) fn run_timed_exchanges(
     ping: &PingPong,
     mut exchange: impl FnMut(u32) -> Result<()>,
 ) -> Result<PingPongLatency> {
-    let clock_ns = clock_ns();
+    let clock_ns = clock_read_ns();
     let mut samples = ExchangeSamples::new(ping)?;
     let duration_ns = ping.duration_ms.saturating_mul(1_000_000);
     let begin_ns = now_ns();
@@ -36,7 +36,7 @@ pub(super) fn timed(
         number += 1;
         exchange(number | if last { LAST_MARK } else { 0 })?;
         let now = now_ns();
-        if number > WARM_UP && now - begin_ns >= duration_ns / 10 {
+        if number > MIN_WARM_UP_EXCHANGES && now - begin_ns >= duration_ns / 10 {
             samples.record((now - before_ns).saturating_sub(clock_ns));
         }
         before_ns = now;
@@ -53,7 +53,7 @@ struct ExchangeSamples {
     /// Sum of all samples.
     sum_ns: u64,
     /// Exchanges per sample.
-    exchanges: u64,
+    exchanges_per_sample: u64,
     /// Latencies per exchange: 2 if a latency is half of a round trip, otherwise 1.
     latencies_per_exchange: f64,
 }
@@ -64,7 +64,7 @@ impl ExchangeSamples {
             // Up to ten minutes, with three significant digits.
             histogram: Histogram::new_with_max(600_000_000_000, 3)?,
             sum_ns: 0,
-            exchanges: ping.exchanges_per_sample.into(),
+            exchanges_per_sample: ping.exchanges_per_sample.into(),
             latencies_per_exchange: if ping.is_one_way() { 2.0 } else { 1.0 },
         })
     }
@@ -72,7 +72,8 @@ impl ExchangeSamples {
     #[inline]
     fn record(&mut self, sample_ns: u64) {
         self.sum_ns += sample_ns;
-        self.histogram.saturating_record(sample_ns / self.exchanges);
+        self.histogram
+            .saturating_record(sample_ns / self.exchanges_per_sample);
     }
 
     fn latency(&self, clock_ns: u64, number: u32) -> PingPongLatency {
@@ -80,7 +81,7 @@ impl ExchangeSamples {
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let (ns, of_one) = (
             |whole: u64| whole as f64 / self.latencies_per_exchange,
-            1.0 / (histogram.len().max(1) * self.exchanges) as f64,
+            1.0 / (histogram.len().max(1) * self.exchanges_per_sample) as f64,
         );
         PingPongLatency {
             latency_ns_p50: ns(histogram.value_at_quantile(0.5)),
@@ -101,7 +102,7 @@ impl ExchangeSamples {
 
 /// Returns the median time of one reading of the clock. Each sample reads the clock many times in a
 /// row, so that a coarse clock still shows the time.
-fn clock_ns() -> u64 {
+fn clock_read_ns() -> u64 {
     const READINGS: u64 = 32;
     let mut times: Vec<u64> = (0..31)
         .map(|_| {
@@ -125,7 +126,7 @@ mod tests {
         let latency = |verb| {
             let ping = PingPong::new(verb, &MicroParameters::default(), 20).unwrap();
             let mut numbers = Vec::new();
-            let latency = timed(&ping, |number| {
+            let latency = run_timed_exchanges(&ping, |number| {
                 numbers.push(number);
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 Ok(())
@@ -158,7 +159,7 @@ mod tests {
             ..PingPong::new(Verb::RcRead, &MicroParameters::default(), 1).unwrap()
         };
         let mut exchanges = 0;
-        let latency = timed(&ping, |_| {
+        let latency = run_timed_exchanges(&ping, |_| {
             exchanges += 1;
             std::thread::sleep(std::time::Duration::from_micros(200));
             Ok(())
@@ -172,6 +173,6 @@ mod tests {
 
     #[test]
     fn the_clock_takes_time() {
-        assert!(clock_ns() < 1_000_000);
+        assert!(clock_read_ns() < 1_000_000);
     }
 }

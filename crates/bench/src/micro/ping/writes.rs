@@ -4,24 +4,24 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
 
-use super::pending::{Pending, SEND_WRS, layout};
+use super::pending::{OutstandingWrs, SEND_WRS, layout};
 use super::timed::LAST_MARK;
 use crate::connect::connect;
 use crate::link::WorkerLink;
 use crate::micro::form::PayloadForm;
 use crate::micro::task::PingPong;
-use crate::micro::verb::tail;
-use crate::nic::{OpenNic, small};
+use crate::micro::verb::last_word_offset;
+use crate::nic::{OpenNic, saturating_u32};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 pub(super) struct WriteEnd<T: Connected, F: PayloadForm> {
     qp: QueuePair<T>,
     list: Postlist<T>,
     form: F,
-    pending: Pending,
+    outstanding_wrs: OutstandingWrs,
     memory: MemoryRegion,
     remote: RemoteMemory,
-    tail: usize,
+    last_word_offset: usize,
 }
 
 impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
@@ -38,9 +38,9 @@ impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
         let cq = nic.cq(SEND_WRS)?;
         let qp = nic
             .qp::<T>(&cq, &cq)
-            .max_send_wr(small(SEND_WRS))
+            .max_send_wr(saturating_u32(SEND_WRS))
             .max_recv_wr(1u32)
-            .max_inline_data(small(ping.inline_bytes()))
+            .max_inline_data(saturating_u32(ping.inline_bytes()))
             .build()?;
         let qp = connect(link, qp)?;
         link.barrier()?;
@@ -48,16 +48,18 @@ impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
             list: qp.postlist(1),
             qp,
             form: F::new(nic, &layout(ping))?,
-            pending: Pending::new(),
+            outstanding_wrs: OutstandingWrs::new(),
             memory,
             remote,
-            tail: tail(ping.payload_bytes),
+            last_word_offset: last_word_offset(ping.payload_bytes),
         })
     }
 
     #[inline]
     fn post(&mut self, number: u32) -> Result<()> {
-        let (slot, signaled) = self.pending.next::<F>(self.qp.send_cq(), number)?;
+        let (slot, signaled) = self
+            .outstanding_wrs
+            .wait_for_slot::<F>(self.qp.send_cq(), number)?;
         self.list.clear();
         let payload = self.form.payload(slot, number.into())?;
         let wr = self.list.rdma_write(payload, self.remote);
@@ -70,30 +72,31 @@ impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
     /// Waits until the WRITE after number `before` has arrived completely, from its first word to
     /// its last.
     #[inline]
-    fn receive(&mut self, before: u32) -> Result<u32> {
+    fn wait_for_write(&mut self, before: u32) -> Result<u32> {
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         loop {
             // The bytes of one WRITE arrive in no guaranteed order, so wait for both words.
-            let last = u64::from_le(self.memory.read_u64(self.tail)?);
+            let last = u64::from_le(self.memory.read_u64(self.last_word_offset)?);
             if last != u64::from(before) {
                 let first = u64::from_le(self.memory.read_u64(0)?);
                 if first == last {
                     return u32::try_from(last).context("another payload");
                 }
             }
-            timeout.check("the other end's WRITE")?;
+            timeout.fail_if_over("the other end's WRITE")?;
         }
     }
 
     #[inline]
     pub(super) fn exchange(&mut self, number: u32) -> Result<()> {
         self.post(number)?;
-        let echoed = self.receive((number & !LAST_MARK) - 1)?;
+        let echoed = self.wait_for_write((number & !LAST_MARK) - 1)?;
         if echoed != number {
             bail!("the echo of {number:#x} was {echoed:#x}");
         }
         if number & LAST_MARK != 0 {
-            self.pending.wait(self.qp.send_cq(), 0)?;
+            self.outstanding_wrs
+                .wait_for_completions(self.qp.send_cq(), 0)?;
         }
         Ok(())
     }
@@ -102,9 +105,10 @@ impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
         while number & LAST_MARK == 0 {
-            number = self.receive(number)?;
+            number = self.wait_for_write(number)?;
             self.post(number)?;
         }
-        self.pending.wait(self.qp.send_cq(), 0)
+        self.outstanding_wrs
+            .wait_for_completions(self.qp.send_cq(), 0)
     }
 }

@@ -17,14 +17,14 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Source of requests, and check of their answers.
 pub(super) trait LmdbRequests {
     /// Data of a request that the check of its answer needs.
-    type Sent;
+    type SentRequest;
 
     /// Returns the next request, or `None` at the end.
-    fn next(&mut self) -> Option<(Request, Self::Sent)>;
+    fn next(&mut self) -> Option<(Request, Self::SentRequest)>;
 
     /// Checks the answer at the start of `bytes`. Returns its length, or `None` while it is
     /// incomplete.
-    fn check(&mut self, sent: &Self::Sent, bytes: &[u8]) -> Result<Option<usize>>;
+    fn check(&mut self, sent: &Self::SentRequest, bytes: &[u8]) -> Result<Option<usize>>;
 }
 
 /// Number of answered requests, and the time that they took.
@@ -33,26 +33,26 @@ pub struct LmdbRate {
     /// Requests that were answered correctly.
     pub operations: u64,
     /// Seconds from the first request to the last answer.
-    pub seconds: f64,
+    pub elapsed_seconds: f64,
 }
 
 impl LmdbRate {
     /// Returns the requests per second.
     #[must_use]
-    pub fn per_s(&self) -> f64 {
+    pub fn requests_per_s(&self) -> f64 {
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let operations = self.operations as f64;
-        operations / self.seconds.max(1e-9)
+        operations / self.elapsed_seconds.max(1e-9)
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Client {
     stream: TcpStream,
-    output: Vec<u8>,
+    encoded_requests: Vec<u8>,
     input: Box<[u8]>,
     /// Bytes of the input that were received and not checked yet.
-    filled: usize,
+    unchecked_input_bytes: usize,
 }
 
 impl Client {
@@ -62,9 +62,9 @@ impl Client {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            output: Vec::new(),
+            encoded_requests: Vec::new(),
             input: vec![0; 4 * ANSWER_BYTES].into(),
-            filled: 0,
+            unchecked_input_bytes: 0,
         })
     }
 
@@ -86,28 +86,29 @@ impl Client {
                     over = true;
                     break;
                 };
-                request.encode(&mut self.output);
+                request.encode(&mut self.encoded_requests);
                 outstanding.push_back(sent);
             }
             if outstanding.is_empty() {
                 return Ok(LmdbRate {
                     operations,
-                    seconds: begun.elapsed().as_secs_f64(),
+                    elapsed_seconds: begun.elapsed().as_secs_f64(),
                 });
             }
             self.send()?;
             self.receive()?;
             let mut at = 0;
             while let Some(sent) = outstanding.front()
-                && let Some(length) = requests.check(sent, &self.input[at..self.filled])?
+                && let Some(length) =
+                    requests.check(sent, &self.input[at..self.unchecked_input_bytes])?
             {
                 outstanding.pop_front();
                 operations += 1;
                 at += length;
             }
-            self.input.copy_within(at..self.filled, 0);
-            self.filled -= at;
-            if outstanding.is_empty() && self.filled > 0 {
+            self.input.copy_within(at..self.unchecked_input_bytes, 0);
+            self.unchecked_input_bytes -= at;
+            if outstanding.is_empty() && self.unchecked_input_bytes > 0 {
                 bail!("the LMDB server answers more than was asked");
             }
         }
@@ -117,8 +118,8 @@ impl Client {
     /// buffers.
     fn send(&mut self) -> Result<()> {
         let (mut sent, mut idle) = (0, IdlePeriod::default());
-        while sent < self.output.len() {
-            match self.stream.write(&self.output[sent..]) {
+        while sent < self.encoded_requests.len() {
+            match self.stream.write(&self.encoded_requests[sent..]) {
                 Ok(bytes) => sent += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.wait(&mut idle, "takes no requests")?;
@@ -126,7 +127,7 @@ impl Client {
                 Err(e) => return Err(e).context("the LMDB server is gone"),
             }
         }
-        self.output.clear();
+        self.encoded_requests.clear();
         Ok(())
     }
 
@@ -134,10 +135,13 @@ impl Client {
     fn receive(&mut self) -> Result<()> {
         let mut idle = IdlePeriod::default();
         loop {
-            match self.stream.read(&mut self.input[self.filled..]) {
+            match self
+                .stream
+                .read(&mut self.input[self.unchecked_input_bytes..])
+            {
                 Ok(0) => bail!("the LMDB server is gone, or refuses a request"),
                 Ok(bytes) => {
-                    self.filled += bytes;
+                    self.unchecked_input_bytes += bytes;
                     return Ok(());
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

@@ -21,13 +21,13 @@ const INPUT_BYTES: usize = 1 << 18;
 /// server scans further.
 const ENTRIES_PER_FLUSH: u32 = 2048;
 /// Rounds between two checks for new connections.
-const ACCEPT_EVERY: u32 = 256;
+const ROUNDS_PER_ACCEPT: u32 = 256;
 
 /// Runs the server in the worker until the driver stops it or is gone.
 ///
 /// # Errors
 /// The store has no room, LMDB fails, or the system cannot create a socket.
-pub(crate) fn work(link: &mut WorkerLink, order: LmdbServeJob) -> Result<()> {
+pub(crate) fn run_worker_side(link: &mut WorkerLink, order: LmdbServeJob) -> Result<()> {
     let mut store = Store::new(order.keys)?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for clients")?;
     listener.set_nonblocking(true)?;
@@ -45,26 +45,26 @@ pub(crate) fn work(link: &mut WorkerLink, order: LmdbServeJob) -> Result<()> {
 
 fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result<()> {
     /// Maximum time until the server notices that it should stop.
-    const SLEEP: Duration = Duration::from_millis(20);
+    const MAX_SLEEP: Duration = Duration::from_millis(20);
     let mut connections: Vec<Connection> = Vec::new();
     let (mut idle, mut rounds) = (IdlePeriod::default(), 0u32);
     while !stop.load(Ordering::Relaxed) {
         rounds = rounds.wrapping_add(1);
-        if connections.is_empty() || rounds.is_multiple_of(ACCEPT_EVERY) {
+        if connections.is_empty() || rounds.is_multiple_of(ROUNDS_PER_ACCEPT) {
             accept(listener, &mut connections)?;
         }
         // Close the connections of clients that are gone or violate the protocol.
         connections.retain_mut(|connection| connection.receive().is_ok());
         if connections.iter().all(|c| c.requests.is_empty()) {
             let sockets = connections.iter().map(|c| c.stream.as_fd());
-            let slept = idle.wait(sockets.chain([listener.as_fd()]), SLEEP)?;
+            let slept = idle.wait(sockets.chain([listener.as_fd()]), MAX_SLEEP)?;
             if !slept.is_zero() {
                 accept(listener, &mut connections)?;
             }
             continue;
         }
         idle.end_idle_period();
-        let writes = |c: &Connection| c.requests.iter().any(Request::writes);
+        let writes = |c: &Connection| c.requests.iter().any(Request::is_write);
         let writes = connections.iter().any(writes);
         let turns = connections.iter_mut();
         store.execute(turns.map(|c| (&c.requests[..], &mut c.answers)), writes)?;
@@ -89,12 +89,12 @@ struct Connection {
     stream: TcpStream,
     input: Box<[u8]>,
     /// Bytes of the input that were received and are not decoded yet.
-    filled: usize,
+    undecoded_input_bytes: usize,
     /// Decoded requests.
     requests: Vec<Request>,
     answers: Vec<u8>,
     /// Number of answer bytes that have been sent.
-    sent: usize,
+    answer_bytes_sent: usize,
 }
 
 impl Connection {
@@ -104,10 +104,10 @@ impl Connection {
         Ok(Self {
             stream,
             input: vec![0; INPUT_BYTES].into(),
-            filled: 0,
+            undecoded_input_bytes: 0,
             requests: Vec::new(),
             answers: Vec::new(),
-            sent: 0,
+            answer_bytes_sent: 0,
         })
     }
 
@@ -117,39 +117,43 @@ impl Connection {
         if !self.answers.is_empty() {
             return self.send();
         }
-        if self.filled < self.input.len() {
-            match self.stream.read(&mut self.input[self.filled..]) {
+        if self.undecoded_input_bytes < self.input.len() {
+            match self
+                .stream
+                .read(&mut self.input[self.undecoded_input_bytes..])
+            {
                 Ok(0) => return Err(anyhow!("the client is gone")),
-                Ok(bytes) => self.filled += bytes,
+                Ok(bytes) => self.undecoded_input_bytes += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
             }
         }
         let (mut at, mut entries) = (0, 0);
         while entries < ENTRIES_PER_FLUSH
-            && let Some((request, length)) = Request::decode(&self.input[at..self.filled])?
+            && let Some((request, length)) =
+                Request::decode(&self.input[at..self.undecoded_input_bytes])?
         {
-            entries += request.entries();
+            entries += request.scan_entries();
             self.requests.push(request);
             at += length;
         }
-        self.input.copy_within(at..self.filled, 0);
-        self.filled -= at;
+        self.input.copy_within(at..self.undecoded_input_bytes, 0);
+        self.undecoded_input_bytes -= at;
         Ok(())
     }
 
     /// Sends as many bytes of the answers as the socket takes.
     fn send(&mut self) -> Result<()> {
         self.requests.clear();
-        while self.sent < self.answers.len() {
-            match self.stream.write(&self.answers[self.sent..]) {
-                Ok(bytes) => self.sent += bytes,
+        while self.answer_bytes_sent < self.answers.len() {
+            match self.stream.write(&self.answers[self.answer_bytes_sent..]) {
+                Ok(bytes) => self.answer_bytes_sent += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e.into()),
             }
         }
         self.answers.clear();
-        self.sent = 0;
+        self.answer_bytes_sent = 0;
         Ok(())
     }
 }

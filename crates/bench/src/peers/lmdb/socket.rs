@@ -7,7 +7,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Time to poll before sleeping; each end has its own core.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN_DURATION: Duration = Duration::from_micros(100);
 
 /// Start of the current period without data.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl IdlePeriod {
         timeout: Duration,
     ) -> Result<Duration> {
         let since = *self.0.get_or_insert_with(Instant::now);
-        if since.elapsed() < SPIN {
+        if since.elapsed() < SPIN_DURATION {
             std::hint::spin_loop();
             return Ok(Duration::ZERO);
         }

@@ -34,7 +34,7 @@ impl Store {
         // An entry takes 26 bytes of a page that may be half full. Copied pages are reused only
         // later.
         let room = keys.saturating_mul(128).saturating_add(64 << 20);
-        ensure_free(room)?;
+        ensure_free_bytes(room)?;
         let folder = tempfile::Builder::new()
             .prefix("verbatim-lmdb-")
             .tempdir_in(FOLDER)
@@ -114,7 +114,7 @@ impl Store {
     #[inline]
     fn read(&self, txn: &RoTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
         match request {
-            Request::Get { key } => wire::put_value(self.db.get(txn, key)?, answers),
+            Request::Get { key } => wire::encode_value(self.db.get(txn, key)?, answers),
             Request::Scan { from, entries } => {
                 let start = answers.len();
                 answers.extend_from_slice(&[0; 4]);
@@ -136,7 +136,7 @@ impl Store {
 
 /// Fails if the folder has less than `bytes` free. Otherwise the kernel would kill the process on a
 /// page without memory.
-fn ensure_free(bytes: u64) -> Result<()> {
+fn ensure_free_bytes(bytes: u64) -> Result<()> {
     let folder = Path::new(FOLDER);
     let stat = rustix::fs::statvfs(folder)
         .with_context(|| format!("LMDB is measured in memory, in {FOLDER}, which is missing"))?;
@@ -156,7 +156,7 @@ mod tests {
 
     fn ask(store: &mut Store, requests: &[Request]) -> Vec<u8> {
         let mut answers = Vec::new();
-        let writes = requests.iter().any(Request::writes);
+        let writes = requests.iter().any(Request::is_write);
         let turns = std::iter::once((requests, &mut answers));
         store.execute(turns, writes).expect("carried out");
         answers
@@ -177,10 +177,10 @@ mod tests {
         assert_eq!(ask(&mut store, &batch), expected);
         let scan = |from, entries| Request::Scan { from, entries };
         let scanned = ask(&mut store, &[scan(2, 3), scan(301, 9)]);
-        let (first, length) = wire::take_entries(&scanned).expect("whole");
+        let (first, length) = wire::decode_entries(&scanned).expect("whole");
         let entry = |key: u64| (key, !key);
         assert_eq!(first.collect::<Vec<_>>(), [2, 256, 300].map(entry));
-        let (second, _) = wire::take_entries(&scanned[length..]).expect("whole");
+        let (second, _) = wire::decode_entries(&scanned[length..]).expect("whole");
         assert_eq!(second.collect::<Vec<_>>(), [entry(u64::MAX)]);
         // A PUT of an existing key changes its value.
         let key = 300;

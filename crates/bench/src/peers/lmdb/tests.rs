@@ -9,7 +9,7 @@ const SHORT: Duration = Duration::from_millis(30);
 fn setup(keys: u64) -> LmdbParameters {
     LmdbParameters {
         keys,
-        value: service::random::mix,
+        value_of_key: service::random::mix_bits,
         window: 64,
         seed: 1,
     }
@@ -18,7 +18,7 @@ fn setup(keys: u64) -> LmdbParameters {
 /// Runs a test with a thread as worker.
 fn with_worker(run: impl FnOnce(&mut WorkerLink)) {
     let (mut left, mut right) = WorkerLink::pair().expect("pipes");
-    let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
+    let worker = std::thread::spawn(move || crate::worker::run_jobs(&mut right, None));
     run(&mut left);
     left.send(&Job::Stop).expect("sent");
     worker.join().expect("no panic").expect("served");
@@ -39,10 +39,13 @@ fn all_is_measured_and_checked_and_the_worker_goes_on() {
             ];
             for rate in all {
                 let rate = rate.expect("right");
-                assert!(rate.operations > 0 && rate.per_s() > 0.0, "{rate:?}");
+                assert!(
+                    rate.operations > 0 && rate.requests_per_s() > 0.0,
+                    "{rate:?}"
+                );
             }
             lmdb.inserts(Duration::from_secs(60)).expect("right");
-            assert_eq!(lmdb.inserted, keys, "there are no more new keys");
+            assert_eq!(lmdb.inserted_keys, keys, "there are no more new keys");
             assert!(lmdb.scans(1, SHORT).is_err(), "after inserts");
             lmdb.stop().expect("stopped");
         }
@@ -93,7 +96,10 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
             200
         );
         let (keys, value) = (0..200, |key| key);
-        let mut lookups = LmdbLookups { keys, value };
+        let mut lookups = LmdbLookups {
+            keys,
+            value_of_key: value,
+        };
         two.run_requests(&mut lookups, 64, None).expect("found");
         link.send(&true).expect("sent");
     });
@@ -102,7 +108,7 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
 #[test]
 fn each_new_key_comes_once() {
     for keys in [1, 2, 10, 1000, 4096] {
-        let all: HashSet<u64> = (0..keys).map(|n| inserted(n, keys)).collect();
+        let all: HashSet<u64> = (0..keys).map(|n| inserted_key(n, keys)).collect();
         assert_eq!(all.len() as u64, keys);
         assert!(all.iter().all(|key| key % 2 == 1 && *key < 2 * keys));
     }

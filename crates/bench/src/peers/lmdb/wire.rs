@@ -32,13 +32,13 @@ pub(super) enum Request {
 
 impl Request {
     /// Returns true if the request changes the store.
-    pub(super) fn writes(&self) -> bool {
+    pub(super) fn is_write(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Append { .. })
     }
 
     /// Returns the entries that a SCAN requests, or 0 for other requests.
     #[inline]
-    pub(super) fn entries(&self) -> u32 {
+    pub(super) fn scan_entries(&self) -> u32 {
         match self {
             Self::Scan { entries, .. } => *entries,
             _ => 0,
@@ -76,19 +76,19 @@ impl Request {
         let Some(bytes) = bytes.get(..length) else {
             return Ok(None);
         };
-        let key = word(bytes, 1);
+        let key = u64_at(bytes, 1);
         let request = match kind {
             GET => Self::Get { key },
             PUT => Self::Put {
                 key,
-                value: word(bytes, 9),
+                value: u64_at(bytes, 9),
             },
             APPEND => Self::Append {
                 key,
-                value: word(bytes, 9),
+                value: u64_at(bytes, 9),
             },
             _ => {
-                let entries = count(bytes, 9);
+                let entries = u32_at(bytes, 9);
                 ensure!(
                     entries <= MAX_SCAN_ENTRIES,
                     "a SCAN of {entries} entries; {MAX_SCAN_ENTRIES} is the most"
@@ -102,21 +102,21 @@ impl Request {
 
 /// Returns the word at an offset, or 0 behind the end.
 #[inline]
-pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..at + 8).and_then(|w| w.try_into().ok());
     u64::from_le_bytes(word.unwrap_or_default())
 }
 
 /// Returns the half word at an offset, or 0 behind the end.
 #[inline]
-pub(super) fn count(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..at + 4).and_then(|w| w.try_into().ok());
     u32::from_le_bytes(word.unwrap_or_default())
 }
 
 /// Appends the answer to a GET.
 #[inline]
-pub(super) fn put_value(value: Option<u64>, into: &mut Vec<u8>) {
+pub(super) fn encode_value(value: Option<u64>, into: &mut Vec<u8>) {
     match value {
         Some(value) => {
             into.push(1);
@@ -128,21 +128,21 @@ pub(super) fn put_value(value: Option<u64>, into: &mut Vec<u8>) {
 
 /// Decodes the answer to a GET and returns it with its length, or `None` while it is incomplete.
 #[inline]
-pub(super) fn take_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
+pub(super) fn decode_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
     match bytes.first()? {
         0 => Some((None, 1)),
         _ if bytes.len() < 9 => None,
-        _ => Some((Some(word(bytes, 1)), 9)),
+        _ => Some((Some(u64_at(bytes, 1)), 9)),
     }
 }
 
 /// Decodes the answer to a SCAN and returns its entries and its length, or `None` while it is
 /// incomplete.
 #[inline]
-pub(super) fn take_entries(bytes: &[u8]) -> Option<(impl Iterator<Item = (u64, u64)>, usize)> {
-    let length = 4 + 16 * count(bytes.get(..4)?, 0) as usize;
+pub(super) fn decode_entries(bytes: &[u8]) -> Option<(impl Iterator<Item = (u64, u64)>, usize)> {
+    let length = 4 + 16 * u32_at(bytes.get(..4)?, 0) as usize;
     let entries = bytes.get(4..length)?.chunks_exact(16);
-    Some((entries.map(|e| (word(e, 0), word(e, 8))), length))
+    Some((entries.map(|e| (u64_at(e, 0), u64_at(e, 8))), length))
 }
 
 #[cfg(test)]
@@ -189,15 +189,15 @@ mod tests {
 
         #[test]
         fn answers_are_whole_or_not_yet_there(bytes in prop::collection::vec(any::<u8>(), 0..80), value: Option<u64>) {
-            if let Some((_, length)) = take_value(&bytes) {
+            if let Some((_, length)) = decode_value(&bytes) {
                 prop_assert!(length <= bytes.len());
             }
-            if let Some((entries, length)) = take_entries(&bytes) {
+            if let Some((entries, length)) = decode_entries(&bytes) {
                 prop_assert_eq!(length, 4 + 16 * entries.count());
             }
             let mut answer = Vec::new();
-            put_value(value, &mut answer);
-            prop_assert_eq!(take_value(&answer), Some((value, answer.len())));
+            encode_value(value, &mut answer);
+            prop_assert_eq!(decode_value(&answer), Some((value, answer.len())));
         }
     }
 

@@ -25,8 +25,9 @@ fn ran(setup: &BtreeParameters) -> BtreeResult {
 /// seems to be swapped with the 2.5 M/s by RPC: an RPC does the same work and more.
 #[test]
 fn local_lookups_on_a_dpu_are_as_fast_as_published() {
-    let local =
-        |place, keys| run_local(bf2(), &BtreeParameters::study(place, keys)).expect("it runs");
+    let local = |place, keys| {
+        run_local(bf2(), &BtreeParameters::bluefield2_study(place, keys)).expect("it runs")
+    };
     for (keys, id) in [
         (1_000_000, "dpu_bt_local_small"),
         (256_000_000, "dpu_bt_rpc_256m"),
@@ -45,7 +46,7 @@ fn local_lookups_on_a_dpu_are_as_fast_as_published() {
 fn clients_that_read_need_a_read_for_each_level() {
     for (node_bytes, levels) in [(512, 6), (2048, 5)] {
         for place in [CorePlace::Host, CorePlace::Dpu] {
-            let outcome = ran(&BtreeParameters::one_sided(place, node_bytes).alone());
+            let outcome = ran(&BtreeParameters::one_sided(place, node_bytes).with_one_request());
             assert_eq!(outcome.levels, levels);
             // Clients also READ the word with the root's address from time to time.
             let reads = outcome.reads_per_lookup;
@@ -61,7 +62,7 @@ fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
     let rate = |batch, keys| {
         let setup = BtreeParameters {
             batch,
-            ..short(BtreeParameters::study(CorePlace::Dpu, keys))
+            ..short(BtreeParameters::bluefield2_study(CorePlace::Dpu, keys))
         };
         ran(&setup).rate_mops
     };
@@ -75,7 +76,7 @@ fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
 fn the_same_seed_gives_the_same_output_on_both_places() {
     for place in [CorePlace::Host, CorePlace::Dpu] {
         for setup in [
-            BtreeParameters::study(place, 1_000_000),
+            BtreeParameters::bluefield2_study(place, 1_000_000),
             BtreeParameters::one_sided(place, 512),
         ] {
             let json = || serde_json::to_string(&ran(&short(setup.clone()))).expect("JSON");
@@ -92,7 +93,10 @@ fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
         let setup = BtreeParameters {
             dpu_share: Some(share),
             clients: 32,
-            ..short(BtreeParameters::study(CorePlace::Host, 1_000_000))
+            ..short(BtreeParameters::bluefield2_study(
+                CorePlace::Host,
+                1_000_000,
+            ))
         };
         ran(&setup).rate_mops
     };
@@ -105,7 +109,7 @@ fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
 #[test]
 fn a_place_that_is_not_there_is_refused() {
     let cib = builtin("cib").expect("built in");
-    let setup = BtreeParameters::study(CorePlace::Dpu, 1_000_000);
+    let setup = BtreeParameters::bluefield2_study(CorePlace::Dpu, 1_000_000);
     for error in [run(cib, &setup).err(), run_local(cib, &setup).err()] {
         let error = error.expect("no DPU").to_string();
         assert!(error.contains("cib has no DPU"), "{error}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, RequestSteps};
 
-use super::{AfterUnlock, AwaitedCompletion, READ_AT, RemoteRecords, SlotState};
+use super::{AfterUnlock, AwaitedCompletion, READ_BUFFER_OFFSET, RemoteRecords, SlotState};
 use crate::Design;
 use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome};
 use crate::client::error::ClientError;
@@ -19,8 +19,8 @@ use crate::wire::{self, Op, RecordRequest, Request, Status};
 impl ClientDesign for RemoteRecords {
     fn one_sided_ops(&self) -> OneSidedOps {
         OneSidedOps {
-            gets: true,
-            changes: self.writes.is_some(),
+            includes_gets: true,
+            includes_changes: self.writes.is_some(),
         }
     }
 
@@ -49,9 +49,9 @@ impl ClientDesign for RemoteRecords {
             ..SlotState::default()
         };
         let known = self.writes.and_then(|_| self.record_cache.get(hash));
-        match known.filter(|record| *record < self.shape.records) {
+        match known.filter(|record| *record < self.record_layout.records) {
             Some(record) => self.access_record(pending, slot, record),
-            None => self.find(pending.lane, slot),
+            None => self.read_neighbourhood(pending.lane_index, slot),
         }
     }
 
@@ -61,21 +61,21 @@ impl ClientDesign for RemoteRecords {
         stats: &mut ClientStats,
         done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
-        if !self.waiting.is_empty() {
-            self.queue.check()?;
+        if !self.lock_retries.is_empty() {
+            self.queue.take_error()?;
             self.retry_waiting(all, stats, done);
         }
         self.post_and_poll(all, stats, done)
     }
 
     fn encode_server_request(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
-        let key = wire::key_of(&pending.bytes).unwrap_or_default();
+        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         let state = &self.slots[slot as usize];
-        match state.step {
+        match state.awaited_completion {
             AwaitedCompletion::Locate => RecordRequest::Locate(key).encode(into),
             AwaitedCompletion::Claim => RecordRequest::Claim(key).encode(into),
-            AwaitedCompletion::Release => RecordRequest::Release(state.record).encode(into),
-            _ => into.clone_from(&pending.bytes),
+            AwaitedCompletion::Release => RecordRequest::Release(state.current_record).encode(into),
+            _ => into.clone_from(&pending.encoded_request),
         }
     }
 
@@ -86,7 +86,7 @@ impl ClientDesign for RemoteRecords {
         slot: u32,
         answer: (Status, u64),
     ) -> AnswerEffect {
-        match self.slots[slot as usize].step {
+        match self.slots[slot as usize].awaited_completion {
             AwaitedCompletion::Locate | AwaitedCompletion::Claim | AwaitedCompletion::Release => {
                 self.handle_record_answer(pending, slot, answer)
             }
@@ -96,7 +96,7 @@ impl ClientDesign for RemoteRecords {
 
     fn may_have_changed(&self, slot: u32) -> bool {
         matches!(
-            self.slots[slot as usize].step,
+            self.slots[slot as usize].awaited_completion,
             AwaitedCompletion::Commit { .. }
         )
     }
@@ -133,19 +133,24 @@ impl RequestSteps for RemoteRecords {
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.slots[slot as usize];
-        let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        let seed = self.seed;
-        match state.step {
+        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let seed = self.hash_seed;
+        match state.awaited_completion {
             AwaitedCompletion::ReadRecord => {
-                let body = &mut bytes[..self.shape.body()];
-                self.queue.read_buffer(slot, READ_AT, body)?;
-                Ok(match self.shape.decode(body, (seed, state.record), key) {
-                    DecodedBody::Match { version, value } => {
-                        Some(self.complete_get(slot, version, value))
-                    }
-                    DecodedBody::Torn => self.handle_torn(pending, slot, stats),
-                    DecodedBody::OtherKey => self.find_again(pending, slot, stats),
-                })
+                let body = &mut bytes[..self.record_layout.body_bytes()];
+                self.queue.read_buffer(slot, READ_BUFFER_OFFSET, body)?;
+                Ok(
+                    match self
+                        .record_layout
+                        .decode(body, (seed, state.current_record), key)
+                    {
+                        DecodedBody::Match { version, value } => {
+                            Some(self.complete_get(slot, version, value))
+                        }
+                        DecodedBody::Torn => self.handle_torn(pending, slot, stats),
+                        DecodedBody::OtherKey => self.find_again(pending, slot, stats),
+                    },
+                )
             }
             AwaitedCompletion::ReadNeighbourhood => {
                 self.handle_neighbourhood(pending, slot, stats, bytes)
@@ -155,14 +160,14 @@ impl RequestSteps for RemoteRecords {
                 if before != 0 {
                     return Ok(self.handle_locked(slot, stats));
                 }
-                let body = &mut bytes[..self.shape.body()];
-                self.queue.read_buffer(slot, READ_AT, body)?;
+                let body = &mut bytes[..self.record_layout.body_bytes()];
+                self.queue.read_buffer(slot, READ_BUFFER_OFFSET, body)?;
                 self.apply_change_or_unlock(pending, slot, key, body)?;
                 Ok(None)
             }
             AwaitedCompletion::Commit { version } => {
-                self.slots[slot as usize].step = AwaitedCompletion::Idle;
-                if self.queue.buffer_word(slot, 8)? == state.word {
+                self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
+                if self.queue.buffer_word(slot, 8)? == state.held_lock_word {
                     return Ok(Some(StepOutcome::Answer(Answer::Done { version })));
                 }
                 // Another client held the lock at the end, which this server's rules do not permit.
@@ -170,7 +175,7 @@ impl RequestSteps for RemoteRecords {
                 Ok(Some(StepOutcome::Answer(Answer::Lost)))
             }
             AwaitedCompletion::Unlock(after) => {
-                self.slots[slot as usize].step = AwaitedCompletion::Idle;
+                self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
                 Ok(match after {
                     AfterUnlock::NotFound => Some(StepOutcome::Answer(Answer::NotFound)),
                     AfterUnlock::Condition(version) => {
@@ -200,21 +205,21 @@ impl RemoteRecords {
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.slots[slot as usize];
-        let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        let seed = self.seed;
-        let records = &mut bytes[..self.read_bytes];
-        self.queue.read_buffer(slot, READ_AT, records)?;
-        let home = self.shape.first_record_of_hash(state.hash);
-        let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
+        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let seed = self.hash_seed;
+        let records = &mut bytes[..self.neighbourhood_bytes];
+        self.queue.read_buffer(slot, READ_BUFFER_OFFSET, records)?;
+        let home = self.record_layout.first_record_of_hash(state.hash);
+        let Some((record, body)) = self.record_layout.find(records, (seed, home), key) else {
             return Ok(Some(self.ask_for_record(pending, slot)));
         };
-        self.slots[slot as usize].record = record;
+        self.slots[slot as usize].current_record = record;
         if self.writes.is_some() {
             self.record_cache.set(state.hash, record);
         }
         Ok(match body {
             _ if !pending.is_get => {
-                self.lock(pending.lane, slot);
+                self.lock(pending.lane_index, slot);
                 None
             }
             DecodedBody::Match { version, value } => Some(self.complete_get(slot, version, value)),
@@ -228,7 +233,7 @@ impl RemoteRecords {
             Op::Put { value, .. } => value,
             _ => &[][..],
         };
-        self.shape.fits(op.key(), value)
+        self.record_layout.fits(op.key(), value)
     }
 
     /// Makes the change under this client's lock, or unlocks the record without a change.
@@ -240,8 +245,10 @@ impl RemoteRecords {
         body: &[u8],
     ) -> Result<(), RpcError> {
         let state = self.slots[slot as usize];
-        let there = self.shape.decode(body, (self.seed, state.record), key);
-        let (value, condition) = match wire::decode(&pending.bytes) {
+        let there = self
+            .record_layout
+            .decode(body, (self.hash_seed, state.current_record), key);
+        let (value, condition) = match wire::decode(&pending.encoded_request) {
             Some(Request::Whole {
                 op: Op::Put {
                     value, condition, ..
@@ -265,24 +272,30 @@ impl RemoteRecords {
             } => next_version(version, now.is_some(), value.is_some(), condition),
             // The record belongs to another key now, or is not whole.
             DecodedBody::OtherKey | DecodedBody::Torn => {
-                self.slots[slot as usize].step = AwaitedCompletion::Unlock(AfterUnlock::FindAgain);
-                self.unlock(pending.lane, slot);
+                self.slots[slot as usize].awaited_completion =
+                    AwaitedCompletion::Unlock(AfterUnlock::FindAgain);
+                self.unlock(pending.lane_index, slot);
                 return Ok(());
             }
         };
         let step = match next {
             Ok(Some(version)) => {
-                let mut entry = vec![0; redo::bytes(&self.shape)];
-                let place = (self.seed, state.record);
-                self.shape
-                    .encode(&mut entry[redo::BODY_AT..], place, key, version, value);
+                let mut entry = vec![0; redo::entry_bytes(&self.record_layout)];
+                let place = (self.hash_seed, state.current_record);
+                self.record_layout.encode(
+                    &mut entry[redo::ENTRY_BODY_OFFSET..],
+                    place,
+                    key,
+                    version,
+                    value,
+                );
                 redo::seal(
                     &mut entry,
-                    &self.shape,
-                    (pending.lane, state.record),
-                    state.word,
+                    &self.record_layout,
+                    (pending.lane_index, state.current_record),
+                    state.held_lock_word,
                 );
-                self.write(pending.lane, slot, &entry)?;
+                self.write(pending.lane_index, slot, &entry)?;
                 AwaitedCompletion::Commit { version }
             }
             Err(Refusal::Condition(version)) => {
@@ -290,8 +303,8 @@ impl RemoteRecords {
             }
             Ok(None) | Err(_) => AwaitedCompletion::Unlock(AfterUnlock::NotFound),
         };
-        self.slots[slot as usize].step = step;
-        self.unlock(pending.lane, slot);
+        self.slots[slot as usize].awaited_completion = step;
+        self.unlock(pending.lane_index, slot);
         Ok(())
     }
 
@@ -302,11 +315,11 @@ impl RemoteRecords {
         slot: u32,
         (status, number): (Status, u64),
     ) -> AnswerEffect {
-        let step = std::mem::take(&mut self.slots[slot as usize].step);
+        let step = std::mem::take(&mut self.slots[slot as usize].awaited_completion);
         let hash = self.slots[slot as usize].hash;
         match (step, status) {
             (AwaitedCompletion::Locate | AwaitedCompletion::Claim, Status::Ok)
-                if number < self.shape.records =>
+                if number < self.record_layout.records =>
             {
                 self.record_cache.set(hash, number);
                 self.access_record(pending, slot, number);
@@ -314,7 +327,7 @@ impl RemoteRecords {
             }
             (AwaitedCompletion::Release, Status::Ok) => {
                 self.slots[slot as usize].contended_since = None;
-                self.access_record(pending, slot, self.slots[slot as usize].record);
+                self.access_record(pending, slot, self.slots[slot as usize].current_record);
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::Release, Status::Busy) => {
@@ -323,7 +336,7 @@ impl RemoteRecords {
             }
             (AwaitedCompletion::Locate, Status::NotFound) => {
                 let conditional = !matches!(
-                    wire::decode(&pending.bytes),
+                    wire::decode(&pending.encoded_request),
                     Some(Request::Whole {
                         op: Op::Get { .. } | Op::Delete { version: None, .. },
                         ..

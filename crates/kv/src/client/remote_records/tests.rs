@@ -52,14 +52,14 @@ fn holder(server: &Server, value: &[u8]) -> PipelinedClient {
         ttl_ms: 0,
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
-    let (records, _, _) = pipeline.internals();
+    let (records, _, _) = pipeline.record_internals();
     records.queue.flush().expect("posted");
     pipeline
 }
 
 /// Takes the completion of the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut PipelinedClient) {
-    let (records, pending, stats) = pipeline.internals();
+    let (records, pending, stats) = pipeline.record_internals();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
         let mut wcs = records.queue.cq().poll(&mut buffer).expect("whole");
@@ -69,7 +69,7 @@ fn prepare(pipeline: &mut PipelinedClient) {
     let mut bytes = vec![0; records.queue.slot_bytes()];
     let more = records.handle_completion(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
-    assert!(records.may_have_changed(slot) && records.queue.prepared() == 3);
+    assert!(records.may_have_changed(slot) && records.queue.prepared_wr_count() == 3);
 }
 
 fn ends(pipeline: &mut PipelinedClient) -> (u64, bool) {
@@ -107,7 +107,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
         // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
-        let (records, _, _) = slow.internals();
+        let (records, _, _) = slow.record_internals();
         let _ = records.queue.flush();
         assert_eq!(
             ends(&mut slow),
@@ -139,22 +139,25 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     // The client dies with a redo entry and half of the record changed.
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
-    let (records, _, _) = dying.internals();
+    let (records, _, _) = dying.record_internals();
     let queue = &mut records.queue;
     queue.post_first(1).expect("posted");
     let slot = records
         .slots
         .iter()
-        .position(|w| w.step != AwaitedCompletion::Idle)
+        .position(|w| w.awaited_completion != AwaitedCompletion::Idle)
         .expect("one");
-    let at = queue.slot_bytes() - redo::bytes(&records.shape) + redo::BODY_AT;
+    let at =
+        queue.slot_bytes() - redo::entry_bytes(&records.record_layout) + redo::ENTRY_BODY_OFFSET;
     let place = (u32::try_from(slot).expect("a slot"), at);
-    let record = records.partitions[0].at(records.shape.at(records.slots[slot].record));
-    queue.write(place, 24, record).expect("inside");
+    let record = records.partition_memories[0].at(records
+        .record_layout
+        .body_offset(records.slots[slot].current_record));
+    queue.prepare_write(place, 24, record).expect("inside");
     queue.flush().expect("posted");
     let reader = other.start_get(KEY).expect("started");
     for _ in 0..100 {
-        other.progress().expect("reached");
+        other.poll_without_waiting().expect("reached");
     }
     assert!(other.stats().torn > 0);
     drop(dying);
@@ -174,14 +177,16 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let mut other = Client::connect(config(&server)).expect("connects");
     other.put(KEY, b"value").expect("set");
     let mut hostile = reader(&server);
-    let (records, _, _) = hostile.internals();
-    let hash = crate::store::hash_of(KEY, records.seed);
+    let (records, _, _) = hostile.record_internals();
+    let hash = crate::store::hash_of(KEY, records.hash_seed);
     let record = records.record_cache.get(hash);
-    let value = records.shape.at(record.expect("known")) + 16 + records.shape.key_bytes as u64;
-    let at = records.partitions[0].at(value);
+    let value = records.record_layout.body_offset(record.expect("known"))
+        + 16
+        + records.record_layout.key_bytes as u64;
+    let at = records.partition_memories[0].at(value);
     let queue = &mut records.queue;
     queue.write_buffer(0, 0, b"any byte").expect("room");
-    queue.write((0, 0), 8, at).expect("inside");
+    queue.prepare_write((0, 0), 8, at).expect("inside");
     queue.flush().expect("posted");
     let mut asking = PipelinedClient::connect(ClientConfig {
         deadline_ms: 300,
@@ -195,7 +200,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
         ttl_ms: 0,
     };
     for op in [Op::Get { key: KEY }, put] {
-        asking.refresh();
+        asking.refresh_clock();
         assert!(asking.submit(&op, 0).expect("short"));
         let ended = verbs::poll_until(Duration::from_secs(20), || {
             let mut lost = None;

@@ -1,11 +1,11 @@
 //! The kernel's table of transitions.
 
 use crate::qp_state::QpState;
-use crate::qp_state::transitions::Attrs;
+use crate::qp_state::transitions::RequiredOptionalBits;
 
 /// Required and optional bits by transition and transport (RC, UC, UD, XRC_SEND, XRC_RECV, RAW_PACKET), without
 /// `IBV_QP_STATE`. These are the tables of `ibv_modify_qp(3)` and of Linux `ib_modify_qp_is_ok` as numbers.
-pub(super) const GOLDEN: [(QpState, QpState, [Attrs; 6]); 9] = [
+pub(super) const GOLDEN: [(QpState, QpState, [RequiredOptionalBits; 6]); 9] = [
     (
         QpState::Reset,
         QpState::Init,

@@ -4,18 +4,18 @@ use crate::dcqcn::DcqcnParameters;
 use crate::psn::Psn;
 
 /// Default of [`RequesterConfig::window_packets`].
-pub const WINDOW_PACKETS: u32 = 256;
+pub const DEFAULT_WINDOW_PACKETS: u32 = 256;
 
 /// Default of [`RequesterConfig::window_bytes`]: the capacity of a UDP socket buffer (Linux grants 416 KiB to a process
 /// without privileges).
-pub const WINDOW_BYTES: u32 = 320 << 10;
+pub const DEFAULT_WINDOW_BYTES: u32 = 320 << 10;
 
 /// Bytes that a socket buffer accounts for each packet in addition to its payload. These are kernel structures and the
 /// unused rest of the driver's receive buffer.
 pub const PACKET_OVERHEAD_BYTES: u32 = 1024;
 
 /// Default of [`RequesterConfig::probe_ns`], in nanoseconds.
-pub const PROBE_NS: u64 = 500_000;
+pub const DEFAULT_PROBE_NS: u64 = 500_000;
 
 /// The configuration of a requester, fixed when its queue pair enters RTS.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +60,9 @@ impl Default for RequesterConfig {
             rnr_retry: 7,
             max_rd_atomic: 16,
             pkey: 0xffff,
-            window_packets: WINDOW_PACKETS,
-            window_bytes: WINDOW_BYTES,
-            probe_ns: Some(PROBE_NS),
+            window_packets: DEFAULT_WINDOW_PACKETS,
+            window_bytes: DEFAULT_WINDOW_BYTES,
+            probe_ns: Some(DEFAULT_PROBE_NS),
             congestion: Some(DcqcnParameters::SIGCOMM_2015),
         }
     }

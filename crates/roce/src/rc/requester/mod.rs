@@ -12,7 +12,10 @@ mod retry;
 mod window;
 
 pub use crate::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
-pub use config::{PACKET_OVERHEAD_BYTES, PROBE_NS, RequesterConfig, WINDOW_BYTES, WINDOW_PACKETS};
+pub use config::{
+    DEFAULT_PROBE_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, PACKET_OVERHEAD_BYTES,
+    RequesterConfig,
+};
 
 use crate::counts::MachineCounters;
 use crate::dcqcn::ReactionPoint;
@@ -71,7 +74,7 @@ impl Requester {
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            read_packets: (window.full_packets() / max_reads_in_window(config.max_rd_atomic))
+            max_read_packets: (window.full_packets() / max_reads_in_window(config.max_rd_atomic))
                 .max(1),
         };
         Self {
@@ -118,8 +121,8 @@ impl Requester {
 
     /// Returns the number of requests that are done, in posting order.
     #[must_use]
-    pub fn done(&self) -> u64 {
-        self.queue.done()
+    pub fn done_requests(&self) -> u64 {
+        self.queue.done_requests()
     }
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent or received.
@@ -187,7 +190,7 @@ impl Requester {
         let is_first_time = next >= self.queue.sent_end();
         let measurable = (asks && is_first_time).then_some(next);
         self.retry
-            .on_sent(now_ns, self.queue.is_outstanding(), measurable);
+            .on_sent(now_ns, self.queue.has_outstanding(), measurable);
         self.queue.advance(&slot);
         if let Some(congestion) = &mut self.congestion {
             congestion.on_sent(out.len() - start, now_ns);
@@ -199,10 +202,10 @@ impl Requester {
     /// not checked.
     fn sendable(&self) -> Option<(u64, QueuedRequest)> {
         let (position, slot) = self.queue.next_slot()?;
-        let out = self.queue.next() - self.queue.acked();
-        let is_in_window = out < self.window_of(&slot);
-        let begins = self.queue.next() == slot.first;
-        let awaited = self.queue.awaited();
+        let out = self.queue.next() - self.queue.acked_until();
+        let is_in_window = out < self.window_packets_for(&slot);
+        let begins = self.queue.next() == slot.first_sequence;
+        let awaited = self.queue.awaited_responses();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
         let is_held = waits_for_responses || self.unreadable_request == Some(position);
@@ -210,12 +213,12 @@ impl Requester {
     }
 
     /// Returns the number of packets that may be outstanding, if all are as long as those of `slot`.
-    fn window_of(&self, slot: &QueuedRequest) -> u64 {
+    fn window_packets_for(&self, slot: &QueuedRequest) -> u64 {
         if self.retry.is_probing() {
             return 1;
         }
         let mtu_bytes = self.connection.mtu_bytes;
-        self.window.packets(match slot.request.operation {
+        self.window.packets_allowed(match slot.request.operation {
             RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
                 len.min(mtu_bytes)
             }
@@ -236,9 +239,9 @@ impl Requester {
     fn asks_for_acknowledgement(&self, slot: &QueuedRequest) -> bool {
         let next = self.queue.next();
         slot.has_response()
-            || next + 1 == slot.end
-            || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_packets()
-            || next + 1 - self.queue.acked() >= self.window_of(slot)
+            || next + 1 == slot.end_sequence
+            || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_interval()
+            || next + 1 - self.queue.acked_until() >= self.window_packets_for(slot)
             || self.congestion_until(0).is_some()
     }
 
@@ -264,21 +267,22 @@ impl Requester {
 
     /// Processes an ACK, NAK or RNR NAK.
     fn take_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
-        let (Some(sequence), Some(aeth)) = (self.answered(packet), packet.extended.aeth) else {
+        let (Some(sequence), Some(aeth)) = (self.answered_sequence(packet), packet.extended.aeth)
+        else {
             return;
         };
         // A NAK acknowledges all packets in front of its PSN.
         let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
-        let before = self.queue.acked();
+        let before = self.queue.acked_until();
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
         self.apply_acknowledgements(now_ns, before);
         match aeth.syndrome {
-            _ if reach == AckEffect::Blocked => self.recover_implied(now_ns),
+            _ if reach == AckEffect::Blocked => self.rerequest_missing(now_ns),
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
             Syndrome::Nak(NAK_PSN_SEQUENCE) => {
                 self.counts.rcvd_seq_err += 1;
-                self.recover(now_ns);
+                self.begin_retry_after_loss(now_ns);
             }
             Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(RequestFailure::RemoteInvalidRequest),
             Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(RequestFailure::RemoteAccess),
@@ -288,24 +292,24 @@ impl Requester {
 
     /// Processes a response with a result: a READ response or an atomic acknowledgement.
     fn take_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
-        let Some(sequence) = self.answered(packet) else {
+        let Some(sequence) = self.answered_sequence(packet) else {
             return;
         };
-        let before = self.queue.acked();
+        let before = self.queue.acked_until();
         let outcome =
             results::process_response(&mut self.queue, &self.connection, sequence, packet, memory);
         self.apply_acknowledgements(now_ns, before);
         match outcome {
             ResponseOutcome::Accepted => {}
-            ResponseOutcome::MissingResponse => self.recover_implied(now_ns),
+            ResponseOutcome::MissingResponse => self.rerequest_missing(now_ns),
             ResponseOutcome::Failed(failure) => self.fail(failure),
         }
     }
 
     /// Returns the sequence number that a packet answers; `None` for duplicates and for packets that nothing has asked
     /// for.
-    fn answered(&self, packet: &Packet<'_>) -> Option<u64> {
-        let acked = self.queue.acked();
+    fn answered_sequence(&self, packet: &Packet<'_>) -> Option<u64> {
+        let acked = self.queue.acked_until();
         let sequence = self.numbering.sequence(packet.bth.psn, acked);
         (acked..self.queue.sent_end())
             .contains(&sequence)
@@ -313,24 +317,24 @@ impl Requester {
     }
 
     fn apply_acknowledgements(&mut self, now_ns: u64, before: u64) {
-        let acked = self.queue.acked();
+        let acked = self.queue.acked_until();
         if acked > before {
             self.retry.on_progress(now_ns, acked);
             self.window.on_acknowledged(acked - before);
-            self.counts.rdma_sends += self.queue.take_sends();
+            self.counts.rdma_sends += self.queue.take_done_sends();
             self.fail_unreadable();
         }
     }
 
     /// Fails the oldest request if its payload cannot be read.
     fn fail_unreadable(&mut self) {
-        if self.unreadable_request == Some(self.queue.done() + 1) {
+        if self.unreadable_request == Some(self.queue.done_requests() + 1) {
             self.fail(RequestFailure::LocalProtection);
         }
     }
 
     /// Begins a retry, unless one is already repairing the loss.
-    fn recover(&mut self, now_ns: u64) {
+    fn begin_retry_after_loss(&mut self, now_ns: u64) {
         if !self.retry.is_recovering(now_ns) {
             self.begin_retry(now_ns);
         }
@@ -340,9 +344,9 @@ impl Requester {
     ///
     /// As a probe, this does not count as a retry. A slow responder first sends all responses that it was asked for
     /// before, so each may show a gap. The timeout detects a lack of progress.
-    fn recover_implied(&mut self, now_ns: u64) {
+    fn rerequest_missing(&mut self, now_ns: u64) {
         if self.retry.timeout_ns.is_none() {
-            self.recover(now_ns);
+            self.begin_retry_after_loss(now_ns);
         } else if !self.retry.is_probe_answered_soon(now_ns) {
             self.retry.begin_uncounted(now_ns);
             self.rewind_to_acked();
@@ -362,7 +366,7 @@ impl Requester {
     fn rewind_to_acked(&mut self) {
         self.counts.completer_retry_err += 1;
         self.window.on_loss();
-        self.queue.rewind();
+        self.queue.rewind_to_acked();
     }
 
     /// Begins a retry that counts, or fails if none is left.
@@ -383,14 +387,14 @@ impl Requester {
         }
         self.counts.rcvd_rnr_err += 1;
         if self.retry.receiver_not_ready(now_ns, code) {
-            self.queue.rewind();
+            self.queue.rewind_to_acked();
         } else {
             self.counts.retry_rnr_exceeded_err += 1;
             self.fail(RequestFailure::RnrRetryExceeded);
         }
     }
 
-    /// Returns the time at which to call [`expire`](Self::expire) and [`transmit`](Self::transmit). `None` if only a
+    /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and [`transmit`](Self::transmit). `None` if only a
     /// packet or a new request can cause progress.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
@@ -400,7 +404,7 @@ impl Requester {
         if let Some(until) = self.retry.rnr_until() {
             return Some(until);
         }
-        let timer = self.queue.is_outstanding().then(|| self.retry.timer());
+        let timer = self.queue.has_outstanding().then(|| self.retry.timer());
         let timer = timer.flatten().map(|(at, _)| at);
         let paced = self.sendable().and_then(|_| self.congestion_until(0));
         [timer, paced].into_iter().flatten().min()
@@ -410,8 +414,8 @@ impl Requester {
     ///
     /// All packets that arrived before `heard_ns` must have been given to [`receive`](Self::receive). A timer that
     /// expires after `heard_ns` is not applied, because the response may still be in a socket buffer.
-    pub fn expire(&mut self, now_ns: u64, heard_ns: u64) {
-        if self.failure.is_some() || !self.queue.is_outstanding() {
+    pub fn apply_expired_timers(&mut self, now_ns: u64, heard_ns: u64) {
+        if self.failure.is_some() || !self.queue.has_outstanding() {
             return;
         }
         match self.retry.timer() {

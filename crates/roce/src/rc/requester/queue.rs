@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 
 use crate::request::{Request, RequestOperation};
 use crate::segment::{Connection, has_response};
-use crate::sequence::START;
+use crate::sequence::FIRST_SEQUENCE;
 
 /// A request with its sequence numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuedRequest {
     pub(super) request: Request,
     /// Sequence number of the first packet or, for a READ, of the first response.
-    pub(super) first: u64,
+    pub(super) first_sequence: u64,
     /// Sequence number after the last packet or response.
-    pub(super) end: u64,
+    pub(super) end_sequence: u64,
 }
 
 impl QueuedRequest {
@@ -24,14 +24,15 @@ impl QueuedRequest {
 
     /// Returns the sequence number after the last response to the READ request that asks for response `sequence`.
     pub(super) fn read_end(&self, connection: &Connection, sequence: u64) -> u64 {
-        let packets = self.index_of(self.end);
-        self.first + u64::from(connection.read_end(self.index_of(sequence), packets))
+        let packets = self.index_of(self.end_sequence);
+        self.first_sequence
+            + u64::from(connection.read_request_end(self.index_of(sequence), packets))
     }
 
     /// Returns the index of packet `sequence` within the request.
     pub(super) fn index_of(&self, sequence: u64) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
-        let index = sequence.wrapping_sub(self.first) as u32;
+        let index = sequence.wrapping_sub(self.first_sequence) as u32;
         index
     }
 }
@@ -50,21 +51,21 @@ pub(super) enum AckEffect {
 pub(super) struct RequestQueue {
     connection: Connection,
     slots: VecDeque<QueuedRequest>,
-    done: u64,
+    done_requests: u64,
     /// Sequence number of the first packet of the next posted request.
-    end: u64,
+    posted_end: u64,
     /// All packets in front of this sequence number are acknowledged.
-    acked: u64,
+    acked_until: u64,
     /// Sequence number of the next packet to send.
-    next: u64,
+    next_sequence: u64,
     /// Position of the request that contains packet `next`.
     next_position: u64,
     /// Sequence number after the last packet that was ever sent.
     sent_end: u64,
     /// Number of sent requests in front of `next` that wait for their responses.
-    awaited: u32,
+    awaited_responses: u32,
     /// Number of SENDs that are done and not yet counted.
-    sends: u64,
+    uncounted_done_sends: u64,
 }
 
 impl RequestQueue {
@@ -72,66 +73,66 @@ impl RequestQueue {
         Self {
             connection,
             slots: VecDeque::new(),
-            done: 0,
-            end: START,
-            acked: START,
-            next: START,
+            done_requests: 0,
+            posted_end: FIRST_SEQUENCE,
+            acked_until: FIRST_SEQUENCE,
+            next_sequence: FIRST_SEQUENCE,
             next_position: 1,
-            sent_end: START,
-            awaited: 0,
-            sends: 0,
+            sent_end: FIRST_SEQUENCE,
+            awaited_responses: 0,
+            uncounted_done_sends: 0,
         }
     }
 
     pub(super) fn push(&mut self, request: Request, psns: u32) -> u64 {
-        let first = self.end;
-        self.end += u64::from(psns);
+        let first = self.posted_end;
+        self.posted_end += u64::from(psns);
         self.slots.push_back(QueuedRequest {
             request,
-            first,
-            end: self.end,
+            first_sequence: first,
+            end_sequence: self.posted_end,
         });
-        self.done + self.slots.len() as u64
+        self.done_requests + self.slots.len() as u64
     }
 
-    pub(super) fn done(&self) -> u64 {
-        self.done
+    pub(super) fn done_requests(&self) -> u64 {
+        self.done_requests
     }
 
     /// Returns the number of SENDs that completed since the last call.
-    pub(super) fn take_sends(&mut self) -> u64 {
-        std::mem::take(&mut self.sends)
+    pub(super) fn take_done_sends(&mut self) -> u64 {
+        std::mem::take(&mut self.uncounted_done_sends)
     }
 
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(super) fn acked(&self) -> u64 {
-        self.acked
+    pub(super) fn acked_until(&self) -> u64 {
+        self.acked_until
     }
 
     pub(super) fn next(&self) -> u64 {
-        self.next
+        self.next_sequence
     }
 
     pub(super) fn sent_end(&self) -> u64 {
         self.sent_end
     }
 
-    pub(super) fn awaited(&self) -> u32 {
-        self.awaited
+    pub(super) fn awaited_responses(&self) -> u32 {
+        self.awaited_responses
     }
 
     /// Returns true if packets are outstanding that no retry will send again.
-    pub(super) fn is_outstanding(&self) -> bool {
-        self.next > self.acked
+    pub(super) fn has_outstanding(&self) -> bool {
+        self.next_sequence > self.acked_until
     }
 
     /// Returns the request that contains the next packet, with its position.
     pub(super) fn next_slot(&self) -> Option<(u64, QueuedRequest)> {
         #[allow(clippy::cast_possible_truncation)] // less than the queue's length
-        let index = (self.next_position - self.done - 1) as usize;
+        let index = (self.next_position - self.done_requests - 1) as usize;
         self.slots
             .get(index)
             .map(|slot| (self.next_position, *slot))
@@ -139,73 +140,75 @@ impl RequestQueue {
 
     /// Returns the oldest request, with its position.
     pub(super) fn front(&self) -> Option<(u64, QueuedRequest)> {
-        self.slots.front().map(|slot| (self.done + 1, *slot))
+        self.slots
+            .front()
+            .map(|slot| (self.done_requests + 1, *slot))
     }
 
     /// Advances `next` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
     pub(super) fn advance(&mut self, slot: &QueuedRequest) {
-        self.next = if slot.has_response() {
-            self.awaited += 1;
-            slot.read_end(&self.connection, self.next)
+        self.next_sequence = if slot.has_response() {
+            self.awaited_responses += 1;
+            slot.read_end(&self.connection, self.next_sequence)
         } else {
-            self.next + 1
+            self.next_sequence + 1
         };
-        if self.next == slot.end {
+        if self.next_sequence == slot.end_sequence {
             self.next_position += 1;
         }
-        self.sent_end = self.sent_end.max(self.next);
+        self.sent_end = self.sent_end.max(self.next_sequence);
     }
 
     /// Acknowledges everything in front of `limit`.
     pub(super) fn acknowledge(&mut self, limit: u64) -> AckEffect {
-        while self.acked < limit {
+        while self.acked_until < limit {
             let Some(front) = self.slots.front() else {
                 return AckEffect::Complete;
             };
             if front.has_response() {
                 return AckEffect::Blocked;
             }
-            self.acked = limit.min(front.end);
+            self.acked_until = limit.min(front.end_sequence);
             self.retire_front();
         }
         AckEffect::Complete
     }
 
-    /// Records the response to packet `acked`.
+    /// Records the response to packet `acked_until`.
     pub(super) fn take_response(&mut self) {
-        let taken = self.acked;
-        self.acked += 1;
-        // A packet at or after `next` was taken back by a retry, so `awaited` no longer counts its request.
+        let taken = self.acked_until;
+        self.acked_until += 1;
+        // A packet at or after `next` was taken back by a retry, so `awaited_responses` no longer counts its request.
         if let Some(front) = self.slots.front()
-            && self.acked == front.read_end(&self.connection, taken)
-            && self.next > taken
+            && self.acked_until == front.read_end(&self.connection, taken)
+            && self.next_sequence > taken
         {
-            self.awaited -= 1;
+            self.awaited_responses -= 1;
         }
         self.retire_front();
     }
 
-    /// Removes the oldest request if it is done, and advances `next` to `acked` at least.
+    /// Removes the oldest request if it is done, and advances `next` to `acked_until` at least.
     fn retire_front(&mut self) {
         if let Some(front) = self.slots.front()
-            && front.end <= self.acked
+            && front.end_sequence <= self.acked_until
         {
-            self.sends += u64::from(matches!(
+            self.uncounted_done_sends += u64::from(matches!(
                 front.request.operation,
                 RequestOperation::Send { .. }
             ));
             self.slots.pop_front();
-            self.done += 1;
-            self.next_position = self.next_position.max(self.done + 1);
+            self.done_requests += 1;
+            self.next_position = self.next_position.max(self.done_requests + 1);
         }
-        self.next = self.next.max(self.acked);
+        self.next_sequence = self.next_sequence.max(self.acked_until);
     }
 
     /// Sets `next` back, so that everything that is not acknowledged is sent again.
-    pub(super) fn rewind(&mut self) {
-        self.next = self.acked;
-        self.next_position = self.done + 1;
-        self.awaited = 0;
+    pub(super) fn rewind_to_acked(&mut self) {
+        self.next_sequence = self.acked_until;
+        self.next_position = self.done_requests + 1;
+        self.awaited_responses = 0;
     }
 }

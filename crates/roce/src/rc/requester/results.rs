@@ -36,7 +36,7 @@ pub(super) fn process_response(
     let is_last = sequence + 1 == slot.read_end(connection, sequence);
     let placed = match (slot.request.operation, packet.bth.operation) {
         (RequestOperation::Read { len, .. }, PacketOperation::ReadResponse) => {
-            let (offset, bytes) = connection.part(len, index);
+            let (offset, bytes) = connection.packet_byte_range(len, index);
             // The first response to a retried READ is FIRST from hardware and MIDDLE from Soft-RoCE.
             let is_expected =
                 packet.payload.len() == bytes as usize && packet.bth.position.is_last() == is_last;
@@ -50,7 +50,7 @@ pub(super) fn process_response(
             PacketOperation::AtomicAcknowledge,
         ) => packet
             .extended
-            .original
+            .original_value
             .map(|original| memory.write(position, 0, &original.to_ne_bytes())),
         (
             RequestOperation::AtomicWrite { .. } | RequestOperation::Flush { .. },

@@ -33,17 +33,17 @@ pub(super) struct RetryState {
     /// Start of the wait for a probe: as `timer_ns`, or the last probe.
     probe_timer_ns: u64,
     /// True if the last retry does not count, so that the timeout continues.
-    is_uncounted: bool,
+    is_last_retry_uncounted: bool,
     /// True while a probe is outstanding: a single packet, whose response shows what is lost.
     is_probing: bool,
     /// End of the wait after an RNR NAK; nothing is sent before.
     rnr_until: Option<u64>,
-    probe_ns: Option<u64>,
+    min_probe_wait_ns: Option<u64>,
     /// Number of probes since a round trip was measured; each doubles the wait for the next.
-    probes: u32,
+    probes_since_rtt: u32,
     /// Mean round trip from a packet to its acknowledgement, and its mean deviation; 0 if not measured.
-    round_trip_ns: u64,
-    deviation_ns: u64,
+    mean_rtt_ns: u64,
+    rtt_deviation_ns: u64,
     /// Sequence number and send time of the packet whose round trip is being measured.
     rtt_sample: Option<(u64, u64)>,
 }
@@ -59,13 +59,13 @@ impl RetryState {
             recovering_ns: None,
             timer_ns: 0,
             probe_timer_ns: 0,
-            is_uncounted: false,
+            is_last_retry_uncounted: false,
             is_probing: false,
             rnr_until: None,
-            probe_ns: config.probe_ns,
-            probes: 0,
-            round_trip_ns: 0,
-            deviation_ns: 0,
+            min_probe_wait_ns: config.probe_ns,
+            probes_since_rtt: 0,
+            mean_rtt_ns: 0,
+            rtt_deviation_ns: 0,
             rtt_sample: None,
         }
     }
@@ -85,7 +85,7 @@ impl RetryState {
     pub(super) fn on_sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
             self.probe_timer_ns = now_ns;
-            if !std::mem::take(&mut self.is_uncounted) {
+            if !std::mem::take(&mut self.is_last_retry_uncounted) {
                 self.timer_ns = now_ns;
             }
         }
@@ -101,34 +101,35 @@ impl RetryState {
         self.recovering_ns = None;
         self.timer_ns = now_ns;
         self.probe_timer_ns = now_ns;
-        self.is_uncounted = false;
+        self.is_last_retry_uncounted = false;
         self.is_probing = false;
         self.rnr_until = None;
         if let Some((sequence, sent_ns)) = self.rtt_sample
             && sequence < acked
         {
-            self.measure(now_ns.saturating_sub(sent_ns));
+            self.update_rtt(now_ns.saturating_sub(sent_ns));
             self.rtt_sample = None;
             // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
             // (Karn).
-            self.probes = 0;
+            self.probes_since_rtt = 0;
         }
     }
 
-    fn measure(&mut self, sample_ns: u64) {
-        if self.round_trip_ns == 0 {
-            self.round_trip_ns = sample_ns;
-            self.deviation_ns = sample_ns / 2;
+    fn update_rtt(&mut self, sample_ns: u64) {
+        if self.mean_rtt_ns == 0 {
+            self.mean_rtt_ns = sample_ns;
+            self.rtt_deviation_ns = sample_ns / 2;
             return;
         }
-        let deviation_ns = self.round_trip_ns.abs_diff(sample_ns);
-        self.deviation_ns = self.deviation_ns - self.deviation_ns / 4 + deviation_ns / 4;
-        self.round_trip_ns = self.round_trip_ns - self.round_trip_ns / 8 + sample_ns / 8;
+        let deviation_ns = self.mean_rtt_ns.abs_diff(sample_ns);
+        self.rtt_deviation_ns =
+            self.rtt_deviation_ns - self.rtt_deviation_ns / 4 + deviation_ns / 4;
+        self.mean_rtt_ns = self.mean_rtt_ns - self.mean_rtt_ns / 8 + sample_ns / 8;
     }
 
     /// Returns the time in which an acknowledgement almost always arrives; 0 if not measured.
     fn expected_ack_ns(&self) -> u64 {
-        self.round_trip_ns + PROBE_DEVIATIONS * self.deviation_ns
+        self.mean_rtt_ns + PROBE_DEVIATIONS * self.rtt_deviation_ns
     }
 
     /// Returns true if a sign of loss may belong to the loss that the last retry repairs. The response to the
@@ -152,7 +153,7 @@ impl RetryState {
 
     /// Returns the factor by which the wait for a probe has grown.
     fn probe_backoff(&self) -> u64 {
-        1_u64.checked_shl(self.probes).unwrap_or(u64::MAX)
+        1_u64.checked_shl(self.probes_since_rtt).unwrap_or(u64::MAX)
     }
 
     /// Begins a retry that counts; returns false if none is left.
@@ -161,15 +162,15 @@ impl RetryState {
             return false;
         };
         self.retries_left = left;
-        self.recover(now_ns);
+        self.begin_uncounted_recovery(now_ns);
         true
     }
 
     /// Begins a retry that does not count.
     pub(super) fn begin_uncounted(&mut self, now_ns: u64) {
-        self.probes += 1;
-        self.recover(now_ns);
-        self.is_uncounted = true;
+        self.probes_since_rtt += 1;
+        self.begin_uncounted_recovery(now_ns);
+        self.is_last_retry_uncounted = true;
     }
 
     /// Begins a retry of one packet, which does not count.
@@ -184,9 +185,9 @@ impl RetryState {
         self.is_probing
     }
 
-    fn recover(&mut self, now_ns: u64) {
+    fn begin_uncounted_recovery(&mut self, now_ns: u64) {
         self.recovering_ns = Some(now_ns);
-        self.is_uncounted = false;
+        self.is_last_retry_uncounted = false;
         self.is_probing = false;
         self.rtt_sample = None;
     }
@@ -200,7 +201,7 @@ impl RetryState {
             self.rnr_retries_left = left;
         }
         self.rnr_until = Some(now_ns + rnr_wait_ns(code));
-        self.recover(now_ns);
+        self.begin_uncounted_recovery(now_ns);
         true
     }
 
@@ -220,7 +221,7 @@ impl RetryState {
         let timeout = self
             .timeout_ns
             .map(|timeout| self.timer_ns.saturating_add(timeout));
-        let probe = self.probe_ns.map(|least| {
+        let probe = self.min_probe_wait_ns.map(|least| {
             let wait = least.max(self.expected_ack_ns());
             self.probe_timer_ns
                 .saturating_add(wait.saturating_mul(self.probe_backoff()))

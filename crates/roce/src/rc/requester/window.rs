@@ -23,11 +23,11 @@ const GROWTH_PACKETS: u64 = 4;
 pub(super) struct PacketWindow {
     max_packets: u64,
     /// Bytes of the window that a full packet uses.
-    full_bytes: u64,
+    full_packet_bytes: u64,
     max_bytes: u64,
-    bytes: u64,
+    current_bytes: u64,
     /// Packets acknowledged since the window last grew.
-    acked: u64,
+    acked_since_growth: u64,
 }
 
 impl PacketWindow {
@@ -39,43 +39,45 @@ impl PacketWindow {
             .min(max_packets * full_bytes);
         Self {
             max_packets,
-            full_bytes,
+            full_packet_bytes: full_bytes,
             max_bytes,
-            bytes: max_bytes,
-            acked: 0,
+            current_bytes: max_bytes,
+            acked_since_growth: 0,
         }
     }
 
     /// Returns the number of full packets in the largest window.
     pub(super) fn full_packets(&self) -> u32 {
         // The quotient is at most `max_packets`.
-        u32::try_from(self.max_bytes / self.full_bytes).unwrap_or(u32::MAX)
+        u32::try_from(self.max_bytes / self.full_packet_bytes).unwrap_or(u32::MAX)
     }
 
     /// Returns the number of packets with `payload_bytes` of payload that may be outstanding.
-    pub(super) fn packets(&self, payload_bytes: u32) -> u64 {
-        (self.bytes / bytes_of(payload_bytes)).clamp(1, self.max_packets)
+    pub(super) fn packets_allowed(&self, payload_bytes: u32) -> u64 {
+        (self.current_bytes / bytes_of(payload_bytes)).clamp(1, self.max_packets)
     }
 
     /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
-    pub(super) fn ack_request_packets(&self) -> u64 {
-        (self.bytes / self.full_bytes / MIN_ACK_REQUESTS).clamp(1, MAX_PACKETS_WITHOUT_ACK_REQUEST)
+    pub(super) fn ack_request_interval(&self) -> u64 {
+        (self.current_bytes / self.full_packet_bytes / MIN_ACK_REQUESTS)
+            .clamp(1, MAX_PACKETS_WITHOUT_ACK_REQUEST)
     }
 
     /// Records `packets` newly acknowledged packets.
     pub(super) fn on_acknowledged(&mut self, packets: u64) {
-        self.acked += packets;
-        if self.acked * self.full_bytes >= self.bytes {
-            self.acked = 0;
-            self.bytes = (self.bytes + GROWTH_PACKETS * self.full_bytes).min(self.max_bytes);
+        self.acked_since_growth += packets;
+        if self.acked_since_growth * self.full_packet_bytes >= self.current_bytes {
+            self.acked_since_growth = 0;
+            self.current_bytes =
+                (self.current_bytes + GROWTH_PACKETS * self.full_packet_bytes).min(self.max_bytes);
         }
     }
 
     /// Halves the window after a loss.
     pub(super) fn on_loss(&mut self) {
-        self.acked = 0;
-        let least = MIN_PACKETS * self.full_bytes;
-        self.bytes = (self.bytes / 2).max(least).min(self.max_bytes);
+        self.acked_since_growth = 0;
+        let least = MIN_PACKETS * self.full_packet_bytes;
+        self.current_bytes = (self.current_bytes / 2).max(least).min(self.max_bytes);
     }
 }
 
@@ -98,17 +100,17 @@ mod tests {
         let mut window = of(128);
         for packets in [64, 32, 32] {
             window.on_loss();
-            assert_eq!(window.packets(1024), packets);
+            assert_eq!(window.packets_allowed(1024), packets);
         }
         window.on_acknowledged(31);
-        assert_eq!(window.packets(1024), 32);
+        assert_eq!(window.packets_allowed(1024), 32);
         window.on_acknowledged(1);
-        assert_eq!(window.packets(1024), 36);
+        assert_eq!(window.packets_allowed(1024), 36);
         window.on_acknowledged(1000);
         for _ in 0..100 {
             window.on_acknowledged(128);
         }
-        assert_eq!(window.packets(1024), 128);
+        assert_eq!(window.packets_allowed(1024), 128);
     }
 
     #[test]
@@ -116,17 +118,29 @@ mod tests {
         let mut window = of(1);
         window.on_loss();
         window.on_acknowledged(100);
-        assert_eq!((window.packets(1024), window.packets(0)), (1, 1));
+        assert_eq!(
+            (window.packets_allowed(1024), window.packets_allowed(0)),
+            (1, 1)
+        );
         let narrow = PacketWindow::new(100, 1, 4096);
-        assert_eq!((narrow.full_packets(), narrow.packets(4096)), (1, 1));
+        assert_eq!(
+            (narrow.full_packets(), narrow.packets_allowed(4096)),
+            (1, 1)
+        );
     }
 
     #[test]
     fn more_short_packets_fit_than_long_ones() {
         let mut window = PacketWindow::new(256, 320 << 10, 4096);
         assert_eq!(window.full_packets(), 64);
-        assert_eq!((window.packets(4096), window.packets(8)), (64, 256));
+        assert_eq!(
+            (window.packets_allowed(4096), window.packets_allowed(8)),
+            (64, 256)
+        );
         window.on_loss();
-        assert_eq!((window.packets(4096), window.packets(8)), (32, 158));
+        assert_eq!(
+            (window.packets_allowed(4096), window.packets_allowed(8)),
+            (32, 158)
+        );
     }
 }

@@ -22,7 +22,7 @@ use crate::packet::{
 };
 use crate::psn::Psn;
 use crate::segment::Connection;
-use crate::sequence::{PsnNumbering, START};
+use crate::sequence::{FIRST_SEQUENCE, PsnNumbering};
 use replies::{ReadRequest, Reply, ReplyKind, ReplyQueue, ResponderResources};
 
 /// Limit of queued replies, in addition to two for each READ. Beyond the limit, packets are dropped as if they were
@@ -30,7 +30,7 @@ use replies::{ReadRequest, Reply, ReplyKind, ReplyQueue, ResponderResources};
 const MAX_QUEUED_REPLIES: usize = 64;
 
 /// AETH credit count: end-to-end credits are not used (IBTA vol. 1, 9.7.7.2).
-const NO_CREDITS: u8 = 31;
+const CREDITS_UNUSED: u8 = 31;
 
 /// The reason why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,19 +64,19 @@ pub struct Responder {
     access: AllowedOperations,
     min_rnr_timer: u8,
     /// Sequence number of the next packet to execute.
-    expected: u64,
+    expected_sequence: u64,
     /// All packets in front of this sequence number have a reply.
     replied_up_to: u64,
-    /// The latest packet that arrived ahead of `expected`, if a NAK was due for the gap.
-    nak_sent: Option<u64>,
-    /// Arrival time of a packet ahead of `expected` whose NAK is not yet sent.
-    gap_ns: Option<u64>,
+    /// The latest packet that arrived ahead of `expected_sequence`, if a NAK was due for the gap.
+    nak_sent_for: Option<u64>,
+    /// Arrival time of a packet ahead of `expected_sequence` whose NAK is not yet sent.
+    gap_since_ns: Option<u64>,
     failure: Option<Refusal>,
     /// The request that was refused as invalid.
     invalid: Option<InvalidRequest>,
     /// Message sequence number: executed messages, modulo 2^24.
     msn: u32,
-    message: Option<PartialMessage>,
+    partial_message: Option<PartialMessage>,
     replies: ReplyQueue,
     resources: ResponderResources,
     notification: NotificationPoint,
@@ -95,19 +95,19 @@ impl Responder {
                 dest_qpn: config.dest_qpn,
                 pkey: config.pkey,
                 mtu_bytes: config.mtu_bytes,
-                read_packets: 1,
+                max_read_packets: 1,
             },
             numbering: PsnNumbering::new(config.first_psn),
             access: config.access,
             min_rnr_timer: config.min_rnr_timer,
-            expected: START,
-            replied_up_to: START,
-            nak_sent: None,
-            gap_ns: None,
+            expected_sequence: FIRST_SEQUENCE,
+            replied_up_to: FIRST_SEQUENCE,
+            nak_sent_for: None,
+            gap_since_ns: None,
             failure: None,
             invalid: None,
             msn: 0,
-            message: None,
+            partial_message: None,
             replies: ReplyQueue::default(),
             resources: ResponderResources::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
@@ -172,7 +172,7 @@ impl Responder {
         }
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
-        let is_full = self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.size();
+        let is_full = self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept();
         if self.failure.is_some() || is_full || !is_request {
             return;
         }
@@ -187,8 +187,8 @@ impl Responder {
     /// A NAK is not sent earlier, for three reasons. If the host's buffer has overflowed, it is still full, and the
     /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
     /// packet that was only overtaken needs no NAK.
-    pub fn on_heard(&mut self, heard_ns: u64) {
-        if self.failure.is_none() && self.gap_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
+    pub fn send_gap_nak_if_due(&mut self, heard_ns: u64) {
+        if self.failure.is_none() && self.gap_since_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
             self.queue_sequence_nak();
         }
     }
@@ -197,7 +197,7 @@ impl Responder {
     ///
     /// If the end of a burst was dropped, no later packet shows the gap. A requester ignores a NAK for a packet that it
     /// has not sent.
-    pub fn packets_dropped(&mut self) {
+    pub fn note_host_drops(&mut self) {
         if self.failure.is_none() {
             self.queue_sequence_nak();
         }
@@ -212,10 +212,10 @@ impl Responder {
     /// Checks and executes a request, and queues its reply.
     fn process(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Rejection> {
         self.check_psn(packet)?;
-        let message = assembly::opcode_sequence(self.message, packet)?;
+        let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
         self.check_access(packet)?;
         self.check_resources(packet, target)?;
-        assembly::length(message, packet, self.connection.mtu_bytes)?;
+        assembly::check_length(message, packet, self.connection.mtu_bytes)?;
         assembly::check_rights(packet, target)?;
         let kind = match message {
             Some(message) => {
@@ -232,17 +232,17 @@ impl Responder {
     /// Checks that the packet is the expected one (IBTA vol. 1, 9.7.4.1.1).
     fn check_psn(&mut self, packet: &Packet<'_>) -> Result<(), Rejection> {
         let sequence = self.sequence_of(packet);
-        if sequence > self.expected {
+        if sequence > self.expected_sequence {
             return Err(Rejection::PsnGap);
         }
-        if sequence < START {
+        if sequence < FIRST_SEQUENCE {
             return Err(Rejection::Dropped);
         }
-        if sequence < self.expected {
+        if sequence < self.expected_sequence {
             return Err(Rejection::Duplicate);
         }
-        self.nak_sent = None;
-        self.gap_ns = None;
+        self.nak_sent_for = None;
+        self.gap_since_ns = None;
         Ok(())
     }
 
@@ -277,7 +277,7 @@ impl Responder {
             packet.bth.operation,
             PacketOperation::Send | PacketOperation::Write
         );
-        !is_message && self.resources.size() == 0
+        !is_message && self.resources.max_kept() == 0
     }
 
     /// Executes a request of a single packet.
@@ -294,8 +294,9 @@ impl Responder {
                 addr: reth.addr,
                 rkey: reth.rkey,
                 len: reth.len,
-                first: self.expected,
-                end: self.expected + u64::from(self.connection.packets_of(reth.len)),
+                first_sequence: self.expected_sequence,
+                end_sequence: self.expected_sequence
+                    + u64::from(self.connection.packets_of(reth.len)),
             })),
             (PacketOperation::CompareSwap, _, Some(eth)) => {
                 let atomic = AtomicOperation::CompareSwap {
@@ -344,29 +345,29 @@ impl Responder {
     ) -> Result<(), Refusal> {
         if packet.bth.position.is_last() {
             message.finish(packet, target)?;
-            self.message = None;
+            self.partial_message = None;
             self.msn = self.msn.wrapping_add(1);
         } else {
-            self.message = Some(message);
+            self.partial_message = Some(message);
         }
         Ok(())
     }
 
     /// Describes a request that is refused as invalid: which check refuses it.
     #[cold]
-    fn describe(&self, packet: &Packet<'_>) -> InvalidRequest {
-        let check = match assembly::opcode_sequence(self.message, packet) {
+    fn describe_invalid(&self, packet: &Packet<'_>) -> InvalidRequest {
+        let check = match assembly::check_opcode_sequence(self.partial_message, packet) {
             Err(_) => Check::Order {
-                received: self.message.map(|message| message.received()),
+                received: self.partial_message.map(|message| message.received_bytes()),
             },
             Ok(_) if self.check_access(packet).is_err() => Check::Access,
             Ok(_) if self.lacks_resources(packet) => Check::NoResources,
             Ok(message)
-                if assembly::length(message, packet, self.connection.mtu_bytes).is_err() =>
+                if assembly::check_length(message, packet, self.connection.mtu_bytes).is_err() =>
             {
                 Check::Length {
-                    received: message.map_or(0, |message| message.received()),
-                    announced: message.and_then(|message| message.announced()),
+                    received: message.map_or(0, |message| message.received_bytes()),
+                    announced: message.and_then(|message| message.announced_bytes()),
                     mtu: self.connection.mtu_bytes,
                 }
             }
@@ -387,10 +388,10 @@ impl Responder {
         if kind != ReplyKind::Ack {
             self.msn = self.msn.wrapping_add(1);
         }
-        let reply = self.reply(self.expected, kind);
-        self.expected = match kind {
-            ReplyKind::Read(read) => read.end,
-            _ => self.expected + 1,
+        let reply = self.reply(self.expected_sequence, kind);
+        self.expected_sequence = match kind {
+            ReplyKind::Read(read) => read.end_sequence,
+            _ => self.expected_sequence + 1,
         };
         if kind != ReplyKind::Ack {
             self.resources.add(reply);
@@ -398,12 +399,12 @@ impl Responder {
             return;
         }
         self.replies.push(reply);
-        self.replied_up_to = self.expected;
+        self.replied_up_to = self.expected_sequence;
     }
 
     fn reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
         Reply {
-            sequence,
+            acked_sequence: sequence,
             msn: self.msn,
             kind,
         }
@@ -426,21 +427,21 @@ impl Responder {
             Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
                 if self.is_new_gap(packet) {
-                    self.gap_ns.get_or_insert(now_ns);
+                    self.gap_since_ns.get_or_insert(now_ns);
                 }
             }
             Rejection::NotReady => {
                 if self.is_new_gap(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
-                    self.replies.push(self.reply(self.expected, nak));
+                    self.replies.push(self.reply(self.expected_sequence, nak));
                 }
             }
             Rejection::Refused(refusal) => {
                 if refusal == Refusal::InvalidRequest {
-                    self.invalid = Some(self.describe(packet));
+                    self.invalid = Some(self.describe_invalid(packet));
                 }
-                self.refuse(self.expected, refusal);
+                self.queue_refusal_nak(self.expected_sequence, refusal);
             }
         }
     }
@@ -452,7 +453,7 @@ impl Responder {
     /// counts as a new gap.
     fn is_new_gap(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
-        let before = self.nak_sent.replace(sequence);
+        let before = self.nak_sent_for.replace(sequence);
         before.is_none_or(|last| sequence <= last)
     }
 
@@ -461,18 +462,18 @@ impl Responder {
     /// A separate ACK acknowledges the packets that arrived since the last reply. Without an ACK between two NAKs,
     /// Soft-RoCE ignores the second one and waits for its timeout.
     fn queue_sequence_nak(&mut self) {
-        if self.replied_up_to < self.expected {
+        if self.replied_up_to < self.expected_sequence {
             self.replies
-                .push(self.reply(self.expected - 1, ReplyKind::Ack));
-            self.replied_up_to = self.expected;
+                .push(self.reply(self.expected_sequence - 1, ReplyKind::Ack));
+            self.replied_up_to = self.expected_sequence;
         }
-        let nak = self.reply(self.expected, ReplyKind::Nak(NAK_PSN_SEQUENCE));
+        let nak = self.reply(self.expected_sequence, ReplyKind::Nak(NAK_PSN_SEQUENCE));
         self.replies.push(nak);
-        self.gap_ns = None;
+        self.gap_since_ns = None;
     }
 
     /// Queues a NAK for a refused request; no further request is executed.
-    fn refuse(&mut self, sequence: u64, refusal: Refusal) {
+    fn queue_refusal_nak(&mut self, sequence: u64, refusal: Refusal) {
         let code = match refusal {
             Refusal::InvalidRequest => NAK_INVALID_REQUEST,
             Refusal::RemoteAccess => {
@@ -494,8 +495,8 @@ impl Responder {
             PacketOperation::Send | PacketOperation::Write
         ) {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
-            let limit = self.resources.first_after(sequence);
-            let last = limit.unwrap_or(self.expected) - 1;
+            let limit = self.resources.first_kept_after(sequence);
+            let last = limit.unwrap_or(self.expected_sequence) - 1;
             self.replies.push(self.reply(last, ReplyKind::Ack));
             self.replied_up_to = self.replied_up_to.max(last + 1);
             return;
@@ -510,11 +511,11 @@ impl Responder {
                 return;
             }
             if let Err(refusal) = assembly::check_rights(packet, target) {
-                self.refuse(sequence, refusal);
+                self.queue_refusal_nak(sequence, refusal);
                 return;
             }
-            reply.sequence = sequence;
-        } else if !answers(reply.kind, packet.bth.operation) {
+            reply.acked_sequence = sequence;
+        } else if !matches_operation(reply.kind, packet.bth.operation) {
             return;
         }
         self.replies.push_duplicate(reply);
@@ -523,8 +524,8 @@ impl Responder {
     /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
     fn is_continuation(&self, read: &ReadRequest, sequence: u64, packet: &Packet<'_>) -> bool {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
-        let index = (sequence - read.first) as u32;
-        let (offset, _) = self.connection.part(read.len, index);
+        let index = (sequence - read.first_sequence) as u32;
+        let (offset, _) = self.connection.packet_byte_range(read.len, index);
         packet.extended.reth.is_some_and(|reth| {
             read.len == 0
                 || (reth.rkey == read.rkey
@@ -534,7 +535,8 @@ impl Responder {
     }
 
     fn sequence_of(&self, packet: &Packet<'_>) -> u64 {
-        self.numbering.sequence(packet.bth.psn, self.expected)
+        self.numbering
+            .sequence(packet.bth.psn, self.expected_sequence)
     }
 
     /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
@@ -567,7 +569,7 @@ impl Responder {
         let start = out.len();
         if let Err(refusal) = self.append_read_response(&reply, &read, target, out) {
             self.replies.clear();
-            self.refuse(reply.sequence, refusal);
+            self.queue_refusal_nak(reply.acked_sequence, refusal);
             return self.transmit(now_ns, target, out);
         }
         self.replies.advance();
@@ -577,13 +579,13 @@ impl Responder {
         true
     }
 
-    /// Returns true if a NAK waits for [`on_heard`](Self::on_heard).
+    /// Returns true if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
     #[must_use]
     pub fn has_gap(&self) -> bool {
-        self.gap_ns.is_some()
+        self.gap_since_ns.is_some()
     }
 
-    /// Returns true if replies or notifications are queued, or if a NAK waits for [`on_heard`](Self::on_heard).
+    /// Returns true if replies or notifications are queued, or if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
     #[must_use]
     pub fn has_replies(&self) -> bool {
         self.notification.is_due() || self.replies.len() > 0 || self.has_gap()
@@ -619,22 +621,22 @@ impl Responder {
     fn append_reply(&self, reply: &Reply, out: &mut Vec<u8>) {
         let mut extended = ExtendedHeaders::default();
         let (operation, syndrome) = match reply.kind {
-            ReplyKind::Ack => (PacketOperation::Acknowledge, Syndrome::Ack(NO_CREDITS)),
+            ReplyKind::Ack => (PacketOperation::Acknowledge, Syndrome::Ack(CREDITS_UNUSED)),
             ReplyKind::RnrNak(code) => (PacketOperation::Acknowledge, Syndrome::RnrNak(code)),
             ReplyKind::Nak(code) => (PacketOperation::Acknowledge, Syndrome::Nak(code)),
             ReplyKind::EmptyResponse | ReplyKind::Read(_) => {
-                (PacketOperation::ReadResponse, Syndrome::Ack(NO_CREDITS))
+                (PacketOperation::ReadResponse, Syndrome::Ack(CREDITS_UNUSED))
             }
             ReplyKind::AtomicResponse(original) => {
-                extended.original = Some(original);
+                extended.original_value = Some(original);
                 (
                     PacketOperation::AtomicAcknowledge,
-                    Syndrome::Ack(NO_CREDITS),
+                    Syndrome::Ack(CREDITS_UNUSED),
                 )
             }
         };
         extended.aeth = Some(aeth(reply, syndrome));
-        let psn = self.numbering.psn(reply.sequence);
+        let psn = self.numbering.psn(reply.acked_sequence);
         let packet = Packet {
             bth: self.connection.bth(operation, MessagePosition::Only, psn),
             extended,
@@ -653,16 +655,17 @@ impl Responder {
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
-        let index = (reply.sequence - read.first) as u32;
-        let (offset, len) = self.connection.part(read.len, index);
-        let position = MessagePosition::of(index == 0, reply.sequence + 1 == read.end);
+        let index = (reply.acked_sequence - read.first_sequence) as u32;
+        let (offset, len) = self.connection.packet_byte_range(read.len, index);
+        let position =
+            MessagePosition::of(index == 0, reply.acked_sequence + 1 == read.end_sequence);
         let acknowledges = position != MessagePosition::Middle;
-        let psn = self.numbering.psn(reply.sequence);
+        let psn = self.numbering.psn(reply.acked_sequence);
         let bth = self
             .connection
             .bth(PacketOperation::ReadResponse, position, psn);
         let extended = ExtendedHeaders {
-            aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(NO_CREDITS))),
+            aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(CREDITS_UNUSED))),
             ..ExtendedHeaders::default()
         };
         let addr = read.addr.wrapping_add(u64::from(offset));
@@ -673,7 +676,7 @@ impl Responder {
 }
 
 /// Returns true if the kept reply is of the type that the operation requires.
-fn answers(kind: ReplyKind, operation: PacketOperation) -> bool {
+fn matches_operation(kind: ReplyKind, operation: PacketOperation) -> bool {
     match kind {
         ReplyKind::EmptyResponse => matches!(
             operation,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     /// Sequence number of the acknowledged packet; for READ responses, of the next response.
-    pub(super) sequence: u64,
+    pub(super) acked_sequence: u64,
     /// Message sequence number.
     pub(super) msn: u32,
     pub(super) kind: ReplyKind,
@@ -33,9 +33,9 @@ pub(super) struct ReadRequest {
     pub(super) rkey: u32,
     pub(super) len: u32,
     /// Sequence number of the first response.
-    pub(super) first: u64,
+    pub(super) first_sequence: u64,
     /// Sequence number after the last response.
-    pub(super) end: u64,
+    pub(super) end_sequence: u64,
 }
 
 /// The queue of replies to send.
@@ -57,9 +57,9 @@ impl ReplyQueue {
     pub(super) fn advance(&mut self) {
         if let Some(reply) = self.queue.front_mut() {
             if let ReplyKind::Read(read) = reply.kind
-                && reply.sequence + 1 < read.end
+                && reply.acked_sequence + 1 < read.end_sequence
             {
-                reply.sequence += 1;
+                reply.acked_sequence += 1;
             } else {
                 self.queue.pop_front();
             }
@@ -75,8 +75,9 @@ impl ReplyQueue {
     /// front of a NAK the ACK stays, since Soft-RoCE does not count a NAK as progress.
     pub(super) fn push(&mut self, reply: Reply) {
         if !matches!(reply.kind, ReplyKind::Nak(_)) {
-            self.queue
-                .pop_back_if(|back| back.kind == ReplyKind::Ack && back.sequence <= reply.sequence);
+            self.queue.pop_back_if(|back| {
+                back.kind == ReplyKind::Ack && back.acked_sequence <= reply.acked_sequence
+            });
         }
         self.queue.push_back(reply);
     }
@@ -89,17 +90,21 @@ impl ReplyQueue {
             .queue
             .iter_mut()
             .find(|waiting| match (waiting.kind, reply.kind) {
-                (ReplyKind::Read(waiting), ReplyKind::Read(again)) => waiting.first == again.first,
+                (ReplyKind::Read(waiting), ReplyKind::Read(again)) => {
+                    waiting.first_sequence == again.first_sequence
+                }
                 (ReplyKind::EmptyResponse, ReplyKind::EmptyResponse)
                 | (ReplyKind::AtomicResponse(_), ReplyKind::AtomicResponse(_)) => {
-                    waiting.sequence == reply.sequence
+                    waiting.acked_sequence == reply.acked_sequence
                 }
                 _ => false,
             });
         match waiting {
-            Some(waiting) => waiting.sequence = waiting.sequence.min(reply.sequence),
+            Some(waiting) => {
+                waiting.acked_sequence = waiting.acked_sequence.min(reply.acked_sequence)
+            }
             None => {
-                let behind = |waiting: &Reply| waiting.sequence > reply.sequence;
+                let behind = |waiting: &Reply| waiting.acked_sequence > reply.acked_sequence;
                 let at = self.queue.iter().position(behind);
                 self.queue.insert(at.unwrap_or(self.queue.len()), reply);
             }
@@ -110,45 +115,50 @@ impl ReplyQueue {
 /// The replies kept for duplicate requests: those to the newest READs, atomics, ATOMIC WRITEs and FLUSHes.
 #[derive(Debug)]
 pub(super) struct ResponderResources {
-    ring: VecDeque<Reply>,
-    size: usize,
+    kept_replies: VecDeque<Reply>,
+    max_kept: usize,
 }
 
 impl ResponderResources {
     pub(super) fn new(size: u8) -> Self {
         Self {
-            ring: VecDeque::new(),
-            size: usize::from(size),
+            kept_replies: VecDeque::new(),
+            max_kept: usize::from(size),
         }
     }
 
     /// Returns the largest number of kept replies.
-    pub(super) fn size(&self) -> usize {
-        self.size
+    pub(super) fn max_kept(&self) -> usize {
+        self.max_kept
     }
 
     /// Keeps a reply, and removes the oldest one if the limit is reached.
     pub(super) fn add(&mut self, reply: Reply) {
-        if self.ring.len() >= self.size {
-            self.ring.pop_front();
+        if self.kept_replies.len() >= self.max_kept {
+            self.kept_replies.pop_front();
         }
-        self.ring.push_back(reply);
+        self.kept_replies.push_back(reply);
     }
 
     /// Returns the number of the oldest request after `sequence` that has a reply of its own.
-    pub(super) fn first_after(&self, sequence: u64) -> Option<u64> {
-        let firsts = self.ring.iter().map(|reply| match reply.kind {
-            ReplyKind::Read(read) => read.first,
-            _ => reply.sequence,
+    pub(super) fn first_kept_after(&self, sequence: u64) -> Option<u64> {
+        let firsts = self.kept_replies.iter().map(|reply| match reply.kind {
+            ReplyKind::Read(read) => read.first_sequence,
+            _ => reply.acked_sequence,
         });
         firsts.filter(|first| *first > sequence).min()
     }
 
     /// Returns the reply to the request that contains packet `sequence`.
     pub(super) fn find(&self, sequence: u64) -> Option<Reply> {
-        self.ring.iter().copied().find(|reply| match reply.kind {
-            ReplyKind::Read(read) => (read.first..read.end).contains(&sequence),
-            _ => reply.sequence == sequence,
-        })
+        self.kept_replies
+            .iter()
+            .copied()
+            .find(|reply| match reply.kind {
+                ReplyKind::Read(read) => {
+                    (read.first_sequence..read.end_sequence).contains(&sequence)
+                }
+                _ => reply.acked_sequence == sequence,
+            })
     }
 }

@@ -251,7 +251,7 @@ impl World {
         if let Machine::Rc(machines) = &mut queue_pair.machine
             && machines.0.deadline().is_some_and(|at| at <= self.now_ns)
         {
-            machines.0.expire(self.now_ns, self.now_ns);
+            machines.0.apply_expired_timers(self.now_ns, self.now_ns);
         }
         self.go_on(number)
     }
@@ -294,7 +294,7 @@ impl World {
                 }
                 if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
                     responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
-                    responder.on_heard(now_ns);
+                    responder.send_gap_nak_if_due(now_ns);
                 }
             }
             Machine::Uc(machines) => machines.1.receive(packet, peer),
@@ -316,7 +316,7 @@ impl World {
             return self.violations(number);
         };
         let (requester, responder) = &**machines;
-        let (done, failure) = (requester.done(), requester.failure());
+        let (done, failure) = (requester.done_requests(), requester.failure());
         let deadline = [requester.deadline(), responder.deadline()]
             .into_iter()
             .flatten()
@@ -396,7 +396,7 @@ impl World {
                 send(&mut |bytes| requester.transmit(now_ns, own, bytes));
             }
             Machine::Uc(machines) => {
-                while own.posted() < *quota && own.posted() - machines.0.done() < *depth {
+                while own.posted() < *quota && own.posted() - machines.0.done_requests() < *depth {
                     machines.0.post(post(own));
                     send(&mut |bytes| machines.0.transmit(own, bytes));
                 }

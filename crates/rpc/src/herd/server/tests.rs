@@ -12,7 +12,7 @@ impl RpcHandler for BatchIndexHandler {
     fn begin(&mut self, _requests: usize) {}
 
     fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReply<'_>) {
-        reply.bytes(&(request.index as u64).to_le_bytes());
+        reply.send_payload(&(request.index_in_batch as u64).to_le_bytes());
     }
 }
 
@@ -49,7 +49,7 @@ impl TestBed {
     /// Creates a client of all these servers, under this index.
     fn client(&self, servers: &mut [Server], index: u32) -> Client {
         let config = UdPortConfig {
-            recv_payload: 8,
+            max_recv_payload_bytes: 8,
             ..UdPortConfig::default()
         };
         let client = PreparedClient::new(&self.pd, 0, &config).expect("made");
@@ -59,8 +59,12 @@ impl TestBed {
         for (place, server) in servers.iter_mut().enumerate() {
             let tag = Tag::of_worker(place).expect("few workers");
             let slots = (LAYOUT.window, tag);
-            let added =
-                server.add_client_of_many(index, Arc::clone(&qp), connected.to.clone(), slots);
+            let added = server.add_client_of_many_workers(
+                index,
+                Arc::clone(&qp),
+                connected.to.clone(),
+                slots,
+            );
             added.expect("added");
             regions.push(server.region_of(index).expect("a part"));
         }
@@ -104,7 +108,7 @@ fn a_pass_drains_clients_or_takes_one_request_of_each() {
         (RegionScan::OneEach, vec![3, 3, 3]),
     ] {
         let doorbells = DoorbellPolicy {
-            batch: 4,
+            max_batch: 4,
             scan,
             ..DoorbellPolicy::default()
         };
@@ -126,8 +130,8 @@ fn a_pass_drains_clients_or_takes_one_request_of_each() {
 fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     let bed = TestBed::new();
     let doorbells = DoorbellPolicy {
-        queues: 4,
-        split: 2,
+        answer_queues: 4,
+        queues_per_batch: 2,
         scan: RegionScan::OneEach,
         ..DoorbellPolicy::default()
     };
@@ -147,8 +151,8 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     }
     for (queues, split) in [(3, 2), (3, 3), (4, 0)] {
         let doorbells = DoorbellPolicy {
-            queues,
-            split,
+            answer_queues: queues,
+            queues_per_batch: split,
             ..DoorbellPolicy::default()
         };
         let refused = bed.server(doorbells).expect_err("no such division");
@@ -161,11 +165,11 @@ fn a_client_of_several_workers_tells_their_answers_apart() {
     let bed = TestBed::new();
     let mut servers = [(); 3].map(|()| bed.server(DoorbellPolicy::default()).expect("made"));
     let mut client = bed.client(&mut servers, 1);
-    assert_eq!(client.workers(), 3);
+    assert_eq!(client.worker_count(), 3);
     // Send to worker 0 twice and to the others once, with one doorbell.
     for worker in [0, 1, 2, 0] {
-        client.select(worker);
-        client.push(&[]).expect("prepared");
+        client.select_worker(worker);
+        client.prepare_request(&[]).expect("prepared");
     }
     client.flush().expect("sent");
     let mut came = Vec::new();
@@ -178,6 +182,6 @@ fn a_client_of_several_workers_tells_their_answers_apart() {
     let expected = [(0, 1, 0), (0, 2, 1), (1, 1, 0), (2, 1, 0)];
     assert_eq!(
         came,
-        expected.map(|(place, number, index)| (tag(place).imm(number), index))
+        expected.map(|(place, number, index)| (tag(place).answer_imm(number), index))
     );
 }

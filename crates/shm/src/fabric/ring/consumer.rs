@@ -8,7 +8,7 @@ use super::*;
 pub struct Consumer {
     ring: RingMemory,
     pos: u64,
-    released: u64,
+    released_position: u64,
 }
 
 // SAFETY: as for `Producer`.
@@ -20,7 +20,7 @@ impl Consumer {
         Self {
             ring,
             pos: 0,
-            released: 0,
+            released_position: 0,
         }
     }
 
@@ -28,7 +28,7 @@ impl Consumer {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         let word = self.ring.word(self.pos, 0).load(Ordering::Relaxed);
-        self.ring.in_lap(word, self.pos).is_none()
+        self.ring.without_lap_bit(word, self.pos).is_none()
     }
 
     /// Returns the next record, or `None` if the ring has no record.
@@ -40,7 +40,7 @@ impl Consumer {
         loop {
             // SYNC POINT P
             let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
-            let Some(w0) = self.ring.in_lap(w0, self.pos) else {
+            let Some(w0) = self.ring.without_lap_bit(w0, self.pos) else {
                 return Ok(None);
             };
             let w1 = self.ring.word(self.pos, 1).load(Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Consumer {
     #[inline(always)]
     pub fn run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
-            at: RingLap::of(&self.ring, self.pos),
+            lap: RingLap::of(&self.ring, self.pos),
             pos: self.pos,
             end: (self.pos | (self.ring.slots - 1)) + 1,
             ring: PhantomData,
@@ -100,7 +100,7 @@ impl Consumer {
     /// Returns the number of consumed slots that have not been released to the producer.
     #[inline]
     pub fn unreleased(&self) -> u64 {
-        self.pos - self.released
+        self.pos - self.released_position
     }
 
     /// Returns the number of slots in the ring.
@@ -112,8 +112,8 @@ impl Consumer {
     /// Frees all slots before the current position for the producer.
     #[inline(always)]
     pub fn release(&mut self) {
-        if self.pos != self.released {
-            self.released = self.pos;
+        if self.pos != self.released_position {
+            self.released_position = self.pos;
             // SYNC POINT C
             self.ring.head().store(self.pos, Ordering::Release);
         }
@@ -122,7 +122,7 @@ impl Consumer {
 
 /// A run of records of a [`Consumer`]; its position stays in registers instead of memory.
 pub struct ConsumerRun<'c> {
-    at: RingLap,
+    lap: RingLap,
     pos: u64,
     /// Position at which the lap ends.
     end: u64,
@@ -139,10 +139,10 @@ impl ConsumerRun<'_> {
         // SAFETY: the position is in the lap (just checked) of a ring that stays mapped (`RingMemory::new`).
         let (w0, w1) = unsafe {
             // SYNC POINT P
-            let w0 = self.at.word(self.pos, 0).load(Ordering::Acquire);
-            (w0, self.at.word(self.pos, 1).load(Ordering::Relaxed))
+            let w0 = self.lap.word(self.pos, 0).load(Ordering::Acquire);
+            (w0, self.lap.word(self.pos, 1).load(Ordering::Relaxed))
         };
-        let (header, slots) = RecordHeader::from_words(w0 ^ self.at.bit, w1);
+        let (header, slots) = RecordHeader::from_words(w0 ^ self.lap.lap_bit, w1);
         let (slots, payload) = (u64::from(slots), header.len as usize);
         // The first word of a slot without a record yields a `kind` that the caller does not know.
         if slots != record_slots(payload) || slots > self.end - self.pos {
@@ -151,7 +151,7 @@ impl ConsumerRun<'_> {
         Some(RingRecord {
             header,
             payload: Payload {
-                first: self.at.payload(self.pos + 1),
+                first_word: self.lap.payload(self.pos + 1),
                 len: payload,
                 ring: PhantomData,
             },

@@ -8,7 +8,7 @@ use super::*;
 pub struct Producer {
     cursor: ProducerCursor,
     /// Position up to which the producer has touched cache lines ahead of use.
-    claimed: u64,
+    claimed_until: u64,
 }
 
 /// The state of a producer that changes with each record; a run of records keeps it in registers.
@@ -18,20 +18,20 @@ struct ProducerCursor {
     /// Position of the next record.
     pos: u64,
     /// Position and first word of the open postlist's first header, which is not yet visible.
-    first: Option<(u64, u64)>,
+    unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
     head_seen: u64,
     equal_size: EqualSizeRecords,
     /// End position of the place that [`Producer::place`] returned last. An abandoned record may
     /// have left payload up to this position.
-    placed: u64,
+    placed_end: u64,
 }
 
 /// The run of latest committed records that all have `slots` slots.
 #[derive(Clone, Copy)]
 struct EqualSizeRecords {
     slots: u64,
-    begin: u64,
+    first_position: u64,
 }
 
 impl EqualSizeRecords {
@@ -39,7 +39,10 @@ impl EqualSizeRecords {
     #[inline(always)]
     fn add(&mut self, pos: u64, slots: u64) {
         if slots != self.slots {
-            *self = Self { slots, begin: pos };
+            *self = Self {
+                slots,
+                first_position: pos,
+            };
         }
     }
 
@@ -50,7 +53,8 @@ impl EqualSizeRecords {
     /// lap if all records of a whole lap had the same size.
     #[inline(always)]
     fn ends_without_record(&self, pos: u64, ring_slots: u64) -> bool {
-        pos < ring_slots || (self.begin + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
+        pos < ring_slots
+            || (self.first_position + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
     }
 }
 
@@ -61,7 +65,7 @@ unsafe impl Send for Producer {}
 impl ProducerCursor {
     /// Returns the number of free slots, computed from the last `head` that the producer has read.
     #[inline(always)]
-    fn free(&self) -> u64 {
+    fn free_slots(&self) -> u64 {
         // One slot stays free for the terminator.
         self.ring.slots - 1 - (self.pos - self.head_seen)
     }
@@ -85,21 +89,21 @@ impl ProducerCursor {
     #[inline(always)]
     fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
         let need = self.with_wrap(record_slots(payload));
-        if need <= self.free() {
+        if need <= self.free_slots() {
             return Ok(true);
         }
         self.consumed()?;
-        Ok(need <= self.free())
+        Ok(need <= self.free_slots())
     }
 
     /// Returns the number of slots from the producer's position to the end of the ring.
     #[inline(always)]
     fn slots_to_end(&self) -> u64 {
-        self.ring.slots - self.place_of(self.pos)
+        self.ring.slots - self.slot_index(self.pos)
     }
 
     #[inline(always)]
-    fn place_of(&self, pos: u64) -> u64 {
+    fn slot_index(&self, pos: u64) -> u64 {
         pos & (self.ring.slots - 1)
     }
 
@@ -118,16 +122,16 @@ impl ProducerCursor {
     fn place<'a>(&'a mut self, payload: usize) -> Payload<'a> {
         let slots = record_slots(payload);
         if slots > self.slots_to_end() {
-            self.wrap();
+            self.write_wrap_record();
         }
-        debug_assert!(slots <= self.free());
-        self.placed = self.placed.max(self.pos + slots);
+        debug_assert!(slots <= self.free_slots());
+        self.placed_end = self.placed_end.max(self.pos + slots);
         Payload::of_ring(&self.ring, self.pos + 1, payload)
     }
 
     /// Writes a record that fills the rest of the ring.
     #[inline(never)]
-    fn wrap(&mut self) {
+    fn write_wrap_record(&mut self) {
         let kind = KIND_WRAP;
         let header = RecordHeader {
             kind,
@@ -146,10 +150,10 @@ impl ProducerCursor {
     fn stage(&mut self, header: RecordHeader, slots: u64) {
         #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
         let (w0, w1) = header.words(slots as u16);
-        let w0 = w0 | self.ring.lap(self.pos);
+        let w0 = w0 | self.ring.lap_bit_at(self.pos);
         self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
-        match self.first {
-            None => self.first = Some((self.pos, w0)),
+        match self.unpublished_first {
+            None => self.unpublished_first = Some((self.pos, w0)),
             // Relaxed: the first header's store at SYNC POINT P orders this store.
             Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
         }
@@ -165,12 +169,15 @@ impl Producer {
             cursor: ProducerCursor {
                 ring,
                 pos: 0,
-                first: None,
+                unpublished_first: None,
                 head_seen: 0,
-                equal_size: EqualSizeRecords { slots: 1, begin: 0 },
-                placed: 0,
+                equal_size: EqualSizeRecords {
+                    slots: 1,
+                    first_position: 0,
+                },
+                placed_end: 0,
             },
-            claimed: 0,
+            claimed_until: 0,
         }
     }
 
@@ -236,13 +243,13 @@ impl Producer {
     #[inline(always)]
     pub fn run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
-            at: RingLap::of(&self.cursor.ring, self.cursor.pos),
-            bound: self.cursor.run_bound(),
+            lap: RingLap::of(&self.cursor.ring, self.cursor.pos),
+            room_end: self.cursor.run_bound(),
             pos: self.cursor.pos,
-            first: self.cursor.first_of_run(),
+            first_position: self.cursor.first_of_run(),
             first_word: 0,
             equal_size: self.cursor.equal_size,
-            placed: self.cursor.placed,
+            placed_end: self.cursor.placed_end,
             producer: self,
         }
     }
@@ -250,10 +257,10 @@ impl Producer {
     /// Makes the whole open postlist visible at once. Returns false if the postlist is empty.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
-        let Some((pos, w0)) = self.cursor.first.take() else {
+        let Some((pos, w0)) = self.cursor.unpublished_first.take() else {
             return false;
         };
-        self.terminate();
+        self.write_terminator();
         // SYNC POINT P
         self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
         if pos + self.cursor.equal_size.slots == self.cursor.pos {
@@ -265,7 +272,7 @@ impl Producer {
     /// [Commits](Self::commit) the record whose payload was [placed](Self::place), and [publishes](Self::publish).
     #[inline(always)]
     pub fn publish_one(&mut self, header: RecordHeader, payload: usize) {
-        if self.cursor.first.is_some() {
+        if self.cursor.unpublished_first.is_some() {
             // The postlist is open, or the lap has ended and a wrap record must be published first.
             self.commit(header, payload);
             self.publish();
@@ -278,21 +285,21 @@ impl Producer {
         self.cursor.equal_size.add(pos, slots);
         self.cursor.pos = pos + slots;
         ring.word(pos, 1).store(w1, Ordering::Relaxed);
-        self.terminate();
+        self.write_terminator();
         // SYNC POINT P
         ring.word(pos, 0)
-            .store(w0 | ring.lap(pos), Ordering::Release);
+            .store(w0 | ring.lap_bit_at(pos), Ordering::Release);
         self.claim_ahead();
     }
 
     /// Ensures that the slot behind the last record holds no record.
     #[inline(always)]
-    fn terminate(&self) {
+    fn write_terminator(&self) {
         let ProducerCursor {
             ring,
             pos,
             equal_size,
-            placed,
+            placed_end: placed,
             ..
         } = self.cursor;
         if placed > pos || !equal_size.ends_without_record(pos, ring.slots) {
@@ -307,7 +314,7 @@ impl Producer {
     /// only to free slots.
     #[inline(always)]
     fn claim_ahead(&mut self) {
-        if self.cursor.pos >= self.claimed {
+        if self.cursor.pos >= self.claimed_until {
             self.claim_lines();
         }
     }
@@ -330,7 +337,7 @@ impl Producer {
             }
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
-        self.claimed = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+        self.claimed_until = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
     }
 }
 
@@ -338,15 +345,15 @@ impl Producer {
 /// until [`ProducerRun::store_back`].
 pub struct ProducerRun<'p> {
     producer: &'p mut Producer,
-    at: RingLap,
+    lap: RingLap,
     pos: u64,
     /// Position of the postlist's first record and the first word of its header, which is not yet visible.
-    first: u64,
+    first_position: u64,
     first_word: u64,
     /// Position up to which a record has room and needs no wrap record.
-    bound: u64,
+    room_end: u64,
     equal_size: EqualSizeRecords,
-    placed: u64,
+    placed_end: u64,
 }
 
 impl ProducerCursor {
@@ -362,7 +369,7 @@ impl ProducerCursor {
     /// else `u64::MAX`.
     #[inline(always)]
     fn first_of_run(&self) -> u64 {
-        if self.first.is_none() {
+        if self.unpublished_first.is_none() {
             self.pos
         } else {
             u64::MAX
@@ -383,12 +390,12 @@ impl ProducerRun<'_> {
     /// have.
     #[inline(always)]
     pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
-        if self.pos + record_slots(payload) > self.bound && !self.make_room(payload) {
+        if self.pos + record_slots(payload) > self.room_end && !self.make_room(payload) {
             return None;
         }
-        self.placed = self.placed.max(self.pos + record_slots(payload));
+        self.placed_end = self.placed_end.max(self.pos + record_slots(payload));
         Some(Payload {
-            first: self.at.payload(self.pos + 1),
+            first_word: self.lap.payload(self.pos + 1),
             len: payload,
             ring: PhantomData,
         })
@@ -404,12 +411,12 @@ impl ProducerRun<'_> {
             return false;
         }
         cursor.place(payload);
-        self.at = RingLap::of(&cursor.ring, cursor.pos);
+        self.lap = RingLap::of(&cursor.ring, cursor.pos);
         self.pos = cursor.pos;
-        self.first = cursor.first_of_run();
-        self.bound = cursor.run_bound();
+        self.first_position = cursor.first_of_run();
+        self.room_end = cursor.run_bound();
         self.equal_size = cursor.equal_size;
-        self.placed = cursor.placed;
+        self.placed_end = cursor.placed_end;
         true
     }
 
@@ -419,16 +426,16 @@ impl ProducerRun<'_> {
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
-        let w0 = w0 | self.at.bit;
+        let w0 = w0 | self.lap.lap_bit;
         // SAFETY: `place` has found room for the record from `pos` on in this lap, and the ring stays mapped
         // (`RingMemory::new`).
         unsafe {
-            self.at.word(self.pos, 1).store(w1, Ordering::Relaxed);
-            if self.pos == self.first {
+            self.lap.word(self.pos, 1).store(w1, Ordering::Relaxed);
+            if self.pos == self.first_position {
                 self.first_word = w0;
             } else {
                 // Relaxed: the first header's store at SYNC POINT P orders this store.
-                self.at.word(self.pos, 0).store(w0, Ordering::Relaxed);
+                self.lap.word(self.pos, 0).store(w0, Ordering::Relaxed);
             }
         }
         self.equal_size.add(self.pos, slots);
@@ -445,11 +452,11 @@ impl ProducerRun<'_> {
     fn store(&mut self) {
         let cursor = &mut self.producer.cursor;
         // The run has staged the postlist's first record.
-        if self.first < self.pos {
-            cursor.first = Some((self.first, self.first_word));
+        if self.first_position < self.pos {
+            cursor.unpublished_first = Some((self.first_position, self.first_word));
         }
         cursor.pos = self.pos;
         cursor.equal_size = self.equal_size;
-        cursor.placed = self.placed;
+        cursor.placed_end = self.placed_end;
     }
 }

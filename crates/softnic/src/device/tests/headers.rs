@@ -138,7 +138,7 @@ fn init_ah_without_grh_goes_by_lid() {
         (1, 3, 2, 1)
     );
     assert_eq!((ah.is_global, ah.grh.flow_label), (0, 0));
-    assert!(ib().reaches(&ah));
+    assert!(ib().reaches_local_port(&ah));
 }
 
 #[test]
@@ -224,13 +224,13 @@ fn an_answer_reaches_the_sender() {
         ah.grh.flow_label = u32::from_ne_bytes([s[0], s[1], s[2], s[3]]);
         ah.grh.traffic_class = s[4];
         ah.grh.hop_limit = s[5];
-        assert!(receiver.reaches(&ah) && !sender.reaches(&ah));
+        assert!(receiver.reaches_local_port(&ah) && !sender.reaches_local_port(&ah));
 
         let mut grh = sender.grh(&ah).unwrap();
         set_grh_length(&mut grh, u16::from_ne_bytes([s[6], s[7]]));
         let answer = init_ah_from_wc(&receiver, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(receiver.check_ah(&answer), Ok(()));
-        assert!(sender.reaches(&answer) && !receiver.reaches(&answer));
+        assert!(sender.reaches_local_port(&answer) && !receiver.reaches_local_port(&answer));
         assert_eq!(answer.grh.sgid_index, index);
         assert_eq!(answer.grh.traffic_class, ah.grh.traffic_class);
         if header_version(&grh) == Some(GrhKind::V6) {
