@@ -54,6 +54,7 @@ mod pool;
 mod prepared;
 mod rdma;
 mod reactor;
+mod read_limit;
 mod spin;
 mod stream;
 #[cfg(feature = "tonic")]

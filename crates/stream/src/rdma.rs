@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 use crate::connection::Connection;
 use crate::error::StreamError;
 use crate::reactor::{Reactor, Registration};
+use crate::read_limit::ReadLimit;
 use crate::spin::Spin;
 
 /// Maximum time for which a dropped stream continues to deliver sent data.
@@ -64,6 +65,7 @@ pub(crate) struct Rdma {
     connection: Connection,
     _registration: Registration,
     spin: Spin,
+    read_limit: ReadLimit,
     waiting: Arc<Waiting>,
     /// Waker that wakes the tasks of both halves.
     waker: Waker,
@@ -86,6 +88,7 @@ impl Rdma {
             _registration: reactor.register(connection.cq(), waker.clone()),
             connection,
             spin: Spin::new(spin),
+            read_limit: ReadLimit::new(),
             waker,
             waiting,
             marker_posted: false,
@@ -183,12 +186,19 @@ impl Rdma {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if buf.remaining() > 0 && self.read_limit.take_yield() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if buf.remaining() > 0 && ready!(self.poll_unread(cx))? {
+            let room = buf.remaining().min(self.read_limit.next_read_bytes());
+            let mut now = 0;
             self.connection.read(|bytes| {
-                let now = bytes.len().min(buf.remaining());
+                now = bytes.len().min(room);
                 buf.put_slice(&bytes[..now]);
                 now
             });
+            self.read_limit.record_read(now);
         }
         Poll::Ready(Ok(()))
     }
@@ -214,6 +224,7 @@ impl Rdma {
                 Ok(0) => {}
                 Ok(written) => {
                     self.spin.progressed(Instant::now);
+                    self.read_limit.record_write();
                     // The peer may answer soon, so make the reader poll again for a while.
                     self.waiting.wake_half(Half::Reader);
                     return Poll::Ready(Ok(written));
