@@ -61,7 +61,7 @@ fn entries(bytes: &[u8]) {
         if let Some(longer) = entry.buffer_bytes.checked_add(1) {
             let refused = sending.match_send(entry.tag, longer, ());
             if refused.is_ok() {
-                // Another receive with this tag is longer.
+                // The send has matched another receive of the group, with the same tag and a larger buffer.
                 return;
             }
         }

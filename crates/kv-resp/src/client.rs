@@ -59,7 +59,7 @@ pub(crate) struct Client {
     /// True if the connection is polled, and its descriptors report no events.
     polled: bool,
     /// The time of the last arrival, and the time for which the connection is polled without one.
-    last_arrival: Instant,
+    last_input_at: Instant,
     poll_time: Duration,
 }
 
@@ -79,14 +79,14 @@ impl Client {
             peer_finished: false,
             is_output_blocked: false,
             polled: false,
-            last_arrival: Instant::now(),
+            last_input_at: Instant::now(),
             poll_time: POLL_TIME,
         }
     }
 
     /// Returns the time of the last arrival.
     pub(crate) fn last_arrival(&self) -> Instant {
-        self.last_arrival
+        self.last_input_at
     }
 
     /// Returns true if the connection is polled.
@@ -118,13 +118,13 @@ impl Client {
         self.hung_up |= event.is_read_closed() || event.is_error();
         if self.is_polled() && !self.polled {
             // The connection was no longer polled once its polling time after `last_arrival` had run out.
-            let waited = self.last_arrival.elapsed();
+            let waited = self.last_input_at.elapsed();
             if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
                 self.poll_time = (2 * self.poll_time).min(MAX_POLL_TIME);
             } else if waited > LONG_PAUSE {
                 self.poll_time = (self.poll_time / 2).max(MIN_POLL_TIME);
             }
-            self.last_arrival = Instant::now();
+            self.last_input_at = Instant::now();
         }
     }
 
@@ -133,10 +133,10 @@ impl Client {
     pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
             self.readable = true;
-            self.last_arrival = now;
+            self.last_input_at = now;
             return PollResult::Ready;
         }
-        if now.saturating_duration_since(self.last_arrival.max(busy)) < self.poll_time {
+        if now.saturating_duration_since(self.last_input_at.max(busy)) < self.poll_time {
             return PollResult::Idle;
         }
         if self.connection.arm() {

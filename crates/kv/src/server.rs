@@ -140,7 +140,7 @@ impl Service for Kv {
                 rpc_server: engine,
                 store: Arc::clone(&store),
                 partition_index: number,
-                mean_request_core_time: runtime.request_core_time,
+                simulated_core_time: runtime.request_core_time,
             });
         }
         let kv = Arc::new(Self {

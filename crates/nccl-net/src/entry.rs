@@ -271,8 +271,8 @@ pub(crate) unsafe extern "C" fn reg_mr(
                 "memory of type {kind}: this plugin takes host memory (1) alone, as its properties say"
             )));
         }
-        // SAFETY: `pointer` is a comm of this plugin. NCCL keeps the memory until `deregMr`, and
-        // the memory is no Rust object.
+        // SAFETY: `pointer` is a comm of this plugin. NCCL does not free the memory before it
+        // calls `deregMr`, and no Rust object is in it.
         let registered = unsafe { comm(pointer)?.register(data, size) }?;
         // SAFETY: `mhandle` is NCCL's place for a result.
         unsafe { write(mhandle, into_pointer(registered), "mhandle") }

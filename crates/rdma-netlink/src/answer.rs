@@ -183,7 +183,7 @@ impl RequestAnswers<'_> {
             let mut message = self.message(T::COMMAND);
             put_handle(&mut message, index, device);
             let table = message.begin_nested(T::TABLE);
-            while message.len() + T::BYTES <= MAX_DATAGRAM_BYTES
+            while message.len() + T::MAX_ENTRY_BYTES <= MAX_DATAGRAM_BYTES
                 && let Some((pid, object)) = objects.next()
             {
                 let entry = message.begin_nested(T::ENTRY);

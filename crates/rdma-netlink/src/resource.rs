@@ -24,7 +24,7 @@ pub(crate) trait ResourceKind: Sized {
     /// The attribute by which a request names one object. `None`: requests cannot name one.
     const NUMBER: Option<u16>;
     /// Bytes of an entry at most.
-    const BYTES: usize;
+    const MAX_ENTRY_BYTES: usize;
 
     /// The objects of a process.
     fn of(process: &ProcessObjects) -> &[Self];
@@ -43,7 +43,7 @@ impl ResourceKind for QueuePair {
     const TABLE: u16 = attr::RES_QP;
     const ENTRY: u16 = attr::RES_QP_ENTRY;
     const NUMBER: Option<u16> = Some(attr::RES_LQPN);
-    const BYTES: usize = HEADER + 9 * SHORT;
+    const MAX_ENTRY_BYTES: usize = HEADER + 9 * SHORT;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.queue_pairs
@@ -79,7 +79,7 @@ impl ResourceKind for CompletionQueue {
     const TABLE: u16 = attr::RES_CQ;
     const ENTRY: u16 = attr::RES_CQ_ENTRY;
     const NUMBER: Option<u16> = Some(attr::RES_CQN);
-    const BYTES: usize = HEADER + 3 * SHORT + LONG;
+    const MAX_ENTRY_BYTES: usize = HEADER + 3 * SHORT + LONG;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.completion_queues
@@ -103,7 +103,7 @@ impl ResourceKind for Domain {
     const ENTRY: u16 = attr::RES_PD_ENTRY;
     /// Two processes may use the same number.
     const NUMBER: Option<u16> = None;
-    const BYTES: usize = HEADER + 2 * SHORT + LONG;
+    const MAX_ENTRY_BYTES: usize = HEADER + 2 * SHORT + LONG;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.domains
@@ -126,7 +126,7 @@ impl ResourceKind for Region {
     const ENTRY: u16 = attr::RES_MR_ENTRY;
     /// Clients name a region by its restrack number, which regions here do not have.
     const NUMBER: Option<u16> = None;
-    const BYTES: usize = HEADER + 4 * SHORT + 2 * LONG;
+    const MAX_ENTRY_BYTES: usize = HEADER + 4 * SHORT + 2 * LONG;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.regions

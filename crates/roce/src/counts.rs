@@ -4,7 +4,7 @@
 /// in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`). Counters of congestion and of refused requests have the
 /// names that mlx5 uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MachineCounters {
+pub struct StateMachineCounters {
     /// Received requests that were already executed.
     pub duplicate_request: u64,
     /// Received requests with a PSN beyond the expected one: an earlier request is missing.
@@ -33,7 +33,7 @@ pub struct MachineCounters {
     pub rp_cnp_handled: u64,
 }
 
-impl MachineCounters {
+impl StateMachineCounters {
     /// Returns the counters and resets them to 0; `None` if all of them are 0.
     pub fn take_nonzero(&mut self) -> Option<Self> {
         if *self == Self::default() {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::assembly::{self, PartialMessage};
-use crate::counts::MachineCounters;
+use crate::counts::StateMachineCounters;
 use crate::opcode::{LastPacketField, PacketOperation, Transport};
 use crate::packet::{Packet, emit_with};
 use crate::psn::Psn;
@@ -22,7 +22,7 @@ pub struct Sender {
     next_psn: Psn,
     failure: Option<RequestFailure>,
     /// Counters since the last [`MachineCounters::take_nonzero`].
-    pub counts: MachineCounters,
+    pub counts: StateMachineCounters,
 }
 
 impl Sender {
@@ -42,7 +42,7 @@ impl Sender {
             sent_packets: 0,
             next_psn: first_psn,
             failure: None,
-            counts: MachineCounters::default(),
+            counts: StateMachineCounters::default(),
         }
     }
 

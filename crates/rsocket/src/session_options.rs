@@ -68,7 +68,7 @@ impl Session {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.stored_options.keep_count,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.stored_options.no_delay,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match self.stored_options.max_segment {
-                // The default is the largest MTU.
+                // If none was set, the largest MTU of the verbs is reported.
                 0 => 4096,
                 asked => asked,
             },

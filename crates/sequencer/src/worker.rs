@@ -294,7 +294,8 @@ struct NumberHandler<'c> {
     speculate: bool,
 }
 
-/// Numbers that were taken for a batch, with one atomic operation if the limit allows.
+/// A range of numbers for a batch of requests. One atomic operation takes them all, or as many as remain below the counter's
+/// limit. The worker takes the others when the limit has been raised.
 struct BatchNumbers {
     next_number: u64,
     remaining: u64,

@@ -48,7 +48,7 @@ impl NicPorts {
 
     /// Returns the port of a queue pair that receives.
     #[inline(always)]
-    pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut NicPort {
+    pub(crate) fn port_of_receiving_qp(&mut self, own: &mut OwnPort) -> &mut NicPort {
         if *own == OwnPort::UNASSIGNED {
             *own = next_port(&mut self.assigned_receivers, self.ports.len());
         }
@@ -74,7 +74,7 @@ mod tests {
         for (index, own) in own.iter_mut().enumerate() {
             // As with threads that each have a queue pair to receive and one to send.
             if index % 2 == 0 {
-                ports.of_receiver(own);
+                ports.port_of_receiving_qp(own);
             } else {
                 ports.of_sender(own);
             }

@@ -96,7 +96,7 @@ pub(crate) trait NicObjects: Send + Sync {
     /// Processes the connection notices that have arrived.
     fn read_notices(&self, nic: &Nic);
     /// Delivers the packets that have arrived to their queue pairs. Returns true if any had.
-    fn deliver(&self, nic: &Nic, by: PacketCheckCaller) -> bool;
+    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool;
     /// Sends the answers that the next check for packets would send.
     fn send_owed_answers(&self, nic: &Nic);
     /// Returns true if the queue pairs at both indices were made through one context.
@@ -262,7 +262,8 @@ impl Nic {
         if path::are_packets_in_use() {
             self.network.note_program_check();
             self.network.flush_held_back();
-            self.objects.deliver(self, PacketCheckCaller::Poll);
+            self.objects
+                .deliver_arrived_packets(self, PacketCheckCaller::Poll);
         }
         self.take_notices();
     }
@@ -271,7 +272,8 @@ impl Nic {
     /// it returns.
     pub(crate) fn process_arrivals_with_answers(&self) {
         if path::are_packets_in_use() {
-            self.objects.deliver(self, PacketCheckCaller::Change);
+            self.objects
+                .deliver_arrived_packets(self, PacketCheckCaller::Change);
         }
         self.take_notices();
     }
@@ -280,7 +282,9 @@ impl Nic {
     pub(crate) fn process_arrivals_for_engine(&self) -> bool {
         let came = self.network.is_open() && {
             self.network.note_engine_checks(true);
-            let came = self.objects.deliver(self, PacketCheckCaller::Engine);
+            let came = self
+                .objects
+                .deliver_arrived_packets(self, PacketCheckCaller::Engine);
             self.network.note_engine_checks(false);
             came
         };

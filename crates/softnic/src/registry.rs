@@ -84,7 +84,7 @@ impl NicObjects for ObjectRegistry {
     /// Acknowledgements of packets that a poll finds are left to the next check, or to what the program posts until
     /// then. The program sees its completions before the kernel has carried the acknowledgement, and its answer takes
     /// the acknowledgement along.
-    fn deliver(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
+    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
         let Some(mut delivery) = nic.network.begin_delivery(by == PacketCheckCaller::Change) else {
             return false;
         };

@@ -206,7 +206,7 @@ impl QpThread {
         if self.cell.first_post_ns.load(Relaxed) == 0 {
             self.cell.first_post_ns.store(now, Relaxed);
         }
-        self.cell.last_post_ns.store(now, Relaxed);
+        self.cell.last_timed_post_ns.store(now, Relaxed);
     }
 
     #[inline(never)]
@@ -290,7 +290,7 @@ impl QpThread {
             return add(&self.cell.unitemised_received, count);
         };
         add(&kind.count, count);
-        if place >= SINGLE_SIZE_RECEIVED_KINDS {
+        if place >= EXACT_SIZE_RECEIVED_KINDS {
             add(&kind.bytes, count * u64::from(key.bytes()));
         }
     }
@@ -298,7 +298,7 @@ impl QpThread {
     #[inline(never)]
     fn find_received(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
-        let place = kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), EXACT_SIZE_RECEIVED_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
@@ -412,17 +412,17 @@ impl CountedCompletion {
 /// Counts a poll that found no completion.
 #[inline(always)]
 pub(crate) fn count_empty_poll(cq: &Cq) {
-    add(&cq.thread_entry().cell.empty_polls, 1);
+    add(&cq.thread_entry().thread_counters.empty_polls, 1);
 }
 
 /// Counts a poll that found completions.
 #[inline(always)]
 pub(crate) fn count_poll(cq: &Cq, count: u64) {
     let entry = cq.thread_entry();
-    let cell = entry.cell;
-    let before = cell.completions.load(Relaxed);
+    let cell = entry.thread_counters;
+    let before = cell.completions_found.load(Relaxed);
     add(&entry.thread.successful_polls, 1);
-    add(&cell.completions, count);
+    add(&cell.completions_found, count);
     add(
         &cell.polls_by_completions[power_of_two_class(count, POLL_CLASSES)],
         1,

@@ -30,9 +30,9 @@ pub fn counters(bytes: &[u8]) {
 fn of_patches(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
     let kinds = [
         (0, CQ_CELLS_AT, CQ_CELLS_AT),
-        (CQ_CELLS_AT, SRQ_CELLS_AT, size_of::<CqCell<u64>>()),
-        (SRQ_CELLS_AT, QP_CELLS_AT, size_of::<SrqCell<u64>>()),
-        (QP_CELLS_AT, FILE_BYTES, size_of::<QpCell<u64>>()),
+        (CQ_CELLS_AT, SRQ_CELLS_AT, size_of::<CqThreadCell<u64>>()),
+        (SRQ_CELLS_AT, QP_CELLS_AT, size_of::<SrqThreadCell<u64>>()),
+        (QP_CELLS_AT, FILE_BYTES, size_of::<QpThreadCell<u64>>()),
     ];
     let mut words = vec![0u64; kinds.iter().map(|(_, _, size)| size / 8).sum()];
     words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);

@@ -25,7 +25,7 @@ pub(crate) const RECEIVED_KINDS: usize = 32;
 /// Number of kinds of send operations and of received messages in a cell that have a single payload size. The other
 /// kinds stand for classes of payload sizes.
 pub(crate) const SINGLE_SIZE_SENT_KINDS: usize = 40;
-pub(crate) const SINGLE_SIZE_RECEIVED_KINDS: usize = 20;
+pub(crate) const EXACT_SIZE_RECEIVED_KINDS: usize = 20;
 /// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const POSTLIST_LENGTH_CLASSES: usize = 17;
 /// Number of peers that a queue pair's cell distinguishes.
@@ -115,7 +115,7 @@ pub(crate) struct RecvCounters<W> {
 /// Counters of one thread for one queue pair.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct QpCell<W> {
+pub(crate) struct QpThreadCell<W> {
     /// Number of the queue pair within the process, because a QP number may be reused.
     pub(crate) qp_id: W,
     pub(crate) qpn: W,
@@ -150,7 +150,7 @@ pub(crate) struct QpCell<W> {
     pub(crate) peers: [W; MAX_PEERS],
     /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_post_ns: W,
-    pub(crate) last_post_ns: W,
+    pub(crate) last_timed_post_ns: W,
     pub(crate) sent: [SentCounters<W>; SENT_KINDS],
     pub(crate) received: [ReceivedCounters<W>; RECEIVED_KINDS],
     pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
@@ -159,12 +159,12 @@ pub(crate) struct QpCell<W> {
 /// Counters of one thread for one completion queue.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct CqCell<W> {
+pub(crate) struct CqThreadCell<W> {
     pub(crate) cq_id: W,
     pub(crate) thread_id: W,
     pub(crate) cqe: W,
     pub(crate) empty_polls: W,
-    pub(crate) completions: W,
+    pub(crate) completions_found: W,
     /// Number of polls in each class of the number of completions found.
     pub(crate) polls_by_completions: [W; POLL_CLASSES],
     pub(crate) reserved: [W; 3],
@@ -173,7 +173,7 @@ pub(crate) struct CqCell<W> {
 /// Counters of one thread for one shared receive queue.
 #[derive(FromBytes)]
 #[repr(C)]
-pub(crate) struct SrqCell<W> {
+pub(crate) struct SrqThreadCell<W> {
     pub(crate) srq_id: W,
     pub(crate) thread_id: W,
     pub(crate) recvs: RecvCounters<W>,
@@ -182,20 +182,21 @@ pub(crate) struct SrqCell<W> {
 
 /// Offsets in bytes of the arrays of cells in a file of counters.
 pub(crate) const CQ_CELLS_AT: usize = size_of::<CounterFileHeader<u64>>();
-pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqCell<u64>>();
-pub(crate) const QP_CELLS_AT: usize = SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqCell<u64>>();
+pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqThreadCell<u64>>();
+pub(crate) const QP_CELLS_AT: usize =
+    SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqThreadCell<u64>>();
 /// Size in bytes of a file of counters; unused parts take no memory.
-pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpCell<u64>>();
+pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpThreadCell<u64>>();
 
 const _: () = {
     use std::sync::atomic::AtomicU64;
     assert!(size_of::<CounterFileHeader<u64>>() == 4096);
-    assert!(size_of::<CqCell<u64>>() == 128);
-    assert!(size_of::<SrqCell<u64>>() == 64);
-    assert!(size_of::<QpCell<u64>>() == 8192);
+    assert!(size_of::<CqThreadCell<u64>>() == 128);
+    assert!(size_of::<SrqThreadCell<u64>>() == 64);
+    assert!(size_of::<QpThreadCell<u64>>() == 8192);
     assert!(QP_CELLS_AT.is_multiple_of(4096));
-    assert!(size_of::<QpCell<AtomicU64>>() == size_of::<QpCell<u64>>());
-    assert!(align_of::<QpCell<AtomicU64>>() == align_of::<QpCell<u64>>());
+    assert!(size_of::<QpThreadCell<AtomicU64>>() == size_of::<QpThreadCell<u64>>());
+    assert!(align_of::<QpThreadCell<AtomicU64>>() == align_of::<QpThreadCell<u64>>());
 };
 
 /// A kind of operation in one word, 0 for none. Bits 32 to 63 are the payload, bits 16 to 23 the scatter/gather

@@ -372,7 +372,7 @@ unsafe impl Send for Cq {}
 pub(crate) struct CqThread {
     owner_token: usize,
     next: AtomicPtr<CqThread>,
-    pub(crate) cell: &'static CqCounters,
+    pub(crate) thread_counters: &'static CqCounters,
     pub(crate) thread: &'static TappedThread,
     /// Number of completions since `ibv_start_poll`.
     pub(crate) completions_in_poll: AtomicU64,
@@ -420,7 +420,7 @@ impl Cq {
         CqThread {
             owner_token: owner,
             next: AtomicPtr::new(ptr::null_mut()),
-            cell: session.take_cq_cell(|cell| {
+            thread_counters: session.take_cq_cell(|cell| {
                 cell.cq_id.store(self.id, Relaxed);
                 cell.thread_id.store(thread.id, Relaxed);
                 cell.cqe.store(self.cqe, Relaxed);

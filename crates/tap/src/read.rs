@@ -90,15 +90,15 @@ pub(crate) fn read_at(
     for index in 0..header.cq_cells as usize {
         builder.add_cq(&read_struct(
             &fetch,
-            CQ_CELLS_AT + index * size_of::<CqCell<u64>>(),
+            CQ_CELLS_AT + index * size_of::<CqThreadCell<u64>>(),
         )?);
     }
     for index in 0..header.srq_cells as usize {
-        let offset = SRQ_CELLS_AT + index * size_of::<SrqCell<u64>>();
+        let offset = SRQ_CELLS_AT + index * size_of::<SrqThreadCell<u64>>();
         builder.add_srq(&read_struct(&fetch, offset)?);
     }
     for index in 0..header.qp_cells as usize {
-        let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
+        let offset = QP_CELLS_AT + index * size_of::<QpThreadCell<u64>>();
         builder.add_qp(&read_struct(&fetch, offset)?, header.first_use_ns);
     }
     Ok(builder.finish(&header))
@@ -137,19 +137,19 @@ impl ProfileBuilder {
         })
     }
 
-    fn add_cq(&mut self, cell: &CqCell<u64>) {
+    fn add_cq(&mut self, cell: &CqThreadCell<u64>) {
         let polls = sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
         let thread = self.thread(cell.thread_id);
         for (all, more) in [
             (&mut thread.polls, polls),
             (&mut thread.empty_polls, cell.empty_polls),
-            (&mut thread.completions, cell.completions),
+            (&mut thread.completions, cell.completions_found),
         ] {
             *all = all.saturating_add(more);
         }
     }
 
-    fn add_srq(&mut self, cell: &SrqCell<u64>) {
+    fn add_srq(&mut self, cell: &SrqThreadCell<u64>) {
         let thread = self.thread(cell.thread_id);
         thread.recv_posts = thread
             .recv_posts
@@ -157,7 +157,7 @@ impl ProfileBuilder {
     }
 
     /// Adds a queue pair's cell of a process that began to use the data path at `began`.
-    fn add_qp(&mut self, cell: &QpCell<u64>, began: u64) {
+    fn add_qp(&mut self, cell: &QpThreadCell<u64>, began: u64) {
         let transport = match u32::try_from(cell.qp_type) {
             Ok(IBV_QPT_RC) => Transport::Rc,
             Ok(IBV_QPT_UC) => Transport::Uc,
@@ -258,7 +258,7 @@ impl ProfileBuilder {
 }
 
 /// Adds the counters of a thread for a queue pair; `posts` is the number of its calls.
-fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: RepeatedPosts, posts: u64) {
+fn add_counts(qp: &mut QueuePair, cell: &QpThreadCell<u64>, repeated: RepeatedPosts, posts: u64) {
     let outstanding = cell
         .repeated_outstanding
         .saturating_add(repeated.count())
@@ -294,7 +294,7 @@ fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: RepeatedPosts, p
 /// model lacks.
 fn add_kinds(
     qp: &mut QueuePair,
-    cell: &QpCell<u64>,
+    cell: &QpThreadCell<u64>,
     repeated: RepeatedPosts,
     transport: Transport,
 ) -> u64 {
@@ -339,11 +339,11 @@ fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
 
 /// Returns the period in which a thread posted to a queue pair, relative to the process's begin; `None` if no
 /// time was read.
-fn posting_span(cell: &QpCell<u64>, began: u64) -> Option<TimeSpan> {
+fn posting_span(cell: &QpThreadCell<u64>, began: u64) -> Option<TimeSpan> {
     (cell.first_post_ns > 0).then(|| TimeSpan {
         first_ns: cell.first_post_ns.saturating_sub(began),
         last_ns: cell
-            .last_post_ns
+            .last_timed_post_ns
             .max(cell.first_post_ns)
             .saturating_sub(began),
     })
@@ -398,20 +398,20 @@ mod tests {
 
     /// Returns the words of a file with one queue pair that has sent.
     fn words() -> Vec<u64> {
-        let mut words = vec![0; (QP_CELLS_AT + size_of::<QpCell<u64>>()) / 8];
+        let mut words = vec![0; (QP_CELLS_AT + size_of::<QpThreadCell<u64>>()) / 8];
         words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
         words[4..7].copy_from_slice(&[1000, 3000, 1]);
         let cell = &mut words[QP_CELLS_AT / 8..];
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
-        let at = std::mem::offset_of!(QpCell<u64>, postlists_by_length) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, postlists_by_length) / 8;
         (cell[at], cell[at + 2]) = (0, 22);
-        let at = std::mem::offset_of!(QpCell<u64>, runs) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, runs) / 8;
         cell[at] = 10;
-        let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
         let key = OperationKey::new(IBV_WR_SEND, 1, 60).with_inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
-        let at = std::mem::offset_of!(QpCell<u64>, repeated) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, repeated) / 8;
         cell[at] = RepeatedPosts::none(0, false).0 + 3;
         words
     }
@@ -467,7 +467,7 @@ mod tests {
     fn cells_of_several_threads_are_one_queue_pair() {
         let mut builder = ProfileBuilder::default();
         for thread in [0, 1] {
-            let mut cell = QpCell::<u64>::new_zeroed();
+            let mut cell = QpThreadCell::<u64>::new_zeroed();
             cell.thread_id = thread;
             cell.qp_type = IBV_QPT_RC.into();
             cell.postlists_by_length[0] = 3;
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
         let mut words = words();
-        let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpCell<u64>, sent) / 8;
+        let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
         words[sent] = OperationKey::new(IBV_WR_SEND, 1, 60).size_class().0;
         words[sent + 2] = u64::MAX;
         let read = from(&bytes(&words)).expect("a file");

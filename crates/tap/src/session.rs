@@ -22,9 +22,9 @@ pub const TAP_DIR_VARIABLE: &str = "VERBATIM_TAP_DIR";
 /// Extension of the name of a file of counters.
 pub(crate) const EXTENSION: &str = "tap";
 
-pub(crate) type QpCounters = QpCell<AtomicU64>;
-pub(crate) type CqCounters = CqCell<AtomicU64>;
-pub(crate) type SrqCounters = SrqCell<AtomicU64>;
+pub(crate) type QpCounters = QpThreadCell<AtomicU64>;
+pub(crate) type CqCounters = CqThreadCell<AtomicU64>;
+pub(crate) type SrqCounters = SrqThreadCell<AtomicU64>;
 
 /// Adds `number` to a word that only this thread writes.
 #[inline(always)]

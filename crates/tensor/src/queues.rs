@@ -78,7 +78,7 @@ pub(crate) struct ConnectedQps {
     send_cq: CompletionQueue,
     recvs: MemoryRegion,
     sends: MemoryRegion,
-    probing: bool,
+    peer_probe_outstanding: bool,
     wcs: WcBuffer<32>,
 }
 
@@ -213,7 +213,7 @@ impl PreparedQueues {
             send_cq: self.send_cq,
             recvs: self.recvs,
             sends: self.sends,
-            probing: false,
+            peer_probe_outstanding: false,
             wcs: WcBuffer::new(),
         })
     }
@@ -295,10 +295,10 @@ impl ConnectedQps {
 
     /// Finds out whether the peer is there, by a WRITE of no bytes: it fails if it is not.
     pub(crate) fn probe(&mut self) -> Result<(), DisconnectReason> {
-        if self.probing || !self.has_message_room() {
+        if self.peer_probe_outstanding || !self.has_message_room() {
             return Ok(());
         }
-        self.probing = true;
+        self.peer_probe_outstanding = true;
         self.message_list.clear();
         self.message_list
             .rdma_write(HeaderOnly, NO_MEMORY)
@@ -400,7 +400,7 @@ impl ConnectedQps {
         } else if kind == CompletionKind::MessageSend as u32 || kind == CompletionKind::Probe as u32
         {
             let is_probe = kind == CompletionKind::Probe as u32;
-            self.probing &= !is_probe;
+            self.peer_probe_outstanding &= !is_probe;
             self.sends_posted -= (number + usize::from(is_probe)).min(self.sends_posted);
             Ok(())
         } else {

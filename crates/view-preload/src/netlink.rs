@@ -384,7 +384,7 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
 }
 
 /// Sends more waiting answers into the socket after the program has received some; returns `bytes`.
-fn after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
+fn refill_after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
     if bytes >= 0 {
         with(fd, send_pending);
     }
@@ -399,7 +399,7 @@ fn after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let bytes = real!(recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t);
-    after_receive(fd, bytes)
+    refill_after_receive(fd, bytes)
 }
 
 /// Replaces `recvfrom(2)`.
@@ -428,7 +428,7 @@ pub unsafe extern "C" fn recvfrom(
         // SAFETY: as above; the kernel's address is 0.
         unsafe { *from_len = write_address(from.cast(), room, 0) };
     }
-    after_receive(fd, bytes)
+    refill_after_receive(fd, bytes)
 }
 
 /// Replaces `recvmsg(2)`.
@@ -446,5 +446,5 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         // SAFETY: as above; the kernel's address is 0.
         unsafe { (*message).msg_namelen = write_address(to, room, 0) };
     }
-    after_receive(fd, bytes)
+    refill_after_receive(fd, bytes)
 }

@@ -91,12 +91,12 @@ struct Client {
     put_share: f64,
     /// Value that the client writes into locks that it takes.
     lock_value: u64,
-    counts: Rc<ClientCounters>,
+    counts: Rc<AllClientsCounters>,
 }
 
 /// Counters of all clients.
 #[derive(Debug, Default)]
-struct ClientCounters {
+struct AllClientsCounters {
     finished_operations: Cell<u64>,
     refused_locks: Cell<u64>,
     finished_puts: Cell<u64>,
@@ -220,7 +220,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
     let values = pd.alloc(RECORDS * RECORD_STRIDE_BYTES, access)?;
     let locks = pd.alloc(RECORDS * LOCK_BYTES, access)?;
     let cq = server.create_cq(1)?;
-    let counts = Rc::new(ClientCounters::default());
+    let counts = Rc::new(AllClientsCounters::default());
     let failure: Rc<RefCell<Option<anyhow::Error>>> = Rc::default();
     let mut peers = Vec::new();
     let window = setup.window.max(1);

@@ -1,7 +1,7 @@
 //! The B+tree at the server: lookups, scans and changes by any number of threads, on nodes that clients can READ.
 //!
 //! The tree is a B-link tree (Lehman and Yao, TODS 1981): each node has a high fence and a link to its right sibling. A
-//! reader that reaches a node after its split follows that link, and readers never lock. A writer locks one node at a
+//! reader that reaches a node after its split goes on to the right sibling. Readers never lock. A writer locks one node at a
 //! time: a split makes the new node, links it, unlocks, and then updates the parent. A merge locks three nodes, but
 //! only if all three are unlocked, so merges cannot deadlock. A dead node has a flag that sends its readers back to the
 //! root.

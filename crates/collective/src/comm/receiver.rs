@@ -32,7 +32,7 @@ pub struct Receiver {
     cts_staging: MemoryRegion,
     sender_fifo: RemoteMemory,
     state: ReceiveQueue,
-    /// Lanes by the number of their queue pair.
+    /// The QP number of each lane: completions name their lane by it.
     lane_qpns: Vec<u32>,
     recvs: RecvList,
     /// RECVs of each lane that are used up and not posted again.

@@ -72,7 +72,7 @@ struct SlotState {
     awaited_completion: AwaitedCompletion,
     /// The lock word with which this request locks its record.
     held_lock_word: u64,
-    /// Time since which the record was found locked or torn.
+    /// The time at which the record was first found locked or torn, or the server was last asked to release it.
     contended_since: Option<Instant>,
     access_attempts: u32,
 }

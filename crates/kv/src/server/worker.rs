@@ -96,7 +96,7 @@ pub struct Worker {
     pub(crate) store: Arc<Store>,
     pub(crate) partition_index: usize,
     /// The mean simulated time that a core needs for a request, besides its verbs.
-    pub(crate) mean_request_core_time: Duration,
+    pub(crate) simulated_core_time: Duration,
 }
 
 impl Worker {
@@ -107,7 +107,7 @@ impl Worker {
             shared,
             store,
             partition_index: number,
-            mean_request_core_time: cost,
+            simulated_core_time: cost,
         } = self;
         let serve = RequestHandler {
             items,

@@ -1,6 +1,6 @@
 //! Tests of the requester's rules.
 
-use roce::counts::MachineCounters;
+use roce::counts::StateMachineCounters;
 use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use roce::rc::requester::{
     LocalFault, LocalMemory, Request, RequestFailure, RequestOperation, Requester, RequesterConfig,
@@ -606,24 +606,24 @@ fn attributes_change_later() {
 }
 
 /// A row of a table: the configuration, the steps, and the expected counters.
-type CountRow = (RequesterConfig, Vec<Step>, MachineCounters);
+type CountRow = (RequesterConfig, Vec<Step>, StateMachineCounters);
 
 #[test]
 #[rustfmt::skip] // a row is a line
 fn losses_refusals_and_notifications_are_counted() {
-    let none = MachineCounters::default();
+    let none = StateMachineCounters::default();
     let cnp = || Take(Sample::new(PacketOperation::Cnp, Only, 0));
     let hasty = RequesterConfig { retry_cnt: 0, rnr_retry: 0, ..config() };
     let probing = RequesterConfig { probe_ns: Some(1000), ..config() };
     let rows: Vec<CountRow> = vec![
-        (config(), vec![send(1), write(1), Take(ack(1))], MachineCounters { rdma_sends: 1, ..none }),
-        (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], MachineCounters { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),
-        (config(), vec![write(1), Wait(TIMEOUT_NS)], MachineCounters { completer_retry_err: 1, ..none }),
-        (probing, vec![write(1), Wait(1000)], MachineCounters { completer_retry_err: 1, ..none }),
-        (hasty, vec![write(1), Wait(TIMEOUT_NS)], MachineCounters { retry_exceeded_err: 1, ..none }),
-        (config(), vec![send(1), Take(rnr(0, 12))], MachineCounters { rcvd_rnr_err: 1, ..none }),
-        (hasty, vec![send(1), Take(rnr(0, 12))], MachineCounters { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
-        (config(), vec![cnp(), cnp()], MachineCounters { rp_cnp_handled: 2, ..none }),
+        (config(), vec![send(1), write(1), Take(ack(1))], StateMachineCounters { rdma_sends: 1, ..none }),
+        (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], StateMachineCounters { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),
+        (config(), vec![write(1), Wait(TIMEOUT_NS)], StateMachineCounters { completer_retry_err: 1, ..none }),
+        (probing, vec![write(1), Wait(1000)], StateMachineCounters { completer_retry_err: 1, ..none }),
+        (hasty, vec![write(1), Wait(TIMEOUT_NS)], StateMachineCounters { retry_exceeded_err: 1, ..none }),
+        (config(), vec![send(1), Take(rnr(0, 12))], StateMachineCounters { rcvd_rnr_err: 1, ..none }),
+        (hasty, vec![send(1), Take(rnr(0, 12))], StateMachineCounters { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
+        (config(), vec![cnp(), cnp()], StateMachineCounters { rp_cnp_handled: 2, ..none }),
         // No request is outstanding that these packets could answer.
         (config(), vec![Take(ack(0)), Take(nak(0, 0)), Take(rnr(0, 12))], none),
     ];

@@ -1,6 +1,6 @@
 //! Tests of the responder's rules.
 
-use roce::counts::MachineCounters;
+use roce::counts::StateMachineCounters;
 use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use roce::rc::responder::{
     AllowedOperations, AtomicOperation, Refusal, Responder, ResponderConfig, Target,
@@ -535,13 +535,13 @@ fn what_is_not_executed_is_counted_by_its_reason() {
         write_only(3, 1),
     ]);
     assert_eq!(sent, ["ack 0", "nak0 1", "rnr12 2", "nak2 2"]);
-    let due = MachineCounters {
+    let due = StateMachineCounters {
         duplicate_request: 2,
         // This includes the packet after the RNR NAK.
         out_of_seq_request: 3,
         send_rnr_err: 1,
         resp_remote_access_errors: 1,
-        ..MachineCounters::default()
+        ..StateMachineCounters::default()
     };
     assert_eq!(bench.responder.counts.take_nonzero(), Some(due));
     assert_eq!(bench.responder.counts.take_nonzero(), None);
@@ -557,10 +557,10 @@ fn marks_and_the_notifications_for_them_are_counted() {
             .receive(0, &sample.packet(), true, &mut bench.memory);
     }
     assert_eq!(bench.sent(), ["cnp to 20"]);
-    let due = MachineCounters {
+    let due = StateMachineCounters {
         np_ecn_marked_roce_packets: 3,
         np_cnp_sent: 1,
-        ..MachineCounters::default()
+        ..StateMachineCounters::default()
     };
     assert_eq!(bench.responder.counts, due);
 }

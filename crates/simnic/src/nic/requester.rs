@@ -222,7 +222,7 @@ impl Simulation {
                 };
                 qp.last_completion = qp.last_completion.max(out);
                 let came = if passes_network {
-                    let port = to.ports.of_receiver(&mut target.port);
+                    let port = to.ports.port_of_receiving_qp(&mut target.port);
                     port.incoming_link.reserve_time(out, wire) + costs.network_latency
                 } else {
                     out
@@ -341,7 +341,7 @@ impl Simulation {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
             let came = if passes_network {
-                let link = &mut nic.ports.of_receiver(&mut port).incoming_link;
+                let link = &mut nic.ports.port_of_receiving_qp(&mut port).incoming_link;
                 link.reserve_time(out, shape.request_wire_time) + costs.network_latency
             } else {
                 out

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use link::Endpoint;
-use roce::counts::MachineCounters;
+use roce::counts::StateMachineCounters;
 
 use super::hw_counters::PortFiles;
 use crate::device::{MAX_DEVICES, MAX_PORTS};
@@ -209,13 +209,17 @@ impl PacketCounters {
 
     /// Adds the counts of a queue pair, whose port has the number `place`.
     #[inline]
-    pub(crate) fn add_qp_counts(&self, place: impl FnOnce() -> u32, counts: &mut MachineCounters) {
+    pub(crate) fn add_qp_counts(
+        &self,
+        place: impl FnOnce() -> u32,
+        counts: &mut StateMachineCounters,
+    ) {
         if let Some(counts) = counts.take_nonzero() {
             self.add_counts(place(), counts);
         }
     }
 
-    fn add_counts(&self, place: u32, counts: MachineCounters) {
+    fn add_counts(&self, place: u32, counts: StateMachineCounters) {
         for (counter, count) in [
             (Counter::DuplicateRequest, counts.duplicate_request),
             (Counter::OutOfSequence, counts.out_of_seq_request),
@@ -403,13 +407,13 @@ mod tests {
     #[test]
     fn counts_of_queue_pairs_are_added_and_the_engine_is_called_once() {
         let counters = PacketCounters::default();
-        let mut counts = MachineCounters {
+        let mut counts = StateMachineCounters {
             duplicate_request: 3,
             np_cnp_sent: 1,
-            ..MachineCounters::default()
+            ..StateMachineCounters::default()
         };
         counters.add_qp_counts(|| 2, &mut counts);
-        assert_eq!(counts, MachineCounters::default());
+        assert_eq!(counts, StateMachineCounters::default());
         counters.add_qp_counts(|| panic!("there are none"), &mut counts);
         counters.dropped(1, DropReason::WrongQkey);
         let count = |place, counter: Counter| {

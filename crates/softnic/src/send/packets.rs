@@ -1,7 +1,7 @@
 //! The sending side of queue pairs that reach their peers by packets.
 
 use super::*;
-use roce::counts::MachineCounters;
+use roce::counts::StateMachineCounters;
 use roce::opcode::{LastPacketField, MessagePosition, PacketOperation, Transport};
 use roce::packet::{Bth, Deth, ExtendedHeaders, Packet};
 use roce::psn::Psn;
@@ -44,7 +44,7 @@ enum RequesterMachine {
 }
 
 impl RequesterMachine {
-    fn counts(&mut self) -> &mut MachineCounters {
+    fn counts(&mut self) -> &mut StateMachineCounters {
         match self {
             Self::Rc(requester) => &mut requester.counts,
             Self::Uc(sender) => &mut sender.counts,

@@ -90,7 +90,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
         rows.add_row(row);
     }
     let mut range = words("likely, M/s", &|process| {
-        let range = process.likely.as_ref();
+        let range = process.likely_rate.as_ref();
         range.map_or_else(|| "-".to_owned(), format_range)
     });
     if let [(_, Some(before)), (_, Some(after))] = columns

@@ -78,7 +78,7 @@ pub(super) struct Process {
     pub(super) predicted_mops: f64,
     /// The range in which the rate probably lies: `low_mops` and `high_mops`. Absent if a resource is unknown.
     #[serde(flatten)]
-    pub(super) likely: Option<LikelyRange>,
+    pub(super) likely_rate: Option<LikelyRange>,
     pub(super) slower: Role,
     /// True if at most one operation is outstanding on each queue pair, so that round trips determine the rate.
     pub(super) waits_for_each: bool,
@@ -287,7 +287,7 @@ impl Process {
             pcie_itom_lines: side.lines_written(),
             bounds,
             predicted_mops,
-            likely: match unknown.is_empty() {
+            likely_rate: match unknown.is_empty() {
                 true => uncertainty::likely(bottleneck, predicted_mops),
                 false => None,
             },

@@ -82,7 +82,7 @@ impl Process {
 
     /// Returns the range in which the rate probably lies, as ", likely … M/s"; nothing if it is not known.
     pub(super) fn likely_range_text(&self) -> String {
-        self.likely.map_or_else(String::new, |range| {
+        self.likely_rate.map_or_else(String::new, |range| {
             format!(", {}", format_likely_rate(&range))
         })
     }

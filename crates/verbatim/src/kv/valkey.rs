@@ -30,7 +30,7 @@ use crate::side_by_side::{rate, run_interleaved, spread};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ValkeySetting {
     command: LoadCommand,
-    threads: usize,
+    client_threads: usize,
     connections: usize,
     pipeline: usize,
 }
@@ -110,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         "nothing to measure: there are fewer --connections than --threads"
     );
     let cores = allowed()?;
-    let most = points.iter().map(|p| p.threads).max().unwrap_or(1);
+    let most = points.iter().map(|p| p.client_threads).max().unwrap_or(1);
     let placement = ChildCores::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
     if most >= cores.len() {
         eprintln!(
@@ -175,7 +175,7 @@ fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
                 points.extend(
                     [LoadCommand::Get, LoadCommand::Set].map(|command| ValkeySetting {
                         command,
-                        threads,
+                        client_threads: threads,
                         connections,
                         pipeline,
                     }),
@@ -201,7 +201,7 @@ impl Setup<'_> {
     fn set_every_key(&self) -> Result<()> {
         let point = ValkeySetting {
             command: LoadCommand::Set,
-            threads: 1,
+            client_threads: 1,
             connections: 1,
             pipeline: 1,
         };
@@ -220,7 +220,7 @@ impl Setup<'_> {
         Ok(Round {
             round,
             test: point.command_name(),
-            threads: point.threads,
+            threads: point.client_threads,
             connections: point.connections,
             pipeline: point.pipeline,
             tcp: measure(tcp, "TCP")?,
@@ -236,12 +236,12 @@ impl Setup<'_> {
         point: ValkeySetting,
         server: &ListenAddress,
     ) -> Result<TransportFigures> {
-        let ready = Barrier::new(point.threads + 1);
+        let ready = Barrier::new(point.client_threads + 1);
         let stop = AtomicBool::new(false);
         let one = |thread: usize| -> Result<LoadResult> {
             let core = self.cores.get(thread % self.cores.len().max(1));
-            let own = point.connections / point.threads
-                + usize::from(thread < point.connections % point.threads);
+            let own = point.connections / point.client_threads
+                + usize::from(thread < point.connections % point.client_threads);
             let connected = LoadConnections::connect(server, Some(&self.connector), own);
             let seed = (u64::from(round) << 32) | thread as u64;
             // Report an error only after the barrier, so that no thread waits for a failed thread.
@@ -253,7 +253,7 @@ impl Setup<'_> {
             })
         };
         let measured = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..point.threads)
+            let threads: Vec<_> = (0..point.client_threads)
                 .map(|thread| {
                     let one = &one;
                     scope.spawn(move || one(thread))
@@ -303,7 +303,7 @@ fn summarize_rounds(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
     };
     Ok(Row {
         test: point.command_name(),
-        threads: point.threads,
+        threads: point.client_threads,
         connections: point.connections,
         pipeline: point.pipeline,
         tcp: side(|r| &r.tcp)?,

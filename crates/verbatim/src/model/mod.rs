@@ -224,7 +224,7 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// A mix and its bounds, as JSON.
+/// A mix of operations, and the rates that the NIC's resources allow it, as JSON.
 #[derive(serde::Serialize)]
 struct ShownMix<'a> {
     nic: &'a str,

@@ -28,7 +28,7 @@ pub(super) fn layout(ping: &PingPong) -> WindowLayout {
     }
 }
 
-/// Counter of a queue pair's WRs.
+/// Counts the posted WRs of a queue pair, and its signaled WRs that have not completed.
 pub(super) struct OutstandingWrs {
     posted_wrs: u32,
     /// Signaled WRs that have not completed.

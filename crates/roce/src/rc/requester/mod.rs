@@ -17,7 +17,7 @@ pub use config::{
     RequesterConfig,
 };
 
-use crate::counts::MachineCounters;
+use crate::counts::StateMachineCounters;
 use crate::dcqcn::ReactionPoint;
 use crate::opcode::{PacketOperation, Transport};
 use crate::packet::{
@@ -57,7 +57,7 @@ pub struct Requester {
     /// Number of packets since the last one with an acknowledgement request.
     packets_since_ack_request: u32,
     /// Counters since the last [`MachineCounters::take_nonzero`].
-    pub counts: MachineCounters,
+    pub counts: StateMachineCounters,
 }
 
 impl Requester {
@@ -88,7 +88,7 @@ impl Requester {
             failure: None,
             unreadable_request: None,
             packets_since_ack_request: 0,
-            counts: MachineCounters::default(),
+            counts: StateMachineCounters::default(),
         }
     }
 

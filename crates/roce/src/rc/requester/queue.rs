@@ -52,7 +52,7 @@ pub(super) struct RequestQueue {
     connection: Connection,
     slots: VecDeque<QueuedRequest>,
     done_requests: u64,
-    /// Sequence number of the first packet of the next posted request.
+    /// Sequence number of 64 bits (not the PSN) of the first packet of the request that is posted next.
     posted_end: u64,
     /// All packets in front of this sequence number are acknowledged.
     acked_until: u64,

@@ -13,7 +13,7 @@ pub use config::{AllowedOperations, ResponderConfig};
 pub use invalid::{Check, InvalidRequest};
 
 use crate::assembly::{self, PartialMessage};
-use crate::counts::MachineCounters;
+use crate::counts::StateMachineCounters;
 use crate::dcqcn::{NotificationPoint, ReactionPoint};
 use crate::opcode::{MessagePosition, PacketOperation, Transport};
 use crate::packet::{
@@ -82,7 +82,7 @@ pub struct Responder {
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
     /// Counters since the last [`MachineCounters::take_nonzero`].
-    pub counts: MachineCounters,
+    pub counts: StateMachineCounters,
 }
 
 impl Responder {
@@ -112,7 +112,7 @@ impl Responder {
             resources: ResponderResources::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
-            counts: MachineCounters::default(),
+            counts: StateMachineCounters::default(),
         }
     }
 
