@@ -129,7 +129,27 @@ fn section(text: &mut String, name: &str, command: &Command) {
         let _ = writeln!(text, "| [`{full}`](#{anchor}) | {} |", escaped(&about));
     }
     if let Some(help) = command.get_after_long_help().or(command.get_after_help()) {
-        let _ = writeln!(text, "\n```text\n{}\n```", help.to_string().trim_end());
+        epilogue(text, &help.to_string());
+    }
+}
+
+/// Adds the text below the options of `--help`: indented lines as blocks of code, other lines as
+/// paragraphs, which a page wraps.
+fn epilogue(text: &mut String, help: &str) {
+    let is_code = |line: &str| line.starts_with(' ');
+    for paragraph in help.trim_end().split("\n\n") {
+        let lines: Vec<&str> = paragraph.lines().collect();
+        for part in lines.chunk_by(|before, after| is_code(before) == is_code(after)) {
+            if is_code(part[0]) {
+                let _ = writeln!(text, "\n```text");
+                for line in part {
+                    let _ = writeln!(text, "{}", line.strip_prefix("  ").unwrap_or(line));
+                }
+                let _ = writeln!(text, "```");
+            } else {
+                let _ = writeln!(text, "\n{}", escaped(&part.join("\n")));
+            }
+        }
     }
 }
 
