@@ -63,7 +63,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   verbatim run -- ib_write_bw     a program of this machine, on the software NIC
-  verbatim sockets -- redis-server    a program whose TCP connections go by RDMA
+  verbatim sockets -- iperf3 -s   a program whose TCP connections go by RDMA
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim kv                     every design of the key-value stores, side by side, and Redis
   verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
