@@ -104,6 +104,8 @@ fn section(text: &mut String, name: &str, command: &Command) {
     let _ = writeln!(text, "\n## {name}\n\n{}.\n", escaped(&about));
     let usage = command.clone().bin_name(name).render_usage().to_string();
     let usage = usage.trim().trim_start_matches("Usage: ");
+    // Further lines are indented by the length of "Usage: ".
+    let usage = usage.replace("\n       ", "\n");
     let _ = writeln!(text, "```text\n{usage}\n```");
     let positionals: Vec<&Arg> = command.get_positionals().collect();
     let options = command
