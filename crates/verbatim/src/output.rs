@@ -34,6 +34,12 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     map_broken_pipe(out.write_all(&line).and_then(|()| out.flush()))
 }
 
+/// Prints a text as it is.
+pub(crate) fn print_text(text: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    map_broken_pipe(out.write_all(text).and_then(|()| out.flush()))
+}
+
 /// Prints `{"type": kind, "data": data}` as one line.
 pub(crate) fn print_typed(kind: &str, data: &impl Serialize) -> Result<()> {
     #[derive(Serialize)]

@@ -3,7 +3,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -11,6 +10,7 @@ use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use crate::outcome::CommandOutcome;
+use crate::output::print_text;
 
 /// Arguments of `verbatim completions`.
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<CommandOutcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut cli, "verbatim", &mut script);
-    std::io::stdout().write_all(&script)?;
+    print_text(&script)?;
     Ok(CommandOutcome::Done)
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<CommandOutcome> {
 /// # Errors
 /// Returns an error if standard output cannot be written.
 pub(crate) fn reference(cli: Command) -> Result<CommandOutcome> {
-    std::io::stdout().write_all(markdown(cli).as_bytes())?;
+    print_text(markdown(cli).as_bytes())?;
     Ok(CommandOutcome::Done)
 }
 

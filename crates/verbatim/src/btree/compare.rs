@@ -320,7 +320,7 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
 /// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
-        "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding, {} workers; median of {} rounds of {} ms, interleaved",
+        "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding; workers: {}; median of {} rounds of {} ms, interleaved",
         args.keys,
         args.node_size(),
         args.window(),
@@ -554,7 +554,7 @@ fn show_setup(
         },
     );
     print(format_args!(
-        "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding, {} workers\n\
+        "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding; workers: {}\n\
          median of {} rounds of {} ms, interleaved; {bounce}\n",
         args.keys,
         args.node_size(),
