@@ -41,7 +41,7 @@ pub fn response_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
 /// `rnr_retry` 7, which means no limit. `timer` is the responder's RNR NAK timer, coded.
 ///
 /// A requester with `rnr_retry` 0 waits as long as a requester with 1 retry. On a wire, the response to a program's
-/// message takes longer than the program needs to post its next RECV. Some programs (fio) rely on that delay. A NIC in
+/// message takes longer than the program needs to post its next RECV, and some programs (fio) rely on this. A NIC in
 /// memory delivers the response at once.
 #[must_use]
 pub fn rnr_timeout_ns(rnr_retry: u32, timer: u8) -> Option<u64> {

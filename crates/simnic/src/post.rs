@@ -376,7 +376,7 @@ impl Simulation {
         self.apply_due_writes();
     }
 
-    /// Posts RECVs until one is refused; returns the errno of the refusal.
+    /// Posts the RECVs of the list, up to the first that is refused. Fails with the errno of the refusal.
     #[inline(always)]
     pub(crate) fn post_recvs(&mut self, index: u32, recvs: impl RecvList<i32>) -> Result<(), i32> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {

@@ -186,19 +186,20 @@ impl Rdma {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if buf.remaining() > 0 && self.read_limit.take_yield() {
+        if buf.remaining() > 0 && self.read_limit.must_yield(Instant::now) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         if buf.remaining() > 0 && ready!(self.poll_unread(cx))? {
             let room = buf.remaining().min(self.read_limit.next_read_bytes());
-            let mut now = 0;
+            let mut read = 0;
             self.connection.read(|bytes| {
-                now = bytes.len().min(room);
+                let now = bytes.len().min(room - read);
                 buf.put_slice(&bytes[..now]);
+                read += now;
                 now
             });
-            self.read_limit.record_read(now);
+            self.read_limit.record_read(read, Instant::now());
         }
         Poll::Ready(Ok(()))
     }

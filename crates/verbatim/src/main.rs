@@ -114,7 +114,7 @@ enum Command {
     Model(model::Args),
     /// What a program's verbs cost on a NIC, which guidelines it breaks, and what to change
     Explain(explain::Args),
-    /// Every published number beside ours, with the error
+    /// Every published number and ours, with the error
     Paper(paper::Args),
     /// Print the completions of a shell
     Completions(shell::CompletionsArgs),

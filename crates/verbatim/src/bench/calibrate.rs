@@ -73,7 +73,7 @@ struct MeasuredNumber<'a> {
     simulated: Option<f64>,
 }
 
-/// The profile that was written, as `--json` prints it.
+/// The measured profile, as `--json` prints it.
 #[derive(Serialize)]
 struct WrittenProfile<'a> {
     name: &'a str,

@@ -35,7 +35,7 @@ pub(super) struct Args {
     /// Messages of each process to each peer [default: 20000 of ping-pongs, 1000000 of streams, 10000 of all to all]
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of messages", 1..=1_000_000_000u64))]
     messages: Option<u64>,
-    /// How often each kind is measured, in turn
+    /// How often each kind is measured, each time all together and then one pair at a time
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]

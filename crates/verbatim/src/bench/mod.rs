@@ -50,7 +50,7 @@ Examples:
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// Every verb beside its peer (UCX, Redis, copies between two processes) and its limit
+    /// Every verb compared with its peer (UCX, Redis, copies between two processes) and its limit
     ///
     /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
     /// rounds with their spread, and the ratio to the peer of the same round. Rows of messages also
@@ -60,28 +60,28 @@ enum BenchCommand {
     /// kept apart. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::EXAMPLES)]
     Peers(peers::Args),
-    /// Unmodified programs on the software NIC beside shared memory
+    /// Unmodified programs on the software NIC compared with shared memory
     ///
     /// perftest and UCX as they are installed, by `verbatim run`, between two processes pinned to two
     /// cores, interleaved with UCX over POSIX shared memory and copies by the kernel in one run.
     /// Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::DROP_IN_EXAMPLES)]
     DropIn(peers::Args),
-    /// The path by packets beside UDP and TCP, between two addresses of this host
+    /// The path by packets compared with UDP and TCP, between two addresses of this host
     ///
     /// RoCEv2 packets between a process at 127.47.91.1 and one at 127.47.91.2, pinned to two cores, interleaved with
     /// bare UDP, which the kernel segments and puts together (GSO, GRO), and with iperf3. Latency is half of a round
     /// trip. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::WIRE_EXAMPLES)]
     Wire(peers::Args),
-    /// Round trips between two processes that sleep: completion channels beside TCP and Unix sockets
+    /// Round trips between two processes that sleep: completion channels compared with TCP and Unix sockets
     ///
     /// A client and a server wait for each other in epoll, one request of 64 bytes at a time: over RC with a completion
     /// channel, over TCP loopback, and over a Unix socket; on two cores, and both on one core. Exit status 1 when
     /// verbs are slower than TCP.
     #[command(after_help = events::EXAMPLES)]
     Events(events::Args),
-    /// The software NIC beside an RDMA device of this machine, such as the kernel's Soft-RoCE
+    /// The software NIC compared with an RDMA device of this machine, such as the kernel's Soft-RoCE
     ///
     /// The same workloads on both, interleaved in one run: message rate and bandwidth of SEND,
     /// WRITE and READ, latency of SEND and WRITE, from 8 bytes to 1 MiB, and perftest's own figures
@@ -127,7 +127,7 @@ enum BenchCommand {
     /// Requests a second of a storage target at several depths
     #[command(after_help = depth::EXAMPLES)]
     Depth(depth::Args),
-    /// Many polling processes on two cores, beside the same work with the cores in turn
+    /// Many polling processes on two cores, compared with the same work with the cores in turn
     #[command(after_help = crowd::EXAMPLES)]
     Crowd(crowd::Args),
     /// A verb over a range of one of its knobs, as a table, CSV, JSON and a picture

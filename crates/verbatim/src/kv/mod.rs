@@ -67,7 +67,7 @@ enum KvCommand {
     Put(hand::PutArgs),
     /// Send one command of the Redis protocol, over sockets or RDMA, and print the answer
     Cli(cli::Args),
-    /// Measure the Redis-protocol front beside Redis, by redis-benchmark, or over TCP and RDMA (--rdma)
+    /// Compare the Redis-protocol front with Redis, by redis-benchmark, or over TCP and RDMA (--rdma)
     Resp(resp::Args),
     /// Check that clients which work at the same time, and are killed, see one store: linearizability
     Check(check::Args),
